@@ -1,0 +1,433 @@
+"""The declaration of an op: its forms, the shapes they take, and what they promise. Plain frozen data.
+
+One contract feeds every check: equality, memory, scaling, speed and bad inputs, under pytest, in the
+gate and in the benchmarks. "KDA with chunk 64 must be 4x below dense" is one line of it::
+
+    Budget("streamed", case="incident", times_below_naive=4)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import ContractError, did_you_mean
+from .formula import Formula
+from .units import format_bytes, parse_bytes
+
+Phase = Literal["forward", "train", "held"]
+PHASES: tuple[Phase, ...] = ("forward", "train", "held")
+Layout = Literal["contiguous", "transposed", "strided"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided")
+
+NAIVE = "naive"
+WORKING = "working"  # a TensorSpec's dtype: whatever the case or the draw works in
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+WORKING_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Dim:
+    """The range from which a dimension or a chunk size is drawn for equality; cases may lie above it."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise ContractError(f"a Dim needs 0 <= low <= high, got low={self.low}, high={self.high}")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor argument, handed to every form in the order of the contract's ``inputs``.
+
+    ``shape`` names dims: ``"T D"``; a number stands for itself, ``""`` is a scalar.
+    Floating inputs are normal with standard deviation ``scale``, or uniform in ``[low, high)`` where
+    those are given; integers are uniform in ``[low, high)``, where ``high`` may be a dim; ``bool`` is a mask.
+    ``sometimes`` is a value that replaces a random share of the elements (none and all of them included),
+    such as an ignore index. ``grad`` says that the input may need a gradient; draws freeze it now and then.
+    """
+
+    name: str
+    shape: str
+    dtype: str = WORKING
+    grad: bool = False
+    low: float | None = None
+    high: float | str | None = None
+    scale: float = 1.0
+    sometimes: float | None = None
+    layouts: tuple[Layout, ...] = LAYOUTS
+
+    def __post_init__(self) -> None:
+        if self.dtype != WORKING and self.dtype not in DTYPE_BYTES:
+            raise ContractError(f"input {self.name!r}: unknown dtype {self.dtype!r}{did_you_mean(self.dtype, DTYPE_BYTES)}")
+        if self.grad and not self.is_floating:
+            raise ContractError(f"input {self.name!r}: {self.dtype} cannot take a gradient; drop grad=True")
+        if self.dtype != "bool" and not self.is_floating and self.high is None:
+            raise ContractError(f"input {self.name!r}: an integer input needs high=, a number or the name of a dim")
+        unknown = set(self.layouts) - set(LAYOUTS)
+        if unknown or not self.layouts:
+            raise ContractError(f"input {self.name!r}: layouts must be some of {LAYOUTS}, got {self.layouts}")
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype == WORKING or "float" in self.dtype
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.shape.split())
+
+    @property
+    def dims(self) -> set[str]:
+        """The dims that this input's shape and range speak of."""
+        named = {axis for axis in self.axes if not axis.isdigit()}
+        return named | ({self.high} if isinstance(self.high, str) else set())
+
+    def size(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(int(axis) if axis.isdigit() else dims[axis] for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fixed shape of an op: every dim, every choice, and the dtype it works in."""
+
+    name: str
+    dims: Mapping[str, int]
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    @property
+    def formula_values(self) -> dict[str, int]:
+        return {**self.dims, "e": DTYPE_BYTES[self.dtype]}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that a form may take as a keyword."""
+        return {**self.dims, **self.choices}
+
+    def spelled(self) -> str:
+        """``N=3,D=1,dtype=float32``: what ``--at`` reads back."""
+        return ",".join(f"{key}={value}" for key, value in {**self.settings, "dtype": self.dtype}.items())
+
+
+@dataclass(frozen=True)
+class Form:
+    """A memory-saving way to compute what naive computes.
+
+    ``reported``: an incident report shipped it as its fix; the budgets it is known to break are kept
+    and the gate checks that it still breaks them.
+    """
+
+    function: Callable[..., Any]
+    reported: bool = False
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a form may be from naive in float64, tensor by tensor.
+
+    The largest error allowed is ``factor`` times what naive itself loses by working in the same dtype,
+    plus ``ulps`` units of rounding at the size of the tensor's largest element: naive can be right by luck.
+    """
+
+    factor: float = 4.0
+    ulps: float = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """An upper bound on a form's peak above its inputs. Exactly one of the three limits is given.
+
+    ``bytes``: a number, ``"5 GiB"``, or a formula of the dims. ``times_below_naive``: at least so many times
+    smaller than naive. ``times_below``: the same against another form, ``{"reported": 8}``.
+    Without ``case`` it holds for every case and for every drawn shape.
+    """
+
+    form: str = field(kw_only=False)
+    phase: Phase = "train"
+    case: str | None = None
+    bytes: int | str | None = None
+    times_below_naive: float | None = None
+    times_below: Mapping[str, float] | None = None
+    known_broken: bool = False
+
+    def __post_init__(self) -> None:
+        given = [limit for limit in (self.bytes, self.times_below_naive, self.times_below) if limit is not None]
+        if len(given) != 1:
+            raise ContractError(
+                f"budget of {self.form!r}: give exactly one of bytes, times_below_naive, times_below; got {len(given)}"
+            )
+        if self.phase not in PHASES:
+            raise ContractError(f"budget of {self.form!r}: unknown phase {self.phase!r}{did_you_mean(self.phase, PHASES)}")
+        if self.times_below is not None and len(self.times_below) != 1:
+            raise ContractError(f"budget of {self.form!r}: times_below names one other form, got {dict(self.times_below)}")
+        if self.factor is not None and not self.factor > 0:
+            raise ContractError(f"budget of {self.form!r}: a factor must be above 0, got {self.factor}")
+        self.formula  # noqa: B018 - a broken formula is refused here, where it is written
+
+    @property
+    def reference(self) -> str | None:
+        """The form it is measured against, where the limit is a ratio."""
+        if self.times_below_naive is not None:
+            return NAIVE
+        return next(iter(self.times_below)) if self.times_below else None
+
+    @property
+    def factor(self) -> float | None:
+        if self.times_below_naive is not None:
+            return self.times_below_naive
+        return next(iter(self.times_below.values())) if self.times_below else None
+
+    @property
+    def formula(self) -> Formula | None:
+        """The byte limit as a formula; a plain size is a formula without names."""
+        if self.bytes is None:
+            return None
+        try:
+            return Formula(str(parse_bytes(self.bytes)))
+        except ValueError:
+            return Formula(str(self.bytes))
+
+    def applies_to(self, case: str) -> bool:
+        return self.case is None or self.case == case
+
+    def spelled(self) -> str:
+        """The law in words, for a table row."""
+        if self.formula is not None:
+            limit = f"at most {format_bytes(int(self.formula.text)) if self.formula.text.isdigit() else self.formula.text}"
+        else:
+            limit = f"{self.factor:g}x below {self.reference}"
+        return f"{self.form} [{self.case or 'every shape'}, {self.phase}] {limit}" + (
+            ", known broken" if self.known_broken else ""
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """"The peak grows at most like T^1": fitted over a series that doubles ``dim``, beginning at ``case``."""
+
+    form: str = field(kw_only=False)
+    dim: str
+    at_most: float = 1.0
+    case: str
+    phase: Phase = "train"
+    doublings: int = 5
+
+    def spelled(self) -> str:
+        return f"{self.form} [{self.case}, {self.phase}] grows at most like {self.dim}^{self.at_most:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedBudget:
+    """The form's time over naive's, interleaved in one process, at a case that fits the machine."""
+
+    form: str = field(kw_only=False)
+    case: str
+    times_naive: float
+    phase: Phase = "train"
+
+    def spelled(self) -> str:
+        return f"{self.form} [{self.case}, {self.phase}] takes at most {self.times_naive:g}x naive's time"
+
+
+@dataclass(frozen=True)
+class BadInput:
+    """A call that must be refused. ``change`` edits the arguments by name; the error must contain ``message``."""
+
+    name: str
+    change: Callable[[dict[str, Any]], None]
+    message: str
+    error: type[Exception] = ValueError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """An op: what is true (``naive``), the forms that save memory, and what each of them promises.
+
+    A form is called with the inputs in order; a dim or a choice that is one of its keywords
+    (``rows_per_chunk``, ``reduction``) is handed to it by name, so naive need not know of chunks.
+    """
+
+    name: str = field(kw_only=False)
+    naive: Callable[..., Any]
+    forms: Mapping[str, Any]  # a Form, or a plain function that becomes one
+    dims: Mapping[str, Dim]
+    inputs: Sequence[TensorSpec]
+    cases: Mapping[str, Any]  # a Case, or a dict of its settings that becomes one
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    dtypes: Sequence[str] = WORKING_DTYPES
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    budgets: Sequence[Budget] = ()
+    scaling: Sequence[Scaling] = ()
+    speed: Sequence[SpeedBudget] = ()
+    bad_inputs: Sequence[BadInput] = ()
+    repeats_backward: bool = False
+
+    def __post_init__(self) -> None:
+        forms = {key: form if isinstance(form, Form) else Form(form) for key, form in self.forms.items()}
+        object.__setattr__(self, "forms", forms)
+        cases = {key: self.case_of(key, given) for key, given in self.cases.items()}
+        object.__setattr__(self, "cases", cases)
+        _validate(self)
+
+    def case_of(self, name: str, given: Case | Mapping[str, Any]) -> Case:
+        """A full case from ``{"T": 4096, "dtype": "bfloat16", ...}``; choices left out take their first value."""
+        settings = {**given.settings, "dtype": given.dtype} if isinstance(given, Case) else dict(given)
+        dtype = settings.pop("dtype", "float32")
+        if dtype not in WORKING_DTYPES:
+            raise ContractError(f"{self.name}, case {name!r}: dtype must be one of {WORKING_DTYPES}, got {dtype!r}")
+        for key in settings:
+            if key not in self.dims and key not in self.choices:
+                raise ContractError(
+                    f"{self.name}, case {name!r}: no dim or choice {key!r}{did_you_mean(key, [*self.dims, *self.choices])}"
+                )
+        missing = [dim for dim in self.dims if dim not in settings]
+        if missing:
+            raise ContractError(f"{self.name}, case {name!r}: missing {', '.join(missing)}")
+        for dim, spec in self.dims.items():
+            if type(settings[dim]) is not int or settings[dim] < spec.low:
+                raise ContractError(f"{self.name}, case {name!r}: {dim} must be an int of at least {spec.low}, got {settings[dim]!r}")
+        choices = {key: settings.get(key, values[0]) for key, values in self.choices.items()}
+        return Case(name, {dim: settings[dim] for dim in self.dims}, choices, dtype)
+
+    def function(self, form: str) -> Callable[..., Any]:
+        if form == NAIVE:
+            return self.naive
+        if form not in self.forms:
+            raise ContractError(f"{self.name} has no form {form!r}{did_you_mean(form, [NAIVE, *self.forms])}")
+        return self.forms[form].function
+
+    def options(self, form: str, case: Case) -> dict[str, Any]:
+        """The keywords that ``form`` takes from a case."""
+        accepted = _keywords(self.function(form), len(self.inputs))
+        return {key: value for key, value in case.settings.items() if key in accepted}
+
+    def shape_dims(self) -> list[str]:
+        """Dims that are an axis of an input, in order; the rest are options such as chunk sizes."""
+        axes = {dim for spec in self.inputs for dim in spec.dims}
+        return [dim for dim in self.dims if dim in axes]
+
+    def budgets_of(self, form: str, case: str) -> list[Budget]:
+        return [budget for budget in self.budgets if budget.form == form and budget.applies_to(case)]
+
+    def with_form(self, name: str, function: Callable[..., Any], *, like: str) -> Contract:
+        """This contract with one more form, held to what ``like`` promises."""
+        def promised(laws: Sequence[Any]) -> list[Any]:
+            return [*laws, *(dataclasses.replace(law, form=name) for law in laws if law.form == like)]
+
+        changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}
+        changed["forms"] = {**self.forms, name: Form(function)}
+        for laws in ("budgets", "scaling", "speed"):
+            changed[laws] = promised(changed[laws])
+        return Contract(self.name, **changed)
+
+    def laws(self) -> dict[str, str]:
+        """Everything promised, one short line a law, by a key that stays when only its value changes."""
+        lines = {"tolerance": f"factor {self.tolerance.factor:g}, {self.tolerance.ulps:g} ulps"}
+        lines["dtypes"] = ", ".join(self.dtypes)
+        lines["repeats backward"] = str(self.repeats_backward).lower()
+        lines |= {f"form {name}": "reported" if form.reported else "saves memory" for name, form in self.forms.items()}
+        lines |= {f"dim {name}": f"{dim.low} to {dim.high}" for name, dim in self.dims.items()}
+        lines |= {f"choice {name}": ", ".join(map(str, values)) for name, values in self.choices.items()}
+        lines |= {f"input {spec.name}": _spelled_spec(spec) for spec in self.inputs}
+        lines |= {f"case {name}": case.spelled() for name, case in self.cases.items()}
+        lines |= {f"bad input {bad.name}": f"{bad.error.__name__}: {bad.message}" for bad in self.bad_inputs}
+        for kind, laws in (("budget", self.budgets), ("scaling", self.scaling), ("speed", self.speed)):
+            for law in laws:
+                key = f"{kind} {law.form} [{law.case or 'every shape'}, {law.phase}]"
+                number = sum(1 for other in lines if other.startswith(key))
+                lines[key + (f" #{number + 1}" if number else "")] = law.spelled()
+        return lines
+
+
+def _spelled_spec(spec: TensorSpec) -> str:
+    shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name != "name"]
+    return ", ".join(shown)
+
+
+def _keywords(function: Callable[..., Any], num_inputs: int) -> set[str]:
+    """The names that ``function`` takes after its tensors."""
+    parameters = list(inspect.signature(function).parameters.values())
+    after_tensors = [p for p in parameters[num_inputs:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name for p in after_tensors}
+
+
+def _validate(contract: Contract) -> None:
+    """Refuse a contract that contradicts itself, naming the part and the nearest right name."""
+    name = contract.name
+    if not name or not name.replace("_", "").isalnum():
+        raise ContractError(f"a contract's name must be a word of letters, digits and _, got {name!r}")
+    if not contract.forms or not contract.inputs:
+        raise ContractError(f"{name}: a contract needs at least one form and one input")
+    if not contract.cases:
+        raise ContractError(f"{name}: a contract needs at least one case, or nothing would be measured")
+    if NAIVE in contract.forms:
+        raise ContractError(f"{name}: 'naive' is the reference and cannot be the name of a form")
+    for key, values in contract.choices.items():
+        if not values:
+            raise ContractError(f"{name}: choice {key!r} has no values")
+    for dtype in contract.dtypes:
+        if dtype not in WORKING_DTYPES:
+            raise ContractError(f"{name}: dtypes must be some of {WORKING_DTYPES}, got {dtype!r}")
+    for spec in contract.inputs:
+        for dim in spec.dims - contract.dims.keys():
+            raise ContractError(f"{name}: input {spec.name!r} uses {dim!r}, which is no dim{did_you_mean(dim, contract.dims)}")
+    _validate_signatures(contract)
+    for law in (*contract.budgets, *contract.scaling, *contract.speed):
+        if law.form not in contract.forms:
+            raise ContractError(f"{name}: a budget names the form {law.form!r}{did_you_mean(law.form, contract.forms)}")
+        if law.case is not None and law.case not in contract.cases:
+            raise ContractError(f"{name}: a budget names the case {law.case!r}{did_you_mean(law.case, contract.cases)}")
+    for law in contract.scaling:
+        if law.dim not in contract.dims:
+            raise ContractError(f"{name}: a scaling law names the dim {law.dim!r}{did_you_mean(law.dim, contract.dims)}")
+    for budget in contract.budgets:
+        _validate_budget(contract, budget)
+    for key, form in contract.forms.items():
+        if form.reported and not any(b.form == key and b.known_broken for b in contract.budgets):
+            raise ContractError(f"{name}: the reported form {key!r} needs the budget that it breaks, with known_broken=True")
+
+
+def _validate_signatures(contract: Contract) -> None:
+    settings = {*contract.dims, *contract.choices}
+    used = set(contract.shape_dims())
+    for form in (NAIVE, *contract.forms):
+        function = contract.function(form)
+        if not callable(function):
+            raise ContractError(f"{contract.name}: {form} must be callable, got {function!r}")
+        parameters = list(inspect.signature(function).parameters.values())
+        used |= _keywords(function, len(contract.inputs)) & settings
+        for parameter in parameters[len(contract.inputs) :]:
+            is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty and not is_variadic and parameter.name not in settings:
+                raise ContractError(
+                    f"{contract.name}: {form} takes {parameter.name!r}, which is no input, dim or choice of the contract"
+                )
+    for setting in settings - used:
+        raise ContractError(f"{contract.name}: {setting!r} is no axis of an input and no form takes it")
+
+
+def _validate_budget(contract: Contract, budget: Budget) -> None:
+    if budget.formula is not None:
+        for unknown in budget.formula.names - {*contract.dims, "e"}:
+            raise ContractError(
+                f"{contract.name}: unknown name {unknown!r} in the budget formula {budget.formula.text!r}"
+                f"{did_you_mean(unknown, [*contract.dims, 'e'])}"
+            )
+    if budget.reference not in (None, NAIVE) and budget.reference not in contract.forms:
+        raise ContractError(
+            f"{contract.name}: times_below names the form {budget.reference!r}"
+            f"{did_you_mean(str(budget.reference), contract.forms)}"
+        )
+    if budget.known_broken and not contract.forms[budget.form].reported:
+        raise ContractError(
+            f"{contract.name}: only a reported form may carry a known_broken budget; {budget.form!r} is not reported"
+        )

@@ -1,0 +1,52 @@
+"""The error tree: what went wrong decides the exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_PASS = 0
+EXIT_REGRESSION = 1
+EXIT_NOT_MEASURED = 2
+EXIT_USAGE = 4
+
+
+class MemfixError(Exception):
+    """Anything memfix says about its own input or surroundings. ``exit_code`` is what the CLI ends with."""
+
+    exit_code = EXIT_NOT_MEASURED
+
+
+class UsageError(MemfixError):
+    """The caller asked for something that does not exist or cannot be combined."""
+
+    exit_code = EXIT_USAGE
+
+
+class ContractError(UsageError, ValueError):
+    """A contract contradicts itself."""
+
+
+class FormulaError(ContractError):
+    """A budget formula cannot be parsed, or names something the contract does not have."""
+
+
+class LockError(UsageError):
+    """The lock file cannot be read, or does not say what a lock file says."""
+
+
+class MeterUnavailable(MemfixError):
+    """A meter cannot run here; the message says why and what to use instead."""
+
+
+class MeasurementError(MemfixError):
+    """A meter ran and could not give a figure."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or the list of what is known, for the end of an error message."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""

@@ -1,0 +1,142 @@
+"""Budget formulas: ``"2*T*D*e + max(V*D*e, 4*GiB)"`` as a value, parsed by us and never run as Python.
+
+A formula may use integers, decimals, the contract's dims, ``e`` (bytes per element of the working
+dtype), the units ``KiB MiB GiB TiB``, the operators ``+ - * / // % **`` and the functions
+``min max ceil_div round_up``. Arithmetic is exact: a fraction of a byte is rounded down only at the end.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from .errors import FormulaError, did_you_mean
+from .units import BYTE_UNITS
+
+MAX_LENGTH = 500
+MAX_EXPONENT = 8
+
+
+def _ceil_div(value: Fraction, divisor: Fraction) -> Fraction:
+    return Fraction(-(-value // divisor))
+
+
+def _round_up(value: Fraction, step: Fraction) -> Fraction:
+    return _ceil_div(value, step) * step
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or not 0 <= exponent <= MAX_EXPONENT:
+        raise FormulaError(f"an exponent must be a whole number from 0 to {MAX_EXPONENT}, got {exponent}")
+    return base ** int(exponent)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+_FUNCTIONS: dict[str, tuple[Callable[..., Fraction], int | None]] = {
+    "min": (min, None),
+    "max": (max, None),
+    "ceil_div": (_ceil_div, 2),
+    "round_up": (_round_up, 2),
+}
+_CONSTANTS = {unit: Fraction(size) for unit, size in BYTE_UNITS.items() if unit != "B"}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A parsed formula. ``names`` are the dims it needs; ``evaluate`` gives whole bytes."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        self._tree  # noqa: B018 - parse now, so that a contract with a broken formula cannot be built
+
+    @cached_property
+    def _tree(self) -> ast.expr:
+        if len(self.text) > MAX_LENGTH:
+            raise FormulaError(f"a formula must be at most {MAX_LENGTH} characters, got {len(self.text)}")
+        try:
+            tree = ast.parse(self.text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            where = f" at column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+            raise FormulaError(f"cannot parse the formula {self.text!r}{where}") from None
+        self._refuse_unknown_syntax(tree)
+        return tree
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every name that the surroundings must provide: dims and ``e``."""
+        functions = {node.func for node in ast.walk(self._tree) if isinstance(node, ast.Call)}
+        used = {
+            node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name) and node not in functions
+        }
+        return frozenset(used - _CONSTANTS.keys())
+
+    def evaluate(self, values: Mapping[str, int]) -> int:
+        """The formula's value in whole bytes, rounded down."""
+        try:
+            return int(self._value(self._tree, values) // 1)
+        except ZeroDivisionError:
+            raise FormulaError(f"the formula {self.text!r} divides by zero at {dict(values)}") from None
+
+    def _refuse_unknown_syntax(self, node: ast.expr) -> None:
+        match node:
+            case ast.Constant(value=bool()):
+                pass
+            case ast.Constant(value=int() | float()) | ast.Name():
+                return
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                self._refuse_unknown_syntax(left)
+                self._refuse_unknown_syntax(right)
+                return
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                self._refuse_unknown_syntax(operand)
+                return
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                if name not in _FUNCTIONS:
+                    raise FormulaError(
+                        f"unknown function {name!r} in the formula {self.text!r}{did_you_mean(name, _FUNCTIONS)}"
+                    )
+                arity = _FUNCTIONS[name][1]
+                if not args or (arity is not None and len(args) != arity):
+                    raise FormulaError(
+                        f"{name} takes {arity or 'one or more'} values in the formula {self.text!r}, got {len(args)}"
+                    )
+                for arg in args:
+                    self._refuse_unknown_syntax(arg)
+                return
+        raise FormulaError(
+            f"the formula {self.text!r} may hold numbers, dims, + - * / // % ** and min, max, ceil_div, round_up; "
+            f"not {ast.unparse(node)!r}"
+        )
+
+    def _value(self, node: ast.expr, values: Mapping[str, int]) -> Fraction:
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return Fraction(str(number))
+            case ast.Name(id=name):
+                if name in values:
+                    return Fraction(values[name])
+                if name in _CONSTANTS:
+                    return _CONSTANTS[name]
+                raise FormulaError(
+                    f"unknown name {name!r} in the formula {self.text!r}{did_you_mean(name, values)}"
+                )
+            case ast.BinOp(left=left, op=op, right=right):
+                return _OPERATORS[type(op)](self._value(left, values), self._value(right, values))
+            case ast.UnaryOp(operand=operand):
+                return -self._value(operand, values)
+            case ast.Call(func=ast.Name(id=name), args=args):
+                return _FUNCTIONS[name][0](*(self._value(arg, values) for arg in args))
+        raise AssertionError(f"unreachable: {ast.dump(node)}")

@@ -1,0 +1,42 @@
+"""Meters: each runs a step and returns a ``Reading``. None of them knows an op."""
+
+from __future__ import annotations
+
+from ..errors import MeterUnavailable, UsageError, did_you_mean
+from .base import Allocation, Meter, Reading, StepBuilder
+
+__all__ = ["METERS", "Allocation", "Meter", "Reading", "StepBuilder", "get_meter", "usable_meter"]
+
+METERS = ("simulated", "cuda", "nvml")
+
+
+def get_meter(name: str) -> Meter:
+    """The meter called ``name``, whether or not it can run here."""
+    if name == "simulated":
+        from .simulated import SimulatedMeter
+
+        return SimulatedMeter()
+    if name == "cuda":
+        from .cuda import CudaMeter
+
+        return CudaMeter()
+    if name == "nvml":
+        from .nvml import NvmlMeter
+
+        return NvmlMeter()
+    raise UsageError(f"unknown meter {name!r}{did_you_mean(name, METERS)}")
+
+
+def usable_meter(name: str) -> tuple[Meter, str | None]:
+    """The meter asked for; or, where it cannot run, the simulated one and a sentence that says so."""
+    meter = get_meter(name)
+    reason = meter.unavailable_reason()
+    if reason is None:
+        return meter, None
+    if name == "simulated":
+        raise MeterUnavailable(f"simulated meter unavailable: {reason}")
+    simulated = get_meter("simulated")
+    no_simulation = simulated.unavailable_reason()
+    if no_simulation is not None:
+        raise MeterUnavailable(f"{name} meter unavailable: {reason}; simulated meter unavailable: {no_simulation}")
+    return simulated, f"{name} meter unavailable: {reason}; used the simulated meter instead"

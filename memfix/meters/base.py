@@ -1,0 +1,89 @@
+"""What every meter gives: one ``Reading``, and the small protocol behind it. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..units import format_bytes
+
+Step = Callable[[], object]
+StepBuilder = Callable[[str], Step]
+"""``build(device)`` makes ordinary state on that device and returns the step to measure, without arguments."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Bytes that were alive at the peak: what made them, and the line of user code behind it."""
+
+    bytes: int
+    what: str
+    where: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        folded = f"   ({self.count} x {format_bytes(self.bytes // self.count)})" if self.count > 1 else ""
+        return f"{format_bytes(self.bytes):>12}  {self.what}   {self.where}{folded}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a meter saw while one step ran, in exact bytes.
+
+    ``peak_bytes`` is requested memory above what was live just before the step; ``held_bytes`` is what the
+    step left behind with its result still referenced, ``leaked_bytes`` what stayed after the result was dropped.
+    ``allocated_bytes`` is the peak with the allocator's rounding, ``reserved_bytes`` what it took from the device.
+    """
+
+    meter: str
+    device: str
+    peak_bytes: int
+    base_bytes: int
+    held_bytes: int
+    leaked_bytes: int
+    allocated_bytes: int
+    granularity_bytes: int = 1
+    reserved_bytes: int | None = None
+    exact: bool = True
+    notes: tuple[str, ...] = ()
+    alive_at_peak: tuple[Allocation, ...] = ()
+
+    def times_below(self, other: Reading) -> float:
+        """How many times smaller this peak is than the other's."""
+        return other.peak_bytes / self.peak_bytes if self.peak_bytes else float("inf")
+
+    def table(self, rows: int = 8) -> str:
+        """What was alive at the peak, largest first."""
+        return "\n".join(self.table_lines(rows))
+
+    def table_lines(self, rows: int = 8) -> list[str]:
+        lines = [f"  {allocation}" for allocation in self.alive_at_peak[:rows]]
+        rest = self.alive_at_peak[rows:]
+        if rest:
+            lines.append(f"  {format_bytes(sum(a.bytes for a in rest)):>12}  in {len(rest)} smaller places")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Reading:
+        fields = {**data, "notes": tuple(data["notes"])}
+        fields["alive_at_peak"] = tuple(Allocation(**allocation) for allocation in data["alive_at_peak"])
+        return cls(**fields)
+
+
+class Meter(Protocol):
+    """Reads the peak of a step."""
+
+    name: str
+
+    def unavailable_reason(self) -> str | None:
+        """Why this meter cannot run here, with the way out; None when it can."""
+        ...
+
+    def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
+        """Build the step, run it ``warmup`` times unmeasured, then once measured."""
+        ...

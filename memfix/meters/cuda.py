@@ -1,0 +1,162 @@
+"""The real GPU, read from torch's caching allocator: exact requested bytes, and a hard cap as a test."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import MeasurementError, MeterUnavailable
+from ..units import format_bytes
+from .base import Reading, Step, StepBuilder
+
+_CHILD_TIMEOUT_S = 600
+
+
+def gpu_unavailable_reason() -> str | None:
+    """Why nothing can be measured on a GPU here, or None."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if torch.cuda.memory.get_allocator_backend() != "native":
+        return "the allocator is cudaMallocAsync, which keeps no peak of requested bytes; unset PYTORCH_CUDA_ALLOC_CONF"
+    return None
+
+
+@contextlib.contextmanager
+def gpu_to_ourselves() -> Iterator[None]:
+    """One process of this user measures on a GPU at a time; the others wait here."""
+    import fcntl
+
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    path = os.path.join(tempfile.gettempdir(), f"memfix-gpu-{os.getuid()}-{properties.uuid}.lock")
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a step ran under a cap. ``peak_bytes`` is its reserved peak, where it ended."""
+
+    fits: bool
+    capacity_bytes: int
+    peak_bytes: int | None
+    message: str
+
+
+class CudaMeter:
+    name = "cuda"
+
+    def unavailable_reason(self) -> str | None:
+        reason = gpu_unavailable_reason()
+        return reason and f"{reason}; use the simulated meter"
+
+    def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
+        """Warm-up first: workspaces of cuBLAS, autotuned kernels and caches are not the step's own."""
+        import torch
+
+        self._require()
+        with gpu_to_ourselves():
+            step = warmed_up(build, warmup)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_stats()
+            result = step()
+            torch.cuda.synchronize()
+            after = torch.cuda.memory_stats()
+            del result
+            gc.collect()
+            leaked = torch.cuda.memory_stats()
+
+        def above(key: str, stats: dict[str, int], point: str) -> int:
+            return stats.get(f"{key}.all.{point}", 0) - before.get(f"{key}.all.current", 0)
+
+        return Reading(
+            meter=self.name,
+            device=torch.cuda.get_device_name(),
+            peak_bytes=above("requested_bytes", after, "peak"),
+            base_bytes=before.get("requested_bytes.all.current", 0),
+            held_bytes=above("requested_bytes", after, "current"),
+            leaked_bytes=above("requested_bytes", leaked, "current"),
+            allocated_bytes=above("allocated_bytes", after, "peak"),
+            reserved_bytes=above("reserved_bytes", after, "peak"),
+        )
+
+    def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> Fit:
+        """Run the step under a hard cap on this process's GPU memory, in a child: out of memory is a result.
+
+        ``build`` travels to the child, so it must be importable: a function of a module, or a ``functools.partial``
+        of one. The cap counts what torch reserves, inputs included, but not the CUDA context.
+        """
+        self._require()
+        context = multiprocessing.get_context("spawn")
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_run_capped, args=(sender, build, capacity_bytes, warmup), daemon=True)
+        with gpu_to_ourselves():
+            try:
+                child.start()
+            except (AttributeError, TypeError, ValueError, ImportError) as error:
+                raise MeasurementError(
+                    f"fits runs in a child process and cannot send it {build!r} ({error}); use a function of a module"
+                ) from error
+            sender.close()
+            try:
+                answer = receiver.recv() if receiver.poll(_CHILD_TIMEOUT_S) else None
+            except EOFError:
+                answer = None
+            child.join(10)
+            if child.is_alive():
+                child.kill()
+        if answer is None:
+            raise MeasurementError(f"the capped run ended without an answer (exit code {child.exitcode})")
+        outcome, peak_bytes, message = answer
+        if outcome == "failed":
+            raise MeasurementError(f"the capped run failed: {message}")
+        return Fit(outcome == "fits", capacity_bytes, peak_bytes, message)
+
+    def _require(self) -> None:
+        reason = self.unavailable_reason()
+        if reason is not None:
+            raise MeterUnavailable(f"cuda meter unavailable: {reason}")
+
+
+def warmed_up(build: StepBuilder, warmup: int) -> Step:
+    import torch
+
+    step = build("cuda")
+    for _ in range(warmup):
+        step()
+    torch.cuda.synchronize()
+    gc.collect()
+    return step
+
+
+def _run_capped(sender: Any, build: StepBuilder, capacity_bytes: int, warmup: int) -> None:
+    """The child's side: answers ``("fits" | "too large" | "failed", reserved peak, message)``."""
+    import torch
+
+    try:
+        total = torch.cuda.get_device_properties(0).total_memory
+        if capacity_bytes < total:
+            torch.cuda.set_per_process_memory_fraction(capacity_bytes / total)
+        step = build("cuda")
+        for _ in range(warmup + 1):
+            step()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_reserved()
+        sender.send(("fits", peak, f"peak {format_bytes(peak)} under a cap of {format_bytes(capacity_bytes)}"))
+    except torch.cuda.OutOfMemoryError as error:
+        sender.send(("too large", None, str(error).splitlines()[0]))
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        sender.send(("failed", None, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"))

@@ -1,0 +1,127 @@
+"""A second opinion from outside torch: the driver's own count of the process's memory, sampled while the step runs.
+
+The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it.
+So the figure is coarse, never below the requested bytes, and a spike shorter than a sample can be missed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+from ..errors import MeasurementError, MeterUnavailable
+from ..units import MiB
+from .base import Reading, StepBuilder
+from .cuda import warmed_up, gpu_to_ourselves, gpu_unavailable_reason
+
+GRANULARITY_BYTES = 2 * MiB
+SAMPLE_PERIOD_S = 0.0005
+
+
+class NvmlMeter:
+    name = "nvml"
+
+    def unavailable_reason(self) -> str | None:
+        reason = gpu_unavailable_reason()
+        if reason is not None:
+            return f"{reason}; use the simulated meter"
+        try:
+            with _Device() as device:
+                device.used_bytes()
+        except Exception as error:
+            return f"NVML does not answer ({error}); use the cuda meter"
+        return None
+
+    def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
+        import torch
+
+        reason = self.unavailable_reason()
+        if reason is not None:
+            raise MeterUnavailable(f"nvml meter unavailable: {reason}")
+        with gpu_to_ourselves(), _Device() as device:
+            step = warmed_up(build, warmup)
+            torch.cuda.empty_cache()  # or the step would run in memory that the warm-up took
+            base = device.used_bytes()
+            with _Sampler(device) as sampler:
+                result = step()
+                torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            held = device.used_bytes()
+            del result
+            gc.collect()
+            torch.cuda.empty_cache()
+            leaked = device.used_bytes()
+        peak = max(sampler.peak, held) - base
+        return Reading(
+            meter=self.name,
+            device=torch.cuda.get_device_name(),
+            peak_bytes=peak,
+            base_bytes=base,
+            held_bytes=max(0, held - base),
+            leaked_bytes=max(0, leaked - base),
+            allocated_bytes=peak,
+            reserved_bytes=peak,
+            granularity_bytes=GRANULARITY_BYTES,
+            exact=False,
+            notes=(f"NVML counts what torch took from the driver, in steps of 2 MiB, by {device.counts}",),
+        )
+
+
+class _Device:
+    """The current GPU in NVML, found by its UUID: NVML's order is not CUDA's."""
+
+    def __enter__(self) -> _Device:
+        import pynvml
+        import torch
+
+        self._nvml: Any = pynvml
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        self.counts = "this process" if self._own_bytes() is not None else "the whole device (other processes included)"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._nvml.nvmlShutdown()
+
+    def _own_bytes(self) -> int | None:
+        """This process's memory; None in containers and drivers that do not tell."""
+        for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+        return None
+
+    def used_bytes(self) -> int:
+        own = self._own_bytes() if self.counts == "this process" else None
+        return own if own is not None else int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+
+class _Sampler:
+    """Reads the device in a thread of its own until the block ends, and keeps the highest value."""
+
+    def __init__(self, device: _Device) -> None:
+        self._device = device
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._failure: Exception | None = None
+        self.peak = 0
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(SAMPLE_PERIOD_S):
+                self.peak = max(self.peak, self._device.used_bytes())
+        except Exception as error:
+            self._failure = error
+
+    def __enter__(self) -> _Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise MeasurementError(f"NVML stopped answering while the step ran: {self._failure}")
+        self.peak = max(self.peak, self._device.used_bytes())

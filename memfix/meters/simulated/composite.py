@@ -1,0 +1,73 @@
+"""Which operators are, on CUDA, a composite of others, so that their temporaries can be seen one by one.
+
+``logsumexp``, for one, copies its input inside; the dispatcher shows only its result. A CPU wheel has no CUDA
+kernels to ask, so the answer is read from the operator list that every torch wheel ships.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import torch
+
+# composites whose parts allocate exactly what the whole does: seen whole, for speed
+_SEEN_WHOLE = frozenset(
+    """_to_copy clone copy detach lift lift_fresh alias zeros ones full empty rand randn randint arange linspace eye
+    scalar_tensor zeros_like ones_like full_like rand_like randn_like empty_like new_empty new_zeros new_ones new_full
+    new_empty_strided fill zero_ stack embedding repeat rsub native_dropout convolution _convolution
+    sort argsort var_mean _local_scalar_dense is_pinned _pin_memory record_stream resize resize_as
+    masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential random""".split()
+)
+_EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+@functools.cache
+def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | None:
+    """The dispatch key of the composite kernel that CUDA tensors would run, or None for a kernel of its own."""
+    name = operator.name()
+    if not name.startswith("aten::"):
+        return None
+    keys = _dispatch_keys().get(name, frozenset())
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has_kernel(name, "CompositeImplicitAutograd"):
+        return None if "CUDA" in keys else torch._C.DispatchKey.CompositeImplicitAutograd
+    if not keys or "CUDA" in keys or operator.is_view or operator.overloadpacket.__name__ in _SEEN_WHOLE:
+        return None
+    if any(a.alias_info is not None and not a.is_out for a in operator._schema.arguments):
+        return None
+    return next((getattr(torch._C.DispatchKey, k) for k in _EXPLICIT_KEYS if k in keys and has_kernel(name, k)), None)
+
+
+@functools.cache
+def native_on_cuda_only() -> tuple[str, ...]:
+    """Operators that decompose on CPU above autograd but have a CUDA kernel: a CPU wheel must be told of them."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return tuple(
+        name
+        for name, keys in _dispatch_keys().items()
+        if "CompositeImplicitAutograd" in keys and "CUDA" in keys and not has_kernel(name, "CUDA")
+    )
+
+
+@functools.cache
+def _dispatch_keys() -> dict[str, frozenset[str]]:
+    """``aten::name.overload`` -> the dispatch keys it is implemented for."""
+    listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
+    keys: dict[str, set[str]] = {}
+    current: set[str] = set()
+    in_dispatch = False
+    for line in listing.read_text().splitlines() if listing.exists() else ():
+        if declared := re.match(r"- func: ([\w.]+)\(", line):
+            current = keys.setdefault("aten::" + declared[1], set())
+            in_dispatch = False
+        elif line.startswith("  dispatch:"):
+            in_dispatch = True
+        elif in_dispatch and (entry := re.match(r"    ([\w, ]+):", line)):
+            current.update(key.strip() for key in entry[1].split(","))
+        elif re.match(r"  \S", line):
+            in_dispatch = False
+            if line.startswith("  structured_delegate:"):
+                current.add("CUDA")
+    return {name: frozenset(found) for name, found in keys.items()}

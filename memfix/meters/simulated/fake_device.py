@@ -1,0 +1,159 @@
+"""Lets autograd run on fake ``cuda`` tensors in a torch that was built without CUDA, or finds no GPU.
+
+FakeTensorMode alone is not enough there. A CPU wheel has no device guard for CUDA, and the first
+autograd node on a fake cuda tensor ends the process; and libtorch's CUDA hooks answer that no
+accelerator exists. Both are process-wide tables with exported symbols, so ctypes reaches them and nothing is
+compiled. Because a mistake here aborts the process, it is tried first in a child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_PROBE = """
+import torch
+from memfix.meters.simulated import fake_device
+fake_device.install()
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    weight = torch.empty(4, 3, device="cuda", requires_grad=True)
+    (torch.empty(2, 4, device="cuda") @ weight).relu().sum().backward()
+    assert weight.grad.device.type == "cuda"
+print("fake-device-works")
+"""
+_PROBE_TIMEOUT_S = 120
+
+_CUDA_GUARD_SLOT = 1  # c10::DeviceType::CUDA in the guard registry
+# CUDAHooksInterface's virtual table in the Itanium ABI, after two destructors
+_HOOK_IS_BUILT, _HOOK_HAS_PRIMARY_CONTEXT = 2, 4
+_TABLE_LENGTH = 64
+
+_kept_alive: list[object] = []  # libtorch keeps pointers to these until the process ends
+
+
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Why fake CUDA cannot be had in this process, or None. The answer is remembered on disk per torch build."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if sys.platform == "win32":
+        return "a torch without CUDA cannot fake it on Windows; install a CUDA build of torch (no GPU is needed)"
+    remembered = _verdict_file(torch.__file__, torch.__version__)
+    try:
+        return json.loads(remembered.read_text())["reason"]
+    except (OSError, ValueError, KeyError):
+        pass
+    reason = _probe_in_child()
+    try:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=remembered.parent, delete=False) as file:
+            json.dump({"reason": reason, "torch": torch.__version__}, file)
+        os.replace(file.name, remembered)
+    except OSError:
+        pass  # a machine without a writable cache probes each time
+    return reason
+
+
+def _verdict_file(torch_file: str, version: str) -> Path:
+    library = Path(torch_file).parent / "lib" / "libc10.so"
+    stamp = library.stat().st_mtime_ns if library.exists() else 0
+    own_source = Path(__file__).read_text()
+    key = hashlib.sha256(f"{torch_file} {version} {stamp} {own_source}".encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "memfix" / f"fake-device-{key}.json"
+
+
+def _probe_in_child() -> str | None:
+    package_root = str(Path(__file__).resolve().parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package_root, os.environ.get("PYTHONPATH", "")])}
+    way_out = "use torch 2.11 to 2.13 on Linux or macOS, or measure on a GPU with --meter=cuda"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); {way_out}"
+    if child.returncode == 0 and "fake-device-works" in child.stdout:
+        return None
+    last_words = (child.stderr.strip().splitlines() or ["no output"])[-1][:200]
+    return f"this torch cannot hold fake CUDA tensors (self-test exit {child.returncode}: {last_words}); {way_out}"
+
+
+@functools.cache
+def install() -> None:
+    """Make fake cuda tensors safe for autograd in this process. Call only where the probe passed."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    library = Path(torch.__file__).parent / "lib"
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    c10 = ctypes.CDLL(str(library / f"libc10.{suffix}"))
+    libtorch = ctypes.CDLL(str(library / f"libtorch_cpu.{suffix}"))
+    returns_zero, returns_one = _constant_function(0), _constant_function(1)
+    _install_device_guard(c10, returns_zero)
+    _patch_cuda_hooks(libtorch, is_built=returns_one, has_primary_context=returns_zero)
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != "cuda":
+        raise RuntimeError(f"libtorch still reports accelerator {accelerator} after its CUDA hooks were patched")
+
+
+def _constant_function(value: int) -> int:
+    """The address of a C function that returns ``value`` whatever it is given."""
+    signature = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)
+    function = signature(lambda _: value)
+    _kept_alive.append(function)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _install_device_guard(c10: ctypes.CDLL, returns_zero: int) -> None:
+    """Have libtorch swap in its own fake CUDA guard.
+
+    ``_ensureCUDADeviceGuardSet`` does so only where a CUDA guard is registered that counts no devices; a CPU
+    wheel has none, so an object whose every method returns 0 stands in until the swap.
+    """
+    import torch
+
+    registry = (ctypes.c_void_p * 8).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    stand_in = None
+    if not registry[_CUDA_GUARD_SLOT]:
+        table = (ctypes.c_void_p * 128)(*([returns_zero] * 128))
+        guard = (ctypes.c_void_p * 4)(ctypes.addressof(table))
+        _kept_alive.extend([table, guard])
+        stand_in = ctypes.addressof(guard)
+        registry[_CUDA_GUARD_SLOT] = stand_in
+    torch._C._ensureCUDADeviceGuardSet()
+    if stand_in is not None and registry[_CUDA_GUARD_SLOT] == stand_in:
+        registry[_CUDA_GUARD_SLOT] = None
+        raise RuntimeError("libtorch did not replace the stand-in device guard by its fake CUDA guard")
+
+
+def _patch_cuda_hooks(libtorch: ctypes.CDLL, *, is_built: int, has_primary_context: int) -> None:
+    """Give the one CUDAHooksInterface object a copy of its method table with two methods replaced.
+
+    The fake guard counts eight devices, so backward asks each for its context: the answer is no.
+    """
+    get_hooks = libtorch._ZN2at6detail12getCUDAHooksEv
+    get_hooks.restype, get_hooks.argtypes = ctypes.c_void_p, []
+    pointer_to_table = ctypes.c_void_p.from_address(get_hooks())
+    header = 2  # offset-to-top and type information lie before the address that the object points to
+    assert pointer_to_table.value is not None
+    whole_table = ctypes.c_void_p * (_TABLE_LENGTH + header)
+    word = ctypes.sizeof(ctypes.c_void_p)
+    copy = whole_table(*whole_table.from_address(pointer_to_table.value - header * word))
+    copy[header + _HOOK_IS_BUILT] = is_built
+    copy[header + _HOOK_HAS_PRIMARY_CONTEXT] = has_primary_context
+    _kept_alive.append(copy)
+    pointer_to_table.value = ctypes.addressof(copy) + header * word

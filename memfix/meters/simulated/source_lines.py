@@ -1,0 +1,63 @@
+"""From a running op to the line of user code behind it, in forward and in backward."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import CodeType, FrameType
+
+import torch
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_METERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ENGINE_ENTRY = "_engine_run_backward"
+
+Site = tuple[CodeType, int]
+"""A code object and a line in it: cheap to take, spelled out only when asked for."""
+
+
+class SourceLines:
+    """Remembers which line made each autograd node, so that what its backward allocates can be named by it."""
+
+    def __init__(self) -> None:
+        self._site_of_node: dict[int, Site] = {}
+
+    def current(self) -> Site | None:
+        """The user's line that is running; inside a node of the engine's own, the forward line that made it."""
+        site = _innermost_user_site()
+        node = torch._C._current_autograd_node()
+        if node is None:
+            if site is not None and torch.is_grad_enabled():
+                # an op's node is numbered just before the op is dispatched: the first to come by is its maker
+                self._site_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
+            return site
+        if site is not None:
+            return site  # a custom Function's backward, a hook, or a checkpoint that recomputes
+        return self._site_of_node.get(node._sequence_nr())
+
+
+def _innermost_user_site() -> Site | None:
+    """The innermost frame outside torch and the meters; None where the autograd engine called us directly."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(_TORCH):
+            if code.co_name == _ENGINE_ENTRY:
+                return None
+        elif not code.co_filename.startswith(_METERS):
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def spelled(site: Site | None) -> str:
+    """``loss.py:41 in chunked_loss   logits.float()``, with the path as short as it stays findable."""
+    if site is None:
+        return ""
+    code, line = site
+    path = code.co_filename
+    relative = os.path.relpath(path)
+    shown = relative if not relative.startswith("..") else os.path.basename(path)
+    text = linecache.getline(path, line).strip()
+    return f"{shown}:{line} in {code.co_name}" + (f"   {text[:70]}" if text else "")

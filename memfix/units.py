@@ -1,0 +1,62 @@
+"""Bytes, ratios and seconds: parsed exactly, printed for people. Powers of two, so MiB and never MB."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+KiB = 1 << 10
+MiB = 1 << 20
+GiB = 1 << 30
+TiB = 1 << 40
+
+BYTE_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
+
+_SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """``"24 GiB"``, ``"512MiB"`` or ``1024`` as an exact number of bytes."""
+    if isinstance(text, bool) or not isinstance(text, (str, int)):
+        raise ValueError(f"a size must be an int or a string such as '24GiB', got {text!r}")
+    if isinstance(text, int):
+        if text < 0:
+            raise ValueError(f"a size must be at least 0 bytes, got {text}")
+        return text
+    match = _SIZE.fullmatch(text)
+    if not match:
+        raise ValueError(f"cannot read {text!r} as a size; write it as '24GiB', '512MiB' or a number of bytes")
+    number, unit = match.groups()
+    if unit not in BYTE_UNITS and unit != "":
+        raise ValueError(f"unknown unit {unit!r} in {text!r}; memfix counts in powers of two: B, KiB, MiB, GiB, TiB")
+    return int(Fraction(number.replace("_", "")) * BYTE_UNITS.get(unit, 1))
+
+
+def format_bytes(count: int) -> str:
+    """``39.63 GiB``: two decimals in the largest unit that leaves at least 1; below 1 KiB whole bytes."""
+    magnitude = abs(count)
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if magnitude >= BYTE_UNITS[unit]:
+            return f"{count / BYTE_UNITS[unit]:.2f} {unit}"
+    return f"{count} B"
+
+
+def format_change(count: int, reference: int) -> str:
+    """How ``count`` stands to ``reference``: ``+22 %`` for small changes, ``7.1x over`` for large ones."""
+    if reference <= 0:
+        return f"+{format_bytes(count - reference)}"
+    ratio = count / reference
+    if ratio >= 2:
+        return f"{ratio:.1f}x over"
+    percent = 100 * (ratio - 1)
+    if round(percent, 1) == 0 and count != reference:
+        return f"{count - reference:+,} B"
+    return f"{percent:+.1f} %"
+
+
+def format_seconds(seconds: float) -> str:
+    """``1.25 ms``, in the unit that leaves one to three digits before the point."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
