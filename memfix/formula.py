@@ -78,9 +78,7 @@ class Formula:
     def names(self) -> frozenset[str]:
         """Every name that the surroundings must provide: dims and ``e``."""
         functions = {node.func for node in ast.walk(self._tree) if isinstance(node, ast.Call)}
-        used = {
-            node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name) and node not in functions
-        }
+        used = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name) and node not in functions}
         return frozenset(used - _CONSTANTS.keys())
 
     def evaluate(self, values: Mapping[str, int]) -> int:
@@ -130,9 +128,7 @@ class Formula:
                     return Fraction(values[name])
                 if name in _CONSTANTS:
                     return _CONSTANTS[name]
-                raise FormulaError(
-                    f"unknown name {name!r} in the formula {self.text!r}{did_you_mean(name, values)}"
-                )
+                raise FormulaError(f"unknown name {name!r} in the formula {self.text!r}{did_you_mean(name, values)}")
             case ast.BinOp(left=left, op=op, right=right):
                 return _OPERATORS[type(op)](self._value(left, values), self._value(right, values))
             case ast.UnaryOp(operand=operand):

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import MiB
 from .base import Reading, StepBuilder
-from .cuda import warmed_up, gpu_to_ourselves, gpu_unavailable_reason
+from .cuda import gpu_to_ourselves, gpu_unavailable_reason, warmed_up
 
 GRANULARITY_BYTES = 2 * MiB
 SAMPLE_PERIOD_S = 0.0005

@@ -17,7 +17,9 @@ def require_shape(name: str, tensor: object, axes: str) -> torch.Tensor:
 def require_same(what: str, **values: object) -> None:
     """All ``values`` alike: ``require_same("device", hidden=hidden.device, weight=weight.device)``."""
     if len(set(values.values())) > 1:
-        raise ValueError(f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, values.values()))}")
+        raise ValueError(
+            f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, values.values()))}"
+        )
 
 
 def require_floating(**tensors: torch.Tensor) -> None:

@@ -47,7 +47,8 @@ class EngineWatch:
         if self._finished_node is None or torch.is_grad_enabled():
             return False
         node = torch._C._current_autograd_node()
-        if node is None or node.metadata.get(_NODE_KEY) != self._finished_node:
+        metadata: Any = node.metadata if node is not None else {}
+        if metadata.get(_NODE_KEY) != self._finished_node:
             return False
         total, added = args[:2]
         # a view made in backward keeps its base alive, so the engine does not own its memory alone

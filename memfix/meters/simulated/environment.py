@@ -41,15 +41,27 @@ def simulated_gpu(gpu: GPU) -> Iterator[StorageTracker]:
             setattr(owner, name, value)
         # deaths must come in program order: no second thread in backward, no cycle collector in between
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        gc.collect()
-        if gc.isenabled():
-            gc.disable()
-            stack.callback(gc.enable)
+        stack.enter_context(_only_our_own_cycles())
         stack.enter_context(tracker.engine.installed())
         stack.enter_context(fake_mode)
         stack.enter_context(tracker)
         stack.enter_context(_paths_as_on_cuda())
         yield tracker
+
+
+@contextlib.contextmanager
+def _only_our_own_cycles() -> Iterator[None]:
+    """No automatic collection, and an asked-for one looks only at what is made from here on, not at all of torch."""
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _answers(gpu: GPU, tracker: StorageTracker) -> list[tuple[Any, str, Any]]:
@@ -69,7 +81,15 @@ def _answers(gpu: GPU, tracker: StorageTracker) -> list[tuple[Any, str, Any]]:
         return result
 
     real_resize = torch.UntypedStorage.resize_
-    silent = ("synchronize", "empty_cache", "init", "_lazy_init", "set_device", "manual_seed", "manual_seed_all")
+    silent = (
+        "synchronize",
+        "empty_cache",
+        "init",
+        "_lazy_init",
+        "set_device",
+        "manual_seed",
+        "manual_seed_all",
+    )
     return [
         (fake_tensor, "init_gpu_context", nothing),
         *((cuda, name, nothing) for name in silent),

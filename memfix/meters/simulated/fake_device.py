@@ -36,8 +36,6 @@ _CUDA_GUARD_SLOT = 1  # c10::DeviceType::CUDA in the guard registry
 _HOOK_IS_BUILT, _HOOK_HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_LENGTH = 64
 
-_kept_alive: list[object] = []  # libtorch keeps pointers to these until the process ends
-
 
 @functools.cache
 def unavailable_reason() -> str | None:
@@ -75,11 +73,18 @@ def _verdict_file(torch_file: str, version: str) -> Path:
 
 def _probe_in_child() -> str | None:
     package_root = str(Path(__file__).resolve().parents[3])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package_root, os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([package_root, os.environ.get("PYTHONPATH", "")]),
+    }
     way_out = "use torch 2.11 to 2.13 on Linux or macOS, or measure on a GPU with --meter=cuda"
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=environment
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); {way_out}"
@@ -108,11 +113,17 @@ def install() -> None:
         raise RuntimeError(f"libtorch still reports accelerator {accelerator} after its CUDA hooks were patched")
 
 
+def _keep_forever(*objects: object) -> None:
+    """Libtorch holds pointers to these and follows them at exit, after the interpreter has freed all it knows of."""
+    for thing in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def _constant_function(value: int) -> int:
     """The address of a C function that returns ``value`` whatever it is given."""
     signature = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)
     function = signature(lambda _: value)
-    _kept_alive.append(function)
+    _keep_forever(function)
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address
@@ -131,7 +142,7 @@ def _install_device_guard(c10: ctypes.CDLL, returns_zero: int) -> None:
     if not registry[_CUDA_GUARD_SLOT]:
         table = (ctypes.c_void_p * 128)(*([returns_zero] * 128))
         guard = (ctypes.c_void_p * 4)(ctypes.addressof(table))
-        _kept_alive.extend([table, guard])
+        _keep_forever(table, guard)
         stand_in = ctypes.addressof(guard)
         registry[_CUDA_GUARD_SLOT] = stand_in
     torch._C._ensureCUDADeviceGuardSet()
@@ -155,5 +166,5 @@ def _patch_cuda_hooks(libtorch: ctypes.CDLL, *, is_built: int, has_primary_conte
     copy = whole_table(*whole_table.from_address(pointer_to_table.value - header * word))
     copy[header + _HOOK_IS_BUILT] = is_built
     copy[header + _HOOK_HAS_PRIMARY_CONTEXT] = has_primary_context
-    _kept_alive.append(copy)
+    _keep_forever(copy)
     pointer_to_table.value = ctypes.addressof(copy) + header * word

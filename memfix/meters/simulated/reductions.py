@@ -121,7 +121,10 @@ def _iteration_axes(tensor: torch.Tensor, reduced: set[int]) -> list[_Axis]:
             merged[-1] = axis
         elif axis.size == 1:
             continue
-        elif (before.size * before.in_stride, before.size * before.out_stride) == (axis.in_stride, axis.out_stride):
+        elif (before.size * before.in_stride, before.size * before.out_stride) == (
+            axis.in_stride,
+            axis.out_stride,
+        ):
             merged[-1] = _Axis(before.size * axis.size, before.in_stride, before.out_stride)
         else:
             merged.append(axis)

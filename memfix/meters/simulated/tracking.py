@@ -31,6 +31,8 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # asks for a device or a stride: nothing happens
+            return func(*args, **kwargs)
         self.ledger.settle()
         in_place = self.engine.writes_in_place(func, args)
         composite = None if in_place else composite_key(func)
@@ -90,7 +92,9 @@ class StorageTracker(TorchDispatchMode):
             self.ledger.resize(found[0], storage.nbytes())
 
     def _is_followed(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cuda" and tensor.layout is torch.strided
+        # a fake tensor's own record of its device, since asking for .device passes the dispatcher again
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        return device.type == "cuda" and tensor.layout is torch.strided
 
     def _entry(self, tensor: torch.Tensor) -> Entry | None:
         found = self._entries.get(tensor.untyped_storage()._cdata)

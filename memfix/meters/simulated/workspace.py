@@ -38,24 +38,87 @@ def _rule(*packets: torch._ops.OpOverloadPacket) -> Callable[[Rule], Rule]:
 # kernels that write their result directly; pointwise operators and views need no entry
 _NONE_NEEDED = frozenset(
     getattr(aten, name)
-    for name in """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros
-    ones ones_like new_ones full full_like new_full scalar_tensor arange linspace eye fill_ zero_ rand rand_like
-    randn randn_like randint uniform_ normal_ bernoulli_ random_ copy_ _to_copy clone detach lift_fresh
-    cat stack index_select gather scatter scatter_ scatter_add scatter_add_ index_add_ index_copy_ index_fill_
-    embedding nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward triu tril
-    _unsafe_view _reshape_alias set_ resize_ native_dropout native_dropout_backward is_pinned
-    repeat split_with_sizes_copy constant_pad_nd flip roll _local_scalar_dense""".split()
+    for name in [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "new_ones",
+        "full",
+        "full_like",
+        "new_full",
+        "scalar_tensor",
+        "arange",
+        "linspace",
+        "eye",
+        "fill_",
+        "zero_",
+        "rand",
+        "rand_like",
+        "randn",
+        "randn_like",
+        "randint",
+        "uniform_",
+        "normal_",
+        "bernoulli_",
+        "random_",
+        "copy_",
+        "_to_copy",
+        "clone",
+        "detach",
+        "lift_fresh",
+        "cat",
+        "stack",
+        "index_select",
+        "gather",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "index_add_",
+        "index_copy_",
+        "index_fill_",
+        "embedding",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "nll_loss2d_forward",
+        "nll_loss2d_backward",
+        "triu",
+        "tril",
+        "_unsafe_view",
+        "_reshape_alias",
+        "set_",
+        "resize_",
+        "native_dropout",
+        "native_dropout_backward",
+        "is_pinned",
+        "repeat",
+        "split_with_sizes_copy",
+        "constant_pad_nd",
+        "flip",
+        "roll",
+        "_local_scalar_dense",
+    ]
     if hasattr(aten, name)
 )
 
 
-def hidden_buffers(gpu: GPU, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+def hidden_buffers(
+    gpu: GPU, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[int]:
     """What the CUDA kernel behind ``operator`` takes besides its outputs. Raises ``NoRule`` where unknown."""
     packet = operator.overloadpacket
     rule = _RULES.get(packet)
     if rule is not None:
         return [size for size in rule(gpu, args, kwargs) if size]
-    if operator.namespace == "prim" or operator.is_view or torch.Tag.pointwise in operator.tags or packet in _NONE_NEEDED:
+    if operator.is_view or torch.Tag.pointwise in operator.tags or packet in _NONE_NEEDED:
         return []
     raise NoRule(f"no workspace rule for {operator}")
 
@@ -90,10 +153,10 @@ def _fits_cublas(matrix: torch.Tensor) -> bool:
 
 # ---------------------------------------------------------------- reductions
 def _dims_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int] | None:
-    given = args[1] if len(args) > 1 else kwargs.get("dim")
-    if isinstance(given, int) and not isinstance(given, bool):
+    given: Any = args[1] if len(args) > 1 else kwargs.get("dim")
+    if type(given) is int:
         return [given]
-    return list(given) if given else None
+    return list(given) if isinstance(given, (list, tuple)) and given else None
 
 
 def _reduction(gpu: GPU, tensor: torch.Tensor, dims: list[int] | None, accumulator_bytes: int) -> list[int]:

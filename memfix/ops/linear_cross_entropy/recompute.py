@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from .arguments import require_linear_cross_entropy
 
-# the softmax of 16-bit logits runs in float32, an eighth of the chunk at a time:
-# the float32 tile is then a quarter of the 16-bit chunk
-TILES_PER_CHUNK = 8
+# the softmax of 16-bit logits runs in float32, a quarter of the chunk at a time:
+# the float32 tile is then half the 16-bit chunk
+TILES_PER_CHUNK = 4
 
 
 def recompute_linear_cross_entropy(
@@ -34,7 +34,7 @@ def recompute_linear_cross_entropy(
     r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T, target_N)``.
 
     Peak above inputs in a 16-bit train step, ``C = rows_per_chunk`` and ``e`` the item size:
-    ``N*D*e + 4*V*D + C*V*e + max(V*D*e, C*V/2)`` bytes, plus one number per token.
+    ``N*D*e + 4*V*D + C*V*e + max(V*D*e, C*V)`` bytes, plus one number per token.
     The gradient of the weight is summed over chunks in float32; backward may be run again.
     """
     require_linear_cross_entropy(hidden_ND, weight_VD, target_N, reduction, rows_per_chunk)
@@ -96,11 +96,9 @@ class _PerToken(torch.autograd.Function):
         ignore_index: int,
         rows_per_chunk: int,
     ) -> torch.Tensor:
-        loss_N, _, _ = _visit_chunks(
-            hidden_ND, weight_VD, target_N, None, ignore_index, rows_per_chunk, (False, False)
-        )
+        loss_N, _, _ = _visit_chunks(hidden_ND, weight_VD, target_N, None, ignore_index, rows_per_chunk, (False, False))
         ctx.save_for_backward(hidden_ND, weight_VD, target_N)
-        ctx.options = (ignore_index, rows_per_chunk)
+        ctx.ignore_index, ctx.rows_per_chunk = ignore_index, rows_per_chunk
         return loss_N.to(hidden_ND.dtype)
 
     @staticmethod
@@ -108,7 +106,7 @@ class _PerToken(torch.autograd.Function):
     def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_ND, weight_VD, target_N = ctx.saved_tensors
         _, grad_hidden_ND, sum_weight_VD = _visit_chunks(
-            hidden_ND, weight_VD, target_N, upstream_N, *ctx.options, ctx.needs_input_grad[:2]
+            hidden_ND, weight_VD, target_N, upstream_N, ctx.ignore_index, ctx.rows_per_chunk, ctx.needs_input_grad[:2]
         )
         grad_weight = None if sum_weight_VD is None else sum_weight_VD.to(weight_VD.dtype)
         return grad_hidden_ND, grad_weight, None, None, None
@@ -162,26 +160,36 @@ def _loss_then_gradient_in_place(
     rows_per_tile = -(-logits_CV.shape[0] // TILES_PER_CHUNK)
     for start in range(0, logits_CV.shape[0], rows_per_tile):
         tile = slice(start, start + rows_per_tile)
-        kept_R1 = (target_C[tile] != ignore_index).unsqueeze(1)
-        # an ignored target may be out of range: look up column 0 instead and drop what is found
-        column_R1 = target_C[tile].unsqueeze(1).where(kept_R1, 0)
-        logits_RV = logits_CV[tile]
-        values_RV = logits_RV.to(loss_C.dtype)  # no copy where the logits are that wide already
-        target_logit_R1 = values_RV.gather(1, column_R1)
-        max_R1 = values_RV.amax(1, keepdim=True)
-        values_RV.sub_(max_R1).exp_()
-        sum_R1 = values_RV.sum(1, keepdim=True)
-        loss_R1 = (sum_R1.log() + max_R1 - target_logit_R1).where(kept_R1, 0)
-        loss_C[tile] = loss_R1.squeeze(1)
-        if not wants_gradient:
-            continue
-        values_RV.div_(sum_R1).scatter_add_(1, column_R1, torch.full_like(sum_R1, -1))
-        weight_R1 = kept_R1.to(values_RV.dtype)
-        if upstream_C is not None:
-            weight_R1 *= upstream_C[tile].unsqueeze(1)
-        values_RV.mul_(weight_R1)
-        if values_RV is not logits_RV:
-            logits_RV.copy_(values_RV)
+        upstream_R = None if upstream_C is None else upstream_C[tile]
+        _visit_tile(logits_CV[tile], target_C[tile], upstream_R, ignore_index, loss_C[tile], wants_gradient)
+
+
+def _visit_tile(
+    logits_RV: torch.Tensor,
+    target_R: torch.Tensor,
+    upstream_R: torch.Tensor | None,
+    ignore_index: int,
+    loss_R: torch.Tensor,
+    wants_gradient: bool,
+) -> None:
+    """A function of its own so that one tile's float32 values are freed before the next tile's are made."""
+    kept_R1 = (target_R != ignore_index).unsqueeze(1)
+    # an ignored target may be out of range: look up column 0 instead and drop what is found
+    column_R1 = target_R.unsqueeze(1).where(kept_R1, 0)
+    values_RV = logits_RV.to(loss_R.dtype)  # no copy where the logits are that wide already
+    target_logit_R1 = values_RV.gather(1, column_R1)
+    max_R1 = values_RV.amax(1, keepdim=True)
+    values_RV.sub_(max_R1).exp_()
+    sum_R1 = values_RV.sum(1, keepdim=True)
+    loss_R.copy_((sum_R1.log() + max_R1 - target_logit_R1).where(kept_R1, 0).squeeze(1))
+    if not wants_gradient:
+        return
+    values_RV.div_(sum_R1).scatter_add_(1, column_R1, torch.full_like(sum_R1, -1))
+    values_RV.mul_(kept_R1)
+    if upstream_R is not None:
+        values_RV.mul_(upstream_R.unsqueeze(1))
+    if values_RV is not logits_RV:
+        logits_RV.copy_(values_RV)
 
 
 def _scaled(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,55 @@
+"""memfix proves memory fixes: every memory-saving PyTorch op beside its naive reference, equal, small and fast.
+
+Names are loaded when first used, so ``import memfix`` and its pytest plugin cost no import of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .contract import (
+        BadInput,
+        Budget,
+        Case,
+        Contract,
+        Dim,
+        Form,
+        Scaling,
+        SpeedBudget,
+        TensorSpec,
+        Tolerance,
+    )
+    from .errors import MemfixError
+    from .measure import peak
+    from .meters.base import Reading
+    from .suite import suite
+
+_HOME = {
+    "contract": "BadInput Budget Case Contract Dim Form Scaling SpeedBudget TensorSpec Tolerance",
+    "errors": "MemfixError",
+    "measure": "peak",
+    "meters.base": "Reading",
+    "suite": "suite",
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+
+__all__ = [  # noqa: RUF022 - in the order a newcomer meets them
+    "Contract", "Dim", "TensorSpec", "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput",
+    "suite", "peak", "Reading", "MemfixError",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'memfix' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value  # the function, also where a submodule has the same name
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,34 @@
+"""Bad inputs: each must be refused by every form, with the message that the contract states."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ..contract import BadInput, Contract
+from .finding import Finding, Status
+from .inputs import Draw, make_inputs
+
+
+def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
+    """Edit a good call, make it, and look at what is raised."""
+    case = contract.case_of("bad input", {dim: min(spec.high, max(spec.low, 5)) for dim, spec in contract.dims.items()})
+    arguments: dict[str, Any] = {**make_inputs(contract, Draw(case), "cpu"), **contract.options(form, case)}
+    bad.change(arguments)
+    tensors = [arguments.pop(spec.name) for spec in contract.inputs]
+
+    def finding(status: Status, message: str) -> Finding:
+        return Finding("bad input", contract.name, form, status, f"{bad.name}: {message}")
+
+    unknown = arguments.keys() - inspect.signature(contract.function(form)).parameters.keys()
+    if unknown:
+        return finding("note", f"the form takes no {', '.join(sorted(unknown))}")
+    try:
+        contract.function(form)(*tensors, **arguments)
+    except bad.error as error:
+        if bad.message in str(error):
+            return finding("pass", "refused")
+        return finding("fail", f"the message must contain {bad.message!r}, got {str(error)!r}")
+    except Exception as error:
+        return finding("fail", f"must raise {bad.error.__name__}, raised {type(error).__name__}: {error}")
+    return finding("fail", f"must raise {bad.error.__name__} with {bad.message!r}, and was accepted")

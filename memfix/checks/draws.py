@@ -1,0 +1,97 @@
+"""What Hypothesis draws: calls for equality, small and full of edges; shapes for memory, as large as the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ..contract import Case, Contract, Layout
+from .inputs import Draw
+
+
+def smallest_failure(
+    draws: st.SearchStrategy[Draw], check: Callable[[Draw], None], *, examples: int, random: bool = False
+) -> tuple[Draw, Exception] | None:
+    """Try ``check`` on ``examples`` draws, the same ones every time unless ``random``; the simplest draw that fails."""
+    failures: list[tuple[Draw, Exception]] = []
+
+    def attempt(draw: Draw) -> None:
+        try:
+            check(draw)
+        except Exception as error:
+            failures.append((draw, error))
+            raise
+
+    run = settings(
+        max_examples=examples,
+        derandomize=not random,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )(given(draws)(attempt))
+    try:
+        run()
+    except Exception:
+        if not failures:
+            raise
+        return failures[-1]  # Hypothesis ends by replaying the smallest
+    return None
+
+
+@st.composite
+def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
+    """A call small enough to compute: any dims, chunk sizes at and around the edges, layouts, frozen inputs."""
+    dims: dict[str, int] = {}
+    shape_dims = contract.shape_dims()
+    for dim in shape_dims:
+        dims[dim] = draw(st.integers(contract.dims[dim].low, contract.dims[dim].high), label=dim)
+    for dim, spec in contract.dims.items():
+        if dim not in dims:
+            anywhere = st.integers(spec.low, spec.high)
+            edges = {edge for axis in shape_dims for edge in _edges_of(dims[axis]) if spec.low <= edge <= spec.high}
+            dims[dim] = draw(st.sampled_from(sorted(edges)) | anywhere if edges else anywhere, label=dim)
+    choices = {key: draw(st.sampled_from(values), label=key) for key, values in contract.choices.items()}
+    seed = draw(st.integers(0, 2**16))
+    share = draw(st.sampled_from([0.3, 0.0, 1.0]))
+    layouts: dict[str, Layout] = {
+        spec.name: draw(st.sampled_from(spec.layouts), label=spec.name) for spec in contract.inputs
+    }
+    grads = [spec.name for spec in contract.inputs if spec.grad]
+    frozen = draw(st.sets(st.sampled_from(grads))) if grads and draw(st.integers(0, 3)) == 3 else set()
+    case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype)
+    return Draw(case, seed, share, layouts, frozenset(frozen))
+
+
+def _edges_of(size: int) -> set[int]:
+    """Chunk sizes that meet ``size`` exactly, fall one short, or leave one element over."""
+    return {1, size - 1, size, size + 1, (size - 1) // 2, (size + 1) // 2, size // 3}
+
+
+@st.composite
+def memory_draws(draw: Any, contract: Contract) -> Draw:
+    """A shape near one of the cases: too large to compute, free to simulate.
+
+    Axes are from a quarter to five quarters of the case's, options such as chunk sizes from one to two times: so
+    no draw takes many more chunks, and so more time, than the case itself.
+    """
+    near = contract.cases[draw(st.sampled_from(sorted(contract.cases)))]
+    axes = set(contract.shape_dims())
+    dims = {}
+    for dim, size in near.dims.items():
+        low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 2 * size)
+        low = max(contract.dims[dim].low, low)
+        dims[dim] = draw(st.integers(low, max(low, high)), label=dim)
+    choices = {key: draw(st.sampled_from(values), label=key) for key, values in contract.choices.items()}
+    dtype = draw(st.sampled_from(contract.dtypes))
+    # only what matrix products take as it is: other strides are copied by the library, not by the form
+    layouts: dict[str, Layout] = {
+        spec.name: draw(st.sampled_from([layout for layout in spec.layouts if layout != "strided"] or spec.layouts))
+        for spec in contract.inputs
+    }
+    return Draw(Case("drawn", dims, choices, dtype), layouts=layouts)

@@ -1,0 +1,257 @@
+"""Equal: a form gives naive's answer, outputs and every gradient, at any shape, chunk size, dtype and layout.
+
+Naive runs in float64 (the truth) and in the working dtype (what rounding alone costs). The form must be as near to
+the truth as a small factor of naive's own error. Hypothesis draws the calls and shrinks a failure to
+the smallest shape; the finding carries a line that reproduces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..contract import NAIVE, Contract, Tolerance
+from .draws import equality_draws, smallest_failure
+from .finding import Finding
+from .inputs import Draw, call_form, make_inputs, output_tensors
+
+
+class NaiveFailed(Exception):
+    """The reference itself raised: nothing can be said of any form."""
+
+
+class Unequal(AssertionError):
+    """The form's answer differs from naive's; the message says where and by how much."""
+
+
+def check_equality(
+    contract: Contract,
+    form: str,
+    *,
+    dtype: str,
+    device: str = "cpu",
+    examples: int = 50,
+    random: bool = False,
+) -> Finding:
+    """Draw ``examples`` calls in ``dtype`` and compare. ``random``: other draws every time, rather than the same."""
+    failure = smallest_failure(
+        equality_draws(contract, dtype),
+        lambda draw: compare_once(contract, form, draw, device),
+        examples=examples,
+        random=random,
+    )
+    if failure is not None:
+        return _failed(contract, form, *failure)
+    return Finding("equality", contract.name, form, "pass", f"{dtype}: equal in {examples} drawn calls on {device}")
+
+
+def check_equality_at(contract: Contract, form: str, draw: Draw, *, device: str = "cpu") -> Finding:
+    """The comparison at one given call."""
+    try:
+        compare_once(contract, form, draw, device)
+    except Exception as error:
+        return _failed(contract, form, draw, error)
+    return Finding("equality", contract.name, form, "pass", f"equal at {draw.spelled()}")
+
+
+def _failed(contract: Contract, form: str, draw: Draw, error: Exception) -> Finding:
+    if isinstance(error, NaiveFailed):
+        message = f"naive itself fails at {draw.spelled()}: {error}"
+        return Finding("equality", contract.name, form, "error", message)
+    what = str(error) if isinstance(error, Unequal) else f"raises {type(error).__name__}: {error}"
+    first, *more = what.splitlines() or [""]
+    return Finding(
+        check="equality",
+        op=contract.name,
+        form=form,
+        status="fail",
+        message=f"{draw.case.dtype}: {first}",
+        details=(f"  smallest call found: {draw.spelled()}", *(f"  {line}" for line in more[:7])),
+        reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}",
+    )
+
+
+def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu") -> None:
+    """One call, held against naive. Raises ``Unequal`` or whatever the form raises."""
+    try:
+        inputs = make_inputs(contract, draw, device)
+        naive = _evaluate(contract, NAIVE, draw, inputs)
+        truth = _evaluate(contract, NAIVE, draw, _widened(inputs))
+        nearby = [_evaluate(contract, NAIVE, draw, _widened(inputs), nudge) for nudge in _nudges(contract, draw)]
+    except Exception as error:
+        raise NaiveFailed(f"{type(error).__name__}: {error}") from error
+    # another call of the same shape goes first: an answer that is remembered is then the wrong one
+    with _PoisonFreshMemory():
+        _evaluate(contract, form, draw, make_inputs(contract, replace(draw, seed=draw.seed + 1), device))
+        tensors = make_inputs(contract, draw, device)
+        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        answer = _evaluate(contract, form, draw, tensors)
+    for name, tensor in tensors.items():
+        if not _same_bits(before[name], tensor.detach()):
+            raise Unequal(f"writes into its input {name}")
+    _compare(answer, naive, truth, nearby, contract.tolerance, getattr(torch, draw.case.dtype))
+
+
+# ---------------------------------------------------------------- running a form
+@dataclass(frozen=True)
+class _Answer:
+    """Outputs and gradients by name; ``None`` for a gradient that did not arrive."""
+
+    tensors: Mapping[str, torch.Tensor | None]
+    dtypes: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True)
+class _Nudge:
+    """Every value off by a factor of ``1 + size`` or ``1 - size``, at random."""
+
+    size: float
+    seed: int
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator(tensor.device).manual_seed(self.seed)
+        signs = torch.randint(0, 2, tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype) * 2 - 1
+        return tensor * (1 + self.size * signs)
+
+
+def _nudges(contract: Contract, draw: Draw) -> list[_Nudge]:
+    sums_kept_in = torch.promote_types(getattr(torch, draw.case.dtype), torch.float32)
+    size = contract.tolerance.sum_ulps * torch.finfo(sums_kept_in).eps
+    return [_Nudge(size, seed) for seed in (1, 2)]
+
+
+def _evaluate(
+    contract: Contract,
+    form: str,
+    draw: Draw,
+    tensors: Mapping[str, torch.Tensor],
+    nudge: _Nudge | None = None,
+) -> _Answer:
+    """Call the form, and its backward with a random upstream gradient, twice over where the op promises it."""
+    if nudge is not None:
+        tensors = {
+            name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+    outputs = output_tensors(call_form(contract, form, draw, tensors))
+    found: dict[str, torch.Tensor | None] = {
+        f"output {i}" if len(outputs) > 1 else "output": output.detach().clone() for i, output in enumerate(outputs)
+    }
+    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    differentiable = [output for output in outputs if output.requires_grad]
+    if wanted and not differentiable:
+        found |= {f"gradient of {name}": None for name in wanted}
+    elif wanted:
+        rounds = ("gradient of", "second gradient of") if contract.repeats_backward else ("gradient of",)
+        for number, title in enumerate(rounds):
+            upstream = [_upstream(output, draw, number) for output in differentiable]
+            if nudge is not None:
+                upstream = [nudge(gradient) for gradient in upstream]
+            torch.autograd.backward(differentiable, upstream, retain_graph=number + 1 < len(rounds))
+            found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
+            for tensor in wanted.values():
+                tensor.grad = None
+    return _Answer(found, tuple(output.dtype for output in outputs))
+
+
+def _upstream(output: torch.Tensor, draw: Draw, number: int) -> torch.Tensor:
+    """A random gradient, the same for every form and precision: rounded to the working dtype before it is widened."""
+    generator = torch.Generator(output.device).manual_seed(1000 + draw.seed + number)
+    gradient = torch.randn(output.shape, generator=generator, device=output.device, dtype=torch.float32)
+    return gradient.to(getattr(torch, draw.case.dtype)).to(output.dtype)
+
+
+def _widened(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.detach().to(torch.float64).requires_grad_(tensor.requires_grad)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+class _PoisonFreshMemory(TorchDispatchMode):
+    """Fills every new uninitialised tensor with NaN, or the largest integer, so that what is not written shows."""
+
+    _FRESH = frozenset(["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (
+            func.overloadpacket.__name__ in self._FRESH
+            and isinstance(result, torch.Tensor)
+            and result.dtype != torch.bool
+        ):
+            floating = result.is_floating_point() or result.is_complex()
+            result.fill_(float("nan") if floating else torch.iinfo(result.dtype).max)
+        return result
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.equal(a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0)) and torch.equal(a.isnan(), b.isnan())
+
+
+# ---------------------------------------------------------------- comparing
+def _compare(
+    answer: _Answer,
+    naive: _Answer,
+    truth: _Answer,
+    nearby: list[_Answer],
+    tolerance: Tolerance,
+    dtype: torch.dtype,
+) -> None:
+    if len(answer.dtypes) != len(naive.dtypes):
+        raise Unequal(f"returns {len(answer.dtypes)} tensors, naive {len(naive.dtypes)}")
+    if answer.dtypes != naive.dtypes:
+        raise Unequal(f"returns {answer.dtypes[0]}, naive {naive.dtypes[0]}")
+    for name, true in truth.tensors.items():
+        got, rounded = answer.tensors[name], naive.tensors[name]
+        if true is None or rounded is None:
+            if got is not None and bool(got.ne(0).any()):
+                raise Unequal(f"gives a {name}, naive gives none")
+            continue
+        if got is None:
+            raise Unequal(f"gives no {name}")
+        if got.shape != true.shape:
+            raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(true.shape)}")
+        moved = [t for near in nearby if (t := near.tensors[name]) is not None]
+        _compare_tensor(name, got, rounded, true, moved, tolerance, dtype)
+
+
+def _compare_tensor(
+    name: str,
+    got: torch.Tensor,
+    rounded: torch.Tensor,
+    true: torch.Tensor,
+    moved: list[torch.Tensor],
+    tolerance: Tolerance,
+    dtype: torch.dtype,
+) -> None:
+    got, rounded = got.double(), rounded.double()
+    # where naive itself overflows or is not a number in the working dtype, the form must be the same
+    expected = torch.where(rounded.isfinite(), true, rounded)
+    finite = expected.isfinite()
+    if not torch.equal(got[~finite].nan_to_num(nan=0.5), expected[~finite].nan_to_num(nan=0.5)):
+        raise Unequal(f"{name} differs from naive where naive is not finite")
+    if not finite.any():
+        return
+    error = (got - expected)[finite].abs()
+    own_error = (rounded - expected)[finite].abs().max().item()
+    magnitude = expected[finite].abs().max().item()
+    sum_error = max((near - expected)[finite].abs().max().item() for near in moved)
+    allowed = tolerance.factor * own_error + tolerance.ulps * torch.finfo(dtype).eps * magnitude + sum_error
+    worst = error.max().item()
+    if not worst <= allowed:
+        flat = (got - expected).nan_to_num(nan=float("inf")).abs().masked_fill(~finite, -1).argmax()
+        index = [int(i) for i in torch.unravel_index(flat, got.shape)]
+        raise Unequal(
+            f"{name} is off by {worst:.3g} at {index}: {got.flatten()[flat]:.6g}, "
+            f"truth {expected.flatten()[flat]:.6g}; "
+            f"allowed {allowed:.3g} (naive's own error {own_error:.3g})"
+        )

@@ -1,0 +1,161 @@
+"""From a contract and a draw to tensors, calls and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..contract import LAYOUTS, WORKING, Case, Contract, Layout, Phase, TensorSpec
+from ..errors import UsageError, did_you_mean
+from ..meters.base import Step
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A case with everything else that fixes a call: values, layouts, frozen inputs, and how often ``sometimes`` is."""
+
+    case: Case
+    seed: int = 0
+    share: float = 0.3
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+
+    def spelled(self) -> str:
+        """The draw on one line; ``parsed`` reads it back."""
+        parts = [self.case.spelled(), f"seed={self.seed}", f"share={self.share:g}"]
+        parts += [f"layout.{name}={layout}" for name, layout in self.layouts.items() if layout != "contiguous"]
+        parts += [f"frozen={name}" for name in sorted(self.frozen)]
+        return ",".join(parts)
+
+    @staticmethod
+    def parsed(contract: Contract, text: str) -> Draw:
+        settings: dict[str, Any] = {}
+        layouts: dict[str, Layout] = {}
+        frozen: set[str] = set()
+        own: dict[str, Any] = {"seed": 0, "share": 0.3}
+        names = {spec.name for spec in contract.inputs}
+        for part in text.split(","):
+            key, equals, value = part.strip().partition("=")
+            if not equals:
+                raise UsageError(f"--at is a list of name=value, got {part!r}")
+            named = key.removeprefix("layout.") if key.startswith("layout.") else value if key == "frozen" else None
+            if named is not None and named not in names:
+                raise UsageError(f"--at: {contract.name} has no input {named!r}{did_you_mean(named, names)}")
+            try:
+                if key.startswith("layout."):
+                    layouts[key.removeprefix("layout.")] = LAYOUTS[LAYOUTS.index(value)]
+                elif key == "frozen":
+                    frozen.add(value)
+                elif key in own:
+                    own[key] = type(own[key])(value)
+                elif key in contract.choices:
+                    settings[key] = next(v for v in contract.choices[key] if str(v) == value)
+                else:
+                    settings[key] = value if key == "dtype" else int(value)
+            except (ValueError, StopIteration):
+                raise UsageError(f"--at: cannot read {part!r}") from None
+        return Draw(contract.case_of("drawn", settings), own["seed"], own["share"], layouts, frozenset(frozen))
+
+
+def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
+    """The input tensors by name. Without ``values`` they are only laid out, which is all that a fake device needs."""
+    generator = torch.Generator(device).manual_seed(draw.seed) if values else None
+    tensors = {}
+    for spec in contract.inputs:
+        layout = draw.layouts.get(spec.name, "contiguous")
+        size = spec.size(draw.case.dims)
+        dtype = getattr(torch, draw.case.dtype if spec.dtype == WORKING else spec.dtype)
+        tensor = _laid_out(size, dtype, device, layout)
+        if generator is not None:
+            tensor.copy_(_values(spec, size, draw, dtype, generator))
+        tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
+    return tensors
+
+
+def _laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str, layout: Layout) -> torch.Tensor:
+    """An empty tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
+    if layout == "transposed" and len(size) > 1:
+        return torch.empty(size[::-1], dtype=dtype, device=device).permute(*range(len(size))[::-1])
+    if layout == "strided" and size:
+        return torch.empty((*size[:-1], 2 * size[-1] + 1), dtype=dtype, device=device)[..., 1::2]
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+def _values(
+    spec: TensorSpec, size: tuple[int, ...], draw: Draw, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    made: dict[str, Any] = {"generator": generator, "device": generator.device}
+    chance = torch.rand(size, **made)
+    if dtype == torch.bool:
+        return chance < draw.share
+    if not dtype.is_floating_point:
+        high = draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
+        tensor = torch.randint(int(spec.low or 0), int(high or 0), size, dtype=dtype, **made)
+    elif spec.low is not None or spec.high is not None:
+        low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
+        tensor = low + (high - low) * torch.rand(size, dtype=_random_dtype(dtype), **made)
+    else:
+        tensor = spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
+    if spec.sometimes is not None:
+        value = draw.case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
+        tensor = tensor.masked_fill(chance < draw.share, value)
+    return tensor
+
+
+def _random_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def call_form(contract: Contract, form: str, draw: Draw, tensors: Mapping[str, torch.Tensor]) -> Any:
+    return contract.function(form)(*tensors.values(), **contract.options(form, draw.case))
+
+
+def output_tensors(result: Any) -> list[torch.Tensor]:
+    """A form's result as a list: one tensor, or a tuple of them."""
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(f"a form must return a tensor or a tuple of tensors, got {type(output).__name__}")
+    return outputs
+
+
+@dataclass(frozen=True)
+class StepOf:
+    """Builds the step that a meter measures: one form, one case, one phase. Plain data, so it travels to a child."""
+
+    contract: Contract
+    form: str
+    draw: Draw
+    phase: Phase
+
+    def __call__(self, device: str) -> Step:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
+        tensors = make_inputs(self.contract, self.draw, device, values=not is_fake)
+        upstreams: list[torch.Tensor] = []
+
+        def forward() -> object:
+            with torch.no_grad():
+                return call_form(self.contract, self.form, self.draw, tensors)
+
+        def held() -> object:
+            return call_form(self.contract, self.form, self.draw, tensors)
+
+        def train() -> None:
+            outputs = [t for t in output_tensors(held()) if t.requires_grad]
+            if not upstreams:  # made in the warm-up: the upstream gradient is an input
+                upstreams.extend(torch.ones_like(output) for output in outputs)
+            torch.autograd.backward(outputs, upstreams)
+            for tensor in tensors.values():
+                tensor.grad = None
+
+        return {"forward": forward, "held": held, "train": train}[self.phase]
+
+
+def phases_of(contract: Contract) -> tuple[Phase, ...]:
+    """A contract without gradients has only a forward."""
+    return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)

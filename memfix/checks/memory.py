@@ -1,0 +1,123 @@
+"""Small: readings of every form at every case, and the budgets held against them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..contract import Budget, Case, Contract, Phase
+from ..meters.base import Meter, Reading
+from ..units import format_bytes, format_change
+from .finding import Finding, Status
+
+if TYPE_CHECKING:
+    from .inputs import Draw
+
+Readings = Mapping[tuple[str, Phase], Reading]
+"""Of one op at one case: by form and phase."""
+
+
+def bytes_of(reading: Reading, phase: Phase) -> int:
+    """The figure that a phase is judged by: what is held after the forward, or the peak."""
+    return reading.held_bytes if phase == "held" else reading.peak_bytes
+
+
+def measure(contract: Contract, form: str, draw: Draw, phase: Phase, meter: Meter) -> Reading:
+    """One form at one draw in one phase."""
+    from .inputs import StepOf
+
+    return meter.measure(StepOf(contract, form, draw, phase))
+
+
+def limit_of(budget: Budget, case: Case, readings: Readings) -> int:
+    """The budget at this case, in bytes."""
+    if budget.formula is not None:
+        return budget.formula.evaluate(case.formula_values)
+    reference, factor = budget.reference, budget.factor
+    assert reference is not None
+    assert factor is not None
+    return int(bytes_of(readings[reference, budget.phase], budget.phase) / factor)
+
+
+def forms_needed(budget: Budget) -> list[str]:
+    return [budget.form, *([budget.reference] if budget.reference else [])]
+
+
+def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readings) -> Finding:
+    """Is the form within its budget? For a reported form with a known broken budget the answer must be no."""
+    reading = readings[budget.form, budget.phase]
+    used, limit = bytes_of(reading, budget.phase), limit_of(budget, case, readings)
+    within = used <= limit
+    name = "held" if budget.phase == "held" else "peak"
+    against = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
+    figures = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"
+    details: tuple[str, ...] = ()
+    status: Status
+    if budget.known_broken:
+        status = "fail" if within else "pass"
+        outcome = "a reported form suddenly passes" if within else f"known broken, {format_change(used, limit)}"
+        message = f"{figures} ({outcome}), meter {reading.meter}"
+    else:
+        status = "pass" if within else "fail"
+        message = figures + ("" if within else f" ({format_change(used, limit)})") + f", meter {reading.meter}"
+        if not within:
+            details = explained(reading)
+    return Finding("budget", contract.name, budget.form, status, message, case.name, budget.phase, details)
+
+
+def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:
+    """Bytes that stay after the result is dropped are a leak: the next call pays them again."""
+    if reading.leaked_bytes <= 0 or not reading.exact:
+        return None
+    leaked = format_bytes(reading.leaked_bytes)
+    message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"
+    return Finding("leak", contract.name, form, "fail", message, case.name, phase, explained(reading))
+
+
+def explained(reading: Reading) -> tuple[str, ...]:
+    """What was alive at the peak, for the lines below a failure."""
+    if not reading.alive_at_peak:
+        return ()
+    return ("  alive at the peak, largest first", *(f"  {line}" for line in reading.table_lines(6)))
+
+
+def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:
+    """Budgets without a case, at shapes that nobody chose. None where the form has no such budget."""
+    from .draws import memory_draws, smallest_failure
+
+    budgets = [b for b in contract.budgets if b.form == form and b.case is None and not b.known_broken]
+    if not budgets:
+        return None
+
+    for budget in budgets:
+
+        def within_budget(draw: Draw, budget: Budget = budget) -> None:
+            needed = forms_needed(budget)
+            readings = {(f, budget.phase): measure(contract, f, draw, budget.phase, meter) for f in needed}
+            finding = judge_budget(contract, budget, draw.case, readings)
+            if finding.status == "fail":
+                raise _OverBudget(finding)
+
+        failure = smallest_failure(memory_draws(contract), within_budget, examples=examples)
+        if failure is not None:
+            return _failed_at(contract, form, budget, *failure)
+    laws = f"{len(budgets)} budget{'s' if len(budgets) > 1 else ''}"
+    return Finding("budget", contract.name, form, "pass", f"{laws} held at {examples} drawn shapes each", "drawn")
+
+
+def _failed_at(contract: Contract, form: str, budget: Budget, draw: Draw, error: Exception) -> Finding:
+    if not isinstance(error, _OverBudget):
+        message = f"cannot be measured at {draw.spelled()}: {type(error).__name__}: {error}"
+        return Finding("budget", contract.name, form, "error", message, "drawn", budget.phase)
+    return replace(
+        error.finding,
+        message=f"{error.finding.message} at {draw.spelled()}",
+        reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}",
+    )
+
+
+class _OverBudget(Exception):
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.message)
+        self.finding = finding

@@ -1,0 +1,40 @@
+"""The command line. One file a command, each thin: options in, a call, a report out, an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from .. import __version__
+from ..errors import EXIT_USAGE, MemfixError
+from .check import check
+from .gate import gate
+from .list import list_ops
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="memfix")
+def cli() -> None:
+    """Prove memory fixes: every memory-saving op beside its naive reference, equal, small and fast.
+
+    Exit codes: 0 pass, 1 regression, 2 could not measure, 4 usage.
+    """
+
+
+for command in (gate, check, list_ops):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run, and turn every known error into one line and its exit code."""
+    try:
+        sys.exit(cli.main(standalone_mode=False))
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USAGE)
+    except MemfixError as error:
+        click.echo(f"memfix: {error}", err=True)
+        sys.exit(error.exit_code)

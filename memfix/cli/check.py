@@ -1,0 +1,87 @@
+"""``memfix check``: the same checks without the lock, as hard as asked, or at one given call."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from ..checks.finding import Finding, exit_code_of
+from ..errors import UsageError, did_you_mean
+from .options import json_option, meter_option, ops_argument, profile_option, progress
+
+
+@click.command()
+@ops_argument
+@click.option("--form", "form_name", metavar="FORM", help="Only this form.")
+@click.option("--examples", type=click.IntRange(min=1), help="Drawn calls per form and dtype, other ones every time.")
+@click.option("--at", metavar="N=3,...", help="Only this call, as a failure prints it.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Where equality runs.",
+)
+@click.option("--speed", is_flag=True, help="Time forms against naive, too.")
+@meter_option
+@profile_option
+@json_option
+def check(
+    ops: tuple[str, ...],
+    form_name: str | None,
+    examples: int | None,
+    at: str | None,
+    device: str,
+    speed: bool,
+    meter: str,
+    profile: str | None,
+    json_path: str | None,
+) -> int:
+    """Equality, bad inputs and budgets of every op (or those named), without the lock."""
+    from ..checks.effort import Effort, get_effort
+    from ..checks.examine import examine, examine_call
+    from ..checks.inputs import Draw
+    from ..checks.speed import check_speed
+    from ..gate import report
+    from ..meters import usable_meter
+    from ..registry import contracts
+
+    report.require_writable(json_path)
+    chosen = contracts(ops)
+    if at is not None and len(chosen) != 1:
+        raise click.UsageError("--at needs exactly one OP")
+    if form_name is not None and not any(form_name in contract.forms for contract in chosen):
+        known = [name for contract in chosen for name in contract.forms]
+        raise UsageError(f"no form {form_name!r}{did_you_mean(form_name, known)}")
+    effort = get_effort(profile)
+    if examples is not None:
+        effort = Effort("asked", examples, max(1, examples // 5))
+    used_meter, fallback = usable_meter(meter)
+    console = Console(stderr=json_path == "-")
+    if fallback:
+        console.print(Text(f"note: {fallback}", style="yellow"))
+    findings: list[Finding] = []
+    with progress() as say:
+        for contract in chosen:
+            forms = [form for form in contract.forms if form_name in (None, form)]
+            if at is not None:
+                made = examine_call(contract, Draw.parsed(contract, at), used_meter, forms=forms, device=device)
+            else:
+                random = examples is not None
+                made = list(
+                    examine(contract, used_meter, effort, say, forms=forms, device=device, random=random).findings
+                )
+                made += [
+                    check_speed(contract, law, device=device) for law in contract.speed if speed and law.form in forms
+                ]
+            for finding in made:
+                style = {"fail": "red", "error": "magenta", "note": "dim"}.get(finding.status, "")
+                console.print(
+                    Text(f"{finding.status:<5} {finding.check:<9} {finding.text()}", style=style),
+                    soft_wrap=True,
+                )
+            findings += made
+    if json_path is not None:
+        report.write_report(json_path, report.as_json({"findings": [f.as_dict() for f in findings]}))
+    return exit_code_of(findings)

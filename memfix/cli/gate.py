@@ -1,0 +1,75 @@
+"""``memfix gate``: equality, budgets and lock of every op; exit 1 on a regression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ..checks.effort import get_effort
+from .options import json_option, meter_option, ops_argument, profile_option, progress
+
+DEFAULT_LOCK = Path("benchmarks/memory.lock")
+
+
+@click.command()
+@ops_argument
+@click.option("--base", "base_ref", metavar="REF", help="Judge under the naive forms and contracts of this commit too.")
+@click.option("--update", is_flag=True, help="Write today's bytes to the lock, if all else passes.")
+@click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)
+@click.option("--no-lock", is_flag=True, help="Leave the lock out of it.")
+@meter_option
+@profile_option
+@json_option
+@click.option("--md", "md_path", metavar="PATH", help="Write Markdown; - for standard output.")
+@click.option("--junit", "junit_path", metavar="PATH", help="Write JUnit XML; - for standard output.")
+def gate(
+    ops: tuple[str, ...],
+    base_ref: str | None,
+    update: bool,
+    lock_path: Path,
+    no_lock: bool,
+    meter: str,
+    profile: str | None,
+    json_path: str | None,
+    md_path: str | None,
+    junit_path: str | None,
+) -> int:
+    """The main job: every op (or those named) equal, within budget, and no byte above the lock."""
+    from ..gate import report
+    from ..gate.report import github
+    from ..gate.report.junit import as_junit
+    from ..gate.report.markdown import as_markdown
+    from ..gate.report.terminal import print_verdict
+    from ..gate.run import run_gate
+    from ..registry import contracts
+
+    if update and no_lock:
+        raise click.UsageError("--update writes the lock and --no-lock leaves it out: give one of them")
+    targets = [path for path in (json_path, md_path, junit_path) if path is not None]
+    if targets.count("-") > 1:
+        raise click.UsageError("only one report can go to standard output")
+    for path in targets:
+        report.require_writable(path)
+    with progress() as say:
+        verdict = run_gate(
+            contracts(ops),
+            meter_name=meter,
+            effort=get_effort(profile),
+            lock_path=None if no_lock else lock_path,
+            base_ref=base_ref,
+            update=update,
+            whole=not ops,
+            say=say,
+        )
+    print_verdict(verdict, Console(stderr="-" in targets))
+    if json_path is not None:
+        report.write_report(json_path, report.as_json(verdict.as_dict()))
+    if md_path is not None:
+        report.write_report(md_path, as_markdown(verdict))
+    if junit_path is not None:
+        report.write_report(junit_path, as_junit(verdict))
+    if github.on_github():
+        github.announce(verdict)
+    return verdict.exit_code

@@ -1,0 +1,1 @@
+"""The gate: findings and the lock in, a verdict out."""

@@ -1,0 +1,180 @@
+"""Another commit beside this one: today's forms judged under that commit's naive forms and contracts.
+
+A change that breaks a budget can loosen the budget too. So the laws of the base commit (``naive.py`` and
+``contract.py`` of each op) are laid over a copy of the working tree, and the ops whose laws differ are
+examined there, in a child process. Every difference between the two laws is a row of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..checks.finding import Finding
+from ..contract import Contract
+from ..errors import MemfixError, UsageError
+from ..units import format_bytes
+from .lock import Key, read_lock
+
+OPS = "memfix/ops"
+LAW_FILES = ("naive.py", "contract.py")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The commit that is compared with, and the checkout that it is compared to."""
+
+    root: Path
+    commit: str
+    ref: str
+
+    @staticmethod
+    def of(ref: str, package: Path) -> Base:
+        """``package`` is the folder of the working tree's memfix."""
+        root = Path(_git(package.parent, "rev-parse", "--show-toplevel").strip())
+        try:
+            commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
+        except UsageError:
+            raise UsageError(f"--base: no commit {ref!r} in {root}; fetch it, or name another") from None
+        return Base(root, commit, ref)
+
+    def ops_with_other_laws(self) -> list[str]:
+        """Ops of the working tree whose naive form or contract reads differently at the base."""
+        changed = []
+        for op in self._ops_here():
+            for name in LAW_FILES:
+                here = self.root / OPS / op / name
+                if self._file(f"{OPS}/{op}/{name}") != (here.read_text(encoding="utf-8") if here.exists() else None):
+                    changed.append(op)
+                    break
+        return changed
+
+    def ops_gone(self) -> list[str]:
+        """Ops that the base has and the working tree has not."""
+        return sorted(set(self._ops_at_base()) - set(self._ops_here()))
+
+    def is_new(self, op: str) -> bool:
+        return op not in self._ops_at_base()
+
+    @contextmanager
+    def laid_over(self, ops: list[str]) -> Iterator[Path]:
+        """A copy of the working tree's package with the base's laws for ``ops``."""
+        with tempfile.TemporaryDirectory(prefix="memfix-base-") as folder:
+            target = Path(folder)
+            shutil.copytree(self.root / "memfix", target / "memfix", ignore=shutil.ignore_patterns("__pycache__"))
+            for op in ops:
+                for name in LAW_FILES:
+                    text = self._file(f"{OPS}/{op}/{name}")
+                    if text is not None:
+                        (target / OPS / op / name).write_text(text, encoding="utf-8")
+            yield target
+
+    def lock(self, path: Path) -> dict[Key, int]:
+        """The base's lock file, for the rows that show raised entries."""
+        try:
+            relative = path.resolve().relative_to(self.root.resolve())
+        except ValueError:
+            return {}
+        text = self._file(relative.as_posix())
+        if text is None:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "memory.lock"
+            copy.write_text(text, encoding="utf-8")
+            return read_lock(copy)
+
+    def _ops_here(self) -> list[str]:
+        return sorted(path.parent.name for path in (self.root / OPS).glob("*/contract.py"))
+
+    def _ops_at_base(self) -> list[str]:
+        listing = _git(self.root, "ls-tree", "-r", "--name-only", self.commit, "--", OPS)
+        return sorted(PurePosixPath(p).parent.name for p in listing.splitlines() if p.endswith("/contract.py"))
+
+    def _file(self, path: str) -> str | None:
+        try:
+            return _git(self.root, "show", f"{self.commit}:{path}")
+        except UsageError:
+            return None
+
+
+def examine_under(overlay: Path, ops: list[str], profile: str, meter: str) -> dict[str, Any]:
+    """Run the gate on the overlaid copy in a child process; its JSON."""
+    return _child(overlay, "gate", *ops, "--profile", profile, "--meter", meter, "--no-lock", "--json", "-")
+
+
+def laws_under(overlay: Path, ops: list[str]) -> dict[str, dict[str, str]]:
+    """The base's laws, op by op, spelled as ``Contract.laws`` does."""
+    listed = _child(overlay, "list", *ops, "--json", "-")
+    return {op["name"]: op["laws"] for op in listed["ops"]}
+
+
+def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list[Finding]:
+    """One row for each law that this change adds, removes or rewrites."""
+    here = contract.laws()
+    rows = []
+    for key in dict.fromkeys([*base_laws, *here]):
+        was, now = base_laws.get(key), here.get(key)
+        if was != now:
+            if now is None:
+                change = f"removed; at {ref}: {was}"
+            elif was is None:
+                change = f"added: {now}"
+            else:
+                change = f"changed: {now}; at {ref}: {was}"
+            rows.append(Finding("law", contract.name, "", "note", f"{key} {change}"))
+    if not rows:
+        rows.append(
+            Finding("law", contract.name, "", "note", f"the text of naive.py or contract.py differs from {ref}")
+        )
+    return rows
+
+
+def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[Finding]:
+    """One row for each entry that this change raises."""
+    rows = []
+    for key in sorted(now.keys() & before.keys()):
+        if now[key] > before[key]:
+            op, form, case, phase = key
+            message = f"lock raised: {format_bytes(now[key])}; at {ref}: {format_bytes(before[key])}"
+            rows.append(Finding("law", op, form, "note", message, case, phase))
+    return rows
+
+
+def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(overlay), os.environ.get("PYTHONPATH", "")]),
+    }
+    for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        environment.pop(variable, None)  # the parent announces
+    child = subprocess.run(
+        [sys.executable, "-m", "memfix", *arguments],
+        cwd=overlay,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    try:
+        return json.loads(child.stdout)
+    except ValueError:
+        last = (child.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MemfixError(f"today's forms cannot be judged under the base's laws: {last}") from None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise UsageError("--base needs git, and there is none on the PATH") from None
+    except subprocess.CalledProcessError as error:
+        raise UsageError(f"git {' '.join(arguments[:2])}: {error.stderr.strip() or 'failed'}") from None
+    return done.stdout

@@ -1,0 +1,126 @@
+"""From findings, readings and the lock to a verdict. Pure: imports no torch and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checks.examine import Examination
+from ..checks.finding import Finding, exit_code_of
+from ..checks.memory import bytes_of, explained
+from ..errors import EXIT_PASS, EXIT_REGRESSION
+from ..meters.base import Reading
+from ..units import format_bytes, format_change
+from .lock import Key
+
+ACCEPT = "if this is meant, run memfix gate --update and commit the lock file"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Everything that the gate says. ``findings`` are in the order in which they were made."""
+
+    examinations: tuple[Examination, ...]
+    findings: tuple[Finding, ...]
+    meter: str
+    notes: tuple[str, ...] = ()
+    surroundings: Mapping[str, str] = field(default_factory=dict)
+
+    def with_status(self, status: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.status == status]
+
+    @property
+    def exit_code(self) -> int:
+        return exit_code_of(self.findings)
+
+    @property
+    def word(self) -> str:
+        return {EXIT_PASS: "pass", EXIT_REGRESSION: "regression"}.get(self.exit_code, "could not measure")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "verdict": self.word,
+            "exit_code": self.exit_code,
+            "meter": self.meter,
+            "notes": list(self.notes),
+            "surroundings": dict(self.surroundings),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "readings": [
+                {"op": op, "form": form, "case": case, "phase": phase, "bytes": bytes_of(reading, phase),
+                 "human": format_bytes(bytes_of(reading, phase)), **reading.as_dict()}
+                for (op, form, case, phase), reading in readings_by_key(self.examinations).items()
+            ],
+        }  # fmt: skip
+
+
+def readings_by_key(examinations: Sequence[Examination]) -> dict[Any, Reading]:
+    return {
+        (examination.op, form, case, phase): reading
+        for examination in examinations
+        for (form, case, phase), reading in examination.readings.items()
+    }
+
+
+def judge(
+    examinations: Sequence[Examination],
+    *,
+    lock: Mapping[Key, int] | None,
+    meter: str,
+    notes: Sequence[str] = (),
+    extra: Sequence[Finding] = (),
+    surroundings: Mapping[str, str] | None = None,
+) -> Verdict:
+    """All findings, those of the lock included. ``lock`` is None where the meter's bytes are not the lock's."""
+    findings = [finding for examination in examinations for finding in examination.findings]
+    findings += _nothing_measured(examinations)
+    if lock is not None:
+        findings += judge_lock(examinations, lock)
+    return Verdict(tuple(examinations), (*findings, *extra), meter, tuple(notes), surroundings or {})
+
+
+def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int]) -> list[Finding]:
+    """Every reading against its entry: above fails, below asks, missing and extra fail."""
+    findings = []
+    readings = readings_by_key(examinations)
+    judged_ops = {examination.op for examination in examinations}
+    unequal = {(e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms}
+    for key, reading in readings.items():
+        if key[:2] not in unequal:
+            findings.append(_against_entry(key, bytes_of(reading, key[3]), lock.get(key), reading))
+    stale = f"the lock has an entry that nothing measures any more; {ACCEPT}"
+    gone = [key for key in lock if key[0] in judged_ops and key not in readings]
+    return findings + [_lock_finding(key, "fail", stale) for key in gone]
+
+
+def _against_entry(key: Key, used: int, locked: int | None, reading: Reading) -> Finding:
+    if locked is None:
+        return _lock_finding(key, "fail", f"{format_bytes(used)} measured, and no entry in the lock; {ACCEPT}")
+    if used > locked:
+        message = (
+            f"{used:,} bytes ({format_bytes(used)}), lock {locked:,} ({format_bytes(locked)}): "
+            f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
+        )
+        return _lock_finding(key, "fail", message, (*explained(reading), f"  {ACCEPT}"))
+    if used < locked:
+        message = (
+            f"{format_bytes(used)}, {locked - used:,} bytes below the lock; run memfix gate --update to keep the gain"
+        )
+        return _lock_finding(key, "note", message)
+    return _lock_finding(key, "pass", f"{used:,} bytes, as locked")
+
+
+def _lock_finding(key: Key, status: Any, message: str, details: tuple[str, ...] = ()) -> Finding:
+    op, form, case, phase = key
+    return Finding("lock", op, form, status, message, case, phase, details)
+
+
+def _nothing_measured(examinations: Sequence[Examination]) -> list[Finding]:
+    """A gate that measured nothing fails, loudly."""
+    if not examinations:
+        return [Finding("memory", "gate", "", "error", "no op was examined: nothing was measured")]
+    return [
+        Finding("memory", examination.op, "", "error", "nothing was measured")
+        for examination in examinations
+        if not examination.readings
+    ]

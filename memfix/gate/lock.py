@@ -1,0 +1,77 @@
+"""The lock: exact bytes of the last accepted commit, one line each, so that a diff of it reads like code.
+
+Lines are kept apart by an empty one: git merges two branches that change neighbouring entries. Every line ends in
+the word ``bytes``, so a file cut short in the middle of a number is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import LockError, UsageError
+
+Key = tuple[str, str, str, str]
+"""Op, form, case, phase."""
+
+HEADER = (
+    "# memfix lock 1: requested bytes above the inputs, meter simulated, GPU H200. Change it with memfix gate --update."
+)
+_LINE = re.compile(r"(\w+)/(\w+) \[([\w-]+), (forward|held|train)\] (0|[1-9][0-9]*) bytes")
+_PHASE_ORDER = {"forward": 0, "held": 1, "train": 2}
+
+
+def spelled(key: Key) -> str:
+    op, form, case, phase = key
+    return f"{op}/{form} [{case}, {phase}]"
+
+
+def read_lock(path: Path) -> dict[Key, int]:
+    """The entries of a lock file. A missing file is an empty lock."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockError(f"{path}: the lock file cannot be read: {error}") from None
+    if not text.startswith("# memfix lock 1:"):
+        raise LockError(f"{path}:1: not a memfix lock file of version 1; restore it from git")
+    if not text.endswith("\n"):
+        raise LockError(f"{path}: the lock file is cut short: its last line has no end; restore it from git")
+    entries: dict[Key, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line or line.startswith("# "):
+            continue
+        if line.startswith(("<<<<<<<", "=======", ">>>>>>>", "|||||||")):
+            raise LockError(f"{path}:{number}: a merge conflict is left; take one side, then run memfix gate --update")
+        match = _LINE.fullmatch(line)
+        if not match:
+            raise LockError(f"{path}:{number}: cannot read {line[:80]!r}; restore the file from git")
+        key = (match[1], match[2], match[3], match[4])
+        if key in entries:
+            raise LockError(f"{path}:{number}: {spelled(key)} is there twice; delete one")
+        entries[key] = int(match[5])
+    return entries
+
+
+def write_lock(path: Path, entries: Mapping[Key, int]) -> None:
+    """Written whole beside the old file, then renamed over it: the lock is never half there."""
+    ordered = sorted(entries, key=lambda key: (*key[:3], _PHASE_ORDER[key[3]]))
+    text = "\n\n".join([HEADER, *(f"{spelled(key)} {entries[key]} bytes" for key in ordered)]) + "\n"
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".lock-", delete=False, encoding="utf-8") as file:
+            temporary = file.name
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise UsageError(f"cannot write the lock file {path}: {error.strerror or error}") from None

@@ -1,0 +1,94 @@
+"""A verdict for people and machines: terminal, Markdown, JUnit, JSON, GitHub."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checks.memory import bytes_of
+from ...contract import NAIVE, PHASES
+from ...errors import UsageError
+from ...units import format_bytes
+from ..judge import Verdict
+
+Row = tuple[str, str, str, str, str, str, str, str]
+COLUMNS = ("op", "form", "case", "forward", "held", "train", "train below naive", "verdict")
+
+
+def table_rows(verdict: Verdict) -> Iterator[Row]:
+    """One row for each form and case: its three figures, how far below naive it trains, and what is said of it."""
+    for examination in verdict.examinations:
+        readings = examination.readings
+        places = dict.fromkeys((form, case) for form, case, _ in readings)
+        for form, case in places:
+            shown = {
+                phase: format_bytes(bytes_of(readings[form, case, phase], phase))
+                if (form, case, phase) in readings
+                else "-"
+                for phase in PHASES
+            }
+            below = ""
+            if form != NAIVE and {(form, case, "train"), (NAIVE, case, "train")} <= readings.keys():
+                below = f"{readings[form, case, 'train'].times_below(readings[NAIVE, case, 'train']):.1f}x"
+            yield (
+                examination.op, form, case, shown["forward"], shown["held"], shown["train"], below,
+                _word(verdict, examination.op, form, case),
+            )  # fmt: skip
+
+
+def _word(verdict: Verdict, op: str, form: str, case: str) -> str:
+    here = [f for f in verdict.findings if (f.op, f.form) == (op, form) and f.case in (case, None)]
+    failing = list(dict.fromkeys(f.check for f in here if f.status == "fail"))
+    if failing:
+        return "FAIL " + ", ".join(failing)
+    if any(f.status == "error" for f in here):
+        return "not measured"
+    if any("known broken" in f.message for f in here):
+        return "breaks its budget, as known"
+    if any("below the lock" in f.message for f in here):
+        return "below the lock"
+    return "reference" if form == NAIVE else "pass"
+
+
+def summary_line(verdict: Verdict) -> str:
+    """The last line: the verdict in one sentence."""
+    num_forms = sum(len(e.forms) - 1 for e in verdict.examinations)
+    counts = {status: len(verdict.with_status(status)) for status in ("pass", "fail", "error")}
+    parts = [f"{len(verdict.examinations)} ops", f"{num_forms} forms", f"{counts['pass']} checks passed"]
+    parts += [f"{counts['fail']} failed"] if counts["fail"] else []
+    parts += [f"{counts['error']} could not be measured"] if counts["error"] else []
+    return f"memfix gate: {verdict.word}: {', '.join(parts)}, meter {verdict.meter}"
+
+
+def write_report(target: str, text: str) -> None:
+    """Write a report to a path, or to standard output for ``-``."""
+    if target == "-":
+        sys.stdout.write(text + "\n")
+        return
+    try:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the report {target}: {error.strerror or error}") from None
+
+
+def require_writable(target: str | None) -> None:
+    """Refuse a report path that cannot be written before minutes are spent on measuring."""
+    if target is None or target == "-":
+        return
+    parent = Path(target).resolve().parent
+    if Path(target).is_dir() or not parent.is_dir():
+        raise UsageError(
+            f"cannot write the report {target}: {'it is a folder' if Path(target).is_dir() else f'no folder {parent}'}"
+        )
+    try:
+        with open(target, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write the report {target}: {error.strerror or error}") from None
+
+
+def as_json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2)

@@ -1,0 +1,28 @@
+"""The verdict as JUnit XML, one test case a finding, for CI systems that read it."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from ..judge import Verdict
+
+
+def as_junit(verdict: Verdict) -> str:
+    suites = ElementTree.Element("testsuites")
+    counts = {
+        "tests": len(verdict.findings),
+        "failures": len(verdict.with_status("fail")),
+        "errors": len(verdict.with_status("error")),
+        "skipped": len(verdict.with_status("note")),
+    }
+    attributes = {"name": "memfix gate", **{key: str(count) for key, count in counts.items()}}
+    suite = ElementTree.SubElement(suites, "testsuite", attributes)
+    for finding in verdict.findings:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"memfix.{finding.op}", name=f"{finding.check}: {finding.subject}"
+        )
+        tag = {"fail": "failure", "error": "error", "note": "skipped"}.get(finding.status)
+        if tag is not None:
+            ElementTree.SubElement(case, tag, message=finding.message).text = finding.text()
+    ElementTree.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode")

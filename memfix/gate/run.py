@@ -1,0 +1,133 @@
+"""The gate's course: examine every op, hold it against lock and base, and judge."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..checks.effort import Effort
+from ..checks.examine import Examination, examine
+from ..checks.finding import Finding
+from ..checks.memory import bytes_of
+from ..contract import Contract
+from ..errors import MemfixError
+from ..meters import usable_meter
+from ..units import format_bytes, format_change
+from .base import Base, examine_under, law_changes, laws_under, lock_changes
+from .judge import Verdict, judge, readings_by_key
+from .lock import Key, read_lock, spelled, write_lock
+
+Say = Callable[[str], None]
+
+
+def run_gate(
+    contracts: Sequence[Contract],
+    *,
+    meter_name: str,
+    effort: Effort,
+    lock_path: Path | None,
+    base_ref: str | None = None,
+    update: bool = False,
+    whole: bool = True,
+    say: Say = lambda _: None,
+) -> Verdict:
+    """Judge ``contracts``. ``whole``: they are all there are, so lock entries of other ops are stale."""
+    lock = read_lock(lock_path) if lock_path else {}
+    base = Base.of(base_ref, Path(__file__).resolve().parents[1]) if base_ref else None
+    meter, fallback = usable_meter(meter_name)
+    notes = [fallback] if fallback else []
+    examinations = [examine(contract, meter, effort, say) for contract in contracts]
+    extra = _under_base(base, contracts, examinations, lock, lock_path, effort, meter.name, say) if base else []
+    lock_speaks = lock_path is not None and meter.name == "simulated"
+    if lock_path is not None and not lock_speaks:
+        notes.append(f"the lock was not judged: it holds simulated bytes, and the meter is {meter.name}")
+    if update and lock_speaks and lock_path is not None:
+        before_lock = judge(examinations, lock=None, meter=meter.name, extra=extra)
+        if before_lock.exit_code == 0:
+            updated = _updated_lock(lock, examinations, whole)
+            notes += _raised(lock, updated)
+            write_lock(lock_path, updated)
+            lock = updated
+        else:
+            notes.append("the lock was not updated: something else than the lock fails")
+    if whole and lock_speaks:
+        extra = [*extra, *_ops_only_in_lock(lock, examinations)]
+    return judge(
+        examinations, lock=lock if lock_speaks else None, meter=meter.name, notes=notes, extra=extra,
+        surroundings=_surroundings(),
+    )  # fmt: skip
+
+
+def _under_base(
+    base: Base,
+    contracts: Sequence[Contract],
+    examinations: Sequence[Examination],
+    lock: dict[Key, int],
+    lock_path: Path | None,
+    effort: Effort,
+    meter: str,
+    say: Say,
+) -> list[Finding]:
+    """What the base's laws say of today's forms, and how the two laws differ."""
+    by_name = {contract.name: contract for contract in contracts}
+    rows = [Finding("law", op, "", "note", f"the op is there at {base.ref} and gone now") for op in base.ops_gone()]
+    changed = [op for op in base.ops_with_other_laws() if op in by_name]
+    rows += [Finding("law", op, "", "note", f"new: no law at {base.ref}") for op in changed if base.is_new(op)]
+    judged = [op for op in changed if not base.is_new(op)]
+    if lock_path is not None:
+        rows += lock_changes(base.lock(lock_path), lock, base.ref)
+    for op in judged:
+        say(f"{op}: today's forms under the laws of {base.ref}")
+        with base.laid_over([op]) as overlay:
+            try:
+                rows += law_changes(by_name[op], laws_under(overlay, [op])[op], base.ref)
+                found = examine_under(overlay, [op], effort.name, meter)["findings"]
+            except MemfixError as error:
+                rows.append(Finding("base law", op, "", "error", str(error)))
+                continue
+        rows += _under_laws_of(base.ref, found)
+    return rows
+
+
+def _under_laws_of(ref: str, found: list[dict[str, Any]]) -> list[Finding]:
+    return [
+        Finding("base law", f["op"], f["form"], f["status"], f"under the laws of {ref}: {f['check']}: {f['message']}",
+                f["case"], f["phase"], tuple(f["details"]))
+        for f in found
+        if f["status"] in ("pass", "fail", "error")
+    ]  # fmt: skip
+
+
+def _updated_lock(lock: dict[Key, int], examinations: Sequence[Examination], whole: bool) -> dict[Key, int]:
+    """Today's readings; entries of ops that were not examined stay, unless all were."""
+    judged = {examination.op for examination in examinations}
+    kept = {} if whole else {key: size for key, size in lock.items() if key[0] not in judged}
+    return kept | {key: bytes_of(reading, key[3]) for key, reading in readings_by_key(examinations).items()}
+
+
+def _raised(before: dict[Key, int], now: dict[Key, int]) -> list[str]:
+    return [
+        f"this update raises {spelled(key)}: {format_bytes(before[key])} -> {format_bytes(now[key])} "
+        f"({format_change(now[key], before[key])})"
+        for key in sorted(before.keys() & now.keys())
+        if now[key] > before[key]
+    ]
+
+
+def _ops_only_in_lock(lock: dict[Key, int], examinations: Sequence[Examination]) -> list[Finding]:
+    gone = {key[0] for key in lock} - {examination.op for examination in examinations}
+    message = "the lock has entries of an op that is not there any more; run memfix gate --update"
+    return [Finding("lock", op, "", "fail", message) for op in sorted(gone)]
+
+
+def _surroundings() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("memfix", "torch", "hypothesis"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

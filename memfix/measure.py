@@ -1,0 +1,138 @@
+"""Peaks of anybody's code: of a step that you build, or of a function and its tensors as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .errors import MeasurementError, MeterUnavailable, UsageError
+from .meters import get_meter
+from .meters.base import Meter, Reading, Step, StepBuilder
+
+
+def peak(build: StepBuilder, *, meter: str = "simulated", warmup: int = 1) -> Reading:
+    """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
+
+    The step runs ``warmup`` times unmeasured, then once measured; with ``meter="cuda"`` for real.
+    """
+    chosen = get_meter(meter)
+    reason = chosen.unavailable_reason()
+    if reason is not None:
+        raise MeterUnavailable(f"{meter} meter unavailable: {reason}")
+
+    def checked(device: str) -> Step:
+        step = build(device)
+        if not callable(step):
+            raise UsageError(f"build must return the step to measure, a function without arguments; got {step!r}")
+        return step
+
+    return chosen.measure(checked, warmup=warmup)
+
+
+def peak_of_call(
+    meter: Meter,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    backward: bool,
+) -> Reading:
+    """The peak of ``function(*args, **kwargs)``, and of its backward where asked, above its arguments.
+
+    Tensors, and the parameters of a module that is called, are laid out anew on the meter's device with the
+    same shapes, strides and shared storages; the caller's are left as they are.
+    """
+
+    def build(device: str) -> Step:
+        import torch
+
+        moved = _Moved(device)
+        call_args, call_kwargs = moved.value(args), moved.value(dict(kwargs))
+        call = function
+        if isinstance(function, torch.nn.Module):
+            call = moved.module(function)
+        upstreams: list[torch.Tensor] = []
+
+        def step() -> object:
+            with torch.set_grad_enabled(backward):
+                result = call(*call_args, **call_kwargs)
+            if not backward:
+                return result
+            outputs = [t for t in _tensors_in(result) if t.requires_grad]
+            if not outputs:
+                raise MeasurementError("backward=True, but no result of the call requires a gradient")
+            if not upstreams:
+                upstreams.extend(torch.ones_like(output) for output in outputs)
+            torch.autograd.backward(outputs, upstreams)
+            moved.clear_gradients()
+            return None
+
+        return step
+
+    return meter.measure(build)
+
+
+class _Moved:
+    """Copies of a caller's tensors on another device, storages shared where the caller's were."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._by_tensor: dict[int, Any] = {}
+        self._by_storage: dict[int, Any] = {}
+
+    def value(self, value: Any) -> Any:
+        """``value`` with every tensor in its lists, tuples and dicts moved."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, (list, tuple)):
+            moved = [self.value(item) for item in value]
+            return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+        if isinstance(value, dict):
+            return {key: self.value(item) for key, item in value.items()}
+        return value
+
+    def tensor(self, tensor: Any) -> Any:
+        import torch
+
+        if id(tensor) not in self._by_tensor:
+            if tensor.layout is not torch.strided:
+                raise MeasurementError(f"only strided tensors can be measured, got layout {tensor.layout}")
+            with torch.no_grad():
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._by_storage or storage.nbytes() == 0:
+                    flat = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
+                    self._by_storage[storage.data_ptr()] = self._copied(flat)
+                base = self._by_storage[storage.data_ptr()].view(tensor.dtype)
+                moved = base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+            self._by_tensor[id(tensor)] = moved.requires_grad_(tensor.requires_grad)
+        return self._by_tensor[id(tensor)]
+
+    def _copied(self, flat: Any) -> Any:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        target = torch.empty(flat.shape, dtype=flat.dtype, device=self.device)
+        # a fake tensor has no values to copy
+        return target if isinstance(target, FakeTensor) else target.copy_(flat)
+
+    def module(self, module: Any) -> Callable[..., Any]:
+        import torch
+
+        state = {name: self.tensor(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
+        return lambda *args, **kwargs: torch.func.functional_call(module, state, args, kwargs)
+
+    def clear_gradients(self) -> None:
+        for tensor in self._by_tensor.values():
+            tensor.grad = None
+
+
+def _tensors_in(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [t for item in value for t in _tensors_in(item)] if isinstance(value, (list, tuple)) else []

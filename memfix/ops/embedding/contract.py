@@ -1,0 +1,67 @@
+"""What embedding promises. The incident: Pythia-70m's vocabulary at one batch of 16 x 2048 tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...contract import BadInput, Budget, Contract, Dim, Scaling, SpeedBudget, TensorSpec
+from .gather import gather_embedding
+from .naive import naive_embedding
+
+
+def _float_ids(arguments: dict[str, Any]) -> None:
+    arguments["ids"] = arguments["ids"].float()
+
+
+def _batched_ids(arguments: dict[str, Any]) -> None:
+    arguments["ids"] = arguments["ids"].unsqueeze(0)
+
+
+def _flat_weight(arguments: dict[str, Any]) -> None:
+    arguments["weight"] = arguments["weight"].flatten()
+
+
+def _integer_weight(arguments: dict[str, Any]) -> None:
+    arguments["weight"] = arguments["weight"].detach().int()
+
+
+def _ids_elsewhere(arguments: dict[str, Any]) -> None:
+    arguments["ids"] = arguments["ids"].to("meta")
+
+
+contract = Contract(
+    "embedding",
+    naive=naive_embedding,
+    forms={"gather": gather_embedding},
+    dims={"N": Dim(1, 300), "V": Dim(1, 200), "D": Dim(1, 64)},
+    inputs=[
+        TensorSpec("ids", "N", dtype="int64", high="V"),
+        TensorSpec("weight", "V D", grad=True),
+    ],
+    cases={
+        "incident": {"N": 32_768, "V": 50_304, "D": 512, "dtype": "bfloat16"},
+        "medium": {"N": 8192, "V": 10_000, "D": 512, "dtype": "float32"},
+        "small": {"N": 1024, "V": 2000, "D": 64, "dtype": "float32"},
+    },
+    budgets=[
+        Budget("gather", case="incident", phase="forward", times_below_naive=100),
+        Budget("gather", case="incident", phase="train", times_below_naive=50),
+        Budget("gather", phase="forward", bytes="N*D*e"),
+        Budget("gather", phase="held", bytes="N*D*e"),
+        # the output is alive in backward; 16-bit gradients are widened to be summed, then narrowed
+        Budget("gather", phase="train", bytes="N*D*e + V*D*max(e, 4) + max(N*D*4, V*D*e)"),
+    ],
+    scaling=[
+        Scaling("gather", dim="N", at_most=1, case="small"),
+        Scaling("gather", dim="V", at_most=1, case="small"),
+    ],
+    speed=[SpeedBudget("gather", case="small", times_naive=1.0)],
+    bad_inputs=[
+        BadInput("floating ids", _float_ids, "ids must be int64 or int32, got torch.float32"),
+        BadInput("two-dimensional ids", _batched_ids, "ids must be [N], got shape [1, 5]"),
+        BadInput("flat weight", _flat_weight, "weight must be [V, D], got shape [25]"),
+        BadInput("integer weight", _integer_weight, "weight must be floating, got torch.int32"),
+        BadInput("ids on another device", _ids_elsewhere, "ids and weight must have the same device, got meta, cpu"),
+    ],
+    repeats_backward=True,
+)
