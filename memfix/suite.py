@@ -39,9 +39,7 @@ def suite(*contracts: Contract) -> Callable[..., None]:
     @pytest.mark.parametrize("check", checks)
     def test(check: Check, memfix_session: Any) -> None:
         __tracebackhide__ = True
-        findings = check.run(memfix_session)
-        memfix_session.record(findings)
-        bad = [finding for finding in findings if finding.status in ("fail", "error")]
+        bad = [finding for finding in check.run(memfix_session) if finding.status in ("fail", "error")]
         if bad:
             pytest.fail("\n\n".join(finding.text() for finding in bad), pytrace=False)
 
@@ -96,11 +94,14 @@ def _budgets(contract: Contract, form: str, case: str) -> Callable[[Any], Sequen
         needed = {(f, budget.phase) for budget in budgets for f in forms_needed(budget)}
         needed |= {(form, phase) for phase in phases_of(contract)}
         readings = {(f, phase): measure(contract, f, draw, phase, session.meter) for f, phase in sorted(needed)}
+        locked: list[Finding] = []
         for (f, phase), reading in readings.items():
-            session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", bytes_of(reading, phase), reading)
+            key, size = (contract.name, f, case, phase), bytes_of(reading, phase)
+            session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", size, reading, key)
+            locked += session.against_lock(key, size, reading)
         leaks = [judge_leak(contract, form, draw.case, phase, r) for (f, phase), r in readings.items() if f == form]
         judged = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
-        return judged + [leak for leak in leaks if leak is not None]
+        return [*judged, *locked, *(leak for leak in leaks if leak is not None)]
 
     return run
 

@@ -14,7 +14,12 @@ from ..meters.base import Reading
 from ..units import format_bytes, format_change
 from .lock import Key
 
-ACCEPT = "if this is meant, run memfix gate --update and commit the lock file"
+
+def _accept(how: str) -> str:
+    return f"if this is meant, run {how} and commit the lock file"
+
+
+UPDATE = "memfix gate --update"
 
 
 @dataclass(frozen=True)
@@ -81,31 +86,31 @@ def judge(
 
 def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int]) -> list[Finding]:
     """Every reading against its entry: above fails, below asks, missing and extra fail."""
-    findings = []
     readings = readings_by_key(examinations)
     judged_ops = {examination.op for examination in examinations}
     unequal = {(e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms}
-    for key, reading in readings.items():
-        if key[:2] not in unequal:
-            findings.append(_against_entry(key, bytes_of(reading, key[3]), lock.get(key), reading))
-    stale = f"the lock has an entry that nothing measures any more; {ACCEPT}"
-    gone = [key for key in lock if key[0] in judged_ops and key not in readings]
+    findings = [
+        judge_entry(key, bytes_of(reading, key[3]), lock.get(key), reading)
+        for key, reading in readings.items()
+        if key[:2] not in unequal
+    ]
+    stale = f"the lock has an entry that nothing measures any more; {_accept(UPDATE)}"
+    gone = [key for key in lock if key[0] in judged_ops and key not in readings and key[:2] not in unequal]
     return findings + [_lock_finding(key, "fail", stale) for key in gone]
 
 
-def _against_entry(key: Key, used: int, locked: int | None, reading: Reading) -> Finding:
+def judge_entry(key: Key, used: int, locked: int | None, reading: Reading, *, accept: str = UPDATE) -> Finding:
+    """One reading against its entry. ``accept`` is the command by which a person takes the new figure."""
     if locked is None:
-        return _lock_finding(key, "fail", f"{format_bytes(used)} measured, and no entry in the lock; {ACCEPT}")
+        return _lock_finding(key, "fail", f"{format_bytes(used)} measured, and no entry in the lock; {_accept(accept)}")
     if used > locked:
         message = (
             f"{used:,} bytes ({format_bytes(used)}), lock {locked:,} ({format_bytes(locked)}): "
             f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
         )
-        return _lock_finding(key, "fail", message, (*explained(reading), f"  {ACCEPT}"))
+        return _lock_finding(key, "fail", message, (*explained(reading), f"  {_accept(accept)}"))
     if used < locked:
-        message = (
-            f"{format_bytes(used)}, {locked - used:,} bytes below the lock; run memfix gate --update to keep the gain"
-        )
+        message = f"{format_bytes(used)}, {locked - used:,} bytes below the lock; run {accept} to keep the gain"
         return _lock_finding(key, "note", message)
     return _lock_finding(key, "pass", f"{used:,} bytes, as locked")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,16 +34,67 @@ def gpu_unavailable_reason() -> str | None:
 
 @contextlib.contextmanager
 def gpu_to_ourselves() -> Iterator[None]:
-    """One process of this user measures on a GPU at a time; the others wait here."""
-    import fcntl
-
+    """One process of this user measures on a GPU at a time; the others wait here. May be nested."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    path = os.path.join(tempfile.gettempdir(), f"memfix-gpu-{os.getuid()}-{properties.uuid}.lock")
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _lock_of_gpu(str(properties.uuid)):
         yield
+
+
+class _ProcessLock:
+    """A file lock that the process which holds it may take again."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._threads = threading.RLock()
+        self._depth = 0
+        self._file: Any = None
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        self._threads.acquire()
+        if self._depth == 0:
+            self._file = open(self._path, "w")  # closed, and so unlocked, on leaving
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._depth += 1
+
+    def __exit__(self, *exception: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._file.close()
+        self._threads.release()
+
+
+@functools.cache
+def _lock_of_gpu(uuid: str) -> _ProcessLock:
+    return _ProcessLock(os.path.join(tempfile.gettempdir(), f"memfix-gpu-{os.getuid()}-{uuid}.lock"))
+
+
+@dataclass
+class WatchedPeak:
+    """Filled when the block that is watched ends."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def watched_peak() -> Iterator[WatchedPeak]:
+    """The peak of requested bytes inside the block, above what was live before it."""
+    import torch
+
+    peak = WatchedPeak()
+    with gpu_to_ourselves():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+        try:
+            yield peak
+        finally:
+            torch.cuda.synchronize()
+            peak.bytes = torch.cuda.memory_stats().get("requested_bytes.all.peak", 0) - base
 
 
 @dataclass(frozen=True)

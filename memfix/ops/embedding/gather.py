@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..arguments import require_floating, require_integer, require_same, require_shape
+from ..derivatives import first_derivative_only
 
 
 def gather_embedding(ids_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ class _Gather(torch.autograd.Function):
         return weight_VD.index_select(0, ids_N)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("embedding")
     def backward(ctx: Any, grad_ND: torch.Tensor) -> tuple[None, torch.Tensor]:
         (ids_N,) = ctx.saved_tensors
         # one id can occur N times, and N roundings to 16 bits would be added up

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from ..derivatives import first_derivative_only
 from .arguments import require_linear_cross_entropy
 
 # the softmax of 16-bit logits runs in float32, a quarter of the chunk at a time:
@@ -71,7 +71,7 @@ class _Reduced(torch.autograd.Function):
         return (total / num_targets if num_targets is not None else total).to(hidden_ND.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("linear_cross_entropy")
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden_ND, sum_weight_VD, num_targets = ctx.saved_tensors
         scale = upstream.to(torch.promote_types(upstream.dtype, torch.float32))
@@ -102,7 +102,7 @@ class _PerToken(torch.autograd.Function):
         return loss_N.to(hidden_ND.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only("linear_cross_entropy")
     def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_ND, weight_VD, target_N = ctx.saved_tensors
         _, grad_hidden_ND, sum_weight_VD = _visit_chunks(

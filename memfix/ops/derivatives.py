@@ -1,0 +1,26 @@
+"""First derivatives only, said in words: a gradient that silently has no graph would make a penalty on it vanish."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For the ``backward`` of a ``torch.autograd.Function``: refuse ``create_graph=True`` by the name of the op."""
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def checked(ctx: Any, *gradients: Any) -> Any:
+            if torch.is_grad_enabled():  # the engine turns it on for create_graph=True only
+                raise RuntimeError(
+                    f"{op} has no second derivative; call backward without create_graph=True, or use torch's own op"
+                )
+            return backward(ctx, *gradients)
+
+        return checked
+
+    return decorate

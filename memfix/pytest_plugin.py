@@ -1,0 +1,322 @@
+"""The pytest plugin: the ``peak_memory`` fixture, markers, options, and a summary of what was measured.
+
+Loading it imports no torch. Results travel on each test's own report, so they arrive under xdist too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import __version__
+from .errors import MemfixError
+from .units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from .checks.effort import Effort
+    from .checks.finding import Finding
+    from .contract import Phase
+    from .meters.base import Meter, Reading
+
+PROPERTY = "memfix"
+NO_GPU = "no GPU to measure on: "
+
+_OPTIONS = {
+    "meter": ("METER", "what reads the peak: simulated (default), cuda or nvml"),
+    "profile": ("PROFILE", "how hard the checks look: dev, ci (default) or thorough"),
+    "lock": ("PATH", "file of exact bytes that a suite's readings must not exceed"),
+    "json": ("PATH", "write every reading as JSON"),
+    "md": ("PATH", "write every reading as a Markdown table"),
+}
+_FLAGS = {
+    "update": "write the readings to the lock file instead of comparing with it",
+    "strict": "fail when something could not be measured as asked, such as gpu tests without a GPU",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("memfix", "memory fixes")
+    for name, (metavar, text) in _OPTIONS.items():
+        group.addoption(f"--memfix-{name}", metavar=metavar, default=None, help=text)
+        parser.addini(f"memfix_{name}", text, default=None)
+    for name, text in _FLAGS.items():
+        group.addoption(f"--memfix-{name}", action="store_true", default=None, help=text)
+        parser.addini(f"memfix_{name}", text, type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped, with the reason, where there is none")
+    config.addinivalue_line("markers", "slow: takes long; leave out with -m 'not slow'")
+    config.addinivalue_line("markers", "memfix(limit): the whole test may take at most this much GPU memory, '2GiB'")
+    try:
+        settings = Settings.of(config)
+    except MemfixError as error:
+        raise pytest.UsageError(f"memfix: {error}") from None
+    config.pluginmanager.register(Plugin(config, settings), "memfix-session")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The options, command line over ini file, checked before any test runs."""
+
+    meter: str
+    effort: Effort
+    lock: Path | None
+    json: str | None
+    md: str | None
+    update: bool
+    strict: bool
+
+    @staticmethod
+    def of(config: pytest.Config) -> Settings:
+        from .checks.effort import get_effort
+        from .errors import UsageError, did_you_mean
+        from .gate.report import require_writable
+        from .meters import METERS
+
+        given = {}
+        for name in (*_OPTIONS, *_FLAGS):
+            option = config.getoption(f"memfix_{name}")
+            given[name] = option if option is not None else config.getini(f"memfix_{name}") or None
+        meter = given["meter"] or "simulated"
+        if meter not in METERS:
+            raise UsageError(f"unknown meter {meter!r}{did_you_mean(meter, METERS)}")
+        for name in ("json", "md"):
+            require_writable(given[name])
+        lock = config.rootpath / given["lock"] if given["lock"] else None
+        if given["update"] and lock is None:
+            raise UsageError("--memfix-update writes the lock file: name it with --memfix-lock or memfix_lock")
+        effort = get_effort(given["profile"])
+        return Settings(meter, effort, lock, given["json"], given["md"], bool(given["update"]), bool(given["strict"]))
+
+
+class Plugin:
+    """Gathers what tests measured, and tells it at the end. One in each process; only the controller reports."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.settings = settings
+        self._reports = not hasattr(config, "workerinput")
+        self.readings: list[dict[str, Any]] = []
+        self.notes: dict[str, None] = {}
+        self.without_gpu: list[str] = []
+
+    # ---------------------------------------------------------------- while tests run
+    @cached_property
+    def meter_and_note(self) -> tuple[Meter, str | None]:
+        from .meters import usable_meter
+
+        return usable_meter(self.settings.meter)
+
+    @cached_property
+    def no_gpu_reason(self) -> str | None:
+        from .meters.cuda import gpu_unavailable_reason
+
+        return gpu_unavailable_reason()
+
+    @cached_property
+    def lock(self) -> dict[Any, int]:
+        from .gate.lock import read_lock
+
+        return read_lock(self.settings.lock) if self.settings.lock is not None else {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for marker in item.iter_markers("memfix"):
+                _limit_of(marker, item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        wants_gpu = item.get_closest_marker("gpu") or item.get_closest_marker("memfix")
+        if wants_gpu and self.no_gpu_reason is not None:
+            pytest.skip(NO_GPU + self.no_gpu_reason)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        marker = item.get_closest_marker("memfix")
+        if marker is None:
+            return (yield)
+        from .meters.cuda import watched_peak
+
+        limit = _limit_of(marker, item)
+        with watched_peak() as peak:
+            result = yield
+        _record(item, item.nodeid, peak.bytes, {"meter": "cuda", "limit": limit})
+        if peak.bytes > limit:
+            pytest.fail(
+                f"the test took {format_bytes(peak.bytes)} of GPU memory, limit {format_bytes(limit)}, meter cuda",
+                pytrace=False,
+            )
+        return result
+
+    # ---------------------------------------------------------------- at the end
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not self._reports:
+            return
+        if report.skipped and isinstance(report.longrepr, tuple) and NO_GPU in report.longrepr[2]:
+            self.without_gpu.append(report.longrepr[2].partition(NO_GPU)[2])
+        if report.when == "call":
+            for name, value in report.user_properties:
+                if name == PROPERTY:
+                    entry = json.loads(str(value))
+                    self.readings.append(entry)
+                    self.notes.update(dict.fromkeys(entry.get("notes", ())))
+
+    def pytest_report_header(self) -> str:
+        return f"memfix {__version__}: " + ", ".join(
+            [
+                f"meter {self.settings.meter}",
+                f"torch {_installed('torch')}",
+                _gpu_and_driver(),
+                f"PYTORCH_CUDA_ALLOC_CONF {os.environ.get('PYTORCH_CUDA_ALLOC_CONF', 'not set')}",
+            ]
+        )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self._reports:
+            return
+        settings = self.settings
+        if settings.update and settings.lock is not None and session.exitstatus == pytest.ExitCode.OK:
+            self._update_lock(settings.lock)
+        if settings.json is not None:
+            Path(settings.json).write_text(json.dumps({"readings": self.readings, "notes": list(self.notes)}, indent=2))
+        if settings.md is not None:
+            rows = [f"| {r['name']} | {format_bytes(r['bytes'])} | {r['meter']} |" for r in self.readings]
+            Path(settings.md).write_text("\n".join(["| what | peak | meter |", "|---|---:|---|", *rows, ""]))
+        unmeasured = self.without_gpu or any("used the simulated meter instead" in note for note in self.notes)
+        if (
+            settings.strict
+            and unmeasured
+            and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _update_lock(self, path: Path) -> None:
+        from .gate.lock import write_lock
+
+        measured = {tuple(r["key"]): r["bytes"] for r in self.readings if r.get("key")}
+        write_lock(path, {**self.lock, **measured})
+        self.notes.setdefault(f"{len(measured)} readings were written to {path}")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not (self.readings or self.notes or self.without_gpu):
+            return
+        write = terminalreporter.write_line
+        terminalreporter.section("memfix")
+        largest = sorted(self.readings, key=lambda r: -r["bytes"])
+        for reading in largest[:12]:
+            write(f"{format_bytes(reading['bytes']):>12}  {reading['meter']:<9}  {reading['name']}")
+        if len(largest) > 12:
+            write(f"{'':>12}  and {len(largest) - 12} smaller readings; all of them with --memfix-json")
+        for note in self.notes:
+            write(f"note: {note}")
+        if self.without_gpu:
+            failing = ": a failure under --memfix-strict" if self.settings.strict else ""
+            tests = f"{len(self.without_gpu)} test{'s' if len(self.without_gpu) > 1 else ''}"
+            write(f"nothing was measured on a GPU: {tests} skipped, {self.without_gpu[0]}{failing}", red=bool(failing))
+
+
+class TestSession:
+    """What a suite's test or the ``peak_memory`` fixture needs: meters, effort, and a place for readings."""
+
+    __test__ = False
+
+    def __init__(self, item: pytest.Item, plugin: Plugin) -> None:
+        self._item = item
+        self._plugin = plugin
+        self.effort = plugin.settings.effort
+
+    @property
+    def meter(self) -> Meter:
+        return self._plugin.meter_and_note[0]
+
+    @cached_property
+    def simulated_meter(self) -> Meter:
+        from .meters import usable_meter
+
+        return usable_meter("simulated")[0]
+
+    def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None:
+        note = self._plugin.meter_and_note[1]
+        notes = [*([note] if note else []), *(f"{name}: an estimate: {n}" for n in reading.notes if not reading.exact)]
+        _record(self._item, name, size, {"key": key, "notes": notes, **reading.as_dict()})
+
+    def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]:
+        """The lock's word on a simulated reading, where there is a lock that is not being written."""
+        from .gate.judge import judge_entry
+
+        settings = self._plugin.settings
+        if settings.lock is None or settings.update or reading.meter != "simulated":
+            return []
+        return [judge_entry(key, size, self._plugin.lock.get(key), reading, accept="--memfix-update")]
+
+
+@pytest.fixture
+def memfix_session(request: pytest.FixtureRequest) -> TestSession:
+    """Meters and effort of this session, for tests that a contract's suite makes."""
+    plugin = request.config.pluginmanager.get_plugin("memfix-session")
+    assert isinstance(plugin, Plugin)
+    return TestSession(request.node, plugin)
+
+
+@pytest.fixture
+def peak_memory(memfix_session: TestSession, request: pytest.FixtureRequest) -> Callable[..., Reading]:
+    """``peak_memory(fn, *args, backward=False, **kwargs) -> Reading``: the peak of a call above its arguments."""
+
+    def measure(function: Callable[..., Any], *args: Any, backward: bool = False, **kwargs: Any) -> Reading:
+        from .measure import peak_of_call
+
+        reading = peak_of_call(memfix_session.meter, function, args, kwargs, backward=backward)
+        name = f"{request.node.nodeid} {getattr(function, '__name__', type(function).__name__)}"
+        memfix_session.record_reading(name, reading.peak_bytes, reading)
+        return reading
+
+    return measure
+
+
+def _record(item: pytest.Item, name: str, size: int, more: dict[str, Any]) -> None:
+    entry = {**more, "name": name, "bytes": size}
+    entry.pop("alive_at_peak", None)
+    item.user_properties.append((PROPERTY, json.dumps(entry)))
+
+
+def _limit_of(marker: pytest.Mark, item: pytest.Item) -> int:
+    """The marker's one argument in bytes; anything else is the user's mistake and says so."""
+    usage = "write it as @pytest.mark.memfix('2GiB') or memfix(limit='2GiB')"
+    values = [*marker.args, *marker.kwargs.values()]
+    if len(values) != 1 or marker.kwargs.keys() - {"limit"}:
+        raise pytest.UsageError(f"{item.nodeid}: the memfix marker takes one limit; {usage}")
+    try:
+        return parse_bytes(values[0])
+    except ValueError as error:
+        raise pytest.UsageError(f"{item.nodeid}: {error}; {usage}") from None
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _gpu_and_driver() -> str:
+    """From the driver itself: asking torch would import it."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+            return f"GPU {name}, driver {pynvml.nvmlSystemGetDriverVersion()}"
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:
+        return "no GPU"

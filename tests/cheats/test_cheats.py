@@ -1,0 +1,44 @@
+"""Forms that are wrong on purpose. Each file names the check that must catch it; the honest form must pass."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from memfix.checks.effort import PROFILES
+from memfix.checks.examine import examine
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+
+CHEATS = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"cheat_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", CHEATS, ids=lambda path: path.stem)
+def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
+    cheat = load(path)
+    contract = all_contracts()[cheat.OP].with_form("cheat", cheat.form, like=cheat.LIKE)
+    findings = examine(contract, get_meter("simulated"), PROFILES["dev"], forms=["cheat"]).findings
+    failed = {finding.check for finding in findings if finding.status == "fail"}
+    assert cheat.CAUGHT_BY in failed, "\n".join(finding.text() for finding in findings if finding.status != "pass")
+
+
+@pytest.mark.parametrize(("op", "form"), sorted({(load(path).OP, load(path).LIKE) for path in CHEATS}))
+def test_honest_form_beside_the_cheats_passes(op: str, form: str) -> None:
+    findings = examine(all_contracts()[op], get_meter("simulated"), PROFILES["ci"], forms=[form]).findings
+    assert [finding.text() for finding in findings if finding.status in ("fail", "error")] == []
+
+
+def test_there_are_cheats_for_every_kind_of_check() -> None:
+    assert {load(path).CAUGHT_BY for path in CHEATS} >= {"equality", "budget", "leak", "scaling", "bad input"}

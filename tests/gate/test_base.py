@@ -1,0 +1,224 @@
+"""Another commit beside this one: which laws differ, and what is laid over what."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfix.checks.finding import Finding
+from memfix.contract import Budget, Contract, Dim, TensorSpec
+from memfix.errors import EXIT_USAGE, UsageError
+from memfix.gate.base import Base, law_changes, lock_changes
+from memfix.gate.lock import write_lock
+
+
+class Checkout:
+    """A git repository with ops of two files each, and whatever else a test writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.git("config", "user.name", "memfix")
+        self.git("config", "user.email", "memfix@example.org")
+        self.git("config", "commit.gpgsign", "false")
+
+    def git(self, *arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(self.root), *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text, encoding="utf-8")
+
+    def write_op(self, op: str, *, naive: str = "naive 1\n", contract: str = "contract 1\n") -> None:
+        self.write(f"memfix/ops/{op}/naive.py", naive)
+        self.write(f"memfix/ops/{op}/contract.py", contract)
+
+    def commit(self) -> str:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "state")
+        return self.git("rev-parse", "HEAD").strip()
+
+    def base(self, ref: str = "HEAD") -> Base:
+        return Base.of(ref, self.root / "memfix")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    made = Checkout(tmp_path)
+    made.write("memfix/ops/__init__.py", "")
+    for op in ("embedding", "loss", "old"):
+        made.write_op(op)
+    made.write("memfix/ops/loss/chunked.py", "form 1\n")
+    made.commit()
+    return made
+
+
+# ---------------------------------------------------------------- the commit
+@pytest.mark.parametrize("ref", ["HEAD", "main"])
+def test_a_ref_is_resolved_to_its_commit_and_kept_for_the_messages(checkout: Checkout, ref: str) -> None:
+    head = checkout.git("rev-parse", "HEAD").strip()
+    assert checkout.base(ref) == Base(checkout.root, head, ref)
+
+
+@pytest.mark.parametrize("ref", ["origin/main", "-x", ""])
+def test_an_unknown_ref_is_refused_with_the_checkout_it_is_missing_from(checkout: Checkout, ref: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        checkout.base(ref)
+    assert str(refused.value) == f"--base: no commit {ref!r} in {checkout.root}; fetch it, or name another"
+    assert refused.value.exit_code == EXIT_USAGE
+
+
+def test_a_package_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UsageError, match=r"^git rev-parse --show-toplevel: fatal: not a git repository"):
+        Base.of("HEAD", tmp_path / "memfix")
+
+
+def test_a_missing_git_is_said(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(checkout.root))
+    with pytest.raises(UsageError, match=r"^--base needs git, and there is none on the PATH$"):
+        checkout.base()
+
+
+def test_a_package_that_is_not_at_the_root_of_the_checkout_is_refused(tmp_path: Path) -> None:
+    outer = Checkout(tmp_path)
+    outer.write(".venv/site-packages/memfix/ops/loss/contract.py", "contract 1\n")
+    outer.commit()
+    with pytest.raises(UsageError):
+        Base.of("HEAD", tmp_path / ".venv/site-packages/memfix")
+
+
+# ---------------------------------------------------------------- which laws differ
+def test_an_unchanged_tree_has_no_other_laws(checkout: Checkout) -> None:
+    assert checkout.base().ops_with_other_laws() == []
+    assert checkout.base().ops_gone() == []
+
+
+def test_a_changed_contract_and_a_changed_naive_form_are_other_laws_and_a_changed_form_is_not(
+    checkout: Checkout,
+) -> None:
+    checkout.write_op("embedding", contract="contract 2\n")
+    checkout.write_op("old", naive="naive 2\n")
+    checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
+    assert checkout.base().ops_with_other_laws() == ["embedding", "old"]
+
+
+def test_committed_changes_count_against_an_older_base(checkout: Checkout) -> None:
+    before = checkout.git("rev-parse", "HEAD").strip()
+    checkout.write_op("loss", contract="contract 2\n")
+    checkout.commit()
+    assert checkout.base(before).ops_with_other_laws() == ["loss"]
+    assert checkout.base("HEAD").ops_with_other_laws() == []
+
+
+def test_letters_outside_of_ascii_are_no_difference(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout.write_op("loss", naive="# σ = Σ exp(x)\n")
+    checkout.commit()
+    assert checkout.base().ops_with_other_laws() == []
+
+
+def test_a_naive_form_that_was_deleted_is_another_law(checkout: Checkout) -> None:
+    (checkout.root / "memfix/ops/loss/naive.py").unlink()
+    assert checkout.base().ops_with_other_laws() == ["loss"]
+
+
+def test_ops_come_and_go(checkout: Checkout) -> None:
+    checkout.write_op("new")
+    for path in (checkout.root / "memfix/ops/old").iterdir():
+        path.unlink()
+    base = checkout.base()
+    assert base.ops_gone() == ["old"]
+    assert (base.is_new("new"), base.is_new("loss"), base.is_new("old")) == (True, False, False)
+    assert base.ops_with_other_laws() == ["new"]
+
+
+# ---------------------------------------------------------------- laid over
+def test_the_laws_of_the_base_are_laid_over_a_copy_of_the_tree(checkout: Checkout) -> None:
+    for op in ("embedding", "loss"):
+        checkout.write_op(op, naive="naive 2\n", contract="contract 2\n")
+    checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
+    checkout.write("memfix/ops/loss/__pycache__/naive.pyc", "stale")
+    checkout.write("memfix/new_module.py", "not in git\n")
+    with checkout.base().laid_over(["loss"]) as overlay:
+        ops = overlay / "memfix/ops"
+        assert (ops / "loss/naive.py").read_text() == "naive 1\n"
+        assert (ops / "loss/contract.py").read_text() == "contract 1\n"
+        assert (ops / "loss/chunked.py").read_text() == "form 2\n"
+        assert (ops / "embedding/contract.py").read_text() == "contract 2\n"
+        assert (overlay / "memfix/new_module.py").read_text() == "not in git\n"
+        assert not (ops / "loss/__pycache__").exists()
+    assert not overlay.exists()
+    assert (checkout.root / "memfix/ops/loss/contract.py").read_text() == "contract 2\n"
+
+
+def test_an_op_that_the_base_has_not_keeps_its_own_laws(checkout: Checkout) -> None:
+    checkout.write_op("new", contract="contract of today\n")
+    with checkout.base().laid_over(["new"]) as overlay:
+        assert (overlay / "memfix/ops/new/contract.py").read_text() == "contract of today\n"
+
+
+# ---------------------------------------------------------------- the base's lock
+KEY = ("loss", "chunked", "small", "train")
+
+
+def test_the_lock_of_the_base_is_read_from_its_commit(checkout: Checkout) -> None:
+    path = checkout.root / "benchmarks/memory.lock"
+    write_lock(path, {KEY: 1024})
+    checkout.commit()
+    write_lock(path, {KEY: 2048})
+    assert checkout.base().lock(path) == {KEY: 1024}
+
+
+def test_a_lock_that_the_base_has_not_is_empty(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = checkout.base()
+    assert base.lock(checkout.root / "benchmarks/memory.lock") == {}
+    outside = tmp_path_factory.mktemp("outside") / "memory.lock"
+    write_lock(outside, {KEY: 1024})
+    assert base.lock(outside) == {}
+
+
+def test_a_raised_entry_is_a_row_and_a_lowered_new_or_removed_one_is_not() -> None:
+    def key(case: str) -> tuple[str, str, str, str]:
+        return ("loss", "chunked", case, "train")
+
+    before = {key("raised"): 1024, key("lowered"): 1024, key("same"): 7, key("removed"): 1}
+    now = {key("raised"): 2048, key("lowered"): 512, key("same"): 7, key("new"): 9}
+    assert lock_changes(before, now, "main") == [
+        Finding("law", "loss", "chunked", "note", "lock raised: 2.00 KiB; at main: 1.00 KiB", "raised", "train")
+    ]
+
+
+# ---------------------------------------------------------------- rows for laws
+def contract(**changes: Any) -> Contract:
+    parts: dict[str, Any] = {
+        "naive": lambda x: x,
+        "forms": {"same": lambda x: x},
+        "dims": {"N": Dim(1, 3)},
+        "inputs": [TensorSpec("x", "N")],
+        "cases": {"small": {"N": 2}},
+        "budgets": [Budget("same", bytes="N*e")],
+    }
+    return Contract("loss", **{**parts, **changes})
+
+
+def test_a_law_that_is_loosened_removed_or_added_is_a_row_each() -> None:
+    at_base = contract(cases={"small": {"N": 2}, "big": {"N": 9}}).laws()
+    now = contract(budgets=[Budget("same", bytes="2*N*e"), Budget("same", phase="held", bytes="N")])
+    rows = law_changes(now, at_base, "main")
+    assert [row.message for row in rows] == [
+        "case big removed; at main: N=9,dtype=float32",
+        "budget same [every shape, train] changed: same [every shape, train] at most 2*N*e; "
+        "at main: same [every shape, train] at most N*e",
+        "budget same [every shape, held] added: same [every shape, held] at most N",
+    ]
+    assert {(row.check, row.op, row.form, row.status) for row in rows} == {("law", "loss", "", "note")}
+
+
+def test_a_text_that_differs_under_equal_laws_is_a_row_too() -> None:
+    assert law_changes(contract(), contract().laws(), "main") == [
+        Finding("law", "loss", "", "note", "the text of naive.py or contract.py differs from main")
+    ]

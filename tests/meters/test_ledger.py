@@ -1,0 +1,236 @@
+"""The book of live bytes: who was alive when, and how high it went."""
+
+from __future__ import annotations
+
+import pytest
+
+from memfix.meters.simulated.ledger import Entry, Ledger, rounded
+
+
+def entry(size: int, what: str = "made", **settings: bool) -> Entry:
+    return Entry(size, what, **settings)
+
+
+def born(ledger: Ledger, size: int, what: str = "made", **settings: bool) -> Entry:
+    made = entry(size, what, **settings)
+    ledger.birth(made)
+    return made
+
+
+def requested(ledger: Ledger) -> tuple[int, int, int]:
+    return ledger.requested.base, ledger.requested.live, ledger.requested.peak
+
+
+def names_at_peak(ledger: Ledger) -> list[str]:
+    return [alive.what for alive in ledger.alive_at_peak()]
+
+
+@pytest.mark.parametrize(("size", "whole"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024)])
+def test_the_allocator_rounds_up_to_512(size: int, whole: int) -> None:
+    assert rounded(size) == whole
+
+
+def test_the_peak_is_what_was_alive_together_not_the_sum() -> None:
+    ledger = Ledger()
+    first = born(ledger, 100)
+    ledger.death(first)
+    second = born(ledger, 70)
+    third = born(ledger, 50)
+    ledger.death(second)
+    ledger.death(third)
+    assert requested(ledger) == (0, 0, 120)
+
+
+def test_allocated_bytes_are_rounded_storage_by_storage() -> None:
+    ledger = Ledger()
+    first = born(ledger, 100)
+    born(ledger, 600)
+    ledger.death(first)
+    assert requested(ledger) == (0, 600, 700)
+    assert (ledger.allocated.live, ledger.allocated.peak) == (1024, 1536)
+
+
+def test_the_allocated_peak_may_lie_elsewhere_than_the_requested_one() -> None:
+    ledger = Ledger()
+    large = born(ledger, 2048)
+    ledger.death(large)
+    for _ in range(5):
+        born(ledger, 1)
+    assert (ledger.requested.peak, ledger.allocated.peak) == (2048, 2560)
+
+
+def test_those_alive_at_the_peak_are_named_and_those_before_and_after_are_not() -> None:
+    ledger = Ledger()
+    early = born(ledger, 90, "early")
+    born(ledger, 10, "kept")
+    ledger.death(early)
+    high = born(ledger, 100, "high")
+    ledger.death(high)
+    born(ledger, 5, "late")
+    assert requested(ledger) == (0, 15, 110)
+    assert names_at_peak(ledger) == ["kept", "high"]
+
+
+def test_the_first_of_two_equal_peaks_is_the_one_that_is_explained() -> None:
+    ledger = Ledger()
+    ledger.death(born(ledger, 100, "first"))
+    ledger.death(born(ledger, 100, "second"))
+    assert names_at_peak(ledger) == ["first"]
+
+
+@pytest.mark.parametrize("in_backward", [True, False])
+def test_the_peak_knows_whether_it_was_in_backward(in_backward: bool) -> None:
+    ledger = Ledger()
+    born(ledger, 100, in_backward=not in_backward)
+    born(ledger, 1, in_backward=in_backward)
+    assert ledger.peak_in_backward is in_backward
+
+
+# ---------------------------------------------------------------- workspace
+def test_workspace_raises_the_peak_and_is_gone_again() -> None:
+    ledger = Ledger()
+    born(ledger, 100, "output")
+    ledger.workspace([entry(30, "sort"), entry(600, "sums", in_backward=True)])
+    assert requested(ledger) == (0, 100, 730)
+    assert (ledger.allocated.live, ledger.allocated.peak) == (512, 2048)
+    assert names_at_peak(ledger) == ["output", "sort", "sums"]
+    assert ledger.peak_in_backward is True
+
+
+def test_workspace_below_an_earlier_peak_is_not_in_its_explanation() -> None:
+    ledger = Ledger()
+    ledger.death(born(ledger, 1000, "large"))
+    ledger.workspace([entry(999, "sort")])
+    assert ledger.requested.peak == 1000
+    assert names_at_peak(ledger) == ["large"]
+
+
+def test_a_higher_peak_later_forgets_the_workspace_of_the_earlier_one() -> None:
+    ledger = Ledger()
+    ledger.workspace([entry(100, "sort")])
+    born(ledger, 200, "large")
+    assert names_at_peak(ledger) == ["large"]
+
+
+# ---------------------------------------------------------------- written over
+def test_an_heir_takes_over_the_bytes_of_one_that_dies_next() -> None:
+    ledger = Ledger()
+    old, new = born(ledger, 100, "old"), entry(100, "new")
+    ledger.birth_in_place_of(old, new)
+    ledger.death(old)
+    assert requested(ledger) == (0, 100, 100)
+    assert names_at_peak(ledger) == ["old"]
+    ledger.death(new)
+    assert requested(ledger) == (0, 0, 100)
+
+
+def test_an_heir_counts_as_new_when_the_old_one_stays() -> None:
+    ledger = Ledger()
+    old, new = born(ledger, 100, "old"), entry(100, "new", in_backward=True)
+    ledger.birth_in_place_of(old, new)
+    ledger.settle()
+    assert requested(ledger) == (0, 200, 200)
+    assert names_at_peak(ledger) == ["old", "new"]
+    assert ledger.peak_in_backward is True
+    ledger.death(old)
+    assert requested(ledger) == (0, 100, 200)
+
+
+def test_the_next_birth_settles_that_the_old_one_stays() -> None:
+    ledger = Ledger()
+    old = born(ledger, 100, "old")
+    ledger.birth_in_place_of(old, entry(100, "new"))
+    born(ledger, 1, "next")
+    assert requested(ledger) == (0, 201, 201)
+
+
+def test_settling_twice_counts_the_heir_once() -> None:
+    ledger = Ledger()
+    ledger.birth_in_place_of(born(ledger, 100), entry(100))
+    ledger.settle()
+    ledger.settle()
+    assert requested(ledger) == (0, 200, 200)
+
+
+def test_the_death_of_another_makes_the_heir_new_while_that_one_is_still_alive() -> None:
+    ledger = Ledger()
+    old, other = born(ledger, 100, "old"), born(ledger, 40, "other")
+    ledger.birth_in_place_of(old, entry(100, "new"))
+    ledger.death(other)
+    assert requested(ledger) == (0, 200, 240)
+
+
+def test_the_entries_of_that_peak_add_up_to_it() -> None:
+    ledger = Ledger()
+    old, other = born(ledger, 100, "old"), born(ledger, 40, "other")
+    ledger.birth_in_place_of(old, entry(100, "new"))
+    ledger.death(other)
+    assert sorted(names_at_peak(ledger)) == ["new", "old", "other"]
+
+
+# ---------------------------------------------------------------- found, restart, resize
+def test_a_storage_that_was_there_before_raises_the_whole_history() -> None:
+    ledger = Ledger()
+    ledger.death(born(ledger, 100, "gone"))
+    ledger.restart()
+    born(ledger, 50, "new")
+    ledger.found(entry(1000, "input"))
+    assert requested(ledger) == (1000, 1050, 1050)
+    assert (ledger.allocated.base, ledger.allocated.live, ledger.allocated.peak) == (1024, 1536, 1536)
+    assert names_at_peak(ledger) == ["new"]
+
+
+def test_the_death_of_an_input_does_not_raise_a_later_peak() -> None:
+    ledger = Ledger()
+    there = entry(1000, "input")
+    ledger.found(there)
+    ledger.death(there)
+    born(ledger, 900, "new")
+    assert requested(ledger) == (1000, 900, 1000)
+
+
+def test_restart_makes_what_is_live_the_base_and_forgets_the_peak() -> None:
+    ledger = Ledger()
+    weight = born(ledger, 100, "weight")
+    ledger.workspace([entry(900, "warm-up", in_backward=True)])
+    ledger.restart()
+    assert requested(ledger) == (100, 100, 100)
+    assert (ledger.allocated.base, ledger.allocated.peak) == (512, 512)
+    assert (names_at_peak(ledger), ledger.peak_in_backward) == ([], False)
+    born(ledger, 7, "step")
+    assert requested(ledger) == (100, 107, 107)
+    assert names_at_peak(ledger) == ["step"]
+    ledger.death(weight)
+    assert requested(ledger) == (100, 7, 107)
+
+
+def test_restart_counts_an_heir_whose_elder_stayed_into_the_base() -> None:
+    ledger = Ledger()
+    ledger.birth_in_place_of(born(ledger, 100), entry(100))
+    ledger.restart()
+    assert requested(ledger) == (200, 200, 200)
+
+
+def test_a_storage_that_grows_raises_the_peak_by_the_difference() -> None:
+    ledger = Ledger()
+    grown = born(ledger, 100, "grown")
+    ledger.resize(grown, 600)
+    assert requested(ledger) == (0, 600, 600)
+    assert (ledger.allocated.live, ledger.allocated.peak) == (1024, 1024)
+    ledger.death(grown)
+    assert (ledger.requested.live, ledger.allocated.live) == (0, 0)
+
+
+def test_a_storage_that_shrinks_keeps_the_peak() -> None:
+    ledger = Ledger()
+    shrunk = born(ledger, 600)
+    ledger.resize(shrunk, 0)
+    assert requested(ledger) == (0, 0, 600)
+    assert (ledger.allocated.live, ledger.allocated.peak) == (0, 1024)
+
+
+def test_a_storage_that_shrank_after_the_peak_is_explained_at_its_size_then() -> None:
+    ledger = Ledger()
+    shrunk = born(ledger, 600, "gathered")
+    ledger.resize(shrunk, 0)
+    assert [(alive.what, alive.bytes) for alive in ledger.alive_at_peak()] == [("gathered", 600)]
