@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # it and the simulated GPU are loaded here, once, for a fork server
 
 from memfix.checks.inputs import Draw, StepOf, phases_of
 from memfix.checks.memory import bytes_of
 from memfix.contract import NAIVE, Case, Contract, Phase
 from memfix.meters import get_meter
 from memfix.meters.base import Step
+from memfix.meters.simulated import environment  # noqa: F401
 from memfix.registry import all_contracts
 from memfix.units import format_bytes
 
@@ -66,9 +68,8 @@ def _time_benchmark(build: StepOf) -> Callable[..., None]:
 def _described(benchmark: Any, build: StepOf, setup: Callable[[], None]) -> Any:
     """The attributes that ASV looks for on the function itself."""
     benchmark.setup = setup
-    case = build.draw.case
-    benchmark.pretty_name = f"{build.contract.name}/{build.form} [{case.name}, {build.phase}]"
-    benchmark.pretty_source = f"# {build.contract.name}/{build.form}, {build.phase}, at {case.spelled()}"
+    benchmark.pretty_source = f"# {build.contract.name}/{build.form}, {build.phase}, at {build.draw.case.spelled()}"
+    benchmark.__qualname__ = benchmark.__name__  # or the code shown begins with "class <locals>"
     return benchmark
 
 

@@ -247,7 +247,7 @@ class TestSession:
     def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None:
         note = self._plugin.meter_and_note[1]
         notes = [*([note] if note else []), *(f"{name}: an estimate: {n}" for n in reading.notes if not reading.exact)]
-        _record(self._item, name, size, {"key": key, "notes": notes, **reading.as_dict()})
+        _record(self._item, name, size, {**reading.as_dict(), "key": key, "notes": notes})
 
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]:
         """The lock's word on a simulated reading, where there is a lock that is not being written."""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from memfix.contract import (
+    DTYPE_BYTES,
     BadInput,
     Budget,
     Case,
@@ -161,6 +163,10 @@ def test_every_law_has_a_key_and_a_line() -> None:
     }
 
 
+def test_the_tolerance_is_a_law_where_nobody_states_it() -> None:
+    assert make().laws()["tolerance"] == "(factor=4.0, ulps=4.0, sum_ulps=32.0)"
+
+
 def test_a_loosened_law_keeps_its_key() -> None:
     tight, loose = (
         make(
@@ -193,6 +199,18 @@ def test_a_reported_form_with_the_budget_it_breaks_is_taken_and_said_to_be_repor
 @pytest.mark.parametrize(("low", "high"), [(-1, 3), (4, 3)])
 def test_a_dim_with_an_impossible_range_is_refused(low: int, high: int) -> None:
     assert refusal(lambda: Dim(low, high)) == f"a Dim needs 0 <= low <= high, got low={low}, high={high}"
+
+
+def test_a_dim_may_begin_at_zero_and_hold_one_value() -> None:
+    contract = make(
+        dims={"N": Dim(0, 0), "D": Dim(3, 3), "rows": Dim(1, 4)}, cases={"empty": {"N": 0, "D": 3, "rows": 1}}
+    )
+    assert contract.laws()["dim N"] == "0 to 0"
+
+
+@pytest.mark.parametrize(("dtype", "size"), DTYPE_BYTES.items())
+def test_the_size_of_an_element_is_torchs(dtype: str, size: int) -> None:
+    assert getattr(torch, dtype).itemsize == size
 
 
 @pytest.mark.parametrize(
@@ -241,6 +259,10 @@ def test_an_input_knows_its_size_and_the_dims_it_speaks_of() -> None:
 )
 def test_a_budget_without_one_clear_limit_is_refused(limits: dict[str, Any], message: str) -> None:
     assert refusal(lambda: Budget("f", **limits)) == message
+
+
+def test_a_form_may_be_allowed_more_than_naive() -> None:
+    assert Budget("f", times_below_naive=0.5).factor == 0.5
 
 
 def test_a_budget_with_a_broken_formula_is_refused_where_it_is_written() -> None:

@@ -99,7 +99,7 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
             if finding.status == "fail":
                 raise _OverBudget(finding)
 
-        failure = smallest_failure(memory_draws(contract), within_budget, examples=examples)
+        failure = smallest_failure(memory_draws(contract), within_budget, examples=examples, shrinks=25)
         if failure is not None:
             return _failed_at(contract, form, budget, *failure)
     laws = f"{len(budgets)} budget{'s' if len(budgets) > 1 else ''}"

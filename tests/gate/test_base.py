@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from memfix.contract import Budget, Contract, Dim, TensorSpec
 from memfix.errors import EXIT_USAGE, UsageError
 from memfix.gate.base import Base, law_changes, lock_changes
 from memfix.gate.lock import write_lock
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Checkout:
@@ -115,10 +119,19 @@ def test_committed_changes_count_against_an_older_base(checkout: Checkout) -> No
     assert checkout.base("HEAD").ops_with_other_laws() == []
 
 
-def test_letters_outside_of_ascii_are_no_difference(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_outside_of_ascii_are_no_difference_in_any_locale(checkout: Checkout) -> None:
     checkout.write_op("loss", naive="# σ = Σ exp(x)\n")
     checkout.commit()
-    assert checkout.base().ops_with_other_laws() == []
+    code = "import sys; from pathlib import Path; from memfix.gate.base import Base; "
+    code += "print(Base.of('HEAD', Path(sys.argv[1])).ops_with_other_laws())"
+    child = subprocess.run(
+        [sys.executable, "-c", code, str(checkout.root / "memfix")],
+        cwd=ROOT,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert (child.stdout, child.stderr) == ("[]\n", "")
 
 
 def test_a_naive_form_that_was_deleted_is_another_law(checkout: Checkout) -> None:

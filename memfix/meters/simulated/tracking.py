@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .composite import composite_key
@@ -38,7 +39,10 @@ class StorageTracker(TorchDispatchMode):
         composite = None if in_place else composite_key(func)
         if composite is not None:
             with self:  # so that each part is seen
-                return func._op_dk(composite, *args, **kwargs)
+                result = func._op_dk(composite, *args, **kwargs)
+            if all(isinstance(tensor, FakeTensor) for tensor in _tensors(result)):
+                return result
+            # the composite bypassed the dispatcher and only made a view: the operator itself knows the device
         for tensor in _tensors(args):
             self._register_found(tensor)
         site = self.lines.current()

@@ -1,0 +1,215 @@
+"""The simulated meter: bytes by hand, the same bytes on a GPU, and torch left as it was."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from workloads import WORKLOADS
+
+import memfix
+from memfix.errors import MeasurementError, UsageError
+from memfix.meters import get_meter
+from memfix.meters.simulated import fake_device
+
+
+def simulated(build):
+    return memfix.peak(build)
+
+
+def test_matmul_forward_takes_its_result():
+    def build(device):
+        a, b = torch.empty(100, 50, device=device), torch.empty(50, 30, device=device)
+        return lambda: a @ b
+
+    reading = simulated(build)
+    assert (reading.peak_bytes, reading.held_bytes) == (100 * 30 * 4, 100 * 30 * 4)
+    assert reading.base_bytes == (100 * 50 + 50 * 30) * 4
+    assert reading.exact
+
+
+def test_dropped_temporary_is_counted_at_the_peak_and_not_held():
+    def build(device):
+        x = torch.empty(1000, device=device)
+        return lambda: (x + 1).exp().sum()
+
+    reading = simulated(build)
+    assert reading.peak_bytes == 8000
+    assert reading.held_bytes == 4
+
+
+def test_softmax_backward_makes_the_product_of_gradient_and_output():
+    def build(device):
+        x = torch.empty(256, 512, device=device, requires_grad=True)
+        upstream = torch.empty(256, 512, device=device)
+
+        def step():
+            x.softmax(-1).backward(upstream)
+            x.grad = None
+
+        return step
+
+    assert simulated(build).peak_bytes == 3 * 256 * 512 * 4  # the output, the product, the gradient
+
+
+def test_gradients_are_added_in_place_as_without_a_mode():
+    def build(device):
+        x = torch.empty(1 << 20, device=device, requires_grad=True)
+
+        def step():
+            (x * 1.0 + x * 2.0 + x * 3.0).sum().backward()
+            x.grad = None
+
+        return step
+
+    reading = simulated(build)
+    # two partial sums while a third product is made; in backward a gradient and the sum it is added to
+    assert reading.peak_bytes == 3 * (4 << 20)
+
+
+def test_bytes_are_the_same_twice_in_a_row():
+    first, second = (simulated(WORKLOADS["checkpoint_without_reentry"]) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_everyday_training_code_is_known_exactly(name):
+    reading = simulated(WORKLOADS[name])
+    assert reading.notes == ()
+    assert reading.peak_bytes > 0
+    assert reading.leaked_bytes == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_prediction_is_the_allocators_byte_for_byte(name):
+    predicted = simulated(WORKLOADS[name])
+    real = memfix.peak(WORKLOADS[name], meter="cuda")
+    assert predicted.peak_bytes == real.peak_bytes, predicted.table()
+
+
+def test_leak_is_told_from_what_the_result_holds():
+    kept = []
+
+    def build(device):
+        x = torch.empty(256, device=device)
+
+        def step():
+            kept.append(x + 1)
+            return x * 2
+
+        return step
+
+    reading = simulated(build)
+    assert (reading.held_bytes, reading.leaked_bytes) == (2048, 1024)
+
+
+def test_operator_without_a_rule_makes_the_reading_an_estimate():
+    def build(device):
+        x = torch.empty(64, 64, device=device)
+        return lambda: torch.linalg.qr(x)
+
+    reading = simulated(build)
+    assert not reading.exact
+    assert reading.notes == ("no workspace rule for aten.linalg_qr.default",)
+
+
+def test_source_lines_name_forward_and_backward():
+    def build(device):
+        x = torch.empty(1024, 256, device=device, requires_grad=True)
+
+        def step():
+            y = x.exp()
+            y.sin().sum().backward()
+            x.grad = None
+
+        return step
+
+    table = simulated(build).table()
+    assert "test_simulated.py" in table
+    assert "y = x.exp()" in table
+    assert "kept for backward" in table
+
+
+def test_value_dependent_step_is_refused_in_words():
+    def build(device):
+        x = torch.empty(4, device=device)
+        return lambda: x.sum().item()
+
+    with pytest.raises(MeasurementError, match=r"needs the values of a tensor .*measure with --meter=cuda"):
+        simulated(build)
+
+
+def test_build_that_returns_no_step_is_refused():
+    with pytest.raises(
+        UsageError, match="build must return the step to measure, a function without arguments; got None"
+    ):
+        simulated(lambda device: None)
+
+
+def test_torch_is_left_as_it_was_after_an_exception():
+    def before_and_after():
+        cuda = torch.cuda
+        return (
+            cuda.is_available,
+            cuda.synchronize,
+            torch.UntypedStorage.resize_,
+            torch.autograd.graph._engine_run_backward,
+        )
+
+    def build(device):
+        assert torch.cuda.is_available()
+        raise KeyError("planted")
+
+    was, collecting = before_and_after(), gc.isenabled()
+    with pytest.raises(KeyError, match="planted"):
+        simulated(build)
+    assert before_and_after() == was
+    assert gc.isenabled() == collecting
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    x = torch.ones(3, requires_grad=True)
+    F.one_hot(torch.tensor([0, 1]), 2)
+    (x * 2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_measurements_nest():
+    inner = []
+
+    def build(device):
+        x = torch.empty(1024, device=device)
+
+        def step():
+            if not inner:
+                inner.append(simulated(WORKLOADS["matmul"]))
+            return x + 1
+
+        return step
+
+    assert simulated(build).peak_bytes == 4096
+    assert inner[0] == simulated(WORKLOADS["matmul"])
+
+
+def test_a_torch_that_cannot_fake_cuda_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(fake_device, "_PROBE", "import os; os.abort()")
+    reason = fake_device._probe_in_child()
+    assert reason is not None
+    assert reason.startswith("this torch cannot hold fake CUDA tensors (self-test exit -6")
+    assert "measure on a GPU with --meter=cuda" in reason
+
+
+def test_process_ends_cleanly_after_measuring():
+    """Libtorch follows pointers of ours at exit."""
+    code = "import memfix, torch\nprint(memfix.peak(lambda d: (lambda: torch.empty(8, device=d))).peak_bytes)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "32"), done.stderr
+
+
+def test_unknown_meter_suggests_the_nearest():
+    with pytest.raises(UsageError, match="unknown meter 'simulate'; did you mean 'simulated'"):
+        get_meter("simulate")
