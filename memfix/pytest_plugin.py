@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ import pytest
 
 from . import __version__
 from .errors import MemfixError
+from .surroundings import allocator_settings, gpu_and_driver, installed_version
 from .units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -170,14 +169,10 @@ class Plugin:
                     self.notes.update(dict.fromkeys(entry.get("notes", ())))
 
     def pytest_report_header(self) -> str:
-        return f"memfix {__version__}: " + ", ".join(
-            [
-                f"meter {self.settings.meter}",
-                f"torch {_installed('torch')}",
-                _gpu_and_driver(),
-                f"PYTORCH_CUDA_ALLOC_CONF {os.environ.get('PYTORCH_CUDA_ALLOC_CONF', 'not set')}",
-            ]
-        )
+        gpu = gpu_and_driver()
+        parts = [f"meter {self.settings.meter}", f"torch {installed_version('torch')}"]
+        parts += [f"GPU {gpu[0]}, driver {gpu[1]}" if gpu else "no GPU", f"allocator {allocator_settings()}"]
+        return f"memfix {__version__}: {', '.join(parts)}"
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -298,25 +293,3 @@ def _limit_of(marker: pytest.Mark, item: pytest.Item) -> int:
         return parse_bytes(values[0])
     except ValueError as error:
         raise pytest.UsageError(f"{item.nodeid}: {error}; {usage}") from None
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _gpu_and_driver() -> str:
-    """From the driver itself: asking torch would import it."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-            return f"GPU {name}, driver {pynvml.nvmlSystemGetDriverVersion()}"
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:
-        return "no GPU"

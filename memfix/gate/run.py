@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import MemfixError
 from ..meters import usable_meter
+from ..surroundings import describe
 from ..units import format_bytes, format_change
 from .base import Base, examine_under, law_changes, laws_under, lock_changes
 from .judge import Verdict, judge, readings_by_key
@@ -57,7 +56,7 @@ def run_gate(
         extra = [*extra, *_ops_only_in_lock(lock, examinations)]
     return judge(
         examinations, lock=lock if lock_speaks else None, meter=meter.name, notes=notes, extra=extra,
-        surroundings=_surroundings(),
+        surroundings=describe(),
     )  # fmt: skip
 
 
@@ -121,13 +120,3 @@ def _ops_only_in_lock(lock: dict[Key, int], examinations: Sequence[Examination])
     gone = {key[0] for key in lock} - {examination.op for examination in examinations}
     message = "the lock has entries of an op that is not there any more; run memfix gate --update"
     return [Finding("lock", op, "", "fail", message) for op in sorted(gone)]
-
-
-def _surroundings() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("memfix", "torch", "hypothesis"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

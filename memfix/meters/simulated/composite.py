@@ -18,7 +18,8 @@ _SEEN_WHOLE = frozenset(
     arange linspace eye scalar_tensor zeros_like ones_like full_like rand_like randn_like empty_like new_empty
     new_zeros new_ones new_full new_empty_strided fill zero_ stack embedding repeat rsub native_dropout
     convolution _convolution sort argsort var_mean _local_scalar_dense is_pinned _pin_memory record_stream
-    resize resize_as masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential random""".split()
+    resize resize_as masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential
+    random""".split()
 )
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 

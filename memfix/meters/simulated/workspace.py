@@ -38,8 +38,8 @@ def _rule(*packets: torch._ops.OpOverloadPacket) -> Callable[[Rule], Rule]:
 # kernels that write their result directly; pointwise operators and views need no entry
 _NONE_NEEDED = frozenset(
     getattr(aten, name)
-    for name in """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones
-    ones_like new_ones full full_like new_full scalar_tensor arange linspace eye fill_ zero_ rand rand_like
+    for name in """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like
+    new_zeros ones ones_like new_ones full full_like new_full scalar_tensor arange linspace eye fill_ zero_ rand rand_like
     randn randn_like randint uniform_ normal_ bernoulli_ random_ copy_ _to_copy clone detach lift_fresh cat
     stack index_select gather scatter scatter_ scatter_add scatter_add_ index_add_ index_copy_ index_fill_
     embedding nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward triu tril _unsafe_view
