@@ -39,8 +39,8 @@ def _rule(*packets: torch._ops.OpOverloadPacket) -> Callable[[Rule], Rule]:
 _NONE_NEEDED = frozenset(
     getattr(aten, name)
     for name in """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like
-    new_zeros ones ones_like new_ones full full_like new_full scalar_tensor arange linspace eye fill_ zero_ rand rand_like
-    randn randn_like randint uniform_ normal_ bernoulli_ random_ copy_ _to_copy clone detach lift_fresh cat
+    new_zeros ones ones_like new_ones full full_like new_full scalar_tensor arange linspace eye fill_ zero_ rand
+    rand_like randn randn_like randint uniform_ normal_ bernoulli_ random_ copy_ _to_copy clone detach lift_fresh cat
     stack index_select gather scatter scatter_ scatter_add scatter_add_ index_add_ index_copy_ index_fill_
     embedding nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward triu tril _unsafe_view
     _reshape_alias set_ resize_ native_dropout native_dropout_backward is_pinned repeat split_with_sizes_copy
