@@ -139,13 +139,17 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """A test that needs the GPU has it to itself among this user's processes; a limit is held against its peak."""
         marker = item.get_closest_marker("memfix")
-        if marker is None:
+        if marker is None and item.get_closest_marker("gpu") is None:
             return (yield)
-        from .meters.cuda import watched_peak
+        from .meters.cuda import gpu_to_ourselves, watched_peak
 
+        if marker is None:
+            with gpu_to_ourselves():
+                return (yield)
         limit = _limit_of(marker, item)
-        with watched_peak() as peak:
+        with gpu_to_ourselves(), watched_peak() as peak:
             result = yield
         _record(item, item.nodeid, peak.bytes, {"meter": "cuda", "limit": limit})
         if peak.bytes > limit:

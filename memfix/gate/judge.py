@@ -95,7 +95,12 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int]) -> 
         if key[:2] not in unequal
     ]
     stale = f"the lock has an entry that nothing measures any more; {_accept(UPDATE)}"
-    gone = [key for key in lock if key[0] in judged_ops and key not in readings and key[:2] not in unequal]
+    unmeasured = {(f.op, f.form, f.case, f.phase) for e in examinations for f in e.findings if f.status == "error"}
+    gone = [
+        key
+        for key in lock
+        if key[0] in judged_ops and key not in readings and key not in unmeasured and key[:2] not in unequal
+    ]
     return findings + [_lock_finding(key, "fail", stale) for key in gone]
 
 

@@ -34,12 +34,19 @@ def gpu_unavailable_reason() -> str | None:
 
 @contextlib.contextmanager
 def gpu_to_ourselves() -> Iterator[None]:
-    """One process of this user measures on a GPU at a time; the others wait here. May be nested."""
+    """One process of this user measures on a GPU at a time; the others wait here. May be nested.
+
+    On leaving, cached memory goes back to the device, where the next process may need it.
+    """
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     with _lock_of_gpu(str(properties.uuid)):
-        yield
+        try:
+            yield
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 class _ProcessLock:
@@ -85,16 +92,15 @@ def watched_peak() -> Iterator[WatchedPeak]:
     import torch
 
     peak = WatchedPeak()
-    with gpu_to_ourselves():
-        gc.collect()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+    try:
+        yield peak
+    finally:
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
-        try:
-            yield peak
-        finally:
-            torch.cuda.synchronize()
-            peak.bytes = torch.cuda.memory_stats().get("requested_bytes.all.peak", 0) - base
+        peak.bytes = torch.cuda.memory_stats().get("requested_bytes.all.peak", 0) - base
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 
 from memfix.checks.finding import Finding
 from memfix.contract import Budget, Contract, Dim, TensorSpec
-from memfix.errors import EXIT_USAGE, UsageError
-from memfix.gate.base import Base, law_changes, lock_changes
+from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MemfixError, UsageError
+from memfix.gate.base import Base, examine_under, law_changes, laws_under, lock_changes
 from memfix.gate.lock import write_lock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,6 +172,57 @@ def test_an_op_that_the_base_has_not_keeps_its_own_laws(checkout: Checkout) -> N
     checkout.write_op("new", contract="contract of today\n")
     with checkout.base().laid_over(["new"]) as overlay:
         assert (overlay / "memfix/ops/new/contract.py").read_text() == "contract of today\n"
+
+
+# ---------------------------------------------------------------- the child that judges there
+@pytest.fixture
+def overlay(tmp_path: Path) -> Any:
+    """A folder whose memfix is only this program."""
+
+    def overlay(program: str) -> Path:
+        (tmp_path / "memfix").mkdir()
+        (tmp_path / "memfix/__init__.py").touch()
+        (tmp_path / "memfix/__main__.py").write_text(program)
+        return tmp_path
+
+    return overlay
+
+
+def test_the_child_runs_the_overlaid_package_and_leaves_github_to_the_parent(
+    overlay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    there = overlay(
+        "import json, os, sys\n"
+        "github = sorted({'GITHUB_ACTIONS', 'GITHUB_STEP_SUMMARY'} & os.environ.keys())\n"
+        "print(json.dumps({'arguments': sys.argv[1:], 'github': github}))\n"
+        "sys.exit(1)\n"
+    )
+    assert examine_under(there, ["loss"], "dev", "simulated") == {
+        "arguments": ["gate", "loss", "--profile", "dev", "--meter", "simulated", "--no-lock", "--json", "-"],
+        "github": [],
+    }
+
+
+def test_the_laws_of_the_overlaid_package_are_listed_by_op(overlay: Any) -> None:
+    there = overlay("""print('{"ops": [{"name": "loss", "laws": {"dim N": "1 to 3"}, "forms": []}]}')""")
+    assert laws_under(there, ["loss"]) == {"loss": {"dim N": "1 to 3"}}
+
+
+@pytest.mark.parametrize(
+    ("program", "last"),
+    [
+        ("import sys; sys.exit('first\\nImportError: no chunked.py')", "ImportError: no chunked.py"),
+        ("print('no JSON')", "no output"),
+    ],
+    ids=["an error", "no error"],
+)
+def test_a_child_that_gives_no_verdict_is_not_measured(overlay: Any, program: str, last: str) -> None:
+    with pytest.raises(MemfixError) as failed:
+        examine_under(overlay(program), ["loss"], "dev", "simulated")
+    assert str(failed.value) == f"today's forms cannot be judged under the base's laws: {last}"
+    assert failed.value.exit_code == EXIT_NOT_MEASURED
 
 
 # ---------------------------------------------------------------- the base's lock

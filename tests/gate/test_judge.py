@@ -117,6 +117,12 @@ def test_the_bytes_of_a_form_that_is_not_equal_are_not_judged() -> None:
     assert verdict.exit_code == EXIT_PASS
 
 
+def test_an_entry_of_a_form_that_is_not_equal_is_not_called_stale() -> None:
+    only_naive = {("naive", "small", "train"): reading(8192)}
+    verdict = judged(lock={NAIVE_KEY: 8192, KEY: 2048}, readings=only_naive, equal=())
+    assert [f.form for f in verdict.findings if f.check == "lock"] == ["naive"]
+
+
 @pytest.mark.parametrize(
     ("locked", "end"),
     [

@@ -275,6 +275,21 @@ def test_a_report_over_a_folder_is_refused(tmp_path: Path) -> None:
     assert str(refused.value) == f"cannot write the report {tmp_path}: it is a folder"
 
 
+def test_a_report_that_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(report, "open", denied, raising=False)
+    with pytest.raises(UsageError) as refused:
+        report.require_writable(str(tmp_path / "gate.json"))
+    assert str(refused.value) == f"cannot write the report {tmp_path / 'gate.json'}: Permission denied"
+
+
+def test_a_report_whose_name_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="File name too long"):
+        report.require_writable(str(tmp_path / ("x" * 300)))
+
+
 def test_a_report_that_fails_to_be_written_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         report.write_report(str(tmp_path), "text")

@@ -97,6 +97,15 @@ def test_workspace_raises_the_peak_and_is_gone_again() -> None:
     assert ledger.peak_in_backward is True
 
 
+def test_one_that_died_before_the_workspace_is_not_in_its_explanation() -> None:
+    ledger = Ledger()
+    born(ledger, 10, "kept")
+    ledger.death(born(ledger, 5, "dead"))
+    ledger.workspace([entry(100, "sort")])
+    assert requested(ledger) == (0, 10, 110)
+    assert names_at_peak(ledger) == ["kept", "sort"]
+
+
 def test_workspace_below_an_earlier_peak_is_not_in_its_explanation() -> None:
     ledger = Ledger()
     ledger.death(born(ledger, 1000, "large"))
@@ -142,6 +151,24 @@ def test_the_next_birth_settles_that_the_old_one_stays() -> None:
     ledger.birth_in_place_of(old, entry(100, "new"))
     born(ledger, 1, "next")
     assert requested(ledger) == (0, 201, 201)
+
+
+def test_the_next_heir_settles_that_the_old_one_stays() -> None:
+    ledger = Ledger()
+    old = born(ledger, 100, "old")
+    new = entry(100, "new")
+    ledger.birth_in_place_of(old, new)
+    ledger.birth_in_place_of(new, entry(100, "newest"))
+    ledger.death(new)
+    assert requested(ledger) == (0, 200, 200)
+
+
+def test_a_resize_settles_that_the_old_one_stays() -> None:
+    ledger = Ledger()
+    old, other = born(ledger, 100, "old"), born(ledger, 1, "other")
+    ledger.birth_in_place_of(old, entry(100, "new"))
+    ledger.resize(other, 11)
+    assert requested(ledger) == (0, 211, 211)
 
 
 def test_settling_twice_counts_the_heir_once() -> None:
