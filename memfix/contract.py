@@ -239,15 +239,17 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedBudget:
-    """The form's time over naive's, interleaved in one process, at a case that fits the machine."""
+    """The form's time over naive's, interleaved in one process on ``device``, at a case that fits there."""
 
     form: str = field(kw_only=False)
     case: str
     times_naive: float
     phase: Phase = "train"
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def spelled(self) -> str:
-        return f"{self.form} [{self.case}, {self.phase}] takes at most {self.times_naive:g}x naive's time"
+        place = f"[{self.case}, {self.phase}, {self.device}]"
+        return f"{self.form} {place} takes at most {self.times_naive:g}x naive's time"
 
 
 @dataclass(frozen=True)

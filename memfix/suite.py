@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-from .contract import NAIVE, Contract, Phase
+from .contract import NAIVE, BadInput, Contract, Phase, Scaling, SpeedBudget
 
 if TYPE_CHECKING:
+    from .checks.effort import Effort
     from .checks.finding import Finding
+    from .meters.base import Meter, Reading
+
+
+class Session(Protocol):
+    """What a check asks of the test session that it runs in; the plugin's fixture gives it."""
+
+    @property
+    def effort(self) -> Effort: ...
+    @property
+    def meter(self) -> Meter: ...
+    @property
+    def simulated_meter(self) -> Meter: ...
+    def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None: ...
+    def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]: ...
 
 
 @dataclass(frozen=True)
@@ -17,27 +33,30 @@ class Check:
     """One test of a suite: what it is called, and what it runs. ``gpu``: it needs one."""
 
     name: str
-    run: Callable[[Any], Sequence[Finding]]
+    run: Callable[[Session], Sequence[Finding]]
     gpu: bool = False
 
 
 def suite(*contracts: Contract) -> Callable[..., None]:
     """One parametrised test with every check of the contracts. Give it a name that starts with ``test_``.
 
-    Without a GPU: equality on the CPU, bad inputs, and budgets, scaling and leaks on the simulated meter. With
-    one, and marked ``gpu``: equality there, and the allocator's bytes against the simulated ones.
+    Without a GPU: equality and speed on the CPU, bad inputs, and budgets, scaling and leaks on the simulated meter.
+    With one, and marked ``gpu``: equality and speed there, and the allocator's bytes against the simulated ones.
     """
     import pytest
 
     checks = [
-        pytest.param(check, id=check.name if len(contracts) == 1 else f"{contract.name}-{check.name}",
-                     marks=[pytest.mark.gpu] if check.gpu else [])
+        pytest.param(
+            check,
+            id=check.name if len(contracts) == 1 else f"{contract.name}-{check.name}",
+            marks=[pytest.mark.gpu] if check.gpu else [],
+        )
         for contract in contracts
         for check in _checks(contract)
-    ]  # fmt: skip
+    ]
 
     @pytest.mark.parametrize("check", checks)
-    def test(check: Check, memfix_session: Any) -> None:
+    def test(check: Check, memfix_session: Session) -> None:
         __tracebackhide__ = True
         bad = [finding for finding in check.run(memfix_session) if finding.status in ("fail", "error")]
         if bad:
@@ -49,94 +68,83 @@ def suite(*contracts: Contract) -> Callable[..., None]:
 def _checks(contract: Contract) -> Iterator[Check]:
     for form in contract.forms:
         for dtype in contract.dtypes:
-            yield Check(f"{form}-equal-{dtype}", _equality(contract, form, dtype, "cpu"))
+            yield Check(f"{form}-equal-{dtype}", partial(_equality, contract, form, dtype, "cpu"))
+            yield Check(f"{form}-equal-{dtype}-cuda", partial(_equality, contract, form, dtype, "cuda"), gpu=True)
         for bad in contract.bad_inputs:
-            yield Check(f"{form}-refuses-{bad.name.replace(' ', '_')}", _bad_input(contract, form, bad))
+            yield Check(f"{form}-refuses-{bad.name.replace(' ', '_')}", partial(_bad_input, contract, form, bad))
         for case in contract.cases:
-            yield Check(f"{form}-small-{case}", _budgets(contract, form, case))
-        yield Check(f"{form}-small-drawn", _drawn(contract, form))
-        for law in contract.scaling:
-            if law.form == form:
-                yield Check(f"{form}-grows-{law.dim}", _scaling(contract, law))
-    for form in contract.forms:
-        for dtype in contract.dtypes:
-            yield Check(f"{form}-equal-{dtype}-cuda", _equality(contract, form, dtype, "cuda"), gpu=True)
+            yield Check(f"{form}-small-{case}", partial(_budgets, contract, form, case))
+        if any(budget.form == form and budget.case is None for budget in contract.budgets):
+            yield Check(f"{form}-small-drawn", partial(_drawn, contract, form))
+    for law in contract.scaling:
+        yield Check(f"{law.form}-grows-{law.dim}", partial(_scaling, contract, law))
+    for timed in contract.speed:
+        name = f"{timed.form}-fast-{timed.case}-{timed.device}"
+        yield Check(name, partial(_speed, contract, timed), gpu=timed.device == "cuda")
     for form in (NAIVE, *contract.forms):
         for case in contract.cases:
-            yield Check(f"{form}-predicted-{case}", _agreement(contract, form, case), gpu=True)
+            yield Check(f"{form}-predicted-{case}", partial(_agreement, contract, form, case), gpu=True)
 
 
-def _equality(contract: Contract, form: str, dtype: str, device: str) -> Callable[[Any], Sequence[Finding]]:
-    def run(session: Any) -> Sequence[Finding]:
-        from .checks.equality import check_equality
+def _equality(contract: Contract, form: str, dtype: str, device: str, session: Session) -> Sequence[Finding]:
+    from .checks.equality import check_equality
 
-        return [check_equality(contract, form, dtype=dtype, device=device, examples=session.effort.equality_examples)]
-
-    return run
+    examples = session.effort.equality_examples
+    return [check_equality(contract, form, dtype=dtype, device=device, examples=examples)]
 
 
-def _bad_input(contract: Contract, form: str, bad: Any) -> Callable[[Any], Sequence[Finding]]:
-    def run(_session: Any) -> Sequence[Finding]:
-        from .checks.bad_inputs import check_bad_input
+def _bad_input(contract: Contract, form: str, bad: BadInput, _session: Session) -> Sequence[Finding]:
+    from .checks.bad_inputs import check_bad_input
 
-        return [check_bad_input(contract, form, bad)]
-
-    return run
+    return [check_bad_input(contract, form, bad)]
 
 
-def _budgets(contract: Contract, form: str, case: str) -> Callable[[Any], Sequence[Finding]]:
-    def run(session: Any) -> Sequence[Finding]:
-        from .checks.inputs import Draw, phases_of
-        from .checks.memory import bytes_of, forms_needed, judge_budget, judge_leak, measure
+def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
+    """Budgets, leaks and, where there is one, the lock, at one case."""
+    from .checks.inputs import Draw, phases_of
+    from .checks.memory import bytes_of, forms_needed, judge_budget, judge_leak, measure
 
-        budgets = contract.budgets_of(form, case)
-        draw = Draw(contract.cases[case])
-        needed = {(f, budget.phase) for budget in budgets for f in forms_needed(budget)}
-        needed |= {(form, phase) for phase in phases_of(contract)}
-        readings = {(f, phase): measure(contract, f, draw, phase, session.meter) for f, phase in sorted(needed)}
-        locked: list[Finding] = []
-        for (f, phase), reading in readings.items():
-            key, size = (contract.name, f, case, phase), bytes_of(reading, phase)
-            session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", size, reading, key)
-            locked += session.against_lock(key, size, reading)
-        leaks = [judge_leak(contract, form, draw.case, phase, r) for (f, phase), r in readings.items() if f == form]
-        judged = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
-        return [*judged, *locked, *(leak for leak in leaks if leak is not None)]
-
-    return run
+    budgets = contract.budgets_of(form, case)
+    draw = Draw(contract.cases[case])
+    needed = {(f, budget.phase) for budget in budgets for f in forms_needed(budget)}
+    needed |= {(form, phase) for phase in phases_of(contract)}
+    readings = {(f, phase): measure(contract, f, draw, phase, session.meter) for f, phase in sorted(needed)}
+    findings = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
+    for (f, phase), reading in readings.items():
+        key, size = (contract.name, f, case, phase), bytes_of(reading, phase)
+        session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", size, reading, key)
+        findings += session.against_lock(key, size, reading)
+        leak = judge_leak(contract, f, draw.case, phase, reading)
+        findings += [leak] if leak is not None else []
+    return findings
 
 
-def _drawn(contract: Contract, form: str) -> Callable[[Any], Sequence[Finding]]:
-    def run(session: Any) -> Sequence[Finding]:
-        from .checks.memory import check_drawn_budgets
+def _drawn(contract: Contract, form: str, session: Session) -> Sequence[Finding]:
+    from .checks.memory import check_drawn_budgets
 
-        found = check_drawn_budgets(contract, form, session.simulated_meter, examples=session.effort.memory_examples)
-        return [found] if found is not None else []
-
-    return run
+    found = check_drawn_budgets(contract, form, session.simulated_meter, examples=session.effort.memory_examples)
+    return [found] if found is not None else []
 
 
-def _scaling(contract: Contract, law: Any) -> Callable[[Any], Sequence[Finding]]:
-    def run(session: Any) -> Sequence[Finding]:
-        from .checks.scaling import check_scaling
+def _scaling(contract: Contract, law: Scaling, session: Session) -> Sequence[Finding]:
+    from .checks.scaling import check_scaling
 
-        return [check_scaling(contract, law, session.simulated_meter)]
-
-    return run
+    return [check_scaling(contract, law, session.simulated_meter)]
 
 
-def _agreement(contract: Contract, form: str, case: str) -> Callable[[Any], Sequence[Finding]]:
+def _speed(contract: Contract, law: SpeedBudget, _session: Session) -> Sequence[Finding]:
+    from .checks.speed import check_speed
+
+    return [check_speed(contract, law)]
+
+
+def _agreement(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
     """The simulated bytes against the allocator's, phase by phase, where the GPU can hold the case."""
+    import pytest
 
-    def run(session: Any) -> Sequence[Finding]:
-        import pytest
+    from .checks.agreement import check_agreement, fits_here
+    from .checks.inputs import phases_of
 
-        from .checks.agreement import check_agreement, fits_here
-        from .checks.inputs import phases_of
-
-        phases: tuple[Phase, ...] = phases_of(contract)
-        if not fits_here(contract, form, case, session.simulated_meter):
-            pytest.skip(f"{contract.name}/{form} at {case} does not fit this GPU")
-        return [check_agreement(contract, form, case, phase, session.simulated_meter) for phase in phases]
-
-    return run
+    if not fits_here(contract, form, case, session.simulated_meter):
+        pytest.skip(f"{contract.name}/{form} at {case} does not fit this GPU")
+    return [check_agreement(contract, form, case, phase, session.simulated_meter) for phase in phases_of(contract)]

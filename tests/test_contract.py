@@ -159,7 +159,7 @@ def test_every_law_has_a_key_and_a_line() -> None:
         "budget chunked [every shape, train]": "chunked [every shape, train] at most N*D*e",
         "budget chunked [every shape, train] #2": "chunked [every shape, train] 2x below naive",
         "scaling chunked [small, train]": "chunked [small, train] grows at most like N^1",
-        "speed chunked [small, train]": "chunked [small, train] takes at most 3x naive's time",
+        "speed chunked [small, train]": "chunked [small, train, cpu] takes at most 3x naive's time",
     }
 
 

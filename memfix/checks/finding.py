@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION
@@ -15,7 +15,10 @@ Status = Literal["pass", "fail", "error", "note"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of one form. ``message`` is a whole sentence's worth on one line; ``details`` come below it."""
+    """One check of one form. ``message`` is a whole sentence's worth on one line; ``details`` come below it.
+
+    ``figures`` are the numbers of the message, for machines.
+    """
 
     check: str
     op: str
@@ -26,6 +29,7 @@ class Finding:
     phase: str | None = None
     details: tuple[str, ...] = ()
     reproduce: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:

@@ -51,19 +51,22 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
     within = used <= limit
     name = "held" if budget.phase == "held" else "peak"
     against = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
-    figures = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"
+    sizes = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"
     details: tuple[str, ...] = ()
     status: Status
     if budget.known_broken:
         status = "fail" if within else "pass"
         outcome = "a reported form suddenly passes" if within else f"known broken, {format_change(used, limit)}"
-        message = f"{figures} ({outcome}), meter {reading.meter}"
+        message = f"{sizes} ({outcome}), meter {reading.meter}"
     else:
         status = "pass" if within else "fail"
-        message = figures + ("" if within else f" ({format_change(used, limit)})") + f", meter {reading.meter}"
+        message = sizes + ("" if within else f" ({format_change(used, limit)})") + f", meter {reading.meter}"
         if not within:
             details = explained(reading)
-    return Finding("budget", contract.name, budget.form, status, message, case.name, budget.phase, details)
+    figures = {"bytes": used, "limit_bytes": limit}
+    return Finding(
+        "budget", contract.name, budget.form, status, message, case.name, budget.phase, details, figures=figures
+    )
 
 
 def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:

@@ -46,4 +46,14 @@ def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
         series = ", ".join(f"{size}: {format_bytes(peak)}" for size, peak in zip(sizes, peaks, strict=True))
         details = (f"  {law.dim} -> peak   {series}", *(f"  {line}" for line in readings[-1].table_lines(4)))
     status: Status = "pass" if holds else "fail"
-    return Finding("scaling", contract.name, law.form, status, message, law.case, law.phase, details)
+    return Finding(
+        "scaling",
+        contract.name,
+        law.form,
+        status,
+        message,
+        law.case,
+        law.phase,
+        details,
+        figures={"exponent": exponent},
+    )

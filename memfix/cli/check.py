@@ -21,7 +21,7 @@ from .options import json_option, meter_option, ops_argument, profile_option, pr
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Where equality runs.",
+    help="Where equality and speed run.",
 )
 @click.option("--speed", is_flag=True, help="Time forms against naive, too.")
 @meter_option
@@ -72,9 +72,8 @@ def check(
                 made = list(
                     examine(contract, used_meter, effort, say, forms=forms, device=device, random=random).findings
                 )
-                made += [
-                    check_speed(contract, law, device=device) for law in contract.speed if speed and law.form in forms
-                ]
+                timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]
+                made += [check_speed(contract, law) for law in timed]
             for finding in made:
                 style = {"fail": "red", "error": "magenta", "note": "dim"}.get(finding.status, "")
                 console.print(

@@ -48,6 +48,15 @@ def test_few_ids_are_added_without_sorting_them() -> None:
     assert sum(more) == 13_994_456
 
 
+def test_embedding_gradients_in_float64_are_summed_in_float64() -> None:
+    ids = meta(4096, dtype=torch.int64)
+    narrow, wide = (
+        hidden(aten.embedding_dense_backward.default, meta(4096, 64, dtype=dtype), ids, 50_000, -1, False)
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert (narrow[-1], wide[-1]) == (4505 * 64 * 4, 4505 * 64 * 8)
+
+
 def test_few_ids_still_need_a_contiguous_gradient() -> None:
     grad = meta(1024, 100).t()
     ids = meta(100, dtype=torch.int64)
@@ -120,6 +129,8 @@ def test_a_long_sum_to_one_number_meets_in_partial_results() -> None:
     """2,048 values for each of 512 threads, 16 at the least: 128 blocks, one partial sum each, and a semaphore."""
     assert hidden(aten.sum.default, meta(1 << 20)) == [512, 4]
     assert hidden(aten.sum.default, meta(1 << 20, dtype=torch.float64)) == [1024, 4]
+    assert hidden(aten.sum.default, meta(1 << 20, dtype=torch.int64)) == [1024, 4]
+    assert hidden(aten.sum.default, meta(1 << 20, dtype=torch.bool)) == [8 << 20, 1024, 4]
 
 
 def test_a_short_sum_needs_one_block() -> None:

@@ -55,7 +55,11 @@ contract = Contract(
         Scaling("gather", dim="N", at_most=1, case="small"),
         Scaling("gather", dim="V", at_most=1, case="small"),
     ],
-    speed=[SpeedBudget("gather", case="small", times_naive=1.0)],
+    speed=[
+        SpeedBudget("gather", case="small", times_naive=1.0),
+        SpeedBudget("gather", case="medium", times_naive=0.5, device="cuda"),
+        SpeedBudget("gather", case="incident", times_naive=0.1, device="cuda"),
+    ],
     bad_inputs=[
         BadInput("floating ids", _float_ids, "ids must be int64 or int32, got torch.float32"),
         BadInput("two-dimensional ids", _batched_ids, "ids must be [N], got shape [1, 5]"),

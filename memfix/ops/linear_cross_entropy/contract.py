@@ -60,7 +60,13 @@ contract = Contract(
         Scaling("recompute", dim="N", at_most=1, case="small"),
         Scaling("recompute", dim="V", at_most=1, case="small"),
     ],
-    speed=[SpeedBudget("recompute", case="small", times_naive=3.0)],
+    speed=[
+        SpeedBudget("recompute", case="small", times_naive=3.0),
+        SpeedBudget("recompute", case="medium", times_naive=3.0, device="cuda"),
+        SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
+        SpeedBudget("recompute", case="incident", times_naive=3.0, device="cuda"),
+        SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
+    ],
     bad_inputs=[
         BadInput("zero chunk", _set("rows_per_chunk", 0), "rows_per_chunk must be at least 1, got 0"),
         BadInput("negative chunk", _set("rows_per_chunk", -3), "rows_per_chunk must be at least 1, got -3"),
