@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import ContractError, did_you_mean
 from .formula import Formula
-from .units import format_bytes, parse_bytes
+from .units import format_bytes, is_size, parse_bytes
 
 Phase = Literal["forward", "train", "held"]
 PHASES: tuple[Phase, ...] = ("forward", "train", "held")
@@ -171,10 +172,7 @@ class Budget:
             raise ContractError(
                 f"budget of {self.form!r}: give exactly one of bytes, times_below_naive, times_below; got {len(given)}"
             )
-        if self.phase not in PHASES:
-            raise ContractError(
-                f"budget of {self.form!r}: unknown phase {self.phase!r}{did_you_mean(self.phase, PHASES)}"
-            )
+        _require_phase(self.form, self.phase)
         if self.times_below is not None and len(self.times_below) != 1:
             raise ContractError(
                 f"budget of {self.form!r}: times_below names one other form, got {dict(self.times_below)}"
@@ -201,10 +199,12 @@ class Budget:
         """The byte limit as a formula; a plain size is a formula without names."""
         if self.bytes is None:
             return None
-        try:
-            return Formula(str(parse_bytes(self.bytes)))
-        except ValueError:
-            return Formula(str(self.bytes))
+        if isinstance(self.bytes, int) or is_size(self.bytes):
+            try:
+                return Formula(str(parse_bytes(self.bytes)))
+            except ValueError as error:
+                raise ContractError(f"budget of {self.form!r}: {error}") from None
+        return Formula(self.bytes)
 
     def applies_to(self, case: str) -> bool:
         return self.case is None or self.case == case
@@ -233,8 +233,16 @@ class Scaling:
     phase: Phase = "train"
     doublings: int = 4
 
+    def __post_init__(self) -> None:
+        _require_phase(self.form, self.phase)
+        if self.doublings < 3:
+            raise ContractError(
+                f"scaling of {self.form!r}: doublings must be at least 3 to be fitted, got {self.doublings}"
+            )
+
     def spelled(self) -> str:
-        return f"{self.form} [{self.case}, {self.phase}] grows at most like {self.dim}^{self.at_most:g}"
+        law = f"grows at most like {self.dim}^{self.at_most:g} over {self.doublings} doublings"
+        return f"{self.form} [{self.case}, {self.phase}] {law}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +255,17 @@ class SpeedBudget:
     phase: Phase = "train"
     device: Literal["cpu", "cuda"] = "cpu"
 
+    def __post_init__(self) -> None:
+        _require_phase(self.form, self.phase)
+
     def spelled(self) -> str:
         place = f"[{self.case}, {self.phase}, {self.device}]"
         return f"{self.form} {place} takes at most {self.times_naive:g}x naive's time"
+
+
+def _require_phase(form: str, phase: str) -> None:
+    if phase not in PHASES:
+        raise ContractError(f"budget of {form!r}: unknown phase {phase!r}{did_you_mean(phase, PHASES)}")
 
 
 @dataclass(frozen=True)
@@ -288,6 +304,9 @@ class Contract:
     def __post_init__(self) -> None:
         forms = {key: form if isinstance(form, Form) else Form(form) for key, form in self.forms.items()}
         object.__setattr__(self, "forms", forms)
+        for key, values in self.choices.items():
+            if not values:
+                raise ContractError(f"{self.name}: choice {key!r} has no values")
         cases = {key: self.case_of(key, given) for key, given in self.cases.items()}
         object.__setattr__(self, "cases", cases)
         _validate(self)
@@ -311,6 +330,11 @@ class Contract:
                     f"{self.name}, case {name!r}: {dim} must be an int of at least {spec.low}, got {settings[dim]!r}"
                 )
         choices = {key: settings.get(key, values[0]) for key, values in self.choices.items()}
+        for key, value in choices.items():
+            if value not in self.choices[key]:
+                raise ContractError(
+                    f"{self.name}, case {name!r}: {key} must be one of {tuple(self.choices[key])}, got {value!r}"
+                )
         return Case(name, {dim: settings[dim] for dim in self.dims}, choices, dtype)
 
     def function(self, form: str) -> Callable[..., Any]:
@@ -387,9 +411,12 @@ def _validate(contract: Contract) -> None:
         raise ContractError(f"{name}: a contract needs at least one case, or nothing would be measured")
     if NAIVE in contract.forms:
         raise ContractError(f"{name}: 'naive' is the reference and cannot be the name of a form")
-    for key, values in contract.choices.items():
-        if not values:
-            raise ContractError(f"{name}: choice {key!r} has no values")
+    for kind, names in (("form", contract.forms), ("case", contract.cases)):
+        for word in names:
+            if not re.fullmatch(r"\w+", word):  # the lock file and the tests' names hold it
+                raise ContractError(
+                    f"{name}: the name of a {kind} must be a word of letters, digits and _, got {word!r}"
+                )
     for dtype in contract.dtypes:
         if dtype not in WORKING_DTYPES:
             raise ContractError(f"{name}: dtypes must be some of {WORKING_DTYPES}, got {dtype!r}")

@@ -8,6 +8,7 @@ dtype), the units ``KiB MiB GiB TiB``, the operators ``+ - * / // % **`` and the
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from .units import BYTE_UNITS
 
 MAX_LENGTH = 500
 MAX_EXPONENT = 8
+MAX_VALUE = 2**256  # far above every memory; exponents of exponents end here
 
 
 def _ceil_div(value: Fraction, divisor: Fraction) -> Fraction:
@@ -45,8 +47,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
     ast.Pow: _power,
 }
 _FUNCTIONS: dict[str, tuple[Callable[..., Fraction], int | None]] = {
-    "min": (min, None),
-    "max": (max, None),
+    "min": (lambda *values: min(values), None),
+    "max": (lambda *values: max(values), None),
     "ceil_div": (_ceil_div, 2),
     "round_up": (_round_up, 2),
 }
@@ -90,7 +92,7 @@ class Formula:
 
     def _refuse_unknown_syntax(self, node: ast.expr) -> None:
         match node:
-            case ast.Constant(value=bool()):
+            case ast.Constant(value=bool() | math.inf):
                 pass
             case ast.Constant(value=int() | float()) | ast.Name():
                 return
@@ -130,9 +132,12 @@ class Formula:
                     return _CONSTANTS[name]
                 raise FormulaError(f"unknown name {name!r} in the formula {self.text!r}{did_you_mean(name, values)}")
             case ast.BinOp(left=left, op=op, right=right):
-                return _OPERATORS[type(op)](self._value(left, values), self._value(right, values))
+                value = _OPERATORS[type(op)](self._value(left, values), self._value(right, values))
+                if abs(value) > MAX_VALUE:
+                    raise FormulaError(f"the formula {self.text!r} leaves every range of bytes")
+                return value
             case ast.UnaryOp(operand=operand):
                 return -self._value(operand, values)
             case ast.Call(func=ast.Name(id=name), args=args):
-                return _FUNCTIONS[name][0](*(self._value(arg, values) for arg in args))
+                return _FUNCTIONS[name][0](*[self._value(arg, values) for arg in args])
         raise AssertionError(f"unreachable: {ast.dump(node)}")

@@ -32,6 +32,11 @@ def parse_bytes(text: str | int) -> int:
     return int(Fraction(number.replace("_", "")) * BYTE_UNITS.get(unit, 1))
 
 
+def is_size(text: str) -> bool:
+    """Whether ``text`` is a number with or without a unit, rather than a formula."""
+    return _SIZE.fullmatch(text) is not None
+
+
 def format_bytes(count: int) -> str:
     """``39.63 GiB``: two decimals in the largest unit that leaves at least 1; below 1 KiB whole bytes."""
     magnitude = abs(count)
@@ -57,6 +62,6 @@ def format_change(count: int, reference: int) -> str:
 def format_seconds(seconds: float) -> str:
     """``1.25 ms``, in the unit that leaves one to three digits before the point."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
+        if float(f"{seconds:.3g}") >= scale:  # 0.9999 s is printed as 1 s
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"

@@ -46,6 +46,7 @@ def check(
     from ..gate import report
     from ..meters import usable_meter
     from ..registry import contracts
+    from ..surroundings import describe
 
     report.require_writable(json_path)
     chosen = contracts(ops)
@@ -82,5 +83,6 @@ def check(
                 )
             findings += made
     if json_path is not None:
-        report.write_report(json_path, report.as_json({"findings": [f.as_dict() for f in findings]}))
+        data = {"surroundings": describe(), "findings": [finding.as_dict() for finding in findings]}
+        report.write_report(json_path, report.as_json(data))
     return exit_code_of(findings)

@@ -41,6 +41,10 @@ class Base:
     def of(ref: str, package: Path) -> Base:
         """``package`` is the folder of the working tree's memfix."""
         root = Path(_git(package.parent, "rev-parse", "--show-toplevel").strip())
+        if package.resolve() != (root / "memfix").resolve():
+            raise UsageError(
+                f"--base compares commits of memfix itself; {package} is not the memfix of the checkout {root}"
+            )
         try:
             commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
         except UsageError:
@@ -152,6 +156,7 @@ def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[
 def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
     environment = {
         **os.environ,
+        "PYTHONIOENCODING": "utf-8",
         "PYTHONPATH": os.pathsep.join([str(overlay), os.environ.get("PYTHONPATH", "")]),
     }
     for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
@@ -161,7 +166,7 @@ def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
         cwd=overlay,
         env=environment,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
     )
     try:
         return json.loads(child.stdout)
@@ -172,7 +177,7 @@ def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
 
 def _git(folder: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
     except FileNotFoundError:
         raise UsageError("--base needs git, and there is none on the PATH") from None
     except subprocess.CalledProcessError as error:

@@ -8,11 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from memfix.checks.effort import PROFILES
+from memfix.checks.effort import Effort
 from memfix.checks.examine import examine
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
 
+EFFORT = Effort("cheats", equality_examples=40, memory_examples=2)
 CHEATS = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 
 
@@ -29,14 +30,14 @@ def load(path: Path) -> ModuleType:
 def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
     cheat = load(path)
     contract = all_contracts()[cheat.OP].with_form("cheat", cheat.form, like=cheat.LIKE)
-    findings = examine(contract, get_meter("simulated"), PROFILES["dev"], forms=["cheat"]).findings
+    findings = examine(contract, get_meter("simulated"), EFFORT, forms=["cheat"]).findings
     failed = {finding.check for finding in findings if finding.status == "fail"}
     assert cheat.CAUGHT_BY in failed, "\n".join(finding.text() for finding in findings if finding.status != "pass")
 
 
 @pytest.mark.parametrize(("op", "form"), sorted({(load(path).OP, load(path).LIKE) for path in CHEATS}))
 def test_honest_form_beside_the_cheats_passes(op: str, form: str) -> None:
-    findings = examine(all_contracts()[op], get_meter("simulated"), PROFILES["dev"], forms=[form]).findings
+    findings = examine(all_contracts()[op], get_meter("simulated"), EFFORT, forms=[form]).findings
     assert [finding.text() for finding in findings if finding.status in ("fail", "error")] == []
 
 

@@ -279,7 +279,7 @@ def test_a_report_that_cannot_be_opened_is_refused(tmp_path: Path, monkeypatch: 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(report, "open", denied, raising=False)
+    monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(UsageError) as refused:
         report.require_writable(str(tmp_path / "gate.json"))
     assert str(refused.value) == f"cannot write the report {tmp_path / 'gate.json'}: Permission denied"

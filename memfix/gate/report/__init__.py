@@ -78,14 +78,17 @@ def require_writable(target: str | None) -> None:
     """Refuse a report path that cannot be written before minutes are spent on measuring."""
     if target is None or target == "-":
         return
-    parent = Path(target).resolve().parent
-    if Path(target).is_dir() or not parent.is_dir():
-        raise UsageError(
-            f"cannot write the report {target}: {'it is a folder' if Path(target).is_dir() else f'no folder {parent}'}"
-        )
+    path = Path(target)
     try:
-        with open(target, "a", encoding="utf-8"):
+        if path.is_dir():
+            raise UsageError(f"cannot write the report {target}: it is a folder")
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"cannot write the report {target}: no folder {path.resolve().parent}")
+        was_there = path.exists()
+        with path.open("a", encoding="utf-8"):
             pass
+        if not was_there:
+            path.unlink()
     except OSError as error:
         raise UsageError(f"cannot write the report {target}: {error.strerror or error}") from None
 

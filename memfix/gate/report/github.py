@@ -23,8 +23,11 @@ def announce(verdict: Verdict) -> None:
                 )
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        with open(summary, "a", encoding="utf-8") as file:
-            file.write(as_markdown(verdict) + "\n")
+        try:
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(as_markdown(verdict) + "\n")
+        except OSError as error:  # the verdict stands without it
+            print(f"memfix: no job summary at {summary}: {error.strerror}", file=sys.stderr)
 
 
 def _data(text: str) -> str:

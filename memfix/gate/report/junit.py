@@ -23,6 +23,11 @@ def as_junit(verdict: Verdict) -> str:
         )
         tag = {"fail": "failure", "error": "error", "note": "skipped"}.get(finding.status)
         if tag is not None:
-            ElementTree.SubElement(case, tag, message=finding.message).text = finding.text()
+            ElementTree.SubElement(case, tag, message=_printable(finding.message)).text = _printable(finding.text())
     ElementTree.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode")
+
+
+def _printable(text: str) -> str:
+    """Without what XML cannot hold, such as the escapes of a coloured message."""
+    return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")

@@ -6,7 +6,7 @@ Knows nothing of torch. Time is a count of events, so two runs of the same code 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ALLOCATION_ROUNDING = 512  # the caching allocator's smallest unit
 
@@ -75,25 +75,24 @@ class Ledger:
             mark.base += size
 
     def death(self, entry: Entry) -> None:
-        heir, self._heir = self._heir, None
+        heir = self._heir[1] if self._heir is not None and self._heir[0] is entry else None
+        if heir is None:
+            self.settle()
+        self._heir = None
         self.event += 1
         entry.died = self.event
-        if heir is not None and heir[0] is entry:
-            heir[1].born = self.event
-            self._remove(entry.bytes)
-            self._add(heir[1].bytes)
-            return
-        if heir is not None:
-            self._add(heir[1].bytes)
-            self._note_peak(heir[1].in_backward)
         self._remove(entry.bytes)
+        if heir is not None:
+            heir.born = self.event
+            self._add(heir.bytes)
 
     def resize(self, entry: Entry, size: int) -> None:
         self.settle()
         self.event += 1
+        self.entries.append(replace(entry, died=self.event))  # what it was until now
         self._remove(entry.bytes)
         self._add(size)
-        entry.bytes = size
+        entry.bytes, entry.born = size, self.event
         self._note_peak(entry.in_backward)
 
     def workspace(self, buffers: Iterable[Entry]) -> None:
