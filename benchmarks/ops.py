@@ -17,7 +17,8 @@ import torch._dynamo  # it and the simulated GPU are loaded here, once, for a fo
 
 from memfix.checks.inputs import Draw, StepOf, phases_of
 from memfix.checks.memory import bytes_of
-from memfix.contract import NAIVE, Case, Contract, Phase
+from memfix.contract import Case, Contract
+from memfix.laws import NAIVE, Phase
 from memfix.meters import get_meter
 from memfix.meters.base import Step
 from memfix.meters.simulated import environment  # noqa: F401

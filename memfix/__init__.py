@@ -11,26 +11,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .contract import (
-        BadInput,
-        Budget,
-        Case,
-        Contract,
-        Dim,
-        Form,
-        Scaling,
-        SpeedBudget,
-        TensorSpec,
-        Tolerance,
-    )
+    from .contract import BadInput, Case, Contract, Dim, Form, TensorSpec
     from .errors import MemfixError
+    from .laws import Budget, Scaling, SpeedBudget, Tolerance
     from .measure import peak
     from .meters.base import Reading
     from .suite import suite
 
 _HOME = {
-    "contract": "BadInput Budget Case Contract Dim Form Scaling SpeedBudget TensorSpec Tolerance",
+    "contract": "BadInput Case Contract Dim Form TensorSpec",
     "errors": "MemfixError",
+    "laws": "Budget Scaling SpeedBudget Tolerance",
     "measure": "peak",
     "meters.base": "Reading",
     "suite": "suite",

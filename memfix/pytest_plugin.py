@@ -22,7 +22,7 @@ from .units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from .checks.effort import Effort
     from .checks.finding import Finding
-    from .contract import Phase
+    from .laws import Phase
     from .meters.base import Meter, Reading
 
 PROPERTY = "memfix"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from .contract import NAIVE, BadInput, Contract, Phase, Scaling, SpeedBudget
+from .contract import BadInput, Contract
+from .laws import NAIVE, Phase, Scaling, SpeedBudget
 
 if TYPE_CHECKING:
     from .checks.effort import Effort

@@ -8,20 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from memfix.contract import (
-    DTYPE_BYTES,
-    BadInput,
-    Budget,
-    Case,
-    Contract,
-    Dim,
-    Form,
-    Scaling,
-    SpeedBudget,
-    TensorSpec,
-    Tolerance,
-)
+from memfix.contract import DTYPE_BYTES, BadInput, Case, Contract, Dim, Form, TensorSpec
 from memfix.errors import EXIT_USAGE, ContractError, FormulaError
+from memfix.laws import Budget, Scaling, SpeedBudget, Tolerance
 
 
 def naive_scale(x: Any, weight: Any, *, mode: str = "up") -> Any: ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..contract import Contract, Phase
+from ..contract import Contract
+from ..laws import Phase
 from ..meters.base import Meter
 from ..meters.cuda import CudaMeter
 from .finding import Finding, Status

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..contract import NAIVE, Contract, Tolerance
+from ..contract import Contract
+from ..laws import NAIVE, Tolerance
 from .draws import equality_draws, smallest_failure
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors

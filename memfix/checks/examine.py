@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..contract import NAIVE, Contract, Phase
+from ..contract import Contract
 from ..errors import MemfixError
+from ..laws import NAIVE, Phase
 from ..meters.base import Meter, Reading
 from .effort import Effort
 from .finding import Finding

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from ..contract import LAYOUTS, WORKING, Case, Contract, Layout, Phase, TensorSpec
+from ..contract import LAYOUTS, WORKING, Case, Contract, Layout, TensorSpec
 from ..errors import UsageError, did_you_mean
+from ..laws import Phase
 from ..meters.base import Step
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..contract import Budget, Case, Contract, Phase
+from ..contract import Case, Contract
+from ..laws import Budget, Phase
 from ..meters.base import Meter, Reading
 from ..units import format_bytes, format_change
 from .finding import Finding, Status

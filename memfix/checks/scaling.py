@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..contract import Contract, Scaling
+from ..contract import Contract
+from ..laws import Scaling
 from ..meters.base import Meter
 from ..units import format_bytes
 from .finding import Finding, Status

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ..contract import NAIVE, Contract, SpeedBudget
+from ..contract import Contract
+from ..laws import NAIVE, SpeedBudget
 from ..meters.clock import race
 from ..units import format_seconds
 from .finding import Finding, Status

@@ -50,7 +50,9 @@ def gpu_to_ourselves() -> Iterator[None]:
 
 
 class _ProcessLock:
-    """A file lock that the process which holds it may take again."""
+    """A file lock that the process which holds it, and any child it starts meanwhile, may take again."""
+
+    HELD_BY_PARENT = "MEMFIX_GPU_LOCK"
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -62,15 +64,18 @@ class _ProcessLock:
         import fcntl
 
         self._threads.acquire()
-        if self._depth == 0:
+        if self._depth == 0 and os.environ.get(self.HELD_BY_PARENT) != self._path:
             self._file = open(self._path, "w")  # closed, and so unlocked, on leaving
             fcntl.flock(self._file, fcntl.LOCK_EX)
+            os.environ[self.HELD_BY_PARENT] = self._path
         self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and self._file is not None:
+            del os.environ[self.HELD_BY_PARENT]
             self._file.close()
+            self._file = None
         self._threads.release()
 
 

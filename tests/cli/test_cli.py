@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from memfix import cli, registry
-from memfix.contract import Budget, Contract, Dim, TensorSpec
+from memfix.contract import Contract, Dim, TensorSpec
 from memfix.gate import run
 from memfix.gate.lock import HEADER
+from memfix.laws import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_CALL = "N=3,V=2,D=1,dtype=float32"

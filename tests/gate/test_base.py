@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from memfix.checks.finding import Finding
-from memfix.contract import Budget, Contract, Dim, TensorSpec
+from memfix.contract import Contract, Dim, TensorSpec
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MemfixError, UsageError
 from memfix.gate.base import Base, examine_under, law_changes, laws_under, lock_changes
 from memfix.gate.lock import write_lock
+from memfix.laws import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...checks.memory import bytes_of
-from ...contract import NAIVE, PHASES
 from ...errors import UsageError
+from ...laws import NAIVE, PHASES
 from ...units import format_bytes
 from ..judge import Verdict
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...contract import BadInput, Budget, Contract, Dim, Scaling, SpeedBudget, TensorSpec
+from ...contract import BadInput, Contract, Dim, TensorSpec
+from ...laws import Budget, Scaling, SpeedBudget
 from .gather import gather_embedding
 from .naive import naive_embedding
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...contract import BadInput, Budget, Contract, Dim, Form, Scaling, SpeedBudget, TensorSpec
+from ...contract import BadInput, Contract, Dim, Form, TensorSpec
+from ...laws import Budget, Scaling, SpeedBudget
 from .naive import naive_linear_cross_entropy
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy

@@ -1,0 +1,92 @@
+"""The README's tables, from the lock file and from what the H200 showed. ``python ci/readme_tables.py --write``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from memfix.gate.lock import read_lock
+from memfix.laws import NAIVE, PHASES
+from memfix.units import format_bytes, format_seconds
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results/h200"
+
+
+def ops_table() -> list[str]:
+    """Every form at its incident: simulated bytes, how far below naive, and time on the H200."""
+    lock = read_lock(ROOT / "benchmarks/memory.lock")
+    times = _times()
+    lines = [
+        "| op | form | forward | held | train | train below naive | train time, H200 |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for op, form in dict.fromkeys((op, form) for op, form, case, _ in _naive_first(lock) if case == "incident"):
+        forward, train, held = (lock[op, form, "incident", phase] for phase in PHASES)
+        below = "" if form == NAIVE else f"{lock[op, NAIVE, 'incident', 'train'] / train:.1f}x"
+        sizes = " | ".join(map(format_bytes, (forward, held, train)))
+        lines.append(f"| `{op}` | `{form}` | {sizes} | {below} | {times.get((op, form), '')} |")
+    return lines
+
+
+def agreement_table() -> list[str]:
+    """Requested bytes that the H200's allocator counted, beside the simulated ones."""
+    lock = read_lock(ROOT / "benchmarks/memory.lock")
+    measured = json.loads((RESULTS / "gate.json").read_text())
+    rows = {(r["op"], r["form"], r["case"], r["phase"]): r["bytes"] for r in measured["readings"]}
+    same = [key for key in rows if rows[key] == lock[key]]
+    where = measured["surroundings"]
+    lines = [
+        f"{len(same)} of {len(rows)} readings agree to the byte on {where['gpu']} "
+        f"(torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}).",
+        "",
+        "| train step | simulated bytes | H200 allocator | difference |",
+        "|---|--:|--:|--:|",
+    ]
+    for key in _naive_first(rows):
+        op, form, case, phase = key
+        if phase == "train" and case != "small":
+            lines.append(f"| {op}/{form} [{case}] | {lock[key]:,} | {rows[key]:,} | {lock[key] - rows[key]:+,} |")
+    return lines
+
+
+def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
+    return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
+
+
+def _times() -> dict[tuple[str, str], str]:
+    """Train time at the incident, as a multiple of naive's."""
+    path = RESULTS / "speed.json"
+    found: dict[tuple[str, str], str] = {}
+    for finding in json.loads(path.read_text())["findings"]:
+        if finding["check"] == "speed" and finding["case"] == "incident":
+            figures = finding["figures"]
+            shown = f"{format_seconds(figures['first_s'])}, {figures['ratio']:.2f}x naive"
+            found[finding["op"], finding["form"]] = shown
+            found[finding["op"], NAIVE] = format_seconds(figures["second_s"])
+    return found
+
+
+TABLES = {"ops": ops_table, "agreement": agreement_table}
+
+
+def filled(readme: str) -> str:
+    """``readme`` with every table between its two markers made anew."""
+    for name, table in TABLES.items():
+        block = "\n".join([f"<!-- table: {name} -->", *table(), "<!-- end -->"])
+        readme, count = re.subn(rf"<!-- table: {name} -->.*?<!-- end -->", lambda _: block, readme, flags=re.S)  # noqa: B023
+        if count != 1:
+            raise SystemExit(f"README.md needs one place for the table {name!r}, has {count}")
+    return readme
+
+
+if __name__ == "__main__":
+    readme_path = ROOT / "README.md"
+    text = filled(readme_path.read_text(encoding="utf-8"))
+    if "--write" in sys.argv[1:]:
+        readme_path.write_text(text, encoding="utf-8")
+    else:
+        print(text)

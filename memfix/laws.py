@@ -1,0 +1,150 @@
+"""What a form promises: closeness to naive, budgets on memory, growth, and time. Plain frozen data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .errors import ContractError, did_you_mean
+from .formula import Formula
+from .units import format_bytes, is_size, parse_bytes
+
+Phase = Literal["forward", "train", "held"]
+PHASES: tuple[Phase, ...] = ("forward", "train", "held")
+
+NAIVE = "naive"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a form may be from naive in float64, tensor by tensor: the largest error allowed is the sum of
+
+    - ``factor`` times what naive itself loses by working in the same dtype;
+    - ``ulps`` roundings at the size of the tensor's largest element: naive can be right by luck;
+    - what changes when every input is off by ``sum_ulps`` roundings of the dtype that sums are kept in, which is
+      float32 for 16-bit tensors: a sum whose terms cancel may be taken in another order.
+    """
+
+    factor: float = 4.0
+    ulps: float = 4.0
+    sum_ulps: float = 32.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """An upper bound on a form's peak above its inputs. Exactly one of the three limits is given.
+
+    ``bytes``: a number, ``"5 GiB"``, or a formula of the dims. ``times_below_naive``: at least so many times
+    smaller than naive. ``times_below``: the same against another form, ``{"reported": 8}``.
+    Without ``case`` it holds for every case and for every drawn shape.
+    """
+
+    form: str = field(kw_only=False)
+    phase: Phase = "train"
+    case: str | None = None
+    bytes: int | str | None = None
+    times_below_naive: float | None = None
+    times_below: Mapping[str, float] | None = None
+    known_broken: bool = False
+
+    def __post_init__(self) -> None:
+        given = [limit for limit in (self.bytes, self.times_below_naive, self.times_below) if limit is not None]
+        if len(given) != 1:
+            raise ContractError(
+                f"budget of {self.form!r}: give exactly one of bytes, times_below_naive, times_below; got {len(given)}"
+            )
+        _require_phase(self.form, self.phase)
+        if self.times_below is not None and len(self.times_below) != 1:
+            raise ContractError(
+                f"budget of {self.form!r}: times_below names one other form, got {dict(self.times_below)}"
+            )
+        if self.factor is not None and not self.factor > 0:
+            raise ContractError(f"budget of {self.form!r}: a factor must be above 0, got {self.factor}")
+        self.formula  # noqa: B018 - a broken formula is refused here, where it is written
+
+    @property
+    def reference(self) -> str | None:
+        """The form it is measured against, where the limit is a ratio."""
+        if self.times_below_naive is not None:
+            return NAIVE
+        return next(iter(self.times_below)) if self.times_below else None
+
+    @property
+    def factor(self) -> float | None:
+        if self.times_below_naive is not None:
+            return self.times_below_naive
+        return next(iter(self.times_below.values())) if self.times_below else None
+
+    @property
+    def formula(self) -> Formula | None:
+        """The byte limit as a formula; a plain size is a formula without names."""
+        if self.bytes is None:
+            return None
+        if isinstance(self.bytes, int) or is_size(self.bytes):
+            try:
+                return Formula(str(parse_bytes(self.bytes)))
+            except ValueError as error:
+                raise ContractError(f"budget of {self.form!r}: {error}") from None
+        return Formula(self.bytes)
+
+    def applies_to(self, case: str) -> bool:
+        return self.case is None or self.case == case
+
+    def spelled(self) -> str:
+        """The law in words, for a table row."""
+        if self.formula is not None:
+            limit = (
+                f"at most {format_bytes(int(self.formula.text)) if self.formula.text.isdigit() else self.formula.text}"
+            )
+        else:
+            limit = f"{self.factor:g}x below {self.reference}"
+        return f"{self.form} [{self.case or 'every shape'}, {self.phase}] {limit}" + (
+            ", known broken" if self.known_broken else ""
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """ "The peak grows at most like T^1": fitted over a series that doubles ``dim``, beginning at ``case``."""
+
+    form: str = field(kw_only=False)
+    dim: str
+    at_most: float = 1.0
+    case: str
+    phase: Phase = "train"
+    doublings: int = 4
+
+    def __post_init__(self) -> None:
+        _require_phase(self.form, self.phase)
+        if self.doublings < 3:
+            raise ContractError(
+                f"scaling of {self.form!r}: doublings must be at least 3 to be fitted, got {self.doublings}"
+            )
+
+    def spelled(self) -> str:
+        law = f"grows at most like {self.dim}^{self.at_most:g} over {self.doublings} doublings"
+        return f"{self.form} [{self.case}, {self.phase}] {law}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedBudget:
+    """The form's time over naive's, interleaved in one process on ``device``, at a case that fits there."""
+
+    form: str = field(kw_only=False)
+    case: str
+    times_naive: float
+    phase: Phase = "train"
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        _require_phase(self.form, self.phase)
+
+    def spelled(self) -> str:
+        place = f"[{self.case}, {self.phase}, {self.device}]"
+        return f"{self.form} {place} takes at most {self.times_naive:g}x naive's time"
+
+
+def _require_phase(form: str, phase: str) -> None:
+    if phase not in PHASES:
+        raise ContractError(f"budget of {form!r}: unknown phase {phase!r}{did_you_mean(phase, PHASES)}")

@@ -1,0 +1,140 @@
+"""What equality means: near the truth as naive is, in every tensor, and what a failure says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memfix import Contract, Dim, TensorSpec
+from memfix.checks.draws import smallest_failure
+from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
+from memfix.checks.inputs import Draw, make_inputs
+from memfix.errors import UsageError
+from memfix.registry import all_contracts
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def contract(form, naive=square, **more) -> Contract:
+    return Contract(
+        "square",
+        naive=naive,
+        forms={"form": form},
+        dims={"N": Dim(1, 9)},
+        inputs=[TensorSpec("x", "N", grad=True)],
+        cases={"small": {"N": 4}},
+        **more,
+    )
+
+
+def at(made: Contract, **settings) -> Draw:
+    return Draw(made.case_of("drawn", {"N": 4, **settings}))
+
+
+def test_error_within_a_factor_of_naives_own_passes_and_beyond_fails():
+    def off_by(ulps):
+        return lambda x: x * x * (1 + ulps * torch.finfo(x.dtype).eps)
+
+    compare_once(contract(off_by(3)), "form", at(contract(square)))
+    with pytest.raises(Unequal, match=r"output is off by .* allowed .* \(naive's own error"):
+        compare_once(contract(off_by(100)), "form", at(contract(square)))
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda x: (x * x).unsqueeze(0), "output has shape [1, 4], naive's [4]"),
+        (lambda x: (x * x, x), "returns 2 tensors, naive 1"),
+        (lambda x: (x * x).double(), "returns torch.float64, naive torch.float32"),
+        (lambda x: (x * x).detach(), "gives no gradient of x"),
+        (lambda x: x * x.detach() + 0 * x, "gradient of x is off by"),
+        (lambda x: torch.where(x > 0, x * x, float("nan")), "output is off by"),
+    ],
+)
+def test_difference_is_named(form, message):
+    made = contract(form)
+    finding = check_equality_at(made, "form", at(made))
+    assert finding.status == "fail"
+    assert message in finding.message
+
+
+def test_naive_that_raises_is_not_the_forms_fault():
+    def broken(x):
+        raise KeyError("planted")
+
+    made = contract(square, naive=broken)
+    with pytest.raises(NaiveFailed, match="KeyError: 'planted'"):
+        compare_once(made, "form", at(made))
+    assert check_equality(made, "form", dtype="float32", examples=3).status == "error"
+
+
+def test_failure_shrinks_to_the_smallest_shape_and_reproduces():
+    made = contract(lambda x: x * x if x.shape[0] < 5 else x * x * 2)
+    finding = check_equality(made, "form", dtype="float32", examples=50)
+    assert finding.status == "fail"
+    assert "N=5,dtype=float32,seed=0" in finding.reproduce
+    spelled = finding.reproduce.rpartition("--at ")[2]
+    assert check_equality_at(made, "form", Draw.parsed(made, spelled)).status == "fail"
+
+
+def test_same_draws_every_time_unless_random():
+    seen = []
+    made = contract(lambda x: seen.append(tuple(x.shape)) or x * x)
+    for _ in range(2):
+        check_equality(made, "form", dtype="float32", examples=15)
+    half = len(seen) // 2
+    assert seen[:half] == seen[half:]
+
+
+def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
+    from memfix.checks.draws import equality_draws
+
+    drawn = []
+    smallest_failure(equality_draws(all_contracts()["linear_cross_entropy"], "float32"), drawn.append, examples=200)
+    dims = [draw.case.dims for draw in drawn]
+    assert any(d["N"] == 1 for d in dims)
+    assert any(d["rows_per_chunk"] == 1 < d["N"] for d in dims)
+    assert any(d["rows_per_chunk"] > d["N"] for d in dims)
+    assert any(d["rows_per_chunk"] > 1 and d["N"] % d["rows_per_chunk"] == 1 for d in dims)
+    assert any(d["N"] % 2 for d in dims)
+    assert {layout for draw in drawn for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
+    assert any(draw.frozen for draw in drawn)
+    assert {draw.share for draw in drawn} == {0.0, 0.3, 1.0}
+
+
+def test_draw_is_read_back_from_its_line():
+    made = all_contracts()["linear_cross_entropy"]
+    line = (
+        "N=3,D=2,V=5,rows_per_chunk=2,reduction=sum,ignore_index=0,dtype=bfloat16,seed=7,share=1,"
+        "layout.hidden=strided,frozen=weight"
+    )
+    assert Draw.parsed(made, line).spelled() == line
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("N", "--at is a list of name=value, got 'N'"),
+        ("N=x", "--at: cannot read 'N=x'"),
+        ("frozen=wieght", "--at: linear_cross_entropy has no input 'wieght'; did you mean 'weight'?"),
+        ("layout.hidden=round", "--at: cannot read 'layout.hidden=round'"),
+        ("reduction=max", "--at: cannot read 'reduction=max'"),
+    ],
+)
+def test_line_that_cannot_be_read_is_refused(line, message):
+    with pytest.raises(UsageError) as refused:
+        Draw.parsed(all_contracts()["linear_cross_entropy"], line)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
+def test_inputs_have_the_layout_asked_for(layout):
+    made = all_contracts()["linear_cross_entropy"]
+    draw = Draw(made.cases["small"], layouts={"hidden": layout})
+    hidden = make_inputs(made, draw, "cpu")["hidden"]
+    assert hidden.shape == (512, 64)
+    assert hidden.stride() == {"contiguous": (64, 1), "transposed": (1, 512), "strided": (129, 2)}[layout]
+    assert hidden.is_leaf
+    assert hidden.requires_grad

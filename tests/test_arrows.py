@@ -1,0 +1,73 @@
+"""The import arrows of the design: they point down only, and some rooms do not know of each other at all."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "memfix"
+
+# from the top floor down; an import may only go to a lower floor, or within a room
+FLOORS = [
+    {"__main__"},
+    {"cli", "pytest_plugin"},
+    {"suite"},
+    {"gate"},
+    {"registry"},
+    {"checks", "measure", "ops"},
+    {"meters", "contract"},
+    {"laws"},
+    {"formula", "surroundings"},
+    {"units", "errors"},
+]
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+NEVER = [("checks", "registry"), ("checks", "ops"), ("meters", "ops"), ("meters", "contract"), ("measure", "contract")]
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names below ``memfix`` that a module imports, at the top or inside a function, types excepted."""
+    package = path.relative_to(PACKAGE.parent).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = ".".join([*base[1:], *(node.module or "").split(".")]).strip(".")
+            yield from ([target] if target else [alias.name for alias in node.names])
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down_only(path: Path) -> None:
+    here = room(path)
+    if here == "__init__":
+        return
+    for name in imports(path):
+        there = name.split(".")[0]
+        if there in ("", here) or there not in FLOOR_OF:
+            continue
+        assert FLOOR_OF[there] > FLOOR_OF[here], f"{here} must not import {name}"
+        assert (here, there) not in NEVER, f"{here} must not know {there}"
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room(path) for path in modules()} - {"__init__"} == FLOOR_OF.keys()
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "ops").rglob("*.py")), ids=lambda path: "/".join(path.parts[-2:]))
+def test_forms_and_naive_do_not_know_each_other(path: Path) -> None:
+    own = set(imports(path))
+    op = f"ops.{path.parent.name}"
+    if path.name == "naive.py":
+        assert not own, "naive is the law: it imports nothing of ours"
+    elif path.name != "contract.py":
+        assert f"{op}.naive" not in own, "only the contract imports naive"
