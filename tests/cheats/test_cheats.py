@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from memfix import Contract
 from memfix.checks.effort import Effort
 from memfix.checks.examine import examine
 from memfix.meters import get_meter
@@ -26,10 +30,28 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+def held_to(op: str, like: str) -> Contract:
+    """The op's contract with the one honest form, and without the incident: a cheat must be caught far below it."""
+    whole = all_contracts()[op]
+    cases = {name: case for name, case in whole.cases.items() if name != "incident"}
+
+    def kept(laws: Sequence[Any]) -> list[Any]:
+        return [law for law in laws if law.form == like and law.case in (None, *cases)]
+
+    return replace(
+        whole,
+        forms={like: whole.forms[like]},
+        cases=cases,
+        budgets=kept(whole.budgets),
+        scaling=kept(whole.scaling),
+        speed=(),
+    )
+
+
 @pytest.mark.parametrize("path", CHEATS, ids=lambda path: path.stem)
 def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
     cheat = load(path)
-    contract = all_contracts()[cheat.OP].with_form("cheat", cheat.form, like=cheat.LIKE)
+    contract = held_to(cheat.OP, cheat.LIKE).with_form("cheat", cheat.form, like=cheat.LIKE)
     findings = examine(contract, get_meter("simulated"), EFFORT, forms=["cheat"]).findings
     failed = {finding.check for finding in findings if finding.status == "fail"}
     assert cheat.CAUGHT_BY in failed, "\n".join(finding.text() for finding in findings if finding.status != "pass")
@@ -37,7 +59,7 @@ def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
 
 @pytest.mark.parametrize(("op", "form"), sorted({(load(path).OP, load(path).LIKE) for path in CHEATS}))
 def test_honest_form_beside_the_cheats_passes(op: str, form: str) -> None:
-    findings = examine(all_contracts()[op], get_meter("simulated"), EFFORT, forms=[form]).findings
+    findings = examine(held_to(op, form), get_meter("simulated"), EFFORT, forms=[form]).findings
     assert [finding.text() for finding in findings if finding.status in ("fail", "error")] == []
 
 
