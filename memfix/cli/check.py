@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from ..checks.finding import Finding, exit_code_of
 from ..errors import UsageError, did_you_mean
-from .options import json_option, meter_option, ops_argument, profile_option, progress
+from .options import json_option, meter_option, ops_argument, profile_option, progress, report_console
 
 
 @click.command()
@@ -59,7 +58,7 @@ def check(
     if examples is not None:
         effort = Effort("asked", examples, max(1, examples // 5))
     used_meter, fallback = usable_meter(meter)
-    console = Console(stderr=json_path == "-")
+    console = report_console(to_stderr=json_path == "-")
     if fallback:
         console.print(Text(f"note: {fallback}", style="yellow"))
     findings: list[Finding] = []

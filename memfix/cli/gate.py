@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from ..checks.effort import get_effort
-from .options import json_option, meter_option, ops_argument, profile_option, progress
+from .options import json_option, meter_option, ops_argument, profile_option, progress, report_console
 
 DEFAULT_LOCK = Path("benchmarks/memory.lock")
 
@@ -63,7 +62,7 @@ def gate(
             whole=not ops,
             say=say,
         )
-    print_verdict(verdict, Console(stderr="-" in targets))
+    print_verdict(verdict, report_console(to_stderr="-" in targets))
     if json_path is not None:
         report.write_report(json_path, report.as_json(verdict.as_dict()))
     if md_path is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from ..contract import Contract
-from .options import json_option, ops_argument
+from .options import json_option, ops_argument, report_console
 
 
 @click.command("list")
@@ -25,7 +24,7 @@ def list_ops(ops: tuple[str, ...], json_path: str | None) -> int:
     if json_path is not None:
         report.write_report(json_path, report.as_json({"ops": [_described(contract) for contract in chosen]}))
     if json_path != "-":
-        console = Console()
+        console = report_console(to_stderr=False)
         for contract in chosen:
             console.print(Text(contract.name, style="bold"))
             for key, law in contract.laws().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ from rich.console import Console
 
 from ..checks.effort import PROFILES
 from ..meters import METERS
+
+FILE_WIDTH = 150
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -24,6 +27,14 @@ profile_option: Decorator = click.option(
     help="How many shapes are drawn.  [default: ci, or $MEMFIX_PROFILE]",
 )
 json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
+
+
+def report_console(*, to_stderr: bool) -> Console:
+    """Where tables go: as wide as the terminal, and wide enough for every column in a file or a CI log."""
+    console = Console(stderr=to_stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_WIDTH
+    return console
 
 
 @contextmanager

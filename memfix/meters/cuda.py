@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -131,7 +132,7 @@ class CudaMeter:
 
         self._require()
         with gpu_to_ourselves():
-            step = warmed_up(build, warmup)
+            step = _warmed_up(build, warmup)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_stats()
@@ -194,13 +195,16 @@ class CudaMeter:
             raise MeterUnavailable(f"cuda meter unavailable: {reason}")
 
 
-def warmed_up(build: StepBuilder, warmup: int) -> Step:
+def _warmed_up(build: StepBuilder, warmup: int) -> Step:
     import torch
 
     step = build("cuda")
-    for _ in range(warmup):
-        step()
-    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        # the first product in backward says that it finds no context, and makes one
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+        for _ in range(warmup):
+            step()
+        torch.cuda.synchronize()
     gc.collect()
     return step
 

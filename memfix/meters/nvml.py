@@ -1,7 +1,8 @@
 """A second opinion from outside torch: the driver's own count of the process's memory, sampled while the step runs.
 
 The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it.
-So the figure is coarse, never below the requested bytes, and a spike shorter than a sample can be missed.
+So the figure is coarse and counts the kernels that the first run loads, and a spike that torch gave back to the
+driver within a sample can be missed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import MiB
 from .base import Reading, StepBuilder
-from .cuda import gpu_to_ourselves, gpu_unavailable_reason, warmed_up
+from .cuda import gpu_to_ourselves, gpu_unavailable_reason
 
 GRANULARITY_BYTES = 2 * MiB
 SAMPLE_PERIOD_S = 0.0005
@@ -41,11 +42,14 @@ class NvmlMeter:
         if reason is not None:
             raise MeterUnavailable(f"nvml meter unavailable: {reason}")
         with gpu_to_ourselves(), _Device() as device:
-            step = warmed_up(build, warmup)
-            torch.cuda.empty_cache()  # or the step would run in memory that the warm-up took
+            step = build("cuda")
+            _load_what_every_step_needs()
+            torch.cuda.empty_cache()
             base = device.used_bytes()
+            # the first run counts too: what it gives back, the driver may keep, and a later run then shows nothing
             with _Sampler(device) as sampler:
-                result = step()
+                for _ in range(warmup + 1):
+                    result = step()
                 torch.cuda.synchronize()
             torch.cuda.empty_cache()
             held = device.used_bytes()
@@ -65,8 +69,17 @@ class NvmlMeter:
             reserved_bytes=peak,
             granularity_bytes=GRANULARITY_BYTES,
             exact=False,
-            notes=(f"NVML counts what torch took from the driver, in steps of 2 MiB, by {device.counts}",),
+            notes=(f"NVML counts what torch took from the driver, loaded kernels included, by {device.counts}",),
         )
+
+
+def _load_what_every_step_needs() -> None:
+    """The matrix library's workspaces, in forward and in backward, which are not the step's own."""
+    import torch
+
+    ones = torch.ones(16, 16, device="cuda", requires_grad=True)
+    (ones @ ones).sum().backward()
+    torch.cuda.synchronize()
 
 
 class _Device:

@@ -17,7 +17,7 @@ from memfix.checks.examine import examine
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
 
-EFFORT = Effort("cheats", equality_examples=40, memory_examples=2)
+EFFORT = Effort("cheats", equality_examples=40, memory_examples=8)
 CHEATS = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,8 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
             }
             below = ""
             if form != NAIVE and {(form, case, "train"), (NAIVE, case, "train")} <= readings.keys():
-                below = f"{readings[form, case, 'train'].times_below(readings[NAIVE, case, 'train']):.1f}x"
+                times = readings[form, case, "train"].times_below(readings[NAIVE, case, "train"])
+                below = f"{times:.1f}x" if math.isfinite(times) else "-"
             yield (
                 examination.op, form, case, shown["forward"], shown["held"], shown["train"], below,
                 _word(verdict, examination.op, form, case),

@@ -115,9 +115,9 @@ def _paths_as_on_cuda() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch announces every overridden kernel
             for key in ("CUDA", "AutogradCUDA"):
-                library.impl("one_hot", _one_hot_as_on_cuda, key)
+                library.impl("one_hot", _one_hot_as_on_cuda, key, allow_override=True)  # a nested one overrides ours
             for name in native_on_cuda_only():
-                library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA")
+                library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
         yield
     finally:
         library._destroy()

@@ -184,12 +184,12 @@ def _visit_tile(
     loss_R.copy_((sum_R1.log() + max_R1 - target_logit_R1).where(kept_R1, 0).squeeze(1))
     if not wants_gradient:
         return
-    values_RV.div_(sum_R1).scatter_add_(1, column_R1, torch.full_like(sum_R1, -1))
-    values_RV.mul_(kept_R1)
+    # softmax - onehot, times the weight of the token: the division by the sum is part of that one last pass
+    weight_R1 = kept_R1 / sum_R1
     if upstream_R is not None:
-        values_RV.mul_(upstream_R.unsqueeze(1))
-    if values_RV is not logits_RV:
-        logits_RV.copy_(values_RV)
+        weight_R1 *= upstream_R.unsqueeze(1)
+    values_RV.scatter_add_(1, column_R1, -sum_R1)
+    torch.mul(values_RV, weight_R1, out=logits_RV)
 
 
 def _scaled(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
