@@ -22,12 +22,12 @@ class Tolerance:
 
     - ``factor`` times what naive itself loses by working in the same dtype;
     - ``ulps`` roundings at the size of the tensor's largest element: naive can be right by luck;
-    - what changes when every input is off by ``sum_ulps`` roundings of the dtype that sums are kept in, which is
-      float32 for 16-bit tensors: a sum whose terms cancel may be taken in another order.
+    - ``sum_ulps`` roundings of the dtype that sums are kept in, float32 for 16-bit tensors, of the result and of
+      every input: a sum may be taken in another order, and where its terms cancel that shows.
     """
 
     factor: float = 4.0
-    ulps: float = 4.0
+    ulps: float = 1.0
     sum_ulps: float = 32.0
 
 

@@ -120,9 +120,13 @@ class _Nudge:
 
 
 def _nudges(contract: Contract, draw: Draw) -> list[_Nudge]:
-    sums_kept_in = torch.promote_types(getattr(torch, draw.case.dtype), torch.float32)
-    size = contract.tolerance.sum_ulps * torch.finfo(sums_kept_in).eps
+    size = _sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
     return [_Nudge(size, seed) for seed in (1, 2)]
+
+
+def _sum_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:
+    """The relative error that sums are given, in the dtype that they are kept in."""
+    return tolerance.sum_ulps * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
 def _evaluate(
@@ -246,6 +250,7 @@ def _compare_tensor(
     own_error = (rounded - expected)[finite].abs().max().item()
     magnitude = expected[finite].abs().max().item()
     sum_error = max((near - expected)[finite].abs().max().item() for near in moved)
+    sum_error += _sum_rounding(tolerance, dtype) * magnitude
     allowed = tolerance.factor * own_error + tolerance.ulps * torch.finfo(dtype).eps * magnitude + sum_error
     worst = error.max().item()
     if not worst <= allowed:
