@@ -54,7 +54,9 @@ def describe() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of this memfix, with a + where files differ from it."""
+    """The commit of this memfix, with a + where files differ from it; a copy without history is told by a variable."""
+    if "MEMFIX_COMMIT" in os.environ:
+        return os.environ["MEMFIX_COMMIT"]
     here = Path(__file__).resolve().parent
     try:
         done = subprocess.run(

@@ -49,7 +49,7 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
     """Is the form within its budget? For a reported form with a known broken budget the answer must be no."""
     reading = readings[budget.form, budget.phase]
     used, limit = bytes_of(reading, budget.phase), limit_of(budget, case, readings)
-    within = used <= limit
+    within = used < limit + reading.granularity_bytes  # a meter is not believed below its own grain
     name = "held" if budget.phase == "held" else "peak"
     against = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
     sizes = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"

@@ -48,7 +48,9 @@ class NvmlMeter:
             base = device.used_bytes()
             # the first run counts too: what it gives back, the driver may keep, and a later run then shows nothing
             with _Sampler(device) as sampler:
+                result: object = None
                 for _ in range(warmup + 1):
+                    del result  # or two of them would be alive
                     result = step()
                 torch.cuda.synchronize()
             torch.cuda.empty_cache()

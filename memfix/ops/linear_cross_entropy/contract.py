@@ -63,7 +63,7 @@ contract = Contract(
     ],
     speed=[
         SpeedBudget("recompute", case="small", times_naive=3.0),
-        SpeedBudget("recompute", case="medium", times_naive=3.5, device="cuda"),
+        SpeedBudget("recompute", case="medium", times_naive=5.0, device="cuda"),
         SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
         SpeedBudget("recompute", case="incident", times_naive=3.0, device="cuda"),
         SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
