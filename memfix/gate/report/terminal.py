@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -26,8 +28,12 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
     for finding in verdict.findings:
         if finding.check == "law" or (finding.check == "lock" and finding.status == "note"):
             console.print(Text(f"{finding.check}: {finding.text()}", style="yellow"))
+    told: set[tuple[str, str]] = set()  # a budget and the lock fail on one reading: what was alive is said once
     for status, style in (("error", "magenta"), ("fail", "red")):
         for finding in verdict.with_status(status):
+            new = tuple(line for line in finding.details if (finding.subject, line) not in told)
+            told |= {(finding.subject, line) for line in new}
+            finding = replace(finding, details=new)
             console.print()
             console.print(
                 Text(
