@@ -76,13 +76,14 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     choices = {key: draw(st.sampled_from(values), label=key) for key, values in contract.choices.items()}
     seed = draw(st.integers(0, 2**16))
     share = draw(st.sampled_from([0.3, 0.0, 1.0]))
+    magnitude = draw(st.sampled_from([1.0, 1.0, 8.0]))  # large values show an exponential that nobody shifted
     layouts: dict[str, Layout] = {
         spec.name: draw(st.sampled_from(spec.layouts), label=spec.name) for spec in contract.inputs
     }
     grads = [spec.name for spec in contract.inputs if spec.grad]
     frozen = draw(st.sets(st.sampled_from(grads))) if grads and draw(st.integers(0, 3)) == 3 else set()
     case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype)
-    return Draw(case, seed, share, layouts, frozenset(frozen))
+    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen))
 
 
 def _edges_of(size: int) -> set[int]:

@@ -203,6 +203,9 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 # ---------------------------------------------------------------- comparing
+_ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
+
+
 def _compare(
     answer: _Answer,
     naive: _Answer,
@@ -239,25 +242,26 @@ def _compare_tensor(
     dtype: torch.dtype,
 ) -> None:
     got, rounded = got.double(), rounded.double()
-    # where naive itself overflows or is not a number in the working dtype, the form must be the same
-    expected = torch.where(rounded.isfinite(), true, rounded)
-    finite = expected.isfinite()
-    if not torch.equal(got[~finite].nan_to_num(nan=0.5), expected[~finite].nan_to_num(nan=0.5)):
-        raise Unequal(f"{name} differs from naive where naive is not finite")
+    # where naive overflows in the working dtype a form may do the same, or be right where naive is not
+    as_naive = (got == rounded) | (got.isnan() & rounded.isnan())
+    as_truth = (got - true).abs() <= _ROUNDINGS_WHERE_NAIVE_OVERFLOWS * torch.finfo(dtype).eps * true.abs()
+    finite = rounded.isfinite() & true.isfinite()
+    if not bool((as_naive | as_truth)[~finite].all()):
+        raise Unequal(f"{name} is neither naive's nor the truth where naive is not finite")
     if not finite.any():
         return
-    error = (got - expected)[finite].abs()
-    own_error = (rounded - expected)[finite].abs().max().item()
-    magnitude = expected[finite].abs().max().item()
-    sum_error = max((near - expected)[finite].abs().max().item() for near in moved)
+    error = (got - true)[finite].abs()
+    own_error = (rounded - true)[finite].abs().max().item()
+    magnitude = true[finite].abs().max().item()
+    sum_error = max((near - true)[finite].abs().max().item() for near in moved)
     sum_error += _sum_rounding(tolerance, dtype) * magnitude
     allowed = tolerance.factor * own_error + tolerance.ulps * torch.finfo(dtype).eps * magnitude + sum_error
     worst = error.max().item()
     if not worst <= allowed:
-        flat = (got - expected).nan_to_num(nan=float("inf")).abs().masked_fill(~finite, -1).argmax()
+        flat = (got - true).nan_to_num(nan=float("inf")).abs().masked_fill(~finite, -1).argmax()
         index = [int(i) for i in torch.unravel_index(flat, got.shape)]
         raise Unequal(
             f"{name} is off by {worst:.3g} at {index}: {got.flatten()[flat]:.6g}, "
-            f"truth {expected.flatten()[flat]:.6g}; "
+            f"truth {true.flatten()[flat]:.6g}; "
             f"allowed {allowed:.3g} (naive's own error {own_error:.3g})"
         )

@@ -16,17 +16,22 @@ from ..meters.base import Step
 
 @dataclass(frozen=True)
 class Draw:
-    """A case with everything else that fixes a call: values, layouts, frozen inputs, and how often ``sometimes`` is."""
+    """A case with everything else that fixes a call: values, layouts and frozen inputs.
+
+    ``share`` is how often a ``sometimes`` value stands; ``magnitude`` multiplies inputs that are drawn as normal.
+    """
 
     case: Case
     seed: int = 0
     share: float = 0.3
+    magnitude: float = 1.0
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
 
     def spelled(self) -> str:
         """The draw on one line; ``parsed`` reads it back."""
         parts = [self.case.spelled(), f"seed={self.seed}", f"share={self.share:g}"]
+        parts += [f"magnitude={self.magnitude:g}"] if self.magnitude != 1 else []
         parts += [f"layout.{name}={layout}" for name, layout in self.layouts.items() if layout != "contiguous"]
         parts += [f"frozen={name}" for name in sorted(self.frozen)]
         return ",".join(parts)
@@ -36,7 +41,7 @@ class Draw:
         settings: dict[str, Any] = {}
         layouts: dict[str, Layout] = {}
         frozen: set[str] = set()
-        own: dict[str, Any] = {"seed": 0, "share": 0.3}
+        own: dict[str, Any] = {"seed": 0, "share": 0.3, "magnitude": 1.0}
         names = {spec.name for spec in contract.inputs}
         for part in text.split(","):
             key, equals, value = part.strip().partition("=")
@@ -58,7 +63,7 @@ class Draw:
                     settings[key] = value if key == "dtype" else int(value)
             except (ValueError, StopIteration):
                 raise UsageError(f"--at: cannot read {part!r}") from None
-        return Draw(contract.case_of("drawn", settings), own["seed"], own["share"], layouts, frozenset(frozen))
+        return Draw(contract.case_of("drawn", settings), **own, layouts=layouts, frozen=frozenset(frozen))
 
 
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
@@ -99,7 +104,7 @@ def _values(
         low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
         tensor = low + (high - low) * torch.rand(size, dtype=_random_dtype(dtype), **made)
     else:
-        tensor = spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
+        tensor = draw.magnitude * spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
     if spec.sometimes is not None:
         value = draw.case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
         tensor = tensor.masked_fill(chance < draw.share, value)

@@ -72,7 +72,7 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
 
 def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:
     """Bytes that stay after the result is dropped are a leak: the next call pays them again."""
-    if reading.leaked_bytes <= 0 or not reading.exact:
+    if reading.leaked_bytes <= 0 or reading.granularity_bytes > 1:  # a coarse meter sees loaded kernels stay
         return None
     leaked = format_bytes(reading.leaked_bytes)
     message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"

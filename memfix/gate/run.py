@@ -39,6 +39,7 @@ def run_gate(
     meter, fallback = usable_meter(meter_name)
     notes = [fallback] if fallback else []
     examinations = [examine(contract, meter, effort, say) for contract in contracts]
+    notes += _estimates(examinations)
     extra = _under_base(base, contracts, examinations, lock, lock_path, effort, meter.name, say) if base else []
     lock_speaks = lock_path is not None and meter.name == "simulated"
     if lock_path is not None and not lock_speaks:
@@ -58,6 +59,17 @@ def run_gate(
         examinations, lock=lock if lock_speaks else None, meter=meter.name, notes=notes, extra=extra,
         surroundings=describe(),
     )  # fmt: skip
+
+
+def _estimates(examinations: Sequence[Examination]) -> list[str]:
+    """Readings that are not exact say so, once for each form and reason."""
+    said = {
+        f"{op}/{form}: an estimate: {note}": None
+        for (op, form, _, _), reading in readings_by_key(examinations).items()
+        if not reading.exact
+        for note in reading.notes
+    }
+    return list(said)
 
 
 def _under_base(

@@ -43,7 +43,7 @@ class StorageTracker(TorchDispatchMode):
             if all(isinstance(tensor, FakeTensor) for tensor in _tensors(result)):
                 return result
             # the composite bypassed the dispatcher and only made a view: the operator itself knows the device
-        for tensor in _tensors(args):
+        for tensor in _tensors((args, list(kwargs.values()))):
             self._register_found(tensor)
         site = self.lines.current()
         result = func(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec
-from ...laws import Budget, Scaling, SpeedBudget
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .naive import naive_linear_cross_entropy
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
@@ -44,6 +44,7 @@ contract = Contract(
         "medium": {"N": 8192, "D": 1024, "V": 32_000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
         "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"},
     },
+    tolerance=Tolerance(ulps=2),  # the reported form rounds each chunk's sum before it adds them up
     budgets=[
         # what the report promised: one chunk at a time. It is kept without gradients, and broken with them
         Budget("reported", phase="forward", case="incident", times_below_naive=20),
