@@ -292,7 +292,7 @@ def test_update_writes_the_lock_and_the_next_gate_passes(gate: Any, tmp_path: Pa
     ended = gate("--json", "-")
     assert ended.exit_code == 0
     assert json.loads(ended.out)["verdict"] == "pass"
-    assert "memfix gate: pass: 1 ops, 1 forms," in ended.err
+    assert "memfix gate: pass: 1 op, 1 form," in ended.err
 
 
 def test_a_byte_above_the_lock_ends_with_1_and_leaves_the_lock(gate: Any, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def make_verdict(*findings: Finding) -> Verdict:
 
 
 VERDICT = make_verdict(PASS, FAIL, ERROR, LAW, UNJUDGED)
-SUMMARY = "memfix gate: regression: 1 ops, 2 forms, 1 checks passed, 1 failed, 1 could not be measured, meter simulated"
+SUMMARY = "memfix gate: regression: 1 op, 2 forms, 1 check passed, 1 failed, 1 could not be measured, meter simulated"
 
 
 # ---------------------------------------------------------------- the table
@@ -90,7 +90,7 @@ def test_the_last_column_says_the_worst_of_what_was_found_there(finding: Finding
 def test_the_summary_counts_what_was_found() -> None:
     assert report.summary_line(VERDICT) == SUMMARY
     assert report.summary_line(make_verdict(PASS)) == (
-        "memfix gate: pass: 1 ops, 2 forms, 1 checks passed, meter simulated"
+        "memfix gate: pass: 1 op, 2 forms, 1 check passed, meter simulated"
     )
 
 

@@ -59,10 +59,15 @@ def summary_line(verdict: Verdict) -> str:
     """The last line: the verdict in one sentence."""
     num_forms = sum(len(e.forms) - 1 for e in verdict.examinations)
     counts = {status: len(verdict.with_status(status)) for status in ("pass", "fail", "error")}
-    parts = [f"{len(verdict.examinations)} ops", f"{num_forms} forms", f"{counts['pass']} checks passed"]
+    parts = [counted(len(verdict.examinations), "op"), counted(num_forms, "form")]
+    parts += [f"{counted(counts['pass'], 'check')} passed"]
     parts += [f"{counts['fail']} failed"] if counts["fail"] else []
     parts += [f"{counts['error']} could not be measured"] if counts["error"] else []
     return f"memfix gate: {verdict.word}: {', '.join(parts)}, meter {verdict.meter}"
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def write_report(target: str, text: str) -> None:
