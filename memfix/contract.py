@@ -123,11 +123,12 @@ class Form:
     """A memory-saving way to compute what naive computes.
 
     ``reported``: an incident report shipped it as its fix; the budgets it is known to break are kept
-    and the gate checks that it still breaks them.
+    and the gate checks that it still breaks them. ``tolerance``: where it is not the contract's.
     """
 
     function: Callable[..., Any]
     reported: bool = False
+    tolerance: Tolerance | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,9 @@ class Contract:
             raise ContractError(f"{self.name} has no form {form!r}{did_you_mean(form, [NAIVE, *self.forms])}")
         return self.forms[form].function
 
+    def tolerance_of(self, form: str) -> Tolerance:
+        return self.forms[form].tolerance or self.tolerance
+
     def options(self, form: str, case: Case) -> dict[str, Any]:
         """The keywords that ``form`` takes from a case."""
         accepted = _keywords(self.function(form), len(self.inputs))
@@ -233,10 +237,12 @@ class Contract:
 
     def laws(self) -> dict[str, str]:
         """Everything promised, one short line a law, by a key that stays when only its value changes."""
-        lines = {"tolerance": str(self.tolerance).removeprefix("Tolerance")}
+        lines = {"tolerance": _spelled(self.tolerance)}
         lines["dtypes"] = ", ".join(self.dtypes)
         lines["repeats backward"] = str(self.repeats_backward).lower()
-        lines |= {f"form {name}": "reported" if form.reported else "saves memory" for name, form in self.forms.items()}
+        for name, form in self.forms.items():
+            own = f", tolerance {_spelled(form.tolerance)}" if form.tolerance else ""
+            lines[f"form {name}"] = ("reported" if form.reported else "saves memory") + own
         lines |= {f"dim {name}": f"{dim.low} to {dim.high}" for name, dim in self.dims.items()}
         lines |= {f"choice {name}": ", ".join(map(str, values)) for name, values in self.choices.items()}
         lines |= {f"input {spec.name}": _spelled_spec(spec) for spec in self.inputs}
@@ -248,6 +254,10 @@ class Contract:
                 number = sum(1 for other in lines if other.startswith(key))
                 lines[key + (f" #{number + 1}" if number else "")] = law.spelled()
         return lines
+
+
+def _spelled(tolerance: Tolerance) -> str:
+    return str(tolerance).removeprefix("Tolerance")
 
 
 def _spelled_spec(spec: TensorSpec) -> str:

@@ -131,7 +131,7 @@ def test_every_law_has_a_key_and_a_line() -> None:
         tolerance=Tolerance(factor=2),
     )
     assert contract.laws() == {
-        "tolerance": "(factor=2, ulps=1.0, sum_ulps=32.0)",
+        "tolerance": "(factor=2, rms_factor=3.0, ulps=1.0, sum_ulps=32.0)",
         "dtypes": "float32, bfloat16",
         "repeats backward": "false",
         "form chunked": "saves memory",
@@ -153,7 +153,7 @@ def test_every_law_has_a_key_and_a_line() -> None:
 
 
 def test_the_tolerance_is_a_law_where_nobody_states_it() -> None:
-    assert make().laws()["tolerance"] == "(factor=4.0, ulps=1.0, sum_ulps=32.0)"
+    assert make().laws()["tolerance"] == "(factor=4.0, rms_factor=3.0, ulps=1.0, sum_ulps=32.0)"
 
 
 def test_a_loosened_law_keeps_its_key() -> None:

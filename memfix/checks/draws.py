@@ -87,8 +87,8 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
 
 
 def _edges_of(size: int) -> set[int]:
-    """Chunk sizes that meet ``size`` exactly, fall one short, or leave one element over."""
-    return {1, size - 1, size, size + 1, (size - 1) // 2, (size + 1) // 2, size // 3}
+    """Chunk sizes that meet ``size`` exactly, fall one short or leave one over; and some that make many chunks."""
+    return {1, 2, 3, 5, size - 1, size, size + 1, (size - 1) // 2}
 
 
 @st.composite

@@ -94,7 +94,7 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
-    _compare(answer, naive, truth, nearby, contract.tolerance, getattr(torch, draw.case.dtype))
+    _compare(answer, naive, truth, nearby, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
 
 
 # ---------------------------------------------------------------- running a form
@@ -203,6 +203,7 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 # ---------------------------------------------------------------- comparing
+_ENOUGH_FOR_AN_AVERAGE = 16
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
 
@@ -265,3 +266,16 @@ def _compare_tensor(
             f"truth {true.flatten()[flat]:.6g}; "
             f"allowed {allowed:.3g} (naive's own error {own_error:.3g})"
         )
+    if int(finite.sum()) >= _ENOUGH_FOR_AN_AVERAGE:
+        average, own_average = _rms(error), _rms((rounded - true)[finite])
+        rounding = torch.finfo(dtype).eps / 4 * _rms(true[finite])  # about what one rounding of the result costs
+        allowed = tolerance.rms_factor * (own_average + rounding) + sum_error
+        if not average <= allowed:
+            raise Unequal(
+                f"{name} is off by {average:.3g} on average, naive by {own_average:.3g}, allowed {allowed:.3g}: "
+                "it rounds more often than naive"
+            )
+
+
+def _rms(values: torch.Tensor) -> float:
+    return values.pow(2).mean().sqrt().item()

@@ -29,7 +29,12 @@ contract = Contract(
     "linear_cross_entropy",
     naive=naive_linear_cross_entropy,
     forms={
-        "reported": Form(reported_linear_cross_entropy, reported=True),
+        "reported": Form(
+            # it rounds each chunk's loss and each chunk's gradient of the weight before it adds them up
+            reported_linear_cross_entropy,
+            reported=True,
+            tolerance=Tolerance(ulps=2, rms_factor=4),
+        ),
         "recompute": recompute_linear_cross_entropy,
     },
     dims={"N": Dim(1, 96), "D": Dim(1, 32), "V": Dim(1, 160), "rows_per_chunk": Dim(1, 110)},
@@ -44,7 +49,7 @@ contract = Contract(
         "medium": {"N": 8192, "D": 1024, "V": 32_000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
         "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"},
     },
-    tolerance=Tolerance(ulps=2),  # the reported form rounds each chunk's sum before it adds them up
+    tolerance=Tolerance(rms_factor=1.25),
     budgets=[
         # what the report promised: one chunk at a time. It is kept without gradients, and broken with them
         Budget("reported", phase="forward", case="incident", times_below_naive=20),
