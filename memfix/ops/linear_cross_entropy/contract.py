@@ -49,7 +49,7 @@ contract = Contract(
         "medium": {"N": 8192, "D": 1024, "V": 32_000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
         "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"},
     },
-    tolerance=Tolerance(rms_factor=1.25),
+    tolerance=Tolerance(rms_factor=1.5),
     budgets=[
         # what the report promised: one chunk at a time. It is kept without gradients, and broken with them
         Budget("reported", phase="forward", case="incident", times_below_naive=20),
