@@ -182,14 +182,16 @@ class Plugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not self._reports:
             return
+        from .gate.report import as_json, write_report
+
         settings = self.settings
         if settings.update and settings.lock is not None and session.exitstatus == pytest.ExitCode.OK:
             self._update_lock(settings.lock)
         if settings.json is not None:
-            Path(settings.json).write_text(json.dumps({"readings": self.readings, "notes": list(self.notes)}, indent=2))
+            write_report(settings.json, as_json({"readings": self.readings, "notes": list(self.notes)}))
         if settings.md is not None:
             rows = [f"| {r['name']} | {format_bytes(r['bytes'])} | {r['meter']} |" for r in self.readings]
-            Path(settings.md).write_text("\n".join(["| what | peak | meter |", "|---|---:|---|", *rows, ""]))
+            write_report(settings.md, "\n".join(["| what | peak | meter |", "|---|---:|---|", *rows]))
         unmeasured = self.without_gpu or any("used the simulated meter instead" in note for note in self.notes)
         if settings.strict and unmeasured and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

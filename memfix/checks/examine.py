@@ -74,14 +74,13 @@ def examine(
 def examine_call(contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str) -> list[Finding]:
     """Equality and every budget without a case, at one call."""
     from .equality import check_equality_at
-    from .memory import forms_needed, judge_budget, measure
+    from .memory import measure_and_judge
 
     findings = []
     for form in forms:
         findings.append(check_equality_at(contract, form, draw, device=device))
-        for budget in contract.budgets_of(form, draw.case.name):
-            here = {(f, budget.phase): measure(contract, f, draw, budget.phase, meter) for f in forms_needed(budget)}
-            findings.append(judge_budget(contract, budget, draw.case, here))
+        budgets = contract.budgets_of(form, draw.case.name)
+        findings += [measure_and_judge(contract, budget, draw, meter) for budget in budgets]
     return findings
 
 

@@ -70,6 +70,14 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
     )
 
 
+def measure_and_judge(contract: Contract, budget: Budget, draw: Draw, meter: Meter) -> Finding:
+    """A budget at one draw: the form, and what it is held against, measured now."""
+    readings = {
+        (form, budget.phase): measure(contract, form, draw, budget.phase, meter) for form in forms_needed(budget)
+    }
+    return judge_budget(contract, budget, draw.case, readings)
+
+
 def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:
     """Bytes that stay after the result is dropped are a leak: the next call pays them again."""
     if reading.leaked_bytes <= 0 or reading.granularity_bytes > 1:  # a coarse meter sees loaded kernels stay
@@ -97,9 +105,7 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
     for budget in budgets:
 
         def within_budget(draw: Draw, budget: Budget = budget) -> None:
-            needed = forms_needed(budget)
-            readings = {(f, budget.phase): measure(contract, f, draw, budget.phase, meter) for f in needed}
-            finding = judge_budget(contract, budget, draw.case, readings)
+            finding = measure_and_judge(contract, budget, draw, meter)
             if finding.status == "fail":
                 raise _OverBudget(finding)
 

@@ -40,7 +40,7 @@ def run_gate(
     notes = [fallback] if fallback else []
     examinations = [examine(contract, meter, effort, say) for contract in contracts]
     notes += _estimates(examinations)
-    extra = _under_base(base, contracts, examinations, lock, lock_path, effort, meter.name, say) if base else []
+    extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []
     lock_speaks = lock_path is not None and meter.name == "simulated"
     if lock_path is not None and not lock_speaks:
         notes.append(f"the lock was not judged: it holds simulated bytes, and the meter is {meter.name}")
@@ -75,7 +75,6 @@ def _estimates(examinations: Sequence[Examination]) -> list[str]:
 def _under_base(
     base: Base,
     contracts: Sequence[Contract],
-    examinations: Sequence[Examination],
     lock: dict[Key, int],
     lock_path: Path | None,
     effort: Effort,
