@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .contract import BadInput, Case, Contract, Dim, Form, TensorSpec
     from .errors import MemfixError
+    from .fit import Fit, fit
     from .laws import Budget, Scaling, SpeedBudget, Tolerance
     from .measure import peak
     from .meters.base import Reading
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "contract": "BadInput Case Contract Dim Form TensorSpec",
     "errors": "MemfixError",
+    "fit": "Fit fit",
     "laws": "Budget Scaling SpeedBudget Tolerance",
     "measure": "peak",
     "meters.base": "Reading",
@@ -30,7 +32,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.
 
 __all__ = [  # noqa: RUF022 - in the order a newcomer meets them
     "Contract", "Dim", "TensorSpec", "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput",
-    "suite", "peak", "Reading", "MemfixError",
+    "suite", "peak", "Reading", "fit", "Fit", "MemfixError",
 ]  # fmt: skip
 
 

@@ -10,12 +10,15 @@ from .meters import get_meter
 from .meters.base import Meter, Reading, Step, StepBuilder
 
 
-def peak(build: StepBuilder, *, meter: str = "simulated", warmup: int = 1) -> Reading:
+def peak(build: StepBuilder, *, meter: str = "simulated", gpu: str = "H200", warmup: int = 1) -> Reading:
     """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
 
-    The step runs ``warmup`` times unmeasured, then once measured; with ``meter="cuda"`` for real.
+    The step runs ``warmup`` times unmeasured, then once measured; with ``meter="cuda"`` for real. ``gpu`` is the one
+    that is simulated.
     """
-    chosen = get_meter(meter)
+    if warmup < 0:
+        raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")
+    chosen = get_meter(meter, gpu)
     reason = chosen.unavailable_reason()
     if reason is not None:
         raise MeterUnavailable(f"{meter} meter unavailable: {reason}")

@@ -22,6 +22,7 @@ from .units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from .checks.effort import Effort
     from .checks.finding import Finding
+    from .gate.peaks import Peaks
     from .laws import Phase
     from .meters.base import Meter, Reading
 
@@ -125,6 +126,12 @@ class Plugin:
         from .gate.lock import read_lock
 
         return read_lock(self.settings.lock) if self.settings.lock is not None else {}
+
+    @cached_property
+    def peaks(self) -> Peaks:
+        from .gate.peaks import peaks_path, read_peaks
+
+        return read_peaks(peaks_path(self.settings.lock)) if self.settings.lock is not None else {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
@@ -250,11 +257,13 @@ class TestSession:
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]:
         """The lock's word on a simulated reading, where there is a lock that is not being written."""
         from .gate.judge import judge_entry
+        from .gate.lock import spelled
 
         settings = self._plugin.settings
         if settings.lock is None or settings.update or reading.meter != "simulated":
             return []
-        return [judge_entry(key, size, self._plugin.lock.get(key), reading, accept="--memfix-update")]
+        alive_then = self._plugin.peaks.get(spelled(key), ())
+        return [judge_entry(key, size, self._plugin.lock.get(key), reading, alive_then, accept="--memfix-update")]
 
 
 @pytest.fixture

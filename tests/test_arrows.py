@@ -15,12 +15,13 @@ FLOORS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
     {"suite"},
-    {"gate"},
+    {"gate", "calibration"},
     {"registry"},
-    {"checks", "measure", "ops"},
+    {"fit"},
+    {"checks", "measure", "ops", "pictures"},
     {"meters", "contract"},
     {"laws"},
-    {"formula", "surroundings"},
+    {"formula", "surroundings", "files"},
     {"units", "errors"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

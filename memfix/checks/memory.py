@@ -91,7 +91,8 @@ def explained(reading: Reading) -> tuple[str, ...]:
     """What was alive at the peak, for the lines below a failure."""
     if not reading.alive_at_peak:
         return ()
-    return ("  alive at the peak, largest first", *(f"  {line}" for line in reading.table_lines(6)))
+    lines = ("  alive at the peak, largest first", *(f"  {line}" for line in reading.table_lines(6)))
+    return (*lines, f"  likely cause: {reading.hint}") if reading.hint else lines
 
 
 def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:

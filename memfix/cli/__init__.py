@@ -8,7 +8,10 @@ import click
 
 from .. import __version__
 from ..errors import EXIT_USAGE, MemfixError
+from .calibrate import calibrate
 from .check import check
+from .explain import explain
+from .fit import fit
 from .gate import gate
 from .list import list_ops
 
@@ -22,7 +25,7 @@ def cli() -> None:
     """
 
 
-for command in (gate, check, list_ops):
+for command in (gate, check, list_ops, explain, fit, calibrate):
     cli.add_command(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -13,10 +13,22 @@ from rich.console import Console
 from ..checks.effort import PROFILES
 from ..meters import METERS
 
+if TYPE_CHECKING:
+    from ..contract import Case, Contract
+
 FILE_WIDTH = 150
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+one_op_argument: Decorator = click.argument("op", metavar="OP")
+form_option: Decorator = click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: naive]")
+case_option: Decorator = click.option("--case", "case_name", metavar="CASE", help="Which case.  [default: the first]")
+phase_option: Decorator = click.option(
+    "--phase", type=click.Choice(["forward", "held", "train"]), default="train", show_default=True
+)
+gpu_option: Decorator = click.option(
+    "--gpu", metavar="GPU", default="H200", show_default=True, help="The GPU that is simulated."
+)
 ops_argument: Decorator = click.argument("ops", nargs=-1, metavar="[OP]...")
 meter_option: Decorator = click.option(
     "--meter", type=click.Choice(METERS), default="simulated", show_default=True, help="What reads the peak."
@@ -27,6 +39,21 @@ profile_option: Decorator = click.option(
     help="How many shapes are drawn.  [default: ci, or $MEMFIX_PROFILE]",
 )
 json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
+
+
+def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:
+    """One op's contract, and the form and case asked for by name."""
+    from ..errors import UsageError, did_you_mean
+    from ..registry import contracts
+
+    (contract,) = contracts([op])
+    form, case = form_name or "naive", case_name or next(iter(contract.cases))
+    forms = ["naive", *contract.forms]
+    if form not in forms:
+        raise UsageError(f"{op} has no form {form!r}{did_you_mean(form, forms)}")
+    if case not in contract.cases:
+        raise UsageError(f"{op} has no case {case!r}{did_you_mean(case, contract.cases)}")
+    return contract, form, contract.cases[case]
 
 
 def report_console(*, to_stderr: bool) -> Console:

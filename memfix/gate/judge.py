@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ..checks.examine import Examination
@@ -11,8 +12,11 @@ from ..checks.finding import Finding, exit_code_of
 from ..checks.memory import bytes_of, explained
 from ..errors import EXIT_PASS, EXIT_REGRESSION
 from ..meters.base import Reading
+from ..meters.difference import changes
+from ..meters.timeline import Allocation
 from ..units import format_bytes, format_change
-from .lock import Key
+from .lock import Key, spelled
+from .peaks import ROWS, Peaks
 
 
 def _accept(how: str) -> str:
@@ -20,6 +24,7 @@ def _accept(how: str) -> str:
 
 
 UPDATE = "memfix gate --update"
+_GROWN_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ def judge(
     examinations: Sequence[Examination],
     *,
     lock: Mapping[Key, int] | None,
+    peaks: Peaks = MappingProxyType({}),
     meter: str,
     notes: Sequence[str] = (),
     extra: Sequence[Finding] = (),
@@ -80,17 +86,17 @@ def judge(
     findings = [finding for examination in examinations for finding in examination.findings]
     findings += _nothing_measured(examinations)
     if lock is not None:
-        findings += judge_lock(examinations, lock)
+        findings += judge_lock(examinations, lock, peaks)
     return Verdict(tuple(examinations), (*findings, *extra), meter, tuple(notes), surroundings or {})
 
 
-def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int]) -> list[Finding]:
+def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], peaks: Peaks) -> list[Finding]:
     """Every reading against its entry: above fails, below asks, missing and extra fail."""
     readings = readings_by_key(examinations)
     judged_ops = {examination.op for examination in examinations}
     unequal = {(e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms}
     findings = [
-        judge_entry(key, bytes_of(reading, key[3]), lock.get(key), reading)
+        judge_entry(key, bytes_of(reading, key[3]), lock.get(key), reading, peaks.get(spelled(key), ()))
         for key, reading in readings.items()
         if key[:2] not in unequal
     ]
@@ -104,8 +110,17 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int]) -> 
     return findings + [_lock_finding(key, "fail", stale) for key in gone]
 
 
-def judge_entry(key: Key, used: int, locked: int | None, reading: Reading, *, accept: str = UPDATE) -> Finding:
-    """One reading against its entry. ``accept`` is the command by which a person takes the new figure."""
+def judge_entry(
+    key: Key,
+    used: int,
+    locked: int | None,
+    reading: Reading,
+    alive_then: Sequence[Allocation] = (),
+    *,
+    accept: str = UPDATE,
+) -> Finding:
+    """One reading against its entry. ``alive_then`` is what was alive at the locked peak, where that is known;
+    ``accept`` is the command by which a person takes the new figure."""
     if locked is None:
         return _lock_finding(key, "fail", f"{format_bytes(used)} measured, and no entry in the lock; {_accept(accept)}")
     if used > locked:
@@ -113,11 +128,26 @@ def judge_entry(key: Key, used: int, locked: int | None, reading: Reading, *, ac
             f"{used:,} bytes ({format_bytes(used)}), lock {locked:,} ({format_bytes(locked)}): "
             f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
         )
-        return _lock_finding(key, "fail", message, (*explained(reading), f"  {_accept(accept)}"))
+        details = (*_what_grew(reading, alive_then), *explained(reading), f"  {_accept(accept)}")
+        return _lock_finding(key, "fail", message, details)
     if used < locked:
         message = f"{format_bytes(used)}, {locked - used:,} bytes below the lock; run {accept} to keep the gain"
         return _lock_finding(key, "note", message)
     return _lock_finding(key, "pass", f"{used:,} bytes, as locked")
+
+
+def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[str]:
+    """The rows of this peak that the locked one had not, largest first."""
+    if not alive_then:
+        return []
+    # the file of peaks keeps the largest rows only: a row as small as its last may have been there unseen
+    unseen = min(row.bytes for row in alive_then) if len(alive_then) >= ROWS else 0
+    grown = [
+        change
+        for change in changes(alive_then, reading.alive_at_peak)
+        if change.bytes > (unseen if change.before is None else 0)
+    ]
+    return [f"  {change}" for change in grown[:_GROWN_ROWS]]
 
 
 def _lock_finding(key: Key, status: Any, message: str, details: tuple[str, ...] = ()) -> Finding:

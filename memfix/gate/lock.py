@@ -6,13 +6,12 @@ the word ``bytes``, so a file cut short in the middle of a number is seen.
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import LockError, UsageError
+from ..errors import LockError
+from ..files import write_whole
 
 Key = tuple[str, str, str, str]
 """Op, form, case, phase."""
@@ -61,17 +60,4 @@ def write_lock(path: Path, entries: Mapping[Key, int]) -> None:
     """Written whole beside the old file, then renamed over it: the lock is never half there."""
     ordered = sorted(entries, key=lambda key: (*key[:3], _PHASE_ORDER[key[3]]))
     text = "\n\n".join([HEADER, *(f"{spelled(key)} {entries[key]} bytes" for key in ordered)]) + "\n"
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".lock-", delete=False, encoding="utf-8") as file:
-            temporary = file.name
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise UsageError(f"cannot write the lock file {path}: {error.strerror or error}") from None
+    write_whole(path, text, "the lock file")

@@ -18,6 +18,7 @@ from ..units import format_bytes, format_change
 from .base import Base, examine_under, law_changes, laws_under, lock_changes
 from .judge import Verdict, judge, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
+from .peaks import Peaks, peaks_path, read_peaks, write_peaks
 
 Say = Callable[[str], None]
 
@@ -50,14 +51,16 @@ def run_gate(
             updated = _updated_lock(lock, examinations, whole)
             notes += _raised(lock, updated)
             write_lock(lock_path, updated)
+            write_peaks(peaks_path(lock_path), _updated_peaks(read_peaks(peaks_path(lock_path)), updated, examinations))
             lock = updated
         else:
             notes.append("the lock was not updated: something else than the lock fails")
     if whole and lock_speaks:
         extra = [*extra, *_ops_only_in_lock(lock, examinations)]
     return judge(
-        examinations, lock=lock if lock_speaks else None, meter=meter.name, notes=notes, extra=extra,
-        surroundings=describe(),
+        examinations, lock=lock if lock_speaks else None,
+        peaks=read_peaks(peaks_path(lock_path)) if lock_path else {},
+        meter=meter.name, notes=notes, extra=extra, surroundings=describe(),
     )  # fmt: skip
 
 
@@ -116,6 +119,14 @@ def _updated_lock(lock: dict[Key, int], examinations: Sequence[Examination], who
     judged = {examination.op for examination in examinations}
     kept = {} if whole else {key: size for key, size in lock.items() if key[0] not in judged}
     return kept | {key: bytes_of(reading, key[3]) for key, reading in readings_by_key(examinations).items()}
+
+
+def _updated_peaks(peaks: Peaks, lock: dict[Key, int], examinations: Sequence[Examination]) -> Peaks:
+    """What is alive at today's peaks, for the entries of the lock that are peaks."""
+    readings = readings_by_key(examinations)
+    of_today = {spelled(key): reading.alive_at_peak for key, reading in readings.items()}
+    kept = {spelled(key) for key in lock if key[3] != "held"}
+    return {key: rows for key, rows in {**peaks, **of_today}.items() if key in kept}
 
 
 def _raised(before: dict[Key, int], now: dict[Key, int]) -> list[str]:

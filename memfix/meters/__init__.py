@@ -10,12 +10,12 @@ __all__ = ["METERS", "Allocation", "Meter", "Reading", "StepBuilder", "get_meter
 METERS = ("simulated", "cuda", "nvml")
 
 
-def get_meter(name: str) -> Meter:
-    """The meter called ``name``, whether or not it can run here."""
+def get_meter(name: str, gpu: str = "H200") -> Meter:
+    """The meter called ``name``, whether or not it can run here. ``gpu`` is what the simulated one simulates."""
     if name == "simulated":
         from .simulated import SimulatedMeter
 
-        return SimulatedMeter()
+        return SimulatedMeter(gpu)
     if name == "cuda":
         from .cuda import CudaMeter
 
@@ -27,15 +27,15 @@ def get_meter(name: str) -> Meter:
     raise UsageError(f"unknown meter {name!r}{did_you_mean(name, METERS)}")
 
 
-def usable_meter(name: str) -> tuple[Meter, str | None]:
+def usable_meter(name: str, gpu: str = "H200") -> tuple[Meter, str | None]:
     """The meter asked for; or, where it cannot run, the simulated one and a sentence that says so."""
-    meter = get_meter(name)
+    meter = get_meter(name, gpu)
     reason = meter.unavailable_reason()
     if reason is None:
         return meter, None
     if name == "simulated":
         raise MeterUnavailable(f"simulated meter unavailable: {reason}")
-    simulated = get_meter("simulated")
+    simulated = get_meter("simulated", gpu)
     no_simulation = simulated.unavailable_reason()
     if no_simulation is not None:
         raise MeterUnavailable(f"{name} meter unavailable: {reason}; simulated meter unavailable: {no_simulation}")

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..units import format_bytes
+from .difference import Change, changes
+from .hints import likely_cause
+from .timeline import Allocation, Timeline
 
 Step = Callable[[], object]
 StepBuilder = Callable[[str], Step]
 """``build(device)`` makes ordinary state on that device and returns the step to measure, without arguments."""
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Bytes that were alive at the peak: what made them, and the line of user code behind it."""
-
-    bytes: int
-    what: str
-    where: str
-    count: int = 1
-
-    def __str__(self) -> str:
-        folded = f"   ({self.count} x {format_bytes(self.bytes // self.count)})" if self.count > 1 else ""
-        return f"{format_bytes(self.bytes):>12}  {self.what}   {self.where}{folded}"
 
 
 @dataclass(frozen=True)
@@ -49,10 +38,21 @@ class Reading:
     exact: bool = True
     notes: tuple[str, ...] = ()
     alive_at_peak: tuple[Allocation, ...] = ()
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    """Every buffer of the step, where the meter sees them; for pictures, and left out of JSON."""
 
     def times_below(self, other: Reading) -> float:
         """How many times smaller this peak is than the other's."""
         return other.peak_bytes / self.peak_bytes if self.peak_bytes else float("inf")
+
+    def diff(self, other: Reading) -> tuple[Change, ...]:
+        """What this peak has that the other has not, row by row, what grew most first."""
+        return changes(other.alive_at_peak, self.alive_at_peak)
+
+    @property
+    def hint(self) -> str | None:
+        """The likely cause of this peak, where it looks like a known one."""
+        return likely_cause(self.alive_at_peak)
 
     def table(self, rows: int = 8) -> str:
         """What was alive at the peak, largest first."""
@@ -66,7 +66,7 @@ class Reading:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(dataclasses.replace(self, timeline=None))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Ended
 
-from memfix import cli, registry
+from memfix import registry
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.gate import run
 from memfix.gate.lock import HEADER
@@ -19,31 +19,6 @@ from memfix.laws import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_CALL = "N=3,V=2,D=1,dtype=float32"
-
-
-@dataclass(frozen=True)
-class Ended:
-    exit_code: Any
-    out: str
-    err: str
-
-
-@pytest.fixture
-def memfix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    """``memfix("gate", "--no-lock")`` in an empty folder, as the installed script does it."""
-    monkeypatch.chdir(tmp_path)
-    for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "MEMFIX_PROFILE"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def memfix(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["memfix", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        printed = capsys.readouterr()
-        return Ended(ended.value.code, printed.out, printed.err)
-
-    return memfix
 
 
 @pytest.fixture

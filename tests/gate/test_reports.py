@@ -112,7 +112,7 @@ def test_json_holds_the_verdict_every_finding_and_every_reading() -> None:
         "op": "loss", "form": "naive", "case": "small", "phase": "held", "bytes": 512, "human": "512 B",
         "peak_bytes": 4096,
     }  # fmt: skip
-    assert held["alive_at_peak"] == [{"bytes": 4096, "what": "mm", "where": "loss.py:7", "count": 1}]
+    assert held["alive_at_peak"] == [{"bytes": 4096, "what": "mm", "place": "loss.py:7", "code": "", "count": 1}]
 
 
 def test_a_reading_survives_json() -> None:

@@ -7,12 +7,12 @@ import pytest
 from memfix.meters.simulated.ledger import Entry, Ledger, rounded
 
 
-def entry(size: int, what: str = "made", **settings: bool) -> Entry:
-    return Entry(size, what, **settings)
+def entry(size: int, what: str = "made") -> Entry:
+    return Entry(size, what)
 
 
-def born(ledger: Ledger, size: int, what: str = "made", **settings: bool) -> Entry:
-    made = entry(size, what, **settings)
+def born(ledger: Ledger, size: int, what: str = "made") -> Entry:
+    made = entry(size, what)
     ledger.birth(made)
     return made
 
@@ -21,8 +21,13 @@ def requested(ledger: Ledger) -> tuple[int, int, int]:
     return ledger.requested.base, ledger.requested.live, ledger.requested.peak
 
 
+def alive_at_peak(ledger: Ledger) -> list[tuple[str, int]]:
+    timeline = ledger.timeline()
+    return [(b.what, b.bytes) for b in timeline.alive_at(timeline.peak_event) if b.born]
+
+
 def names_at_peak(ledger: Ledger) -> list[str]:
-    return [alive.what for alive in ledger.alive_at_peak()]
+    return [what for what, _ in alive_at_peak(ledger)]
 
 
 @pytest.mark.parametrize(("size", "whole"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024)])
@@ -78,23 +83,44 @@ def test_the_first_of_two_equal_peaks_is_the_one_that_is_explained() -> None:
     assert names_at_peak(ledger) == ["first"]
 
 
-@pytest.mark.parametrize("in_backward", [True, False])
-def test_the_peak_knows_whether_it_was_in_backward(in_backward: bool) -> None:
+def test_every_buffer_knows_the_stage_it_was_made_in() -> None:
     ledger = Ledger()
-    born(ledger, 100, in_backward=not in_backward)
-    born(ledger, 1, in_backward=in_backward)
-    assert ledger.peak_in_backward is in_backward
+    born(ledger, 100, "activation")
+    ledger.enter("backward")
+    ledger.enter("backward")
+    born(ledger, 1, "gradient")
+    ledger.workspace([entry(7, "sums")])
+    timeline = ledger.timeline()
+    assert [(b.what, b.stage) for b in timeline.buffers] == [
+        ("activation", "forward"),
+        ("gradient", "backward"),
+        ("sums", "backward"),
+    ]
+    assert timeline.stages == ((0, "forward"), (2, "backward"))
+
+
+def test_the_timeline_adds_up_to_the_peak_and_to_what_is_left() -> None:
+    ledger = Ledger()
+    ledger.found(entry(1000, "weight"))
+    ledger.restart()
+    first = born(ledger, 50)
+    ledger.workspace([entry(30), entry(5)])
+    ledger.death(first)
+    born(ledger, 8)
+    timeline = ledger.timeline()
+    assert timeline.live_bytes == (1000, 1050, 1085, 1050, 1000, 1008)
+    assert (timeline.base_bytes, timeline.peak_event, timeline.num_events) == (1000, 2, 5)
+    assert (ledger.requested.peak, ledger.requested.live) == (1085, 1008)
 
 
 # ---------------------------------------------------------------- workspace
 def test_workspace_raises_the_peak_and_is_gone_again() -> None:
     ledger = Ledger()
     born(ledger, 100, "output")
-    ledger.workspace([entry(30, "sort"), entry(600, "sums", in_backward=True)])
+    ledger.workspace([entry(30, "sort"), entry(600, "sums")])
     assert requested(ledger) == (0, 100, 730)
     assert (ledger.allocated.live, ledger.allocated.peak) == (512, 2048)
     assert names_at_peak(ledger) == ["output", "sort", "sums"]
-    assert ledger.peak_in_backward is True
 
 
 def test_one_that_died_before_the_workspace_is_not_in_its_explanation() -> None:
@@ -135,12 +161,11 @@ def test_an_heir_takes_over_the_bytes_of_one_that_dies_next() -> None:
 
 def test_an_heir_counts_as_new_when_the_old_one_stays() -> None:
     ledger = Ledger()
-    old, new = born(ledger, 100, "old"), entry(100, "new", in_backward=True)
+    old, new = born(ledger, 100, "old"), entry(100, "new")
     ledger.birth_in_place_of(old, new)
     ledger.settle()
     assert requested(ledger) == (0, 200, 200)
     assert names_at_peak(ledger) == ["old", "new"]
-    assert ledger.peak_in_backward is True
     ledger.death(old)
     assert requested(ledger) == (0, 100, 200)
 
@@ -219,11 +244,11 @@ def test_the_death_of_an_input_does_not_raise_a_later_peak() -> None:
 def test_restart_makes_what_is_live_the_base_and_forgets_the_peak() -> None:
     ledger = Ledger()
     weight = born(ledger, 100, "weight")
-    ledger.workspace([entry(900, "warm-up", in_backward=True)])
+    ledger.workspace([entry(900, "warm-up")])
     ledger.restart()
     assert requested(ledger) == (100, 100, 100)
     assert (ledger.allocated.base, ledger.allocated.peak) == (512, 512)
-    assert (names_at_peak(ledger), ledger.peak_in_backward) == ([], False)
+    assert names_at_peak(ledger) == []
     born(ledger, 7, "step")
     assert requested(ledger) == (100, 107, 107)
     assert names_at_peak(ledger) == ["step"]
@@ -260,4 +285,4 @@ def test_a_storage_that_shrank_after_the_peak_is_explained_at_its_size_then() ->
     ledger = Ledger()
     shrunk = born(ledger, 600, "gathered")
     ledger.resize(shrunk, 0)
-    assert [(alive.what, alive.bytes) for alive in ledger.alive_at_peak()] == [("gathered", 600)]
+    assert alive_at_peak(ledger) == [("gathered", 600)]

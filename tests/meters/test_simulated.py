@@ -115,7 +115,8 @@ def test_operator_without_a_rule_makes_the_reading_an_estimate():
 
     reading = simulated(build)
     assert not reading.exact
-    assert reading.notes == ("no workspace rule for aten.linalg_qr.default",)
+    assert reading.notes == ("the workspace that cuSOLVER asks for in aten.linalg_qr.default",)
+    assert reading.peak_bytes == 64 * 64 * 4 * 2
 
 
 def test_source_lines_name_forward_and_backward():
@@ -140,7 +141,11 @@ def test_value_dependent_step_is_refused_in_words():
         x = torch.empty(4, device=device)
         return lambda: x.sum().item()
 
-    with pytest.raises(MeasurementError, match=r"needs the values of a tensor .*measure with --meter=cuda"):
+    message = (
+        r"^the step needs the values of a tensor \(aten\._local_scalar_dense\.default\) at .*test_simulated\.py:\d+, "
+        r"and simulated tensors have none; .*measure with --meter=cuda$"
+    )
+    with pytest.raises(MeasurementError, match=message):
         simulated(build)
 
 
@@ -197,10 +202,32 @@ def test_measurements_nest():
 
 def test_a_torch_that_cannot_fake_cuda_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(fake_device, "_PROBE", "import os; os.abort()")
-    reason = fake_device._probe_in_child()
-    assert reason is not None
-    assert reason.startswith("this torch cannot hold fake CUDA tensors (self-test exit -6")
-    assert "measure on a GPU with --meter=cuda" in reason
+    verdict = fake_device._probe_in_child()
+    assert verdict.no_device is not None
+    assert verdict.no_device.startswith("this torch cannot hold fake CUDA tensors (self-test exit -6")
+    assert "measure on a GPU with --meter=cuda" in verdict.no_device
+    assert verdict.no_plain_path == verdict.no_device
+
+
+def test_a_torch_whose_formulas_cannot_be_followed_makes_every_reading_an_estimate(monkeypatch):
+    monkeypatch.setattr(fake_device, "_PROBE", "print('fake-device-works', flush=True); raise OSError('planted')")
+    verdict = fake_device._probe_in_child()
+    assert verdict.no_device is None
+    assert verdict.no_plain_path == (
+        "in-place steps of libtorch's formulas are counted as new tensors here (self-test exit 1: OSError: planted)"
+    )
+    monkeypatch.setattr(fake_device, "verdict", lambda: verdict)
+    reading = simulated(WORKLOADS["matmul"])
+    assert not reading.exact
+    assert reading.notes == (verdict.no_plain_path,)
+
+
+def test_a_self_test_that_never_ends_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(fake_device, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 0.2)
+    verdict = fake_device._probe_in_child()
+    assert verdict.no_device is not None
+    assert verdict.no_device.startswith("the self-test of fake CUDA tensors did not finish (TimeoutExpired); use torch")
 
 
 def test_process_ends_cleanly_after_measuring():

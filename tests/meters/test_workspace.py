@@ -23,7 +23,7 @@ def strided(rows: int, columns: int) -> torch.Tensor:
 
 
 def hidden(operator: Any, *args: Any, **kwargs: Any) -> list[int]:
-    return hidden_buffers(H200, operator, args, kwargs)
+    return hidden_buffers(H200, operator, args, kwargs, None)
 
 
 # ---------------------------------------------------------------- embedding, as measured on an H200
@@ -61,11 +61,6 @@ def test_few_ids_still_need_a_contiguous_gradient() -> None:
     grad = meta(1024, 100).t()
     ids = meta(100, dtype=torch.int64)
     assert hidden(aten.embedding_dense_backward.default, grad, ids, 50_000, -1, False) == [409_600]
-
-
-def test_embedding_backward_of_narrow_rows_is_not_known() -> None:
-    with pytest.raises(NoRule, match=r"^embedding backward of narrow rows, where sorting the ids may take the most$"):
-        hidden(aten.embedding_dense_backward.default, meta(4096, 1), meta(4096, dtype=torch.int64), 10, -1, False)
 
 
 # ---------------------------------------------------------------- softmax
@@ -143,16 +138,6 @@ def test_a_sum_of_nothing_hides_nothing() -> None:
     assert hidden(aten.sum.default, meta()) == []
 
 
-def test_a_sum_in_another_dtype_is_not_known() -> None:
-    with pytest.raises(NoRule, match=r"^sum of torch.float32 as torch.float64$"):
-        hidden(aten.sum.default, meta(100), dtype=torch.float64)
-
-
-def test_a_reduction_that_torch_cuts_in_pieces_is_not_known() -> None:
-    with pytest.raises(NoRule, match=r"^a reduction over 2,147,483,648 elements, which torch cuts in pieces$"):
-        hidden(aten.sum.default, meta(1 << 31, dtype=torch.bfloat16))
-
-
 def test_the_maximum_of_two_tensors_is_no_reduction() -> None:
     long = meta(1 << 20)
     assert hidden(aten.max.other, long, long) == []
@@ -176,7 +161,7 @@ def test_pointwise_operators_views_and_direct_writers_hide_nothing(operator: Any
     assert hidden(operator, *args) == []
 
 
-@pytest.mark.parametrize("operator", [aten.sort.default, aten.cumsum.default, aten.topk.default], ids=str)
+@pytest.mark.parametrize("operator", [aten._histogramdd_bin_edges.default, aten.quantize_per_tensor.default], ids=str)
 def test_an_operator_without_a_rule_is_reported_by_name(operator: Any) -> None:
     with pytest.raises(NoRule, match=rf"^no workspace rule for {operator}$"):
         hidden(operator, meta(1000), 0)

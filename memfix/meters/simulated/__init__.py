@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from typing import Any
 
 from ...errors import MeasurementError
-from ..base import Allocation, Reading, StepBuilder
+from ..base import Reading, StepBuilder
 from . import fake_device
 from .gpus import get_gpu
 
@@ -29,25 +30,27 @@ class SimulatedMeter:
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         from .environment import simulated_gpu
+        from .source_lines import line_of
 
-        with simulated_gpu(self.gpu) as tracker, _readable_errors():
+        no_plain_path = fake_device.verdict().no_plain_path
+        with simulated_gpu(self.gpu, plain_path=no_plain_path is None) as tracker, _readable_errors():
             step = build("cuda")
             for _ in range(warmup):
                 step()
             gc.collect()
             ledger = tracker.ledger
             ledger.restart()
+            tracker.notes.clear()  # what hid in the warm-up is gone
             result = step()
             ledger.settle()
             requested, allocated = ledger.requested, ledger.allocated
             held_bytes = requested.live - requested.base
             peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base
-            base_bytes = requested.base
+            base_bytes, timeline = requested.base, ledger.timeline(line_of)
             del result
             gc.collect()
             leaked_bytes = requested.live - requested.base
-            alive = _folded(ledger)
-            notes = tuple(tracker.notes)
+            notes = (*([no_plain_path] if no_plain_path else []), *tracker.notes)
         return Reading(
             meter=self.name,
             device=self.gpu.name,
@@ -58,23 +61,9 @@ class SimulatedMeter:
             allocated_bytes=allocated_bytes,
             exact=not notes,
             notes=notes,
-            alive_at_peak=alive,
+            alive_at_peak=timeline.at_peak(),
+            timeline=timeline,
         )
-
-
-def _folded(ledger: Any) -> tuple[Allocation, ...]:
-    """What was alive at the peak, one row for each maker and line, largest first."""
-    from .source_lines import spelled
-
-    sums: dict[tuple[str, object], list[int]] = {}
-    for entry in ledger.alive_at_peak():
-        kept = ledger.peak_in_backward and not entry.in_backward
-        what = entry.what.removeprefix("aten.").removesuffix(".default") + (", kept for backward" if kept else "")
-        total = sums.setdefault((what, entry.site), [0, 0])
-        total[0] += entry.bytes
-        total[1] += 1
-    rows = [Allocation(size, what, spelled(site), count) for (what, site), (size, count) in sums.items()]  # type: ignore[arg-type]
-    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.what, row.where)))
 
 
 @contextlib.contextmanager
@@ -83,12 +72,37 @@ def _readable_errors() -> Any:
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
     )
 
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise MeasurementError(
-            f"the step needs the values of a tensor ({error.func}), and simulated tensors have none; "
+            f"the step needs the values of a tensor ({error.func}){_at(error)}, and simulated tensors have none; "
             "avoid .item() and data-dependent shapes in it, or measure with --meter=cuda"
         ) from error
+    except (UnsupportedOperatorException, UnsupportedFakeTensorException) as error:
+        raise MeasurementError(
+            f"the step uses what cannot be simulated ({error}){_at(error)}; register a fake for it, or measure with "
+            "--meter=cuda"
+        ) from error
+    except NotImplementedError as error:
+        said = str(error).splitlines()[0][:200]
+        raise MeasurementError(
+            f"the step uses what cannot be simulated{_at(error)}: {said}; measure with --meter=cuda"
+        ) from error
+    except RuntimeError as error:
+        if not re.search("two (different )?devices", str(error)):
+            raise
+        said = str(error).splitlines()[0]
+        raise MeasurementError(f"tensors of two devices meet in one operator{_at(error)}: {said}") from error
+
+
+def _at(error: BaseException) -> str:
+    """The user's line behind an error: `` at loss.py:41``."""
+    from .source_lines import user_line
+
+    line = user_line(error)
+    return f" at {line.place}" if line is not None else ""

@@ -19,8 +19,12 @@ _SEEN_WHOLE = frozenset(
     new_zeros new_ones new_full new_empty_strided fill zero_ stack embedding repeat rsub native_dropout
     convolution _convolution sort argsort var_mean _local_scalar_dense is_pinned _pin_memory record_stream
     resize resize_as masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential
-    random""".split()
+    random _linalg_check_errors""".split()
 )
+# composites that run a kernel of ours for CUDA; autograd's keys, which would lead there, are off in inference mode
+_OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
+# a number that such a composite wraps in a tensor comes back as a number, which its parts do not take
+_WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
@@ -30,11 +34,15 @@ def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | Non
     name = operator.name()
     if not name.startswith("aten::"):
         return None
+    if name in _OUR_OWN:
+        return torch._C.DispatchKey.CUDA
     keys = _dispatch_keys().get(name, frozenset())
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(name, "CompositeImplicitAutograd"):
         return None if "CUDA" in keys else torch._C.DispatchKey.CompositeImplicitAutograd
     if not keys or "CUDA" in keys or operator.is_view or operator.overloadpacket.__name__ in _SEEN_WHOLE:
+        return None
+    if operator._overloadname in _WITH_A_NUMBER and torch.Tag.pointwise in operator.tags:
         return None
     if any(a.alias_info is not None and not a.is_out for a in operator._schema.arguments):
         return None

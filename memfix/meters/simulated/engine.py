@@ -1,47 +1,36 @@
 """What the autograd engine does differently while a mode watches it, and how to see past that.
 
-Without a mode the engine adds a second gradient into the first one's memory when nobody else refers to it,
-and a few backward formulas write into a fresh buffer in place. With a mode active each of these makes a new
-tensor instead. The new one then takes over the old one's bytes, provided the old one dies at once.
+Without a mode the engine adds a second gradient into the first one's memory when nobody else refers to it. A tensor
+that is watched has one reference more, so a new one is made instead; it then takes over the old one's bytes,
+provided the old one dies at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 aten = torch.ops.aten
 
-# operator -> the backward nodes that would have called its in-place twin
-_IN_PLACE_INSIDE = {
-    aten.index_put.default: ("IndexBackward",),
-    aten.scatter_add.default: ("GatherBackward",),
-    aten.index_add.default: ("IndexSelectBackward",),
-    aten.scatter.src: ("SortBackward", "TopkBackward", "MaxBackward", "MinBackward", "KthvalueBackward"),
-}
 _NODE_KEY = "memfix_node"
 
 
 class EngineWatch:
     """Knows, while backward runs, whether an ``add`` is a node's own or the engine's accumulation after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._numbers_of_gradients: list[range] = []
         self._num_nodes = 0
         self._finished_node: int | None = None
 
     def writes_in_place(self, operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
-        """Would libtorch have written into ``args[0]``, were no mode active?"""
-        if operator is aten.add.Tensor:
-            return self._is_accumulation(args)
-        nodes = _IN_PLACE_INSIDE.get(operator)
-        if nodes is None or torch.is_grad_enabled():
-            return False
-        node = torch._C._current_autograd_node()
-        return node is not None and node.name().startswith(nodes)
+        """Would the engine have added into ``args[0]``, were nobody watching?"""
+        return operator is aten.add.Tensor and self._is_accumulation(args)
 
     def _is_accumulation(self, args: tuple[Any, ...]) -> bool:
         if self._finished_node is None or torch.is_grad_enabled():
@@ -62,10 +51,13 @@ class EngineWatch:
         def run_watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             self._hook_nodes(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
             outer, self._finished_node = self._finished_node, None
+            first = torch._C._autograd._get_sequence_nr()
             try:
                 return run(outputs, *args, **kwargs)
             finally:
                 self._finished_node = outer
+                if args[2]:  # create_graph
+                    self._numbers_of_gradients.append(range(first, torch._C._autograd._get_sequence_nr()))
 
         holders = [m for m in (torch.autograd.graph, torch.autograd) if getattr(m, "_engine_run_backward", None) is run]
         for module in holders:
@@ -76,19 +68,30 @@ class EngineWatch:
             for module in holders:
                 module._engine_run_backward = run  # type: ignore[attr-defined]
 
+    def _watch_order(self, numbers: list[int]) -> None:
+        """On a GPU nodes that a backward pass makes are numbered by a thread of their own, which here they are not; and
+        numbers decide the order in which a later pass runs them beside the others."""
+        of_gradients = [any(number in made for made in self._numbers_of_gradients) for number in numbers]
+        if any(of_gradients) and not all(of_gradients):
+            self._note("gradients of gradients: the engine may run their graph in another order on a GPU")
+
     def _hook_nodes(self, roots: Any) -> None:
         waiting = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
         seen = set()
+        numbers: list[int] = []
         while waiting:
             node = waiting.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
+            if self._numbers_of_gradients and node.next_functions:
+                numbers.append(node._sequence_nr())
             if node.next_functions and _NODE_KEY not in node.metadata:  # AccumulateGrad has none and returns nothing
                 self._num_nodes += 1
                 node.metadata[_NODE_KEY] = self._num_nodes
                 node.register_hook(functools.partial(self._node_finished, self._num_nodes))
             waiting.extend(following for following, _ in node.next_functions)
+        self._watch_order(numbers)
 
     def _node_finished(self, number: int, _grad_inputs: Any, _grad_outputs: Any) -> None:
         self._finished_node = number

@@ -1,4 +1,4 @@
-"""A world in which user code believes in the GPU: answers to ``torch.cuda``, and paths taken as on CUDA.
+"""A world in which user code believes in the GPU: what torch answers, and the paths that operators take.
 
 Everything is put back on leaving, whatever happened inside.
 """
@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import fake_device
-from .composite import native_on_cuda_only
+from . import plain_path as plain_paths
+from .answers import patched
 from .gpus import GPU
+from .redirects import paths_as_on_cuda
 from .tracking import StorageTracker
 
 
@@ -30,22 +29,31 @@ class _NoDeviceFakeMode(FakeTensorMode):
 
 
 @contextlib.contextmanager
-def simulated_gpu(gpu: GPU) -> Iterator[StorageTracker]:
-    """Inside, ``device="cuda"`` is ``gpu``, no memory is taken, and the tracker yielded knows every byte."""
+def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
+    """Inside, ``device="cuda"`` is ``gpu``, no memory is taken, and the tracker yielded knows every byte.
+
+    ``plain_path``: libtorch runs its formulas as without a mode; only where the self-test found that it can.
+    """
     fake_device.install()
-    tracker = StorageTracker(gpu)
+    tracker = StorageTracker(gpu, plain_path=plain_path)
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)  # loads torch modules, which must see torch as it is
     with contextlib.ExitStack() as stack:
-        for owner, name, value in _answers(gpu, tracker):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+        stack.enter_context(patched(gpu, tracker))
         # deaths must come in program order: no second thread in backward, no cycle collector in between
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(_only_our_own_cycles())
         stack.enter_context(tracker.engine.installed())
+        stack.enter_context(tracker.watching_optimizers())
+        if plain_path:
+            stack.enter_context(
+                plain_paths.installed(
+                    torch._C._len_torch_dispatch_stack() + 2,
+                    lambda: tracker.note("another dispatch mode is active in the step, and what it keeps is not known"),
+                )
+            )
         stack.enter_context(fake_mode)
         stack.enter_context(tracker)
-        stack.enter_context(_paths_as_on_cuda())
+        stack.enter_context(paths_as_on_cuda(tracker))
         yield tracker
 
 
@@ -62,74 +70,3 @@ def _only_our_own_cycles() -> Iterator[None]:
             gc.unfreeze()
         if was_enabled:
             gc.enable()
-
-
-def _answers(gpu: GPU, tracker: StorageTracker) -> list[tuple[Any, str, Any]]:
-    """What ``torch.cuda`` says in there, and one method that does not pass the dispatcher."""
-    cuda = torch.cuda
-    requested = tracker.ledger.requested
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    def always(value: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: value
-
-    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-        result = real_resize(storage, size)
-        tracker.resized(storage)
-        return result
-
-    real_resize = torch.UntypedStorage.resize_
-    silent = (
-        "synchronize",
-        "empty_cache",
-        "init",
-        "_lazy_init",
-        "set_device",
-        "manual_seed",
-        "manual_seed_all",
-    )
-    return [
-        (fake_tensor, "init_gpu_context", nothing),
-        *((cuda, name, nothing) for name in silent),
-        (cuda, "is_available", always(True)),
-        (cuda, "device_count", always(1)),
-        (cuda, "current_device", always(0)),
-        (cuda, "get_device_capability", always(gpu.capability)),
-        (cuda, "get_device_name", always(f"NVIDIA {gpu.name} (simulated)")),
-        (cuda, "is_bf16_supported", always(gpu.capability >= (8, 0))),
-        (cuda, "is_current_stream_capturing", always(False)),
-        (cuda, "mem_get_info", lambda *a, **k: (gpu.memory_bytes - requested.live, gpu.memory_bytes)),
-        (cuda, "memory_allocated", lambda *a, **k: tracker.ledger.allocated.live),
-        (cuda, "max_memory_allocated", lambda *a, **k: tracker.ledger.allocated.peak),
-        (torch.UntypedStorage, "resize_", resize_),
-    ]
-
-
-@contextlib.contextmanager
-def _paths_as_on_cuda() -> Iterator[None]:
-    """Operators that choose another path for fake tensors, or on a build without CUDA, take CUDA's."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces every overridden kernel
-            for key in ("CUDA", "AutogradCUDA"):
-                library.impl("one_hot", _one_hot_as_on_cuda, key, allow_override=True)  # a nested one overrides ours
-            for name in native_on_cuda_only():
-                library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
-        yield
-    finally:
-        library._destroy()
-
-
-def _one_hot_as_on_cuda(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """For a fake tensor torch compares with every class instead, which takes other temporaries."""
-    if num_classes == -1:
-        num_classes = int(ids.max().item()) + 1
-    one_hot = ids.new_zeros((*ids.shape, num_classes))
-    return one_hot.scatter_(-1, ids.unsqueeze(-1), 1)
-
-
-def _only_for_dispatch(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("registered so that torch does not decompose the operator; fake tensors never run it")

@@ -8,6 +8,7 @@ compiled. Because a mistake here aborts the process, it is tried first in a chil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,8 +16,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from ...errors import UsageError
+from ...files import write_whole
 
 _PROBE = """
 import torch
@@ -27,7 +31,16 @@ with FakeTensorMode():
     weight = torch.empty(4, 3, device="cuda", requires_grad=True)
     (torch.empty(2, 4, device="cuda") @ weight).relu().sum().backward()
     assert weight.grad.device.type == "cuda"
-print("fake-device-works")
+print("fake-device-works", flush=True)
+from memfix.meters.simulated.environment import simulated_gpu
+from memfix.meters.simulated.gpus import H200
+with simulated_gpu(H200, plain_path=True) as tracker:
+    table, rows = torch.empty(1000, device="cuda", requires_grad=True), torch.empty(2, dtype=torch.int64, device="cuda")
+    picked = table[rows].sum()
+    tracker.ledger.restart()
+    picked.backward()
+    assert tracker.ledger.requested.peak < tracker.ledger.requested.base + 2 * 4000, "backward wrote a second tensor"
+print("plain-path-works", flush=True)
 """
 _PROBE_TIMEOUT_S = 120
 
@@ -37,41 +50,48 @@ _HOOK_IS_BUILT, _HOOK_HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_LENGTH = 64
 
 
-@functools.cache
+@dataclass(frozen=True)
+class Verdict:
+    """What the self-test in a child found: why something cannot be had, or None."""
+
+    no_device: str | None
+    no_plain_path: str | None
+
+
 def unavailable_reason() -> str | None:
-    """Why fake CUDA cannot be had in this process, or None. The answer is remembered on disk per torch build."""
+    """Why fake CUDA cannot be had in this process, or None."""
+    return verdict().no_device
+
+
+@functools.cache
+def verdict() -> Verdict:
+    """The answer is remembered on disk per torch build and version of this package's own files."""
     import torch
 
-    if torch.cuda.is_available():
-        return None
-    if sys.platform == "win32":
-        return "a torch without CUDA cannot fake it on Windows; install a CUDA build of torch (no GPU is needed)"
+    if sys.platform == "win32" and not torch.cuda.is_available():
+        reason = "a torch without CUDA cannot fake it on Windows; install a CUDA build of torch (no GPU is needed)"
+        return Verdict(reason, reason)
     remembered = _verdict_file(torch.__file__, torch.__version__)
     try:
-        return json.loads(remembered.read_text())["reason"]
-    except (OSError, ValueError, KeyError):
+        return Verdict(**json.loads(remembered.read_text()))
+    except (OSError, ValueError, TypeError):
         pass
-    reason = _probe_in_child()
-    try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=remembered.parent, delete=False) as file:
-            json.dump({"reason": reason, "torch": torch.__version__}, file)
-        os.replace(file.name, remembered)
-    except OSError:
-        pass  # a machine without a writable cache probes each time
-    return reason
+    found = _probe_in_child()
+    with contextlib.suppress(OSError, UsageError):  # a machine without a writable cache probes each time
+        write_whole(remembered, json.dumps(asdict(found)), "the self-test's answer")
+    return found
 
 
 def _verdict_file(torch_file: str, version: str) -> Path:
     library = Path(torch_file).parent / "lib" / "libc10.so"
     stamp = library.stat().st_mtime_ns if library.exists() else 0
-    own_source = Path(__file__).read_text()
+    own_source = "".join((Path(__file__).parent / name).read_text() for name in ("fake_device.py", "plain_path.py"))
     key = hashlib.sha256(f"{torch_file} {version} {stamp} {own_source}".encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "memfix" / f"fake-device-{key}.json"
 
 
-def _probe_in_child() -> str | None:
+def _probe_in_child() -> Verdict:
     package_root = str(Path(__file__).resolve().parents[3])
     environment = {
         **os.environ,
@@ -87,11 +107,16 @@ def _probe_in_child() -> str | None:
             env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); {way_out}"
-    if child.returncode == 0 and "fake-device-works" in child.stdout:
-        return None
+        reason = f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); {way_out}"
+        return Verdict(reason, reason)
     last_words = (child.stderr.strip().splitlines() or ["no output"])[-1][:200]
-    return f"this torch cannot hold fake CUDA tensors (self-test exit {child.returncode}: {last_words}); {way_out}"
+    failed = f"self-test exit {child.returncode}: {last_words}"
+    if "fake-device-works" not in child.stdout:
+        reason = f"this torch cannot hold fake CUDA tensors ({failed}); {way_out}"
+        return Verdict(reason, reason)
+    if "plain-path-works" not in child.stdout:
+        return Verdict(None, f"in-place steps of libtorch's formulas are counted as new tensors here ({failed})")
+    return Verdict(None, None)
 
 
 @functools.cache

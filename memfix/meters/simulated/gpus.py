@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import UsageError, did_you_mean
-from ...units import GiB
+from ...units import MiB
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,29 @@ class GPU:
     multiprocessors: int
     threads_per_multiprocessor: int
     memory_bytes: int
+    """What the driver lets a process use, near enough."""
+    shared_memory_bytes: int
+    """The most that one block can ask for."""
+    l2_bytes: int
+    prefers_cudnn_attention: bool = False
 
 
-H200 = GPU("H200", capability=(9, 0), multiprocessors=132, threads_per_multiprocessor=2048, memory_bytes=141 * GiB)
-
-_KNOWN = {gpu.name: gpu for gpu in (H200,)}
+# name, capability, multiprocessors, their threads, memory, shared memory of a block, L2: from NVIDIA's data sheets
+H200 = GPU("H200", (9, 0), 132, 2048, 143_156 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True)
+_OTHERS = (
+    GPU("H100", (9, 0), 132, 2048, 81_079 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True),
+    GPU("A100", (8, 0), 108, 2048, 81_153 * MiB, 166_912, 40 * MiB),
+    GPU("L4", (8, 9), 58, 1536, 22_563 * MiB, 101_376, 48 * MiB),
+    GPU("RTX4090", (8, 9), 128, 1536, 24_080 * MiB, 101_376, 72 * MiB),
+    GPU("RTX3090", (8, 6), 82, 1536, 24_107 * MiB, 101_376, 6 * MiB),
+)
+GPUS = {gpu.name: gpu for gpu in (H200, *_OTHERS)}
+"""Workspace rules are held against a GPU by ``memfix calibrate``; where that was not done they are assumed."""
 
 
 def get_gpu(name: str) -> GPU:
-    if name not in _KNOWN:
-        raise UsageError(f"unknown GPU {name!r}{did_you_mean(name, _KNOWN)}")
-    return _KNOWN[name]
+    """By its name, however it is written: ``rtx 4090`` is ``RTX4090``."""
+    plain = name.upper().replace(" ", "").replace("-", "").replace("_", "").removeprefix("NVIDIA")
+    if plain not in GPUS:
+        raise UsageError(f"unknown GPU {name!r}{did_you_mean(plain, GPUS)}")
+    return GPUS[plain]

@@ -1,12 +1,16 @@
-"""The book of live bytes: births, deaths, transient workspace, and who was alive at the peak.
+"""The book of live bytes: births, deaths and transient workspace, and the timeline they make.
 
 Knows nothing of torch. Time is a count of events, so two runs of the same code give the same book.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..timeline import Buffer, Line, Timeline
 
 ALLOCATION_ROUNDING = 512  # the caching allocator's smallest unit
 
@@ -15,19 +19,16 @@ def rounded(count: int) -> int:
     return -(-count // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Entry:
-    """One storage. ``born`` and ``died`` are events; an input that existed before has ``born == 0``."""
+    """One storage. ``born`` and ``died`` are events; what existed before the step has ``born == 0``."""
 
     bytes: int
     what: str
     site: object = None  # opaque to the ledger: where in the user's code it comes from
-    in_backward: bool = False
+    stage: str = ""
     born: int = 0
     died: int | None = None
-
-    def alive_at(self, event: int) -> bool:
-        return self.born <= event and (self.died is None or self.died > event)
 
 
 @dataclass
@@ -45,19 +46,21 @@ class Ledger:
     allocated: _Mark = field(default_factory=_Mark)
     entries: list[Entry] = field(default_factory=list)
     event: int = 0
-    base_event: int = 0
-    peak_event: int = 0
-    peak_in_backward: bool = False
-    peak_workspace: tuple[Entry, ...] = ()
+    stages: list[tuple[int, str]] = field(default_factory=lambda: [(0, "forward")])
     _heir: tuple[Entry, Entry] | None = None
 
     # ---------------------------------------------------------------- what happens
+    def enter(self, stage: str) -> None:
+        """What happens from here on is part of ``stage``."""
+        if self.stages[-1][1] != stage:
+            self.stages.append((self.event + 1, stage))
+
     def birth(self, entry: Entry) -> None:
         """New bytes, from now on."""
         self.settle()
         self._open(entry)
         self._add(entry.bytes)
-        self._note_peak(entry.in_backward)
+        self._note_peak()
 
     def birth_in_place_of(self, old: Entry, entry: Entry) -> None:
         """``entry`` would have been written over ``old``, were no mode active: it takes over the bytes if
@@ -93,16 +96,21 @@ class Ledger:
         self._remove(entry.bytes)
         self._add(size)
         entry.bytes, entry.born = size, self.event
-        self._note_peak(entry.in_backward)
+        self._note_peak()
 
     def workspace(self, buffers: Iterable[Entry]) -> None:
         """Bytes that a kernel takes and gives back before it returns."""
         buffers = tuple(buffers)
+        self.event += 1
         for buffer in buffers:
+            buffer.born, buffer.stage = self.event, self.stage
             self._add(buffer.bytes)
-        self._note_peak(any(buffer.in_backward for buffer in buffers), buffers)
+        self._note_peak()
+        self.event += 1
         for buffer in buffers:
+            buffer.died = self.event
             self._remove(buffer.bytes)
+        self.entries += buffers
 
     def settle(self) -> None:
         """No death followed the last ``birth_in_place_of``: both are alive."""
@@ -110,28 +118,39 @@ class Ledger:
             _, entry = self._heir
             self._heir = None
             self._add(entry.bytes)
-            self._note_peak(entry.in_backward)
+            self._note_peak()
 
     # ---------------------------------------------------------------- what is asked
+    @property
+    def stage(self) -> str:
+        return self.stages[-1][1]
+
     def restart(self) -> None:
-        """Measure from here: the base is what is live now."""
+        """Measure from here: the base is what is live now, and what died before is forgotten."""
         self.settle()
-        self.event += 1
-        self.base_event = self.peak_event = self.event
-        self.peak_in_backward, self.peak_workspace = False, ()
+        self.entries = [entry for entry in self.entries if entry.died is None]
+        for entry in self.entries:
+            entry.born = 0
+        self.event, self.stages = 0, [(0, "forward")]
         for mark in (self.requested, self.allocated):
             mark.base = mark.peak = mark.live
 
-    def alive_at_peak(self) -> list[Entry]:
-        """Entries above the base that were alive when requested bytes peaked, workspace included."""
-        return [
-            entry for entry in self.entries if entry.born > self.base_event and entry.alive_at(self.peak_event)
-        ] + list(self.peak_workspace)
+    def timeline(self, line_of: Callable[[Any], Line | None] = lambda site: None) -> Timeline:
+        """Everything since the restart. ``line_of`` reads an entry's site."""
+        self.settle()
+        line_of = functools.cache(line_of)
+        ordered = sorted(self.entries, key=lambda entry: entry.born)
+        buffers = tuple(
+            Buffer(entry.bytes, entry.what, line_of(entry.site), entry.stage, entry.born, entry.died)
+            for entry in ordered
+            if entry.bytes
+        )
+        return Timeline(buffers, self.event, tuple(self.stages))
 
     # ---------------------------------------------------------------- bookkeeping
     def _open(self, entry: Entry) -> None:
         self.event += 1
-        entry.born = self.event
+        entry.born, entry.stage = self.event, self.stage
         self.entries.append(entry)
 
     def _add(self, size: int) -> None:
@@ -142,8 +161,7 @@ class Ledger:
         self.requested.live -= size
         self.allocated.live -= rounded(size)
 
-    def _note_peak(self, in_backward: bool, workspace: tuple[Entry, ...] = ()) -> None:
-        self.allocated.peak = max(self.allocated.peak, self.allocated.live)
-        if self.requested.live > self.requested.peak:
-            self.requested.peak = self.requested.live
-            self.peak_event, self.peak_in_backward, self.peak_workspace = self.event, in_backward, workspace
+    def _note_peak(self) -> None:
+        for mark in (self.requested, self.allocated):
+            if mark.live > mark.peak:
+                mark.peak = mark.live

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
+import traceback
 from types import CodeType, FrameType
 
 import torch
 
+from ..timeline import Line
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _METERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MEASURE = os.path.join(os.path.dirname(os.path.dirname(_METERS)), "measure.py")
 _ENGINE_ENTRY = "_engine_run_backward"
 
 Site = tuple[CodeType, int]
@@ -51,13 +54,12 @@ def _innermost_user_site() -> Site | None:
     return None
 
 
-def spelled(site: Site | None) -> str:
-    """``loss.py:41 in chunked_loss   logits.float()``, with the path as short as it stays findable."""
-    if site is None:
-        return ""
-    code, line = site
-    path = code.co_filename
-    relative = os.path.relpath(path)
-    shown = relative if not relative.startswith("..") else os.path.basename(path)
-    text = linecache.getline(path, line).strip()
-    return f"{shown}:{line} in {code.co_name}" + (f"   {text[:70]}" if text else "")
+def line_of(site: Site | None) -> Line | None:
+    return None if site is None else Line(site[0].co_filename, site[1], site[0].co_name)
+
+
+def user_line(error: BaseException) -> Line | None:
+    """The innermost line outside torch and the meters on the way to ``error``."""
+    frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    theirs = [site for site in frames if not site[0].co_filename.startswith((_TORCH, _METERS, _MEASURE))]
+    return line_of(theirs[-1]) if theirs else None

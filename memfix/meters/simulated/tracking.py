@@ -2,56 +2,140 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...errors import MeasurementError
+from . import plain_path
+from .assumptions import assumed_answer, remember_question
+from .attention import OUTPUTS_ON_CUDA
 from .composite import composite_key
 from .engine import EngineWatch
 from .gpus import GPU
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
-from .workspace import NoRule, hidden_buffers
+from .workspace import Workspace, storage_bytes
+from .workspace.rules import Call
+
+_PLAIN = (FakeTensor, torch.nn.Parameter)
+_DEVICE = torch.ops.prim.device.default
 
 
 class StorageTracker(TorchDispatchMode):
     """A dispatch mode above FakeTensorMode that keeps the ledger."""
 
-    def __init__(self, gpu: GPU) -> None:
+    def __init__(self, gpu: GPU, *, plain_path: bool) -> None:
         super().__init__()
         self.gpu = gpu
+        self._plain_path = plain_path
         self.ledger = Ledger()
-        self.engine = EngineWatch()
+        self.engine = EngineWatch(self.note)
         self.lines = SourceLines()
+        self.workspace = Workspace(gpu)
+        self._num_optimizers = 0
         self.notes: dict[str, None] = {}  # in order of first mention
         self._entries: dict[int, tuple[Entry, Any]] = {}  # storage address -> its entry and a weak reference
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(not issubclass(kind, _PLAIN) for kind in types):
+            return self._left_to_subclass(types)
         if func.namespace == "prim":  # asks for a device or a stride: nothing happens
-            return func(*args, **kwargs)
+            return args[0].fake_device if func is _DEVICE else func(*args, **kwargs)
         self.ledger.settle()
+        self.ledger.enter(self._stage())
+        assumed = assumed_answer(func, args)
+        if assumed is not None:
+            return self._assume(*assumed, func, args, kwargs)
         in_place = self.engine.writes_in_place(func, args)
         composite = None if in_place else composite_key(func)
         if composite is not None:
-            with self:  # so that each part is seen
-                result = func._op_dk(composite, *args, **kwargs)
-            if all(isinstance(tensor, FakeTensor) for tensor in _tensors(result)):
-                return result
-            # the composite bypassed the dispatcher and only made a view: the operator itself knows the device
-        for tensor in _tensors((args, list(kwargs.values()))):
+            try:
+                with self:  # so that each part is seen
+                    result = func._op_dk(composite, *args, **kwargs)
+            except NotImplementedError:
+                self.note(f"{func} could not be taken apart: what it hides is not known")
+            else:
+                if all(isinstance(tensor, FakeTensor) for tensor in _tensors(result)):
+                    return result
+                # the composite bypassed the dispatcher and only made a view: the operator itself knows the device
+        given = list(_tensors((args, list(kwargs.values()))))
+        for tensor in given:
             self._register_found(tensor)
         site = self.lines.current()
-        result = func(*args, **kwargs)
+        result = self._run(func, args, kwargs, given)
         overwritten = self._entry(args[0]) if in_place else None
         for tensor in _tensors(result):
-            self._register_result(tensor, str(func), site, overwritten)
-        self._register_workspace(func, args, kwargs, site)
+            self._register_result(tensor, func, site, overwritten)
+        self._register_workspace(func, args, kwargs, result, site)
+        remember_question(func, args, result)
         return result
+
+    def _assume(self, note: str, answer: Callable[[], Any], func: Any, args: Any, kwargs: Any) -> Any:
+        self.note(note)
+        with self:
+            result = answer()
+        self._register_workspace(func, args, kwargs, result, self.lines.current())
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """The operator on fake tensors, with results as CUDA leaves them."""
+        if not self._plain_path:
+            return self._as_on_cuda(func, args, kwargs, func(*args, **kwargs))
+        plain_path.show(given)
+        try:
+            result = self._as_on_cuda(func, args, kwargs, func(*args, **kwargs))
+        finally:
+            plain_path.hide(given)
+        plain_path.hide(_tensors(result))
+        return result
+
+    def _as_on_cuda(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        size = storage_bytes(self.gpu, func, args, kwargs, result)
+        if size is not None:
+            result.untyped_storage().resize_(size)
+        change = OUTPUTS_ON_CUDA.get(func)
+        return result if change is None else change(Call(self.gpu, func, args, kwargs, result))
+
+    def note(self, doubt: str) -> None:
+        """Why the reading is not to be called exact."""
+        self.notes.setdefault(doubt)
+
+    def _left_to_subclass(self, types: Any) -> Any:
+        """A tensor subclass unwraps itself, and its parts come by; one that speaks for other machines cannot."""
+        if any(kind.__name__ == "DTensor" for kind in types):
+            raise MeasurementError("DTensor spans several GPUs, and one is simulated; measure the local tensors' step")
+        return NotImplemented
+
+    def _stage(self) -> str:
+        if self._num_optimizers:
+            return "optimizer"
+        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+
+    @contextlib.contextmanager
+    def watching_optimizers(self) -> Iterator[None]:
+        """Know when an optimizer's step runs."""
+
+        def entered(*args: Any) -> None:
+            self._num_optimizers += 1
+
+        def left(*args: Any) -> None:
+            self._num_optimizers -= 1
+
+        hooks = [register_optimizer_step_pre_hook(entered), register_optimizer_step_post_hook(left)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     # ---------------------------------------------------------------- storages
     def _register_found(self, tensor: torch.Tensor) -> None:
@@ -61,8 +145,9 @@ class StorageTracker(TorchDispatchMode):
             self._follow(storage, entry)
             self.ledger.found(entry)
 
-    def _register_result(self, tensor: torch.Tensor, what: str, site: object, overwritten: Entry | None) -> None:
+    def _register_result(self, tensor: torch.Tensor, func: Any, site: object, overwritten: Entry | None) -> None:
         if not self._is_followed(tensor):
+            _refuse_sparse(tensor)
             return
         storage = tensor.untyped_storage()
         known = self._entry(tensor)
@@ -70,24 +155,24 @@ class StorageTracker(TorchDispatchMode):
             if known.bytes != storage.nbytes():
                 self.ledger.resize(known, storage.nbytes())
             return
-        entry = Entry(storage.nbytes(), what, site, in_backward=_in_backward())
+        if _writes_into_arguments(func):
+            return  # a fake made a result of its own on the way: on a GPU it is the argument
+        entry = Entry(storage.nbytes(), _name(func), site)
         self._follow(storage, entry)
         if overwritten is not None:
             self.ledger.birth_in_place_of(overwritten, entry)
         else:
             self.ledger.birth(entry)
 
-    def _register_workspace(self, func: Any, args: Any, kwargs: Any, site: object) -> None:
-        if not any(self._is_followed(tensor) for tensor in _tensors(args)):
+    def _register_workspace(self, func: Any, args: Any, kwargs: Any, result: Any, site: object) -> None:
+        if not any(self._is_followed(tensor) for tensor in _tensors((args, result))):
             return
-        try:
-            buffers = hidden_buffers(self.gpu, func, args, kwargs)
-        except NoRule as unknown:
-            self.notes.setdefault(str(unknown))
-            return
+        buffers, doubt = self.workspace.buffers(func, args, kwargs, result)
+        if doubt is not None:
+            self.note(doubt)
         if buffers:
-            what = f"workspace of {func}"
-            self.ledger.workspace(Entry(size, what, site, in_backward=_in_backward()) for size in buffers)
+            what = f"workspace of {_name(func)}"
+            self.ledger.workspace(Entry(size, what, site) for size in buffers)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """``storage.resize_`` does not pass the dispatcher; whoever intercepts it tells us."""
@@ -116,8 +201,24 @@ class StorageTracker(TorchDispatchMode):
         self._entries[address] = (entry, weakref.ref(storage, freed))
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+def _refuse_sparse(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise MeasurementError(
+            f"a tensor of layout {tensor.layout} holds memory that only its values decide; measure it with --meter=cuda"
+        )
+
+
+@functools.cache
+def _writes_into_arguments(operator: torch._ops.OpOverload) -> bool:
+    """In place, or with ``out=``: every result is one of the arguments."""
+    results = operator._schema.returns
+    return bool(results) and all(r.alias_info is not None and r.alias_info.is_write for r in results)
+
+
+@functools.cache
+def _name(operator: torch._ops.OpOverload) -> str:
+    """``mm``, ``add.Tensor``, and in full where it is not torch's own."""
+    return str(operator).removeprefix("aten.").removesuffix(".default")
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

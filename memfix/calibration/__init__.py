@@ -1,0 +1,1 @@
+"""Holding the simulated meter's rules against a real GPU, operator by operator."""

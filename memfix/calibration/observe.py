@@ -1,0 +1,100 @@
+"""Watches real operators on a real GPU: the bytes each hides, beside what its rule says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..meters.simulated.composite import composite_key
+from ..meters.simulated.gpus import GPU
+from ..meters.simulated.workspace import NoRule, hidden_buffers, storage_bytes
+from ..meters.simulated.workspace.signature import signature
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call: the bytes it hid and those that its results keep, and what is predicted of them.
+
+    ``predicted`` is None where there is no rule, for a ``reason``.
+    """
+
+    operator: str
+    signature: str
+    measured: int
+    predicted: int | None
+    kept: int
+    predicted_kept: int
+    reason: str = ""
+
+    @property
+    def missed(self) -> bool:
+        return self.kept != self.predicted_kept or (self.predicted is not None and self.predicted != self.measured)
+
+
+class OperatorWatch(TorchDispatchMode):
+    """Records every operator that runs on CUDA inside, whole operators as the simulated meter sees them."""
+
+    def __init__(self, gpu: GPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.observations: dict[str, Observation] = {}  # by signature: the same call twice says nothing new
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        composite = composite_key(func)
+        if composite is not None:
+            with self:
+                return func._op_dk(composite, *args, **kwargs)
+        if func.namespace == "prim" or func.is_view:
+            return func(*args, **kwargs)
+        call = signature(func, args, kwargs)  # before the call, which may change its arguments
+        if call in self.observations:
+            return func(*args, **kwargs)
+        there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors((args, [*kwargs.values()]))}
+        before = _requested()["current"]
+        torch.cuda.reset_peak_memory_stats()
+        result = func(*args, **kwargs)
+        after = _requested()
+        if any(t.is_cuda for t in _tensors((args, list(kwargs.values()), result))):
+            hidden = after["peak"] - max(before, after["current"])
+            predicted, reason = self._prediction(func, args, kwargs, result)
+            kept = max(0, after["current"] - before), self._predicted_kept(func, args, kwargs, result, there)
+            self.observations[call] = Observation(str(func.overloadpacket), call, hidden, predicted, *kept, reason)
+        return result
+
+    def _prediction(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int | None, str]:
+        try:
+            return sum(hidden_buffers(self.gpu, func, args, kwargs, result)), ""
+        except NoRule as unknown:
+            return None, str(unknown)
+
+    def _predicted_kept(self, func: Any, args: Any, kwargs: Any, result: Any, there: dict[int, int]) -> int:
+        """What the results need by their shapes, beyond the memory that arguments had ``there`` before."""
+        enlarged = storage_bytes(self.gpu, func, args, kwargs, result)
+        if enlarged is not None:
+            return enlarged
+        made = {t.untyped_storage()._cdata: t for t in _tensors(result) if t.is_cuda}
+        return sum(max(0, _extent(tensor) - there.get(storage, 0)) for storage, tensor in made.items())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _requested() -> dict[str, int]:
+    return torch.cuda.memory.memory_stats_as_nested_dict()["requested_bytes"]["all"]
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from _tensors(value)

@@ -1,0 +1,142 @@
+"""Activations, gates and the layers around them, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from ...meters.base import Step
+from .registry import probe
+from .training import train_step
+
+bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+_ROWS, _COLUMNS = 2333, 770
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "relu": F.relu,
+    "relu_in_place": lambda x: F.relu_(x + 1),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "leaky_relu_in_place": lambda x: F.leaky_relu(x * 2, 0.1, inplace=True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "elu": F.elu,
+    "elu_in_place": lambda x: F.elu(x * 2, inplace=True),
+    "selu": F.selu,
+    "celu": F.celu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "silu_in_place": lambda x: F.silu(x * 2, inplace=True),
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardtanh": F.hardtanh,
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "tanhshrink": F.tanhshrink,
+    "threshold": lambda x: F.threshold(x, 0.1, 0.0),
+    "softplus": F.softplus,
+    "softsign": F.softsign,
+    "logsigmoid": F.logsigmoid,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softmax": lambda x: F.softmax(x, -1),
+    "softmax_of_columns": lambda x: F.softmax(x, 0),
+    "softmin": lambda x: F.softmin(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "softmax_in_float32": lambda x: F.softmax(x, -1, dtype=f32),
+    "glu": F.glu,
+    "swiglu": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "geglu": lambda x: F.gelu(x[:, ::2]) * x[:, 1::2],
+    "squared_relu": lambda x: F.relu(x).square(),
+    "maxout": lambda x: x.view(-1, 154, 5).amax(-1),
+    "snake": lambda x: x + torch.sin(x) ** 2,
+    "sine": lambda x: torch.sin(30 * x),
+    "gaussian": lambda x: torch.exp(-x * x / 2),
+    "log1p": lambda x: torch.log1p(x.abs()) * x.sign(),
+    "softcap": lambda x: 30 * torch.tanh(x / 30),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "normalize_columns": lambda x: F.normalize(x, p=1.0, dim=0),
+    "layer_norm": lambda x: F.layer_norm(x, (_COLUMNS,)),
+    "rms_norm": lambda x: F.rms_norm(x, (_COLUMNS,)),
+    "rms_norm_by_hand": lambda x: x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).type_as(x),
+    "layer_norm_by_hand": lambda x: (x - x.mean(-1, True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt(),
+    "local_response": lambda x: F.local_response_norm(x.view(-1, 70, 11), 5),
+    "pow": lambda x: (x.abs() + 1).pow(1.5) + (x.abs() + 1).reciprocal(),
+    "trigonometry": lambda x: torch.atan2(x.sin(), x.cos()) + torch.asinh(x) + torch.erf(x),
+    "special": lambda x: torch.special.log_ndtr(x) + torch.special.expit(x) + torch.sinc(x),
+    "straight_through": lambda x: x + (x.round() - x).detach(),
+    "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+}
+
+
+@probe(of=tuple(_ACTIVATIONS))
+def _activation(device: str, of: str) -> Step:
+    x = torch.randn(_ROWS, _COLUMNS, device=device).requires_grad_()
+    return train_step([x], lambda: _ACTIVATIONS[of](x).square().sum())
+
+
+_SMALL = ("gelu", "silu", "mish", "softplus", "logsigmoid", "softmax_in_float32", "swiglu", "rms_norm_by_hand", "rrelu")
+
+
+@probe(of=_SMALL, dtype=(bf16, f16))
+def _small_activation(device: str, of: str, dtype: torch.dtype) -> Step:
+    x = torch.randn(_ROWS, _COLUMNS, dtype=dtype, device=device).requires_grad_()
+    return train_step([x], lambda: _ACTIVATIONS[of](x).float().mean())
+
+
+@probe(of=("gelu", "elu", "softplus", "softmax", "layer_norm", "glu", "maxout", "trigonometry"))
+def _activation_of_transposed(device: str, of: str) -> Step:
+    x = torch.randn(_COLUMNS, _ROWS, dtype=f64, device=device).requires_grad_()
+    return train_step([x], lambda: _ACTIVATIONS[of](x.t() if of != "maxout" else x.t().contiguous()).sum())
+
+
+@probe(shared=(True, False))
+def _prelu(device: str, shared: bool) -> Step:
+    layer = nn.PReLU(1 if shared else 48).to(device)
+    x = torch.randn(13, 48, 61, 57, device=device).requires_grad_()
+    return train_step([x, *layer.parameters()], lambda: layer(x).square().sum())
+
+
+@probe(of=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"))
+def _dropped(device: str, of: str) -> Step:
+    shape = {"dropout1d": (33, 96, 517), "dropout3d": (9, 24, 7, 31, 33)}.get(of, (13, 48, 61, 57))
+    x = torch.randn(shape, device=device).requires_grad_()
+    return train_step([x], lambda: getattr(F, of)(x, 0.3, training=True).square().mean())
+
+
+@probe(of=("dropout", "alpha_dropout"), dtype=(bf16, f16))
+def _dropped_in_place(device: str, of: str, dtype: torch.dtype) -> Step:
+    x = torch.randn(_ROWS, _COLUMNS, dtype=dtype, device=device)
+    return lambda: getattr(F, of)(x, 0.3, training=True, inplace=True)
+
+
+@probe(rate=(0.0, 0.2))
+def _stochastic_depth(device: str, rate: float) -> Step:
+    x = torch.randn(33, 96, 31, 29, device=device).requires_grad_()
+
+    def loss() -> torch.Tensor:
+        keep = x.new_empty(33, 1, 1, 1).bernoulli_(1 - rate).div_(1 - rate)
+        return (x + F.relu(x) * keep).square().mean()
+
+    return train_step([x], loss)
+
+
+@probe(gated=(True, False), dtype=(bf16, f32))
+def _feed_forward(device: str, gated: bool, dtype: torch.dtype) -> Step:
+    up = nn.Linear(390, 1030 * (1 + gated), bias=False, dtype=dtype, device=device)
+    down = nn.Linear(1030, 390, bias=False, dtype=dtype, device=device)
+    x = torch.randn(7, 517, 390, dtype=dtype, device=device).requires_grad_()
+
+    def loss() -> torch.Tensor:
+        hidden = up(x)
+        hidden = F.silu(hidden[..., :1030]) * hidden[..., 1030:] if gated else F.gelu(hidden)
+        return (x + down(hidden)).float().square().mean()
+
+    return train_step([x, up.weight, down.weight], loss)

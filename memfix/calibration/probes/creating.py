@@ -1,0 +1,108 @@
+"""Making, moving, choosing and drawing: temporaries of kernels that one would not expect to need any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...meters.base import Step
+from .registry import probe
+
+bf16, f32, f64, c64 = torch.bfloat16, torch.float32, torch.float64, torch.complex64
+_ROWS, _COLUMNS = 3001, 1000
+
+
+def _laid_out(device: str, layout: str, dtype: torch.dtype = f32) -> torch.Tensor:
+    if layout == "transposed":
+        return torch.ones(_COLUMNS, _ROWS, dtype=dtype, device=device).t()
+    if layout == "gapped":
+        return torch.ones(_ROWS, 2 * _COLUMNS, dtype=dtype, device=device)[:, ::2]
+    if layout == "repeated":
+        return torch.ones(_COLUMNS, dtype=dtype, device=device).expand(_ROWS, _COLUMNS)
+    return torch.ones(_ROWS, _COLUMNS, dtype=dtype, device=device)
+
+
+@probe(layout=("contiguous", "transposed", "gapped"), dtype=(f32, bf16), non_blocking=(False, True))
+def _to_host(device: str, layout: str, dtype: torch.dtype, non_blocking: bool) -> Step:
+    x = _laid_out(device, layout)
+    return lambda: x.to("cpu", dtype, non_blocking=non_blocking)
+
+
+@probe(layout=("contiguous", "gapped"), dtype=(f32, bf16), non_blocking=(False, True))
+def _from_host(device: str, layout: str, dtype: torch.dtype, non_blocking: bool) -> Step:
+    x, source = _laid_out(device, layout), torch.ones(_ROWS, _COLUMNS, dtype=dtype)
+    return lambda: x.copy_(source, non_blocking=non_blocking)
+
+
+@probe(layout=("contiguous", "transposed", "gapped", "repeated"))
+def _on_the_gpu(device: str, layout: str) -> Step:
+    x, to = _laid_out(device, layout), _laid_out(device, "gapped", bf16)
+    return lambda: (to.copy_(x), x.to(f64), x.clone(), x.contiguous())
+
+
+@probe(left=(f32, bf16), right=(f32, f64))
+def _where(device: str, left: torch.dtype, right: torch.dtype) -> Step:
+    mask, a, b = (_laid_out(device, "contiguous", dtype) for dtype in (torch.bool, left, right))
+    return lambda: (torch.where(mask, a, b), torch.where(mask, a, 0.0), torch.where(mask, a, torch.ones(())))
+
+
+@probe(axes=((0,), (1,), (0, 1), ()), layout=("contiguous", "transposed"))
+def _roll(device: str, axes: tuple[int, ...], layout: str) -> Step:
+    x = _laid_out(device, layout)
+    return lambda: torch.roll(x, (3,) * max(1, len(axes)), axes)
+
+
+@probe(step=(3, 5), size=(5,))
+def _unfold(device: str, step: int, size: int) -> Step:
+    x = _laid_out(device, "contiguous").requires_grad_()
+    return lambda: x.unfold(1, size, step).sum().backward()
+
+
+_MAKERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "cat_of_two_dtypes": lambda x: torch.cat([x, x.to(bf16)]),
+    "cat_of_many": lambda x: torch.cat([x] * 200),
+    "stack": lambda x: torch.stack([x, x], 1),
+    "flip": lambda x: torch.flip(x, (0, 1)),
+    "repeat": lambda x: x.repeat(2, 3),
+    "tril": lambda x: (torch.tril(x), torch.triu(x)),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 1.0),
+    "clamp": lambda x: (x.clamp(0, 1), x.nan_to_num(), x.lerp(x, 0.5), x.addcmul(x, x)),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 2, 3, 4)),
+    "ranges": lambda x: [make(0, 9, 1000, device=x.device) for make in (torch.linspace, torch.logspace)],
+    "diag_embed": lambda x: torch.diag_embed(x[:10]),
+    "mixed": lambda x: (x + x.to(bf16), x * x.to(f64), x > 1),
+}
+
+
+@probe(of=tuple(_MAKERS))
+def _made(device: str, of: str) -> Step:
+    x = _laid_out(device, "transposed")
+    return lambda: _MAKERS[of](x)
+
+
+@probe(layout=("contiguous", "transposed"))
+def _complex(device: str, layout: str) -> Step:
+    z = _laid_out(device, layout, c64)
+    return lambda: (z.abs(), z.angle(), z.conj().resolve_conj(), torch.polar(z.real, z.imag), z * z)
+
+
+_DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "bernoulli": torch.bernoulli,
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.5),
+    "normal_of_means": lambda x: torch.normal(x, 1.0),
+    "normal_of_deviations": lambda x: torch.normal(0.0, x),
+    "normal_of_both": lambda x: torch.normal(x, x),
+    "exponential": lambda x: torch.empty_like(x).exponential_(),
+    "poisson": torch.poisson,
+    "gamma": torch._standard_gamma,
+    "dirichlet": torch._sample_dirichlet,
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.5),
+}
+
+
+@probe(of=tuple(_DRAWN), dtype=(f32, bf16))
+def _drawn(device: str, of: str, dtype: torch.dtype) -> Step:
+    x = _laid_out(device, "contiguous", dtype)
+    return lambda: _DRAWN[of](x)

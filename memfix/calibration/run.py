@@ -1,0 +1,102 @@
+"""From probes on this machine's GPU to its table."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import MeterUnavailable
+from ..meters.base import StepBuilder
+from ..meters.simulated.gpus import GPU, GPUS
+from ..meters.simulated.tables import Standing, Table
+from ..surroundings import describe
+from . import probes
+from .observe import Observation, OperatorWatch
+from .probes.registry import PROBES
+
+
+def all_probes() -> Mapping[str, StepBuilder]:
+    """Every probe, by name."""
+    for module in pkgutil.iter_modules(probes.__path__):
+        importlib.import_module(f"{probes.__name__}.{module.name}")
+    return PROBES
+
+
+@dataclass(frozen=True)
+class Calibration:
+    table: Table
+    observations: tuple[Observation, ...]
+    failures: Mapping[str, str]
+    """Probes that did not run, and why."""
+
+
+def calibrate(chosen: Mapping[str, StepBuilder], say: Callable[[str], None] = lambda _: None) -> Calibration:
+    """Run the probes on this machine's GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MeterUnavailable("calibrating needs a GPU, and torch sees none; without --run the known tables are shown")
+    gpu = this_gpu()
+    watch = OperatorWatch(gpu)
+    failures = {}
+    gc.collect()
+    gc.freeze()  # what was there before need not be looked at after every probe
+    for name, build in chosen.items():
+        say(name)
+        try:
+            _run_watched(build, watch)
+        except Exception as error:  # one probe that this GPU or torch cannot run must not lose the others
+            failures[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        gc.collect()
+        if torch.cuda.memory_reserved() > gpu.memory_bytes // 2:
+            torch.cuda.empty_cache()
+    gc.unfreeze()
+    observations = tuple(watch.observations.values())
+    surroundings = {**describe(), "cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    return Calibration(_tabulated(gpu, surroundings, observations), observations, failures)
+
+
+def _run_watched(build: StepBuilder, watch: OperatorWatch) -> None:
+    import torch
+
+    step = build("cuda")
+    step()  # libraries take what they keep
+    torch.cuda.synchronize()
+    with torch.autograd.set_multithreading_enabled(False), watch:
+        step()
+
+
+def _tabulated(gpu: GPU, surroundings: Mapping[str, str], observations: Iterable[Observation]) -> Table:
+    operators: dict[str, Standing] = {}
+    for seen in observations:
+        so_far = operators.get(seen.operator, Standing())
+        operators[seen.operator] = Standing(
+            so_far.calls + 1, so_far.missed + seen.missed, so_far.unknown + (seen.predicted is None)
+        )
+    measured = {seen.signature: seen.measured for seen in observations if seen.predicted is None and not seen.missed}
+    return Table(gpu, surroundings, operators, measured)
+
+
+def this_gpu() -> GPU:
+    """The description of the GPU in this machine: the known one, or one made from what torch says of it."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(0)
+    words = properties.name.upper().replace("NVIDIA", "").replace("GEFORCE", "").replace("RTX ", "RTX").split()
+    name = words[0].split("-")[0]
+    if name in GPUS:
+        return GPUS[name]
+    return GPU(
+        name=name,
+        capability=(properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        threads_per_multiprocessor=properties.max_threads_per_multi_processor,
+        memory_bytes=properties.total_memory,
+        shared_memory_bytes=properties.shared_memory_per_block_optin,
+        l2_bytes=properties.L2_cache_size,
+        prefers_cudnn_attention=properties.major in (9, 10),
+    )

@@ -1,0 +1,115 @@
+"""``memfix calibrate``: hold the workspace rules against this machine's GPU, or say where they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from .options import gpu_option, json_option, progress, report_console
+
+if TYPE_CHECKING:
+    from ..calibration.run import Calibration
+    from ..meters.simulated.gpus import GPU
+
+SHOWN_MISSES = 40
+
+
+@click.command()
+@click.option("--run", "do_run", is_flag=True, help="Probe this machine's GPU and write its table.")
+@click.option("--only", metavar="TEXT", multiple=True, help="Only probes whose name contains this, to update a table.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.  [default: your own tables]")
+@gpu_option
+@json_option
+def calibrate(do_run: bool, only: tuple[str, ...], out: Path | None, gpu: str, json_path: str | None) -> int:
+    """Which rules for kernels' hidden bytes were measured on a GPU, and which are assumed.
+
+    With --run each operator's hidden bytes are probed on this machine's GPU over a range of shapes and held against
+    its rule; exit 1 where one is wrong.
+    """
+    from ..gate import report
+    from ..meters.simulated.gpus import get_gpu
+
+    report.require_writable(json_path)
+    if not do_run:
+        if only or out:
+            raise click.UsageError("--only and --out belong to --run")
+        return _show(get_gpu(gpu), report_console(to_stderr=json_path == "-"), json_path)
+    from ..calibration.run import all_probes
+    from ..calibration.run import calibrate as probe
+    from ..errors import UsageError
+    from ..files import write_whole
+    from ..meters.simulated.tables import own_tables, read_table, table_of
+
+    probes = {name: build for name, build in all_probes().items() if not only or any(text in name for text in only)}
+    if not probes:
+        raise UsageError(f"--only: no probe's name contains {' or '.join(map(repr, only))}")
+    with progress() as say:
+        found = probe(probes, say)
+    console = report_console(to_stderr=json_path == "-")
+    _print_run(found, console)
+    path, table = out or own_tables() / f"{found.table.gpu.name.lower()}.json", found.table
+    if only:
+        before = read_table(path) if path.exists() else table_of(table.gpu)
+        table = before.updated(table) if before is not None else table
+    write_whole(path, table.as_text(), "the table")
+    console.print(Text(f"wrote {path}"))
+    if json_path is not None:
+        rows = [vars(seen) | {"missed": seen.missed} for seen in found.observations]
+        report.write_report(json_path, report.as_json({"observations": rows, "failures": dict(found.failures)}))
+    return 1 if any(seen.missed for seen in found.observations) else 0
+
+
+def _print_run(found: Calibration, console: Console) -> None:
+    missed = [seen for seen in found.observations if seen.missed]
+    unknown = [seen for seen in found.observations if seen.predicted is None and not seen.missed]
+    for seen in missed[:SHOWN_MISSES]:
+        said = "no rule" if seen.predicted is None else f"rule {seen.predicted:,}"
+        kept = f", keeps {seen.kept:,} (expected {seen.predicted_kept:,})" if seen.kept != seen.predicted_kept else ""
+        line = f"missed: hides {seen.measured:,} ({said}){kept}  {seen.signature}"
+        console.print(Text(line, style="red"), soft_wrap=True)
+    for name, reason in found.failures.items():
+        console.print(Text(f"did not run: {name}: {reason}", style="yellow"), soft_wrap=True)
+    console.print(
+        f"{found.table.gpu.name}: {len(found.observations):,} calls of {len(found.table.operators)} operators: "
+        f"{len(found.observations) - len(missed) - len(unknown):,} as their rule says, {len(missed)} missed, "
+        f"{len(unknown)} without a rule, kept as measured"
+    )
+
+
+def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
+    """Where every rule stands on ``gpu``."""
+    from ..gate import report
+    from ..meters.simulated.tables import Standing, table_of
+    from ..meters.simulated.workspace.rules import NONE_NEEDED, RULES
+
+    table = table_of(gpu)
+    names = {str(packet).removeprefix("aten."): packet for packet in {*RULES, *NONE_NEEDED}}
+    standings: dict[str, str] = {}
+    for name, packet in sorted(names.items()):
+        seen = (table.operators.get(str(packet)) if table else None) or Standing()
+        if seen.missed:
+            standings[name] = f"missed {seen.missed} of {seen.calls} calls"
+        else:
+            known = seen.calls - seen.unknown
+            standings[name] = f"calibrated, {known} calls" if known else "assumed"
+    counts = {word: sum(s.startswith(word) for s in standings.values()) for word in ("calibrated", "missed", "assumed")}
+    if table is None:
+        console.print(Text(f"{gpu.name}: never measured; every rule is assumed, and readings are estimates"))
+        console.print(Text("run memfix calibrate --run on a machine that has one"))
+    else:
+        where = ", ".join(
+            f"{key} {table.surroundings.get(key, 'unknown')}" for key in ("torch", "cuda", "cudnn", "driver", "date")
+        )
+        console.print(Text(f"{gpu.name}: measured with {where}"), soft_wrap=True)
+        for name, standing in standings.items():
+            style = "green" if standing.startswith("calibrated") else "red" if standing.startswith("missed") else "dim"
+            console.print(Text(f"  {name:<52} {standing}", style=style))
+        console.print(f"  {len(table.measured)} calls that no rule derives are known as measured")
+    console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    if json_path is not None:
+        report.write_report(json_path, report.as_json({"gpu": gpu.name, "rules": standings}))
+    return 0

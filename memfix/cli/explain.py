@@ -1,0 +1,86 @@
+"""``memfix explain``: what is alive at an op's peak, with the lines that made it, as a table and as pictures."""
+
+from __future__ import annotations
+
+import click
+from rich.text import Text
+
+from .options import (
+    call_of,
+    case_option,
+    form_option,
+    gpu_option,
+    json_option,
+    one_op_argument,
+    phase_option,
+    report_console,
+)
+
+
+@click.command()
+@one_op_argument
+@form_option
+@case_option
+@phase_option
+@gpu_option
+@click.option("--against", metavar="FORM", help="Say what this form's peak has that the other's has not.")
+@click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of the table.")
+@click.option(
+    "--save",
+    "pictures",
+    metavar="PATH",
+    multiple=True,
+    help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
+)
+@json_option
+def explain(
+    op: str,
+    form_name: str | None,
+    case_name: str | None,
+    phase: str,
+    gpu: str,
+    against: str | None,
+    rows: int,
+    pictures: tuple[str, ...],
+    json_path: str | None,
+) -> int:
+    """What is alive at the peak of OP, largest first, with the source line behind each buffer."""
+    from ..checks.inputs import Draw
+    from ..checks.memory import measure
+    from ..gate import report
+    from ..meters import usable_meter
+    from ..pictures import check_path, save
+    from ..units import format_bytes
+
+    report.require_writable(json_path)
+    for path in pictures:
+        check_path(path)
+    contract, form, case = call_of(op, form_name, case_name)
+    other_form = call_of(op, against, case_name)[1] if against else None
+    meter, _ = usable_meter("simulated", gpu)
+    reading = measure(contract, form, Draw(case), phase, meter)  # type: ignore[arg-type]
+    title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
+    console = report_console(to_stderr=json_path == "-")
+    sure = "exact" if reading.exact else "an estimate"
+    console.print(
+        Text(f"{title}: peak {reading.peak_bytes:,} bytes ({format_bytes(reading.peak_bytes)}) above "
+             f"{format_bytes(reading.base_bytes)} that existed before, {sure}", style="bold"),
+        soft_wrap=True,
+    )  # fmt: skip
+    console.print(Text(reading.table(rows)), soft_wrap=True)
+    if reading.hint:
+        console.print(Text(f"likely cause: {reading.hint}"), soft_wrap=True)
+    for note in reading.notes:
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+    if other_form:
+        other = measure(contract, other_form, Draw(case), phase, meter)  # type: ignore[arg-type]
+        console.print(Text(f"against {other_form} ({format_bytes(other.peak_bytes)}):", style="bold"))
+        for change in reading.diff(other):
+            console.print(Text(f"  {change}"), soft_wrap=True)
+    assert reading.timeline is not None
+    for path in pictures:
+        save(reading.timeline, path, title)
+        console.print(Text(f"wrote {path}"))
+    if json_path is not None:
+        report.write_report(json_path, report.as_json({"subject": title, **reading.as_dict()}))
+    return 0

@@ -1,0 +1,45 @@
+"""What was alive at each locked peak, beside the lock: it judges nothing, and lets a failure name what grew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files import write_whole
+from ..meters.timeline import Allocation
+
+Peaks = Mapping[str, tuple[Allocation, ...]]
+"""By the key as it is spelled in the lock."""
+
+ROWS = 12
+
+
+def peaks_path(lock_path: Path) -> Path:
+    return lock_path.with_suffix(".peaks.json")
+
+
+def read_peaks(path: Path) -> Peaks:
+    """Empty where there is no such file, or not a readable one: an explanation must not fail a gate."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {key: tuple(map(_allocation, rows)) for key, rows in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _allocation(row: Sequence[Any]) -> Allocation:
+    size, count, what, code = row
+    if [type(value) for value in row] != [int, int, str, str]:
+        raise ValueError(f"not a row of a peak: {row!r}")
+    return Allocation(size, what, "", code, count)
+
+
+def write_peaks(path: Path, peaks: Peaks) -> None:
+    """One peak a line. Line numbers are left out: they change with every edit, and the code's text finds the line."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps([[row.bytes, row.count, row.what, row.code] for row in rows[:ROWS]])}"
+        for key, rows in sorted(peaks.items())
+    ]
+    write_whole(path, "{\n" + ",\n\n".join(lines) + "\n}\n", "the file of peaks")

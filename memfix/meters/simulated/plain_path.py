@@ -1,0 +1,151 @@
+"""Lets libtorch run its formulas as it does when nobody watches.
+
+Libtorch asks, in a hundred places, whether a dispatch mode is active or a tensor is a Python subclass, and then takes
+a path without in-place steps, which allocates more. Both answers are turned to no here while every operator still
+reaches the modes: the function ``c10::impl::dispatch_mode_enabled`` is replaced where libtorch_cpu imports it, and
+fake tensors carry their Python key only while FakeTensorMode runs. Linux only; tried first in a child, with
+``fake_device``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import mmap
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_QUESTION = b"_ZN3c104impl21dispatch_mode_enabledEv"
+_ASKED_BY = "libtorch_cpu.so"
+
+_PYTHON_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).raw_repr()
+_ALL_BITS = (1 << 64) - 1
+_Word = ctypes.c_uint64
+
+
+def show(tensors: Iterable[torch.Tensor]) -> None:
+    """Give fake tensors their Python key back, for FakeTensorMode."""
+    offset = _key_set_offset()
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            _Word.from_address(tensor._cdata + offset).value |= _PYTHON_KEY
+
+
+def hide(tensors: Iterable[torch.Tensor]) -> None:
+    """Let fake tensors look like plain CUDA tensors to libtorch. A mode sees their operators all the same."""
+    offset = _key_set_offset()
+    for tensor in tensors:
+        if isinstance(tensor, FakeTensor):
+            _Word.from_address(tensor._cdata + offset).value &= _ALL_BITS ^ _PYTHON_KEY
+
+
+@contextlib.contextmanager
+def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator[None]:
+    """Inside, libtorch hears that no mode is active unless there are more than ``num_own_modes``: the user's own,
+    of which ``on_other_mode`` is told."""
+
+    def is_other_mode_active() -> bool:
+        if torch._C._len_torch_dispatch_stack() <= num_own_modes:
+            return False
+        on_other_mode()
+        return True
+
+    answer = ctypes.CFUNCTYPE(ctypes.c_bool)(is_other_mode_active)
+    slot = ctypes.c_void_p.from_address(_import_slot())
+    before, slot.value = slot.value, ctypes.cast(answer, ctypes.c_void_p).value
+    try:
+        yield
+    finally:
+        slot.value = before
+        show(thing for thing in gc.get_objects() if isinstance(thing, FakeTensor))  # what outlives us
+
+
+@functools.cache
+def _key_set_offset() -> int:
+    """Where in a tensor's C++ object its dispatch keys lie: the one word that equals what torch says they are."""
+    tensor = torch.empty(1)
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    found = [offset for offset in range(8, 320, 8) if _Word.from_address(tensor._cdata + offset).value == keys]
+    if len(found) != 1:
+        raise RuntimeError(f"the dispatch keys of a tensor lie at one of {found}")
+    return found[0]
+
+
+# ---------------------------------------------------------------- the import slot, from the library as it is loaded
+_PROGRAM_DYNAMIC = 2
+_STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_SIZE = 5, 6, 7, 8
+_PLT_RELOCATIONS, _PLT_RELOCATIONS_SIZE = 23, 2
+_SYMBOL_BYTES = 24
+
+
+@functools.cache
+def _import_slot() -> int:
+    """The address through which libtorch_cpu calls the question, made writable."""
+    if sys.platform != "linux":
+        raise RuntimeError(f"only known on Linux, not on {sys.platform}")
+    base = _load_address()
+    tables = _dynamic_section(base)
+
+    def absolute(address: int) -> int:
+        return address if address >= base else base + address
+
+    symbols, strings = absolute(tables[_SYMBOLS]), absolute(tables[_STRINGS])
+    for where, size in ((_PLT_RELOCATIONS, _PLT_RELOCATIONS_SIZE), (_RELOCATIONS, _RELOCATIONS_SIZE)):
+        if where not in tables:
+            continue
+        relocations = ctypes.string_at(absolute(tables[where]), tables[size])
+        for offset, info, _ in struct.iter_unpack("<QQq", relocations):
+            if info >> 32 == 0:
+                continue
+            name = struct.unpack("<I", ctypes.string_at(symbols + (info >> 32) * _SYMBOL_BYTES, 4))[0]
+            if ctypes.string_at(strings + name, len(_QUESTION) + 1) == _QUESTION + b"\0":
+                _make_writable(base + offset)
+                return base + offset
+    raise RuntimeError(f"{_ASKED_BY} does not import {_QUESTION.decode()}")
+
+
+def _load_address() -> int:
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(_ASKED_BY)]
+    if not mapped:
+        raise RuntimeError(f"{_ASKED_BY} is not loaded")
+    return min(int(line.split("-")[0], 16) for line in mapped)
+
+
+def _dynamic_section(base: int) -> dict[int, int]:
+    """Tag -> value of an ELF file that is loaded at ``base``."""
+    header = ctypes.string_at(base, 64)
+    if header[:5] != b"\x7fELF\x02":
+        raise RuntimeError(f"{_ASKED_BY} is not a 64-bit ELF file")
+    (programs,) = struct.unpack_from("<Q", header, 32)
+    entry_size, num_entries = struct.unpack_from("<HH", header, 54)
+    for number in range(num_entries):
+        entry = ctypes.string_at(base + programs + number * entry_size, entry_size)
+        if struct.unpack_from("<I", entry)[0] == _PROGRAM_DYNAMIC:
+            return _tagged_values(base + struct.unpack_from("<Q", entry, 16)[0])
+    raise RuntimeError(f"{_ASKED_BY} has no dynamic section")
+
+
+def _tagged_values(address: int) -> dict[int, int]:
+    values: dict[int, int] = {}
+    while True:
+        tag, value = struct.unpack("<qQ", ctypes.string_at(address, 16))
+        if tag == 0:
+            return values
+        values[tag] = value
+        address += 16
+
+
+def _make_writable(address: int) -> None:
+    """A library may be linked so that its slots are read-only once it is loaded."""
+    page = address - address % mmap.PAGESIZE
+    if ctypes.CDLL(None, use_errno=True).mprotect(
+        ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE
+    ):
+        raise RuntimeError(f"the import slot cannot be made writable: error {ctypes.get_errno()}")

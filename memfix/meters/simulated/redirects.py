@@ -1,0 +1,144 @@
+"""Operators that choose another path for fake tensors, or on a build without CUDA, and here take CUDA's."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import attention
+from .composite import native_on_cuda_only
+from .tracking import StorageTracker
+
+aten = torch.ops.aten
+
+_CUDNN_MOST_CHANNELS = 1024  # of grid samples
+_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # of batch norm, by training
+
+
+@contextlib.contextmanager
+def paths_as_on_cuda(tracker: StorageTracker) -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch announces every overridden kernel
+            for name, kernel in _CHOICES.items():
+                for key in ("CUDA", "AutogradCUDA"):  # below autograd, so that a recomputation sees it too
+                    library.impl(name, kernel, key, allow_override=True)  # a nested one overrides ours
+            for name, kernel in _FAKES_THAT_TORCH_LACKS.items():
+                library.impl(name, kernel, "Meta", allow_override=True)
+            attention.install(library, tracker.gpu, tracker.notes)
+            for name in native_on_cuda_only():
+                library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
+        with attention.preferences_of(tracker.gpu):
+            yield
+    finally:
+        library._destroy()
+
+
+def _one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """For a fake tensor torch compares with every class instead, which takes other temporaries."""
+    if num_classes == -1:
+        num_classes = int(ids.max().item()) + 1
+    one_hot = ids.new_zeros((*ids.shape, num_classes))
+    return one_hot.scatter_(-1, ids.unsqueeze(-1), 1)
+
+
+def _batch_norm(
+    tensor: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> tuple[Any, ...]:
+    """cuDNN's batch norm where a CUDA build prefers it, torch's own otherwise."""
+    statistics = (running_mean, running_var, training, momentum, eps)
+    if cudnn_enabled and weight is not None and bias is not None and _cudnn_norms(tensor, weight, *statistics[:3]):
+        layout = torch._prims_common.suggest_memory_format(tensor)
+        dense = tensor.contiguous(memory_format=layout)
+        return (*aten.cudnn_batch_norm(dense, weight.contiguous(), bias.contiguous(), *statistics), 1)
+    nothing_reserved = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return (*aten.native_batch_norm(tensor, weight, bias, *statistics), nothing_reserved, 0)
+
+
+def _cudnn_norms(tensor: torch.Tensor, weight: torch.Tensor, mean: Any, var: Any, training: bool) -> bool:
+    return (
+        torch.bfloat16 not in (tensor.dtype, weight.dtype)
+        and (tensor.dtype != torch.float16 or weight.dtype == torch.float32)
+        and (training or None not in (mean, var))
+        and tensor.dim() >= 3
+        and tensor.shape[0] <= _CUDNN_LARGEST_BATCH[training]
+        and tensor.numel() < 2**31 - 1
+    )
+
+
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
+    batch, hidden = grad_hy.shape
+    gates = [grad_hy.new_empty((batch, 3 * hidden)) for _ in range(2)]
+    biases = [grad_hy.new_empty((3 * hidden,)) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+def _grid_sampler(
+    tensor: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> torch.Tensor:
+    """cuDNN's sampler where a CUDA build prefers it: bilinear, zeros outside, corners aligned."""
+    by_cudnn = (
+        torch.backends.cudnn.enabled
+        and (interpolation_mode, padding_mode, align_corners) == (0, 0, True)
+        and tensor.dtype in (torch.float16, torch.float32, torch.float64)
+        and tensor.dim() == 4
+        and tensor.shape[1] <= _CUDNN_MOST_CHANNELS
+    )
+    if by_cudnn:
+        return aten.cudnn_grid_sampler(tensor, grid)
+    sampler = aten.grid_sampler_2d if tensor.dim() == 4 else aten.grid_sampler_3d
+    return sampler(tensor, grid, interpolation_mode, padding_mode, align_corners)
+
+
+_CHOICES = {"one_hot": _one_hot, "_batch_norm_impl_index": _batch_norm, "grid_sampler": _grid_sampler}
+
+
+def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+_FAKES_THAT_TORCH_LACKS = {
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_cummax_helper": _writes_into_arguments,
+    "_cummin_helper": _writes_into_arguments,
+    "_fused_sgd_": _writes_into_arguments,
+    "_fused_sgd_.tensor_lr": _writes_into_arguments,
+    "_fused_adagrad_": _writes_into_arguments,
+    "_standard_gamma": lambda tensor, generator=None: torch.empty_like(tensor),
+    "_standard_gamma_grad": lambda tensor, output: torch.empty_like(tensor),
+    "_sample_dirichlet": lambda tensor, generator=None: torch.empty_like(tensor),
+    "_dirichlet_grad": lambda x, alpha, total: torch.empty_like(x),
+    "multi_margin_loss_backward": lambda grad, tensor, *rest, **named: torch.empty_like(tensor),
+    "multilabel_margin_loss_backward": lambda grad, tensor, *rest, **named: torch.empty_like(tensor),
+    "fake_quantize_per_tensor_affine_cachemask": lambda tensor, *rest: (
+        torch.empty_like(tensor),
+        torch.empty_like(tensor, dtype=torch.bool),
+    ),
+    "cudnn_grid_sampler": lambda tensor, grid: tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3])),
+    "cudnn_grid_sampler_backward": lambda tensor, grid, grad: (torch.empty_like(tensor), torch.empty_like(grid)),
+    "_logcumsumexp": lambda tensor, dim: torch.empty_like(tensor, memory_format=torch.contiguous_format),
+}
+
+
+def _only_for_dispatch(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("registered so that torch does not decompose the operator; fake tensors never run it")

@@ -1,0 +1,94 @@
+"""What ``memfix calibrate`` found on a GPU: which rules hold there, and bytes that no rule derives.
+
+One JSON file for each GPU. A table of the user's own comes before the one that memfix brings.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ....errors import MemfixError
+from ..gpus import GPU
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many calls of an operator, in any overload, were measured; for how many its rule was wrong or silent."""
+
+    calls: int = 0
+    missed: int = 0
+    unknown: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    gpu: GPU
+    surroundings: Mapping[str, str]
+    operators: Mapping[str, Standing] = field(default_factory=dict)
+    measured: Mapping[str, int] = field(default_factory=dict)
+    """Hidden bytes of calls that no rule derives, by their signature."""
+
+    def doubt(self, operator: Any) -> str | None:
+        """Why the rule of ``operator`` is not to be called exact, or None."""
+        standing = self.operators.get(str(operator.overloadpacket))
+        if standing is None or standing.calls == standing.unknown:
+            return f"the rule for {operator} is assumed: no call of it was measured on {self.gpu.name}"
+        if standing.missed:
+            return f"the rule for {operator} missed {standing.missed} of {standing.calls} calls on {self.gpu.name}"
+        return None
+
+    def updated(self, newer: Table) -> Table:
+        """With what a later run of some probes found; an operator that had missed is judged by that run alone."""
+        operators = dict(self.operators)
+        for name, now in newer.operators.items():
+            before = operators.get(name, Standing())
+            operators[name] = now if before.missed else replace(now, calls=max(now.calls, before.calls))
+        return Table(newer.gpu, newer.surroundings, operators, {**self.measured, **newer.measured})
+
+    def as_text(self) -> str:
+        """One operator or call a line, in a stable order."""
+        data = {
+            "gpu": asdict(self.gpu),
+            "surroundings": dict(self.surroundings),
+            "operators": {name: asdict(standing) for name, standing in sorted(self.operators.items())},
+            "measured": dict(sorted(self.measured.items())),
+        }
+        lines = [f"{json.dumps(key)}: {_block(value)}" for key, value in data.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _block(entries: Mapping[str, Any]) -> str:
+    return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items()) + "\n}"
+
+
+def own_tables() -> Path:
+    """Where a user's own tables lie."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "memfix" / "tables"
+
+
+@functools.cache
+def table_of(gpu: GPU) -> Table | None:
+    """The table of this GPU, or None where it was never measured."""
+    for folder in (own_tables(), Path(__file__).parent):
+        path = folder / f"{gpu.name.lower()}.json"
+        if path.exists():
+            return read_table(path)
+    return None
+
+
+def read_table(path: Path) -> Table:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        gpu = GPU(**{**data["gpu"], "capability": tuple(data["gpu"]["capability"])})
+        operators = {name: Standing(**standing) for name, standing in data["operators"].items()}
+        return Table(
+            gpu, dict(data["surroundings"]), operators, {call: int(size) for call, size in data["measured"].items()}
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MemfixError(f"{path}: not a table of memfix calibrate ({error}); delete it or write it anew") from None

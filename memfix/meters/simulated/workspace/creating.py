@@ -1,0 +1,84 @@
+"""Making, filling, joining and choosing: most such kernels write their result directly."""
+
+from __future__ import annotations
+
+import torch
+
+from .rules import Call, copies_unless_contiguous, none_needed, rule, size_of, storage
+
+none_needed(
+    """_efficientzerotensor fake_quantize_per_tensor_affine_cachemask
+    empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones
+    ones_like new_ones full full_like new_full scalar_tensor arange range linspace logspace eye tril_indices
+    triu_indices fill_ zero_ rand rand_like randn randn_like randint randint_like clone detach lift_fresh cat stack
+    triu tril triu_ tril_ _unsafe_view _reshape_alias set_ resize_ resize_as_ native_dropout native_dropout_backward
+    is_pinned repeat split_with_sizes_copy constant_pad_nd flip _local_scalar_dense masked_fill masked_fill_
+    complex polar _conj_physical transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ detach_"""
+)
+
+
+# element by element too, though torch does not tag them so
+none_needed(
+    """__irshift__ __ilshift__ abs_ copysign_ floor_divide floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ ne_ rsub
+    xlogy_ gelu_ hardswish hardswish_ mish_ threshold_ elu_backward hardshrink_backward hardsigmoid_backward
+    hardswish_backward hardtanh_backward leaky_relu_backward mish_backward softplus_backward softshrink_backward
+    is_set_to record_stream"""
+)
+
+
+@rule("roll")
+def _roll(call: Call) -> list[int]:
+    """Axis by axis, and what one axis leaves is kept until the last is done."""
+    tensor, num_axes = call["self"], len(call["dims"])
+    kept = [size_of(tensor)] * max(0, num_axes - 1)
+    return kept or copies_unless_contiguous(tensor)
+
+
+@rule("where")
+def _where(call: Call) -> list[int]:
+    """Both sides are first brought to one dtype, and numbers of the host to the GPU."""
+    condition, left, right = call["condition"], call["self"], call["other"]
+    dtype = torch.result_type(left, right)
+    device = next((t.device for t in (condition, left, right) if t.device.type != "cpu"), condition.device)
+    taken = [tensor.numel() * dtype.itemsize for tensor in (left, right) if tensor.dtype != dtype]
+    if device.type != "cpu":
+        # of a number that lies on the host, only what is sent counts
+        taken = [
+            tensor.numel() * dtype.itemsize
+            for tensor in (left, right)
+            if (tensor.device != device and tensor.dim() == 0) or (tensor.device == device and tensor.dtype != dtype)
+        ]
+        if condition.device != device and condition.dim() == 0:
+            taken.append(condition.element_size())
+    return [*taken, condition.numel()] if condition.dtype == torch.uint8 else taken
+
+
+@rule("abs", "angle")
+def _absolute(call: Call) -> list[int]:
+    """Of complex numbers the result is first made as complex numbers."""
+    tensor = call["self"]
+    return [size_of(tensor)] if tensor.is_complex() else []
+
+
+@rule("unfold_backward")
+def _unfold_backward(call: Call) -> list[int]:
+    """Where windows overlap, the positions along the axis are written down first."""
+    grad, dim, size, step = call["grad_in"], call["dim"], call["size"], call["step"]
+    if step >= size:
+        return []
+    dim %= max(1, len(call["input_sizes"]))
+    return [8 * min(call["input_sizes"][dim], (grad.shape[dim] - 1) * step + size)]
+
+
+@storage("_efficientzerotensor")
+def _zeros_without_memory(call: Call) -> int:
+    return 0
+
+
+@rule("pow")
+def _power(call: Call) -> list[int]:
+    """A number that is raised to a tensor's elements is first made a tensor, as wide as Python's numbers are."""
+    if not call.operator._overloadname.startswith("Scalar"):
+        return []
+    base = call["self"]
+    return [] if base == 1 else [16 if isinstance(base, complex) else 8]

@@ -1,0 +1,56 @@
+"""How tensors lie in memory, as torch's kernels ask before they copy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(max(1, size) for size in shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    return all(
+        size == 1 or stride == expected
+        for size, stride, expected in zip(shape, strides, contiguous_strides(shape), strict=True)
+    )
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Every place between the first and the last element is an element, once."""
+    axes = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
+    step = 1
+    for stride, size in axes:
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a result that keeps its input's layout, gaps left out."""
+    if is_dense(tensor.shape, tensor.stride()):
+        return tuple(tensor.stride())
+    return tuple(torch._prims_common.compute_elementwise_output_strides(tensor))
+
+
+def strides_with_last(shape: Sequence[int], strides: Sequence[int], last: int) -> tuple[int, ...]:
+    """Dense strides in which ``last`` runs fastest and the others keep their order."""
+    outer_first = sorted(range(len(shape)), key=lambda dim: 1 if dim == last else -strides[dim])
+    found, step = [0] * len(shape), 1
+    for dim in reversed(outer_first):
+        found[dim] = step
+        step *= shape[dim]
+    return tuple(found)
+
+
+def flattens_without_copy(tensor: torch.Tensor) -> bool:
+    """Is ``tensor.reshape(-1)`` a view?"""
+    axes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    return tensor.numel() == 0 or all(
+        stride == next_size * next_stride for (_, stride), (next_size, next_stride) in itertools.pairwise(axes)
+    )

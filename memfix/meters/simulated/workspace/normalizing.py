@@ -1,0 +1,100 @@
+"""Layer, RMS, group and weight norm: contiguous copies, and the partial sums of parameter gradients over many rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .memory_formats import accumulator_bytes, require_contiguous
+from .rules import Call, NoRule, ceil_div, copies_unless_contiguous, none_needed, rule
+from .sums_inside import buffers_of_sum
+
+none_needed("_weight_norm_interface")
+
+_TILE_COLUMNS, _TILE_ROWS = 32, 32
+_MANY_ROWS = 65536  # above, the rows are split over blocks too, if the columns alone leave half of the GPU idle
+_MAX_BLOCKS = 32768
+
+
+@rule("native_layer_norm", "_fused_rms_norm")
+def _layer_norm(call: Call) -> list[int]:
+    return copies_unless_contiguous(call["input"], call["weight"], call["bias"] if call.has("bias") else None)
+
+
+@rule("native_layer_norm_backward")
+def _layer_norm_backward(call: Call) -> list[int]:
+    wanted = call["output_mask"]
+    copies = copies_unless_contiguous(call["grad_out"], call["input"], call["weight"], call["bias"])
+    return [
+        *copies,
+        *_parameter_gradients(call, [name for name, on in zip(("weight", "bias"), wanted[1:], strict=True) if on]),
+    ]
+
+
+@rule("_fused_rms_norm_backward")
+def _rms_norm_backward(call: Call) -> list[int]:
+    copies = copies_unless_contiguous(call["grad_out"], call["input"], call["weight"])
+    return [*copies, *_parameter_gradients(call, ["weight"] if call["output_mask"][1] else [])]
+
+
+def _parameter_gradients(call: Call, parameters: list[str]) -> list[int]:
+    """Of many short rows each block sums its own into a matrix [blocks, columns], which ``sum(0)`` then reduces.
+
+    Both matrices are alive while the first is reduced, and the new gradient beside the one it replaces.
+    """
+    shape = call["normalized_shape"]
+    columns = math.prod(shape)
+    if columns == 0 or not parameters:
+        return []
+    rows = call["input"].numel() // columns
+    if rows <= _MANY_ROWS or columns // _TILE_COLUMNS >= call.gpu.multiprocessors // 2:
+        return []
+    if len(shape) > 1:
+        raise NoRule(f"{call.operator} of {rows:,} rows normalized over {len(shape)} dimensions")
+    blocks = min(_MAX_BLOCKS // ceil_div(columns, _TILE_COLUMNS), ceil_div(rows, _TILE_ROWS))
+    dtype = call[parameters[0]].dtype
+    sums = torch.empty(blocks, columns, dtype=dtype, device="meta")
+    matrix, gradient = (count * dtype.itemsize for count in (blocks * columns, columns))
+    return [*[matrix] * len(parameters), gradient, *buffers_of_sum(call.gpu, sums, [0])]
+
+
+# ---------------------------------------------------------------- group norm
+@rule("native_group_norm")
+def _group_norm(call: Call) -> list[int]:
+    """An affine map is fused with the statistics, channel by channel."""
+    tensor, weight, bias = call["input"], call["weight"], call["bias"]
+    if tensor.numel() == 0:
+        return []
+    _, per_channel = _group_buffers(call, tensor)
+    buffers = copies_unless_contiguous(tensor, weight, bias)
+    if call["HxW"] > 1 and (weight is not None or bias is not None):
+        buffers += [per_channel] * 2
+    return buffers
+
+
+@rule("native_group_norm_backward")
+def _group_norm_backward(call: Call) -> list[int]:
+    tensor, weight = call["input"], call["weight"]
+    if tensor.numel() == 0:
+        return []
+    per_group, per_channel = _group_buffers(call, tensor)
+    buffers = copies_unless_contiguous(call["grad_out"], tensor, call["mean"], call["rstd"], weight)
+    buffers += [per_channel] * 2  # two sums over the pixels of a channel
+    if call["output_mask"][0]:
+        buffers += [per_group] * 2
+        if call["HxW"] > 1 and weight is not None:
+            buffers.append(per_channel)  # scale of the gradient
+    return buffers
+
+
+def _group_buffers(call: Call, tensor: torch.Tensor) -> tuple[int, int]:
+    item = accumulator_bytes(tensor.dtype)
+    return call["N"] * call["group"] * item, call["N"] * call["C"] * item
+
+
+# ---------------------------------------------------------------- weight norm
+@rule("_weight_norm_interface_backward")
+def _weight_norm_backward(call: Call) -> list[int]:
+    require_contiguous(call, "grad_w")
+    return []

@@ -1,0 +1,30 @@
+"""Softmax and its logarithm, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+
+from .rules import Call, copies_unless_contiguous, none_needed, rule, size_of
+
+none_needed("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward")
+
+
+@rule("_softmax", "_log_softmax")
+def _softmax(call: Call) -> list[int]:
+    return copies_unless_contiguous(call["self"])
+
+
+@rule("_log_softmax_backward_data")
+def _log_softmax_backward(call: Call) -> list[int]:
+    return copies_unless_contiguous(call["grad_output"], call["output"])
+
+
+@rule("_softmax_backward_data")
+def _softmax_backward(call: Call) -> list[int]:
+    """The product of gradient and output is made first, then reduced."""
+    product = torch.mul(*(_without_values(call[name]) for name in ("grad_output", "output")))
+    return [size_of(product), *copies_unless_contiguous(product, call["output"])]
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

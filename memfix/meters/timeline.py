@@ -1,0 +1,120 @@
+"""What happened to memory while a step ran, buffer by buffer. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import linecache
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of user code."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.number).strip()
+
+    @property
+    def place(self) -> str:
+        """``loss.py:41``, with the path as short as it stays findable."""
+        relative = os.path.relpath(self.file)
+        return f"{relative if not relative.startswith('..') else os.path.basename(self.file)}:{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.place} in {self.function}" + (f"   {self.text[:70]}" if self.text else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One buffer's life. Time is a count of births and deaths: it is there from ``born`` until before ``died``."""
+
+    bytes: int
+    what: str
+    """The operator that made it: ``mm``, ``workspace of sort``, ``existed before``."""
+    line: Line | None
+    stage: str
+    """``forward``, ``backward`` or ``optimizer``: when it was made."""
+    born: int
+    """0 where it existed before the step."""
+    died: int | None
+    """None where it outlived the step."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Every buffer of a step, in order of birth, those that existed before it first."""
+
+    buffers: tuple[Buffer, ...]
+    num_events: int
+    """Events are numbered from 1 to this; 0 is the moment before the step."""
+    stages: tuple[tuple[int, str], ...]
+    """From which event on which stage ran; the first starts at 0."""
+
+    @functools.cached_property
+    def base_bytes(self) -> int:
+        return sum(buffer.bytes for buffer in self.buffers if buffer.born == 0)
+
+    @functools.cached_property
+    def live_bytes(self) -> tuple[int, ...]:
+        """All live bytes after each event, from 0 to ``num_events``."""
+        changes = [0] * (self.num_events + 1)
+        for buffer in self.buffers:
+            changes[buffer.born] += buffer.bytes
+            if buffer.died is not None:
+                changes[buffer.died] -= buffer.bytes
+        return tuple(itertools.accumulate(changes))
+
+    @functools.cached_property
+    def peak_event(self) -> int:
+        """The first event at which live bytes are highest."""
+        return max(range(self.num_events + 1), key=self.live_bytes.__getitem__)
+
+    def alive_at(self, event: int) -> Iterator[Buffer]:
+        return (b for b in self.buffers if b.born <= event and (b.died is None or b.died > event))
+
+    def at_peak(self) -> tuple[Allocation, ...]:
+        """What the step had made that was alive at the peak: one row for each maker and line, largest first."""
+        stage_at_peak = next(stage for event, stage in reversed(self.stages) if event <= self.peak_event)
+        sums: dict[tuple[str, Line | None], list[int]] = {}
+        for buffer in self.alive_at(self.peak_event):
+            if buffer.born:
+                kept = stage_at_peak == "backward" and buffer.stage == "forward"
+                row = sums.setdefault((buffer.what + (", kept for backward" if kept else ""), buffer.line), [0, 0])
+                row[0] += buffer.bytes
+                row[1] += 1
+        rows = [
+            Allocation(size, what, f"{line.place} in {line.function}" if line else "", line.text if line else "", count)
+            for (what, line), (size, count) in sums.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-row.bytes, row.what, row.place)))
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Bytes that were alive at the peak: what made them, and the line of user code behind it."""
+
+    bytes: int
+    what: str
+    place: str
+    """``loss.py:41 in chunked_loss``"""
+    code: str = ""
+    """The text of that line."""
+    count: int = 1
+
+    @property
+    def where(self) -> str:
+        return self.place + (f"   {self.code[:70]}" if self.code else "")
+
+    def __str__(self) -> str:
+        folded = f"   ({self.count} x {format_bytes(self.bytes // self.count)})" if self.count > 1 else ""
+        return f"{format_bytes(self.bytes):>12}  {self.what}   {self.where}{folded}"

@@ -1,0 +1,116 @@
+"""A timeline as one HTML file to explore: no network, no other file. What it looks like is in ``page.html``."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from ..meters.timeline import Timeline
+from ..units import format_bytes
+from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_label, printable, stage_spans, was_alive
+from .palette import PEAK_COLOR, band_colors, stage_color
+
+# more than a wide screen has pixels, and more than anybody reads
+_MAX_COLUMNS = 2000
+_MAX_BUFFERS = 3000
+_MAX_ROWS = 200
+
+# what could end the script element, or start another, is spelled as JSON's escapes
+_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+def as_html(timeline: Timeline, title: str) -> bytes:
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    before_title, _, rest = template.partition("{{title}}")
+    before_data, _, after_data = rest.partition("{{data}}")
+    data = json.dumps(_data(timeline, title), separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES)
+    return "".join([before_title, html.escape(printable(title, 200)), before_data, data, after_data]).encode()
+
+
+def _data(timeline: Timeline, title: str) -> dict[str, Any]:
+    """What the page's script reads. Lists rather than objects where there are thousands."""
+    stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
+    origins = _Origins(stack)
+    drawn = [buffer for buffer in timeline.buffers if was_alive(buffer)]
+    largest = sorted(drawn, key=lambda b: b.bytes, reverse=True)[:_MAX_BUFFERS]
+    return {
+        "title": printable(title, 200),
+        "facts": _facts(timeline),
+        "peakLabel": peak_label(timeline) if timeline.buffers else "",
+        "peakEvent": timeline.peak_event,
+        "peakBytes": timeline.live_bytes[timeline.peak_event],
+        "peakColor": PEAK_COLOR,
+        "numEvents": timeline.num_events,
+        "stages": [[start, end, printable(name, 40), stage_color(name)] for start, end, name in stage_spans(timeline)],
+        "starts": stack.starts,
+        "events": stack.events,
+        "live": stack.live,
+        "bands": _bands(stack, origins),
+        "buffers": [[origins.number(Origin.of(b)), b.bytes, b.born, b.died] for b in largest],
+        "allListed": len(largest) == len(drawn),
+        "rows": _rows(timeline, origins),
+        "origins": origins.described,
+    }
+
+
+class _Origins:
+    """Numbers origins as they are asked for, so that each is described once."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.described: list[tuple[str, str, str, str, int]] = []
+        self._numbers: dict[Origin, int] = {}
+        self._band_of = {band.origin: number for number, band in enumerate(stack.bands) if band.origin}
+        self._last_band = len(stack.bands) - 1
+
+    def number(self, origin: Origin) -> int:
+        if origin not in self._numbers:
+            self._numbers[origin] = len(self.described)
+            band = 0 if origin.existed_before else self._band_of.get(origin, self._last_band)
+            self.described.append((origin.label, origin.place, origin.function, origin.code, band))
+        return self._numbers[origin]
+
+
+def _facts(timeline: Timeline) -> list[tuple[str, str]]:
+    """The figures at the head of the page."""
+    if not timeline.buffers:
+        return [("buffers", "none")]
+    peak, end = timeline.live_bytes[timeline.peak_event], timeline.live_bytes[-1]
+    stage = next((name for start, after, name in stage_spans(timeline) if start <= timeline.peak_event < after), "")
+    return [
+        ("peak above what existed before", format_bytes(peak - timeline.base_bytes)),
+        ("existed before", format_bytes(timeline.base_bytes)),
+        ("in all at the peak", format_bytes(peak)),
+        ("in all at the end", format_bytes(end)),
+        ("the peak is in", printable(stage, 40) or "-"),
+        ("buffers", f"{len(timeline.buffers):,}"),
+    ]
+
+
+def _bands(stack: Stack, origins: _Origins) -> list[dict[str, Any]]:
+    colors = band_colors(stack)
+    rank = {band: number for number, band in enumerate(largest_first(stack.bands))}
+    return [
+        {
+            "label": printable(band.label, 60),
+            "place": band.origin.place if band.origin else "",
+            "origin": origins.number(band.origin) if band.origin else None,
+            "color": colors[band],
+            "rank": rank[band],
+            "values": band.values,
+        }
+        for band in stack.bands
+    ]
+
+
+def _rows(timeline: Timeline, origins: _Origins) -> list[dict[str, Any]]:
+    """What is alive at the peak, largest first; the page lists the smallest as one row."""
+    folds = fold(timeline.alive_at(timeline.peak_event))
+    rows = [{"origin": origins.number(f.origin), "bytes": f.bytes, "times": f.times} for f in folds[:_MAX_ROWS]]
+    return rows + ([_last_row(folds[_MAX_ROWS:])] if len(folds) > _MAX_ROWS else [])
+
+
+def _last_row(folds: list[Fold]) -> dict[str, Any]:
+    count = sum(f.count for f in folds)
+    return {"origin": None, "bytes": sum(f.bytes for f in folds), "times": f"{count:,} smaller buffers"}

@@ -1,0 +1,1 @@
+"""What 91 training steps took on an H200, and the same steps simulated."""
