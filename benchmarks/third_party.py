@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,21 +111,20 @@ def measured(build: StepBuilder) -> dict[str, Any]:
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(json_path: Path | None) -> None:
     rows: dict[str, Any] = {}
-    say: Callable[..., None] = click.echo
+    data = {"surroundings": describe(), "workloads": rows}
     for name, (package, build) in WORKLOADS.items():
         reason = missing(package)
         if reason is not None:
-            say(f"{name}: left out: {reason}")
+            click.echo(f"{name}: left out: {reason}")
             continue
         row = rows[name] = {"package": package, "version": installed_version(_DISTRIBUTION.get(package, package))}
         row |= measured(build)
         real = f", measured {row['measured']:,}" if "measured" in row else ""
-        say(f"{name}: predicted {row['predicted']:,} bytes ({format_bytes(row['predicted'])}){real}")
+        click.echo(f"{name}: predicted {row['predicted']:,} bytes ({format_bytes(row['predicted'])}){real}")
         for note in row["notes"]:
-            say(f"  note: {note}")
-    if json_path is not None:
-        data = {"surroundings": describe(), "workloads": rows}
-        json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            click.echo(f"  note: {note}")
+        if json_path is not None:  # after each, since the next may be long
+            json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

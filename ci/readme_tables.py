@@ -62,11 +62,45 @@ def agreement_table() -> list[str]:
     return lines
 
 
+def third_party_table() -> list[str]:
+    """Other people's code: predicted and measured, in one run on the H200."""
+    data = json.loads((RESULTS / "third_party.json").read_text())
+    lines = ["| step | package | predicted bytes | H200 allocator | difference |", "|---|---|--:|--:|--:|"]
+    for name, row in data["workloads"].items():
+        package = f"{row['package']} {row['version']}"
+        difference = row["predicted"] - row["measured"]
+        lines.append(f"| {name} | {package} | {row['predicted']:,} | {row['measured']:,} | {difference:+,} |")
+    return lines
+
+
+def oracle_table() -> list[str]:
+    """Time and memory of the simulated meter itself."""
+    data = json.loads((ROOT / "benchmarks/results/cpu/oracle.json").read_text())
+    decoder = data["decoder"]
+    lines = [
+        "A 4B decoder (36 layers, width 2560, vocabulary 151,936) at 131,072 tokens, checkpointed, AdamW, two steps: "
+        f"{decoder['seconds']:.1f} s and {format_bytes(decoder['process_peak_bytes'])} of RAM, for a predicted peak of "
+        f"{format_bytes(decoder['base_bytes'] + decoder['peak_bytes'])}.",
+        "",
+        "| one small train step on fake tensors | operators | per operator |",
+        "|---|--:|--:|",
+    ]
+    for name, row in data["overhead"].items():
+        lines.append(f"| {name} | {row['operators']:,} | {row['microseconds_per_operator']:.0f} us |")
+    return lines
+
+
 def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
     return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
 
 
-TABLES = {"ops": ops_table, "speed": speed_table, "agreement": agreement_table}
+TABLES = {
+    "ops": ops_table,
+    "speed": speed_table,
+    "agreement": agreement_table,
+    "third_party": third_party_table,
+    "oracle": oracle_table,
+}
 
 
 def filled(readme: str) -> str:

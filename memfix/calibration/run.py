@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import MeterUnavailable
 from ..meters.base import StepBuilder
-from ..meters.simulated.gpus import GPU, GPUS
+from ..meters.simulated.gpus import GPU, GPUS, plain_name
 from ..meters.simulated.tables import Standing, Table
 from ..surroundings import describe
 from . import probes
@@ -86,8 +86,7 @@ def this_gpu() -> GPU:
     import torch
 
     properties: Any = torch.cuda.get_device_properties(0)
-    words = properties.name.upper().replace("NVIDIA", "").replace("GEFORCE", "").replace("RTX ", "RTX").split()
-    name = words[0].split("-")[0]
+    name = plain_name(properties.name)
     if name in GPUS:
         return GPUS[name]
     return GPU(

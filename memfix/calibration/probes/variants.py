@@ -150,13 +150,14 @@ def _odds_and_ends(device: str) -> Step:
         torch.rand_like(x), torch.randint_like(x, 9), torch.range(0, 99, device=device)
         torch.tril_indices(300, 200, device=device), torch.triu_indices(300, 200, device=device)
         torch.addmv(x[:, 0], x, x[0])
-        torch.empty_permuted((5, 6, 7), (2, 0, 1), device=device)
+        torch.empty_permuted((5, 6, 7), (2, 0, 1), device=device), torch.empty_strided((5, 6), (1, 5), device=device)
         torch.ops.aten._conj_physical(torch.complex(x, x))
         torch.cummax(x, 0), torch.cummin(x, 1), torch.logcumsumexp(x, 1), torch.logcumsumexp(x[0], 0)
         torch.split_with_sizes_copy(x, [1000, 1])
         torch._amp_update_scale_(scale, growth, overflow, 2.0, 0.5, 2000)
         torch._amp_foreach_non_finite_check_and_unscale_([half.float()], overflow, torch.ones((), device=device))
         F.embedding(ids, x.clone(), max_norm=1.0)
+        x.sum().item(), (x > 0.5).all().item()
         with contextlib.suppress(RuntimeError):  # bfloat16 dropout by mask is not built everywhere
             torch.ops.aten._fused_dropout(x, 0.5)
 

@@ -1,19 +1,16 @@
 """The GPU-free meter: the step runs on fake tensors, and every storage's birth and death is counted.
 
 Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
-runs give the same bytes. Rooms: ``fake_device`` (fake CUDA in any torch), ``environment`` (user code believes in
-the GPU), ``tracking`` (storages), ``engine`` (autograd's in-place additions), ``composite`` and ``workspace`` (what
-kernels hide), ``ledger`` (the bytes), ``source_lines`` (who made them).
+runs give the same bytes. Rooms: ``fake_device`` and ``plain_path`` (CUDA's paths in any torch), ``environment``,
+``answers``, ``redirects`` and ``attention`` (user code and operators believe in the GPU), ``tracking`` and ``engine``
+(storages), ``composite``, ``workspace`` and ``tables`` (what kernels hide), ``assumptions`` and ``refusals`` (values
+that are not there), ``ledger`` (the bytes), ``source_lines`` (who made them), ``gpus``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import re
-from typing import Any
 
-from ...errors import MeasurementError
 from ..base import Reading, StepBuilder
 from . import fake_device
 from .gpus import get_gpu
@@ -30,10 +27,11 @@ class SimulatedMeter:
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         from .environment import simulated_gpu
+        from .refusals import said_in_words
         from .source_lines import line_of
 
         no_plain_path = fake_device.verdict().no_plain_path
-        with simulated_gpu(self.gpu, plain_path=no_plain_path is None) as tracker, _readable_errors():
+        with simulated_gpu(self.gpu, plain_path=no_plain_path is None) as tracker, said_in_words():
             step = build("cuda")
             for _ in range(warmup):
                 step()
@@ -41,6 +39,8 @@ class SimulatedMeter:
             ledger = tracker.ledger
             ledger.restart()
             tracker.notes.clear()  # what hid in the warm-up is gone
+            if warmup == 0:
+                tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
             result = step()
             ledger.settle()
             requested, allocated = ledger.requested, ledger.allocated
@@ -64,45 +64,3 @@ class SimulatedMeter:
             alive_at_peak=timeline.at_peak(),
             timeline=timeline,
         )
-
-
-@contextlib.contextmanager
-def _readable_errors() -> Any:
-    """What fake tensors cannot do, said in the user's terms."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
-    )
-
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise MeasurementError(
-            f"the step needs the values of a tensor ({error.func}){_at(error)}, and simulated tensors have none; "
-            "avoid .item() and data-dependent shapes in it, or measure with --meter=cuda"
-        ) from error
-    except (UnsupportedOperatorException, UnsupportedFakeTensorException) as error:
-        raise MeasurementError(
-            f"the step uses what cannot be simulated ({error}){_at(error)}; register a fake for it, or measure with "
-            "--meter=cuda"
-        ) from error
-    except NotImplementedError as error:
-        said = str(error).splitlines()[0][:200]
-        raise MeasurementError(
-            f"the step uses what cannot be simulated{_at(error)}: {said}; measure with --meter=cuda"
-        ) from error
-    except RuntimeError as error:
-        if not re.search("two (different )?devices", str(error)):
-            raise
-        said = str(error).splitlines()[0]
-        raise MeasurementError(f"tensors of two devices meet in one operator{_at(error)}: {said}") from error
-
-
-def _at(error: BaseException) -> str:
-    """The user's line behind an error: `` at loss.py:41``."""
-    from .source_lines import user_line
-
-    line = user_line(error)
-    return f" at {line.place}" if line is not None else ""

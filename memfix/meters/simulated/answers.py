@@ -77,6 +77,7 @@ def _cuda(gpu: GPU) -> list[_Patch]:
         (cuda, "Stream", _Stream),
         (cuda, "Event", _Event),
         (torch, "Generator", _Generator),
+        *((cuda.nvtx, name, _nothing) for name in ("range_push", "range_pop", "range_start", "range_end", "mark")),
     ]
 
 
@@ -98,14 +99,18 @@ def _memory(tracker: StorageTracker) -> list[_Patch]:
             for word, field in (("current", "live"), ("peak", "peak"))
         }
 
+    answers = {
+        "memory_stats": stats,
+        "memory_summary": _always("simulated by memfix"),
+        "mem_get_info": lambda *a, **k: (total - ledger.allocated.live, total),
+        "memory_allocated": lambda *a, **k: ledger.allocated.live,
+        "max_memory_allocated": lambda *a, **k: ledger.allocated.peak,
+        "memory_reserved": lambda *a, **k: ledger.allocated.live,
+        "max_memory_reserved": lambda *a, **k: ledger.allocated.peak,
+        "reset_peak_memory_stats": _nothing,  # the reading's own peak must not be lost
+    }
     return [
-        (cuda, "memory_stats", stats),
-        (cuda, "mem_get_info", lambda *a, **k: (total - ledger.allocated.live, total)),
-        (cuda, "memory_allocated", lambda *a, **k: ledger.allocated.live),
-        (cuda, "max_memory_allocated", lambda *a, **k: ledger.allocated.peak),
-        (cuda, "memory_reserved", lambda *a, **k: ledger.allocated.live),
-        (cuda, "max_memory_reserved", lambda *a, **k: ledger.allocated.peak),
-        (cuda, "reset_peak_memory_stats", _nothing),  # the reading's own peak must not be lost
+        *((module, name, answer) for module in (cuda, cuda.memory) for name, answer in answers.items()),
         (torch.UntypedStorage, "resize_", resize_),
     ]
 
@@ -117,15 +122,36 @@ def _paths(tracker: StorageTracker) -> list[_Patch]:
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         tracker.note("record_stream: memory is taken to be free once unreferenced, not when the other stream is done")
 
+    def printed(tensor: Any, **kwargs: Any) -> str:
+        tracker.note("a tensor is printed, and what formatting it takes on a GPU is not known")
+        return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
+
     def step_if_finite(scaler: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         tracker.note("GradScaler: assumed that no gradient overflowed")
         return optimizer.step(*args, **kwargs)
 
     def einsum(*args: Any) -> Any:
-        operands = args[1:] if len(args) > 2 or not isinstance(args[-1], (list, tuple)) else args[-1]
-        if len(operands) > 2 and not torch.backends.opt_einsum.is_available():
+        given = args[-1] if len(args) == 2 and isinstance(args[-1], (list, tuple)) else args
+        if (
+            sum(isinstance(operand, torch.Tensor) for operand in given) > 2
+            and not torch.backends.opt_einsum.is_available()
+        ):
             tracker.note("einsum of three or more: contracted from left to right, as opt_einsum is not installed here")
         return real_einsum(*args)
+
+    real_numpy, real_format = torch.Tensor.numpy, torch.Tensor.__format__
+
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+        constant = getattr(tensor, "constant", None)
+        needs_grad = torch.is_grad_enabled() and tensor.requires_grad
+        is_torchs_error = not force and (tensor.device.type != "cpu" or needs_grad)
+        if isinstance(tensor, FakeTensor) and constant is None and not is_torchs_error:
+            raise fake_tensor.DataDependentOutputException("Tensor.numpy")  # type: ignore[arg-type]
+        return real_numpy(tensor if constant is None else constant, force=force)
+
+    def formatted(tensor: torch.Tensor, spec: str) -> str:
+        is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0
+        return format(tensor.item(), spec) if is_number else real_format(tensor, spec)
 
     holders = (sys.modules["torch.optim.optimizer"], sys.modules["torch.utils._foreach_utils"])
     known: list[Any] = [module for module in holders if hasattr(module, "_foreach_supported_types")]
@@ -148,6 +174,9 @@ def _paths(tracker: StorageTracker) -> list[_Patch]:
         *((m, "_foreach_supported_types", [*m._foreach_supported_types, FakeTensor]) for m in known),
         (torch.utils, "swap_tensors", _swap_tensors),
         (torch.Tensor, "record_stream", record_stream),
+        (torch._tensor_str, "_str", printed),
+        (torch.Tensor, "numpy", numpy),
+        (torch.Tensor, "__format__", formatted),
         (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # memory of the host is not counted
         (torch.amp.GradScaler, "_maybe_opt_step", step_if_finite),
         (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # draws again what lies outside, until nothing does
@@ -249,11 +278,26 @@ class _Event(_Stream):
         return 1.0
 
 
-class _Generator(torch.Generator):
+class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    """Generators made before the simulation are generators too."""
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return isinstance(thing, torch._C.Generator)
+
+
+class _Generator(torch.Generator, metaclass=_AnyGenerator):
     """A CUDA generator where no CUDA is: fake tensors draw no numbers from it."""
 
+    _device: torch.device
+
     def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+        made = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+        made._device = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
 
 
 class _Properties:

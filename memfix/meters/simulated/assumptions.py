@@ -20,6 +20,8 @@ _ANSWER = "_memfix_answer"
 
 def remember_question(operator: Any, args: tuple[Any, ...], result: Any) -> None:
     """Mark a result that is one number about a mask with its usual value, in case that is asked for."""
+    if hasattr(result, _ANSWER):
+        delattr(result, _ANSWER)  # written in place: another number now
     packet = operator.overloadpacket
     if packet not in (aten.sum, aten.all, aten.any) or args[0].dtype != torch.bool or result.numel() != 1:
         return
@@ -38,13 +40,11 @@ def assumed_answer(operator: Any, args: tuple[Any, ...]) -> tuple[str, Callable[
         return "the step compares tensors by torch.equal: assumed that they are equal", lambda: True
     if operator not in (aten._local_scalar_dense.default, aten.nonzero.default):
         return None
-    known_answer = getattr(args[0], _ANSWER, None)
-    if known_answer is not None:
-        return known_answer[0], lambda: known_answer[1]
     node = torch._C._current_autograd_node()
     known = next((name for name in _IN_BACKWARD_OF if node is not None and node.name().startswith(name)), None)
     if known is None:
-        return None
+        known_answer = getattr(args[0], _ANSWER, None)
+        return None if known_answer is None else (known_answer[0], lambda: known_answer[1])
     note = f"{known} looks at values: assumed that {_IN_BACKWARD_OF[known]}"
     if operator is aten.nonzero.default:
         return note, lambda: torch.empty((0, args[0].dim()), dtype=torch.int64, device="cuda")

@@ -82,7 +82,7 @@ def choose(gpu: GPU, request: Request) -> Choice:
             continue
         kernel = Kernel(number)
         if _CAN_RUN[kernel](gpu, request):
-            return Choice(kernel, _doubt(gpu, request, enabled, kernel))
+            return Choice(kernel, _doubt(kernel))
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
@@ -96,7 +96,7 @@ def _enabled() -> dict[Kernel, bool]:
     }
 
 
-def _doubt(gpu: GPU, request: Request, enabled: dict[Kernel, bool], kernel: Kernel) -> str | None:
+def _doubt(kernel: Kernel) -> str | None:
     if kernel is Kernel.FLASH and _other_flash_is_active():
         return "attention by another FlashAttention than torch's own, whose workspace is not known"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ...errors import UsageError, did_you_mean
@@ -36,8 +37,13 @@ GPUS = {gpu.name: gpu for gpu in (H200, *_OTHERS)}
 
 
 def get_gpu(name: str) -> GPU:
-    """By its name, however it is written: ``rtx 4090`` is ``RTX4090``."""
-    plain = name.upper().replace(" ", "").replace("-", "").replace("_", "").removeprefix("NVIDIA")
+    """By its name, however it is written, also as its driver does: ``NVIDIA H100 80GB HBM3`` is ``H100``."""
+    plain = plain_name(name)
     if plain not in GPUS:
         raise UsageError(f"unknown GPU {name!r}{did_you_mean(plain, GPUS)}")
     return GPUS[plain]
+
+
+def plain_name(name: str) -> str:
+    words = re.sub(r"NVIDIA|GEFORCE|TESLA", " ", name.upper())
+    return re.split(r"[ _-]", re.sub(r"RTX[ _-]", "RTX", words).strip(" _-"))[0]

@@ -113,6 +113,9 @@ class StorageTracker(TorchDispatchMode):
         """A tensor subclass unwraps itself, and its parts come by; one that speaks for other machines cannot."""
         if any(kind.__name__ == "DTensor" for kind in types):
             raise MeasurementError("DTensor spans several GPUs, and one is simulated; measure the local tensors' step")
+        if any(kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl for kind in types):
+            names = ", ".join(kind.__name__ for kind in types)
+            raise MeasurementError(f"a tensor subclass without a __torch_dispatch__ cannot be simulated: {names}")
         return NotImplemented
 
     def _stage(self) -> str:
@@ -183,6 +186,8 @@ class StorageTracker(TorchDispatchMode):
     def _is_followed(self, tensor: torch.Tensor) -> bool:
         # a fake tensor's own record of its device, since asking for .device passes the dispatcher again
         device = getattr(tensor, "fake_device", None) or tensor.device
+        if device.index:
+            raise MeasurementError(f"one GPU is simulated, and the step uses {device}")
         return device.type == "cuda" and tensor.layout is torch.strided
 
     def _entry(self, tensor: torch.Tensor) -> Entry | None:

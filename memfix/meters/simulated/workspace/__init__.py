@@ -36,7 +36,7 @@ from . import (  # noqa: F401  each registers its rules
     softmax,
     transforms,
 )
-from .rules import NONE_NEEDED, RULES, STORAGES, Call, NoRule
+from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, NoRule
 from .signature import signature
 
 __all__ = ["NoRule", "Workspace", "hidden_buffers", "storage_bytes"]
@@ -92,6 +92,8 @@ def storage_bytes(
 def _hides_nothing(operator: torch._ops.OpOverload) -> bool:
     """Views have no kernel; that of a pointwise operator, or of its twin in place, writes its result directly."""
     packet = operator.overloadpacket
+    if packet in NO_KERNEL:
+        return True
     if packet in RULES:
         return False
     twin = getattr(torch.ops.aten, packet.__name__.removesuffix("_"), packet)

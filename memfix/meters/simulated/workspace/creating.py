@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from .rules import Call, copies_unless_contiguous, none_needed, rule, size_of, storage
+from .rules import Call, copies_unless_contiguous, no_kernel, none_needed, rule, size_of, storage
 
+no_kernel("_efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
 none_needed(
-    """_efficientzerotensor fake_quantize_per_tensor_affine_cachemask
+    """fake_quantize_per_tensor_affine_cachemask
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones
     ones_like new_ones full full_like new_full scalar_tensor arange range linspace logspace eye tril_indices
-    triu_indices fill_ zero_ rand rand_like randn randn_like randint randint_like clone detach lift_fresh cat stack
-    triu tril triu_ tril_ _unsafe_view _reshape_alias set_ resize_ resize_as_ native_dropout native_dropout_backward
-    is_pinned repeat split_with_sizes_copy constant_pad_nd flip _local_scalar_dense masked_fill masked_fill_
-    complex polar _conj_physical transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ detach_"""
+    triu_indices fill_ zero_ rand rand_like randn randn_like randint randint_like clone cat stack
+    triu tril triu_ tril_ resize_ resize_as_ native_dropout native_dropout_backward
+    repeat split_with_sizes_copy constant_pad_nd flip _local_scalar_dense masked_fill masked_fill_
+    complex polar _conj_physical transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_"""
 )
 
 

@@ -63,6 +63,9 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+NO_KERNEL: set[torch._ops.OpOverloadPacket] = set()
+"""Operators that run nothing on the GPU, so that there is nothing to measure."""
+
 STORAGES: dict[torch._ops.OpOverloadPacket, Callable[[Call], int]] = {}
 """Kernels that leave their result in more memory than its shape needs: how many bytes."""
 
@@ -80,6 +83,11 @@ def storage(*names: str) -> Callable[[Callable[[Call], int]], Callable[[Call], i
 def none_needed(names: str) -> None:
     """Say that these aten operators, separated by blanks, hide nothing."""
     NONE_NEEDED.update(_packets(names.split()))
+
+
+def no_kernel(names: str) -> None:
+    """Say that these aten operators, separated by blanks, run nothing on the GPU."""
+    NO_KERNEL.update(_packets(names.split()))
 
 
 def _packets(names: Any) -> list[torch._ops.OpOverloadPacket]:

@@ -1,0 +1,64 @@
+"""What a simulated GPU cannot do, said in the user's terms and with the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Iterator
+
+from torch._subclasses import fake_tensor
+
+from ...errors import MeasurementError
+from .source_lines import user_line
+
+_WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
+
+
+@contextlib.contextmanager
+def said_in_words() -> Iterator[None]:
+    """Turn what torch says of fake tensors into one sentence; any other error is the user's own and stays."""
+    try:
+        yield
+    except (MeasurementError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        raise MeasurementError(sentence) from error
+
+
+def _sentence(error: Exception) -> str | None:
+    line = user_line(error)
+    at = f" at {line.place}" if line is not None else ""
+    first_line = (str(error).splitlines() or [""])[0][:200]
+    if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):
+        return (
+            f"the step needs the values of a tensor ({error.func}){at}, and simulated tensors have none; "
+            "avoid .item() and data-dependent shapes in it, or measure with --meter=cuda"
+        )
+    unsupported = _unsupported(error)
+    if unsupported is not None:
+        way_out = "register a fake for it, or measure with --meter=cuda"
+        return f"the step uses what cannot be simulated ({unsupported}){at}; {way_out}"
+    if isinstance(error, NotImplementedError) or _inside_fake_tensors(error):
+        return f"the step uses what cannot be simulated{at}: {first_line}; measure with --meter=cuda"
+    if isinstance(error, RuntimeError) and re.search("two (different )?devices", str(error)):
+        return f"tensors of two devices meet in one operator{at}: {first_line}"
+    return None
+
+
+def _unsupported(error: Exception) -> str | None:
+    """The operator that has no fake."""
+    if isinstance(error, (fake_tensor.UnsupportedOperatorException, fake_tensor.UnsupportedFakeTensorException)):
+        return str(error)
+    without_fake = _WITHOUT_FAKE.search(str(error)) if isinstance(error, RuntimeError) else None
+    return without_fake[1] if without_fake else None
+
+
+def _inside_fake_tensors(error: Exception) -> bool:
+    """Did an assertion of torch's own fail, in what makes tensors fake?"""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    innermost = frames[-1][0].f_code.co_filename.replace("\\", "/") if frames else ""
+    return isinstance(error, AssertionError) and "torch/_subclasses/" in innermost

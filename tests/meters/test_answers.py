@@ -1,0 +1,332 @@
+"""What torch answers while a GPU is simulated, which paths Python code then takes, and that all is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import memfix
+from memfix.meters.simulated.environment import simulated_gpu
+from memfix.meters.simulated.gpus import H200, get_gpu
+from memfix.meters.simulated.tracking import StorageTracker
+
+A100 = get_gpu("A100")
+GiB = 1 << 30
+
+
+@pytest.fixture
+def on_a100() -> Iterator[StorageTracker]:
+    with simulated_gpu(A100, plain_path=True) as tracker:
+        yield tracker
+
+
+# ---------------------------------------------------------------- questions about the GPU
+@pytest.mark.parametrize("name", ["A100", "H200", "L4", "RTX3090"])
+def test_the_device_is_the_gpu_described(name: str) -> None:
+    gpu = get_gpu(name)
+    with simulated_gpu(gpu, plain_path=True):
+        properties = torch.cuda.get_device_properties(0)
+        assert properties.name == torch.cuda.get_device_name() == f"NVIDIA {name} (simulated)"
+        assert (properties.major, properties.minor) == torch.cuda.get_device_capability() == gpu.capability
+        assert properties.multi_processor_count == gpu.multiprocessors
+        assert properties.total_memory == gpu.memory_bytes
+        assert torch.cuda.is_bf16_supported()
+
+
+def test_there_is_one_gpu_and_it_is_current(on_a100: Any) -> None:
+    cuda = torch.cuda
+    assert (cuda.is_available(), cuda.is_initialized(), cuda.device_count(), cuda.current_device()) == (
+        True,
+        True,
+        1,
+        0,
+    )
+    with cuda.device(0):
+        assert torch.empty(1, device="cuda").device == torch.device("cuda", 0)
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    assert accelerator.type == "cuda"
+
+
+def test_free_memory_follows_the_ledger(on_a100: Any) -> None:
+    total = A100.memory_bytes
+    assert torch.cuda.mem_get_info() == (total, total)
+    x = torch.empty(GiB, dtype=torch.uint8, device="cuda")
+    small = torch.empty(1, device="cuda")
+    assert torch.cuda.mem_get_info() == (total - GiB - 512, total)
+    del x
+    assert torch.cuda.mem_get_info() == (total - 512, total)
+    del small
+    assert torch.cuda.mem_get_info() == (total, total)
+
+
+def test_memory_statistics_follow_the_ledger(on_a100: Any) -> None:
+    x, y = torch.empty(1000, device="cuda"), torch.empty(1000, device="cuda")
+    del x
+    expected = {
+        "requested_bytes.all.current": 4000,
+        "requested_bytes.all.peak": 8000,
+        "allocated_bytes.all.current": 4096,
+        "allocated_bytes.all.peak": 8192,
+    }
+    for module in (torch.cuda, torch.cuda.memory):
+        assert module.memory_stats() == expected
+        assert (module.memory_allocated(), module.max_memory_allocated()) == (4096, 8192)
+        module.reset_peak_memory_stats()
+        assert module.max_memory_allocated() == 8192
+    assert y.shape == (1000,)
+
+
+def test_streams_and_events_do_nothing_in_order(on_a100: Any) -> None:
+    stream, start, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+    assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    with torch.cuda.stream(stream), stream:
+        start.record()
+        stream.wait_stream(torch.cuda.default_stream())
+        stream.wait_event(stream.record_event(end))
+    stream.synchronize()
+    torch.cuda.synchronize()
+    assert (stream.query(), end.query(), start.elapsed_time(end)) == (True, True, 1.0)
+    assert isinstance(stream.record_event(), torch.cuda.Event)
+
+
+def test_ranges_for_a_profiler_do_nothing(on_a100: Any) -> None:
+    with torch.cuda.nvtx.range("forward"):
+        torch.cuda.nvtx.mark("here")
+
+
+def test_generators_are_on_their_device_and_draw(on_a100: Any) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    assert generator.device.type == "cuda"
+    assert torch.Generator().device.type == "cpu"
+    assert isinstance(generator, torch.Generator)
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert not isinstance("cuda", torch.Generator)
+    assert torch.randn(3, device="cuda", generator=generator).device.type == "cuda"
+
+
+def test_the_state_of_random_numbers_can_be_kept(on_a100: Any) -> None:
+    state = torch.cuda.get_rng_state()
+    assert (state.dtype, state.device.type) == (torch.uint8, "cpu")
+    torch.cuda.set_rng_state(state)
+    torch.cuda.manual_seed_all(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+
+
+def test_pinned_memory_is_the_hosts_and_not_counted() -> None:
+    def build(device: str) -> Any:
+        return lambda: torch.empty(1000).pin_memory().to(device, non_blocking=True)
+
+    assert memfix.peak(build).peak_bytes == 4000
+
+
+def test_fake_tensors_are_hidden_from_libraries_that_look_for_them(on_a100: Any) -> None:
+    x = torch.empty(3, device="cuda")
+    assert isinstance(x, FakeTensor)
+    assert torch._subclasses.FakeTensor is not FakeTensor
+    assert not isinstance(x, torch._subclasses.FakeTensor)
+
+
+# ---------------------------------------------------------------- put back
+PATCHED = [
+    (torch, "Generator"),
+    (torch, "einsum"),
+    (torch.functional, "einsum"),
+    (torch._subclasses, "FakeTensor"),
+    (torch.amp.GradScaler, "_maybe_opt_step"),
+    (torch.nn.init, "_no_grad_trunc_normal_"),
+    (torch.utils, "swap_tensors"),
+    *((torch._VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+    *((torch.Tensor, name) for name in ("pin_memory", "record_stream", "numpy", "__format__")),
+    (torch.UntypedStorage, "resize_"),
+    *((torch.cuda, name) for name in "Stream Event current_stream is_available device_count synchronize".split()),
+    *((torch.cuda, name) for name in "get_device_properties get_device_capability get_rng_state".split()),
+    *(
+        (module, name)
+        for module in (torch.cuda, torch.cuda.memory)
+        for name in "mem_get_info memory_stats memory_allocated max_memory_allocated".split()
+    ),
+    (torch.cuda.nvtx, "range_push"),
+]
+
+
+def answers() -> list[Any]:
+    return [getattr(owner, name) for owner, name in PATCHED]
+
+
+def test_every_answer_is_another_inside_and_put_back_after_an_exception() -> None:
+    before, inside = answers(), []
+
+    def build(device: str) -> Any:
+        inside.extend(answers())
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError, match="planted"):
+        memfix.peak(build)
+    assert answers() == before
+    unchanged = [PATCHED[i][1] for i, (was, then) in enumerate(zip(before, inside, strict=True)) if was == then]
+    assert unchanged == []
+
+
+def test_nested_worlds_are_left_one_by_one() -> None:
+    before = answers()
+    with simulated_gpu(H200, plain_path=True):
+        with simulated_gpu(A100, plain_path=True):
+            assert torch.cuda.get_device_capability() == (8, 0)
+        assert torch.cuda.get_device_capability() == (9, 0)
+    assert answers() == before
+
+
+# ---------------------------------------------------------------- optimizers
+def training(optimizer: Any, **options: Any) -> Any:
+    def build(device: str) -> Any:
+        model = nn.Sequential(*[nn.Linear(64, 64, device=device) for _ in range(4)])
+        chosen = optimizer(model.parameters(), lr=0.1, **options)
+        x = torch.empty(8, 64, device=device)
+
+        def step() -> None:
+            model(x).sum().backward()
+            chosen.step()
+            chosen.zero_grad()
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adam, torch.optim.NAdam, torch.optim.Adagrad])
+def test_an_optimizer_takes_the_foreach_path_by_default(optimizer: Any) -> None:
+    default, foreach, one_by_one = (
+        memfix.peak(training(optimizer, **options)).peak_bytes
+        for options in ({}, {"foreach": True}, {"foreach": False})
+    )
+    assert default == foreach != one_by_one
+
+
+def test_a_fused_adamw_takes_no_more_than_backward() -> None:
+    assert memfix.peak(training(torch.optim.AdamW, fused=True)).peak_bytes < 4 * (64 * 64 + 64) * 4 + 8 * 64 * 4 * 4
+
+
+# ---------------------------------------------------------------- mixed precision, compilation, streams
+def test_a_whole_step_with_a_grad_scaler_assumes_that_nothing_overflowed() -> None:
+    stepped: list[int] = []
+
+    def build(device: str) -> Any:
+        model = nn.Linear(64, 64, device=device)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        optimizer.register_step_post_hook(lambda *_: stepped.append(1))
+        x = torch.empty(8, 64, device=device)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x).sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    reading = memfix.peak(build)
+    assert "GradScaler: assumed that no gradient overflowed" in reading.notes
+    assert not reading.exact
+    assert stepped == [1, 1]
+    assert reading.leaked_bytes == 0
+
+
+def test_a_compiled_region_runs_eager_and_is_noted() -> None:
+    @torch.compile
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1) * 2
+
+    def build(device: str) -> Any:
+        x = torch.empty(1000, device=device)
+        return lambda: compiled(x)
+
+    reading = memfix.peak(build)
+    note = "a region under torch.compile ran eager: what Inductor would allocate is not known"
+    assert (reading.notes, reading.exact) == ((note,), False)
+    assert reading.peak_bytes == 8000
+
+
+def test_memory_that_another_stream_uses_is_noted() -> None:
+    def build(device: str) -> Any:
+        x = torch.empty(1000, device=device)
+
+        def step() -> torch.Tensor:
+            x.record_stream(torch.cuda.Stream())
+            return x + 1
+
+        return step
+
+    assert memfix.peak(build).notes == (
+        "record_stream: memory is taken to be free once unreferenced, not when the other stream is done",
+    )
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda module, device: module.to(device),
+        lambda module, device: module.cuda(),
+        lambda module, device: module.to(device).half().float(),
+        lambda module, device: module.to(torch.bfloat16).to(device, torch.float32),
+    ],
+)
+def test_a_module_is_moved_and_cast(move: Any) -> None:
+    def build(device: str) -> Any:
+        module = move(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)), device)
+        assert {tensor.device.type for tensor in (*module.parameters(), *module.buffers())} == {"cuda"}
+        assert all(isinstance(parameter, nn.Parameter) for parameter in module.parameters())
+        x = torch.empty(8, 64, device=device)
+        return lambda: module(x)
+
+    # a weight, a bias, four vectors of the norm, its counter, and the input
+    assert memfix.peak(build).base_bytes == (64 * 64 + 64 + 4 * 64) * 4 + 8 + 8 * 64 * 4
+
+
+# ---------------------------------------------------------------- einsum
+LEFT_TO_RIGHT = "einsum of three or more: contracted from left to right, as opt_einsum is not installed here"
+
+
+@pytest.mark.parametrize(
+    ("contract", "notes"),
+    [
+        (lambda a: torch.einsum("ij,jk,kl->il", a, a, a), (LEFT_TO_RIGHT,)),
+        (lambda a: torch.einsum("ij,jk,kl->il", [a, a, a]), (LEFT_TO_RIGHT,)),
+        (lambda a: torch.functional.einsum(a, [0, 1], a, [1, 2], a, [2, 3]), (LEFT_TO_RIGHT,)),
+        (lambda a: torch.einsum("ij,jk->ik", a, a), ()),
+        (lambda a: torch.einsum("ij->j", a), ()),
+        (lambda a: torch.einsum("ij,jk->ik", [a, a]), ()),
+        (lambda a: torch.einsum(a, [0, 1], a, [1, 2]), ()),
+        (lambda a: torch.einsum(a, [0, 1], a, [1, 2], [2, 0]), ()),
+    ],
+)
+def test_three_factors_without_opt_einsum_are_in_doubt(
+    contract: Any, notes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.opt_einsum, "is_available", lambda: False)
+
+    def build(device: str) -> Any:
+        a = torch.empty(16, 16, device=device)
+        return lambda: contract(a)
+
+    assert memfix.peak(build).notes == notes
+
+
+def test_three_factors_with_opt_einsum_are_in_no_doubt() -> None:
+    pytest.importorskip("opt_einsum", reason="opt_einsum is what orders the factors")
+
+    def build(device: str) -> Any:
+        a = torch.empty(16, 16, device=device)
+        return lambda: torch.einsum("ij,jk,kl->il", a, a, a)
+
+    assert memfix.peak(build).notes == ()

@@ -1,0 +1,140 @@
+"""The autograd engine under the meter: gradients add up in place, and graphs that backward made are watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import memfix
+from memfix.meters.simulated.engine import is_dense
+
+N = 1 << 20
+GRADIENTS = "gradients of gradients: the engine may run their graph in another order on a GPU"
+
+
+# ---------------------------------------------------------------- accumulation
+def test_a_second_gradient_is_added_into_the_first() -> None:
+    def build(device: str) -> Any:
+        x, upstream = torch.empty(N, device=device, requires_grad=True), torch.empty(N, device=device)
+
+        def step() -> None:
+            y = x * 1.0
+            torch.autograd.backward([y, y * 2.0, y * 3.0], [upstream, upstream, upstream])
+            x.grad = None
+
+        return step
+
+    # three outputs; a gradient that is scaled, and the sum, which is made once
+    assert memfix.peak(build).peak_bytes == 5 * 4 * N
+
+
+def test_gradients_of_five_uses_take_no_more_than_those_of_three() -> None:
+    def peak_of(num_uses: int) -> int:
+        def build(device: str) -> Any:
+            x = torch.empty(N, device=device, requires_grad=True)
+
+            def step() -> None:
+                torch.autograd.backward([(x * float(use)).sum() for use in range(num_uses)])
+                x.grad = None
+
+            return step
+
+        return memfix.peak(build).peak_bytes // N
+
+    assert peak_of(5) == peak_of(3) == 2 * 4
+
+
+def test_a_gradient_that_is_kept_is_added_to_in_its_own_memory() -> None:
+    def build(device: str) -> Any:
+        x = torch.empty(N, device=device, requires_grad=True)
+        x.grad = torch.empty(N, device=device)
+        upstream = torch.empty(N, device=device)
+        return lambda: (x * 2.0).backward(upstream)
+
+    reading = memfix.peak(build)
+    assert (reading.peak_bytes, reading.leaked_bytes) == (2 * 4 * N, 0)  # the product, and its gradient
+
+
+def test_a_gradient_that_a_hook_keeps_is_not_written_over() -> None:
+    def build(device: str) -> Any:
+        x, upstream = torch.empty(N, device=device, requires_grad=True), torch.empty(N, device=device)
+
+        def step() -> None:
+            kept: list[torch.Tensor] = []
+            y = x * 1.0
+            left, right = y * 2.0, y * 3.0
+            for node in (left.grad_fn, right.grad_fn):
+                assert node is not None
+                node.register_hook(lambda grads, _: kept.append(grads[0]))
+            torch.autograd.backward([left, right], [upstream, upstream])
+            x.grad = None
+
+        return step
+
+    # y, left and right; two gradients kept, their sum, and x's own
+    assert memfix.peak(build).peak_bytes == 7 * 4 * N
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dense"),
+    [
+        (torch.empty(3, 4), True),
+        (torch.empty(3, 4).t(), True),
+        (torch.empty(3, 1, 4).expand(3, 1, 4), True),
+        (torch.empty(3, 8)[:, ::2], False),
+        (torch.empty(1).expand(3), False),
+        (torch.empty(()), True),
+    ],
+)
+def test_dense_is_what_some_order_of_dims_makes_contiguous(tensor: torch.Tensor, dense: bool) -> None:
+    assert is_dense(tensor) == dense
+
+
+# ---------------------------------------------------------------- gradients of gradients
+def doubly(use: Any) -> Any:
+    def build(device: str) -> Any:
+        x = torch.empty(64, device=device, requires_grad=True)
+
+        def step() -> None:
+            y = (x.sin() * x).sum()
+            (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+            use(y, gradient)
+            x.grad = None
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize("use", [lambda y, g: g.exp().sum().backward(), lambda y, g: (y + g.exp().sum()).backward()])
+def test_a_graph_that_backward_made_is_in_doubt_when_it_is_run(use: Any) -> None:
+    reading = memfix.peak(doubly(use))
+    assert GRADIENTS in reading.notes
+    assert not reading.exact
+
+
+@pytest.mark.parametrize("use", [lambda y, g: None, lambda y, g: y.backward()])
+def test_a_graph_that_backward_made_is_in_no_doubt_while_it_is_not_run(use: Any) -> None:
+    assert GRADIENTS not in memfix.peak(doubly(use)).notes
+
+
+def test_gradients_for_every_sample_are_no_gradients_of_gradients() -> None:
+    def build(device: str) -> Any:
+        weight, samples = torch.empty(64, device=device), torch.empty(16, 64, device=device)
+        gradient = torch.func.grad(lambda w, x: (w * x).sin().sum())
+        return lambda: torch.func.vmap(gradient, (None, 0))(weight, samples)
+
+    reading = memfix.peak(build)
+    assert reading.notes == ()
+    assert reading.held_bytes == 16 * 64 * 4
+
+
+def test_a_gradient_of_a_gradient_by_functions_is_in_doubt() -> None:
+    def build(device: str) -> Any:
+        weight = torch.empty(64, device=device)
+        first = torch.func.grad(lambda w: (w.sin() * w).sum())
+        return lambda: torch.func.grad(lambda w: first(w).sum())(weight)
+
+    assert GRADIENTS in memfix.peak(build).notes

@@ -1,0 +1,197 @@
+"""Operators take the path that a CUDA build takes, and have a fake where torch brings none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import memfix
+from memfix.errors import MeasurementError
+
+BF16 = torch.bfloat16
+
+
+class Seen(TorchDispatchMode):
+    """The names of the operators that come by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of(build: Any) -> set[str]:
+    seen = Seen()
+
+    def watched(device: str) -> Any:
+        step = build(device)
+
+        def under_watch() -> object:
+            with seen:
+                return step()
+
+        return under_watch
+
+    memfix.peak(watched, warmup=0)
+    return seen.names
+
+
+# ---------------------------------------------------------------- batch norm
+def batch_norm(dtype: torch.dtype = torch.float32, *, pixels: int = 16, affine: bool = True, width: int = 8) -> Any:
+    def build(device: str) -> Any:
+        norm = nn.BatchNorm2d(width, affine=affine, device=device, dtype=dtype)
+        x = torch.empty(4, width, pixels, pixels, device=device, dtype=dtype, requires_grad=True)
+        upstream = torch.empty_like(x)
+
+        def step() -> None:
+            norm(x).backward(upstream)
+            x.grad = None
+            norm.zero_grad()
+
+        return step
+
+    return build
+
+
+def test_batch_norm_in_float32_is_cudnns() -> None:
+    seen = operators_of(batch_norm())
+    assert {"cudnn_batch_norm", "cudnn_batch_norm_backward"} <= seen
+    assert "native_batch_norm" not in seen
+
+
+def test_batch_norm_in_bfloat16_is_torchs_own() -> None:
+    seen = operators_of(batch_norm(BF16))
+    assert {"native_batch_norm", "native_batch_norm_backward"} <= seen
+    assert "cudnn_batch_norm" not in seen
+
+
+def test_batch_norm_without_a_weight_is_torchs_own() -> None:
+    assert "native_batch_norm" in operators_of(batch_norm(affine=False))
+
+
+def test_batch_norm_without_cudnn_is_torchs_own() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        assert "native_batch_norm" in operators_of(batch_norm())
+
+
+def test_a_batch_norm_step_takes_its_output_its_statistics_and_its_gradients() -> None:
+    reading = memfix.peak(batch_norm())
+    image, channel = 4 * 8 * 16 * 16 * 4, 8 * 4
+    assert reading.peak_bytes == 2 * image + 4 * channel  # mean, inverse deviation, two parameter gradients
+
+
+def test_batch_norm_of_a_transposed_image_keeps_the_copy_for_backward() -> None:
+    def build(device: str) -> Any:
+        norm = nn.BatchNorm2d(8, device=device)
+        x = torch.empty(4, 8, 16, 16, device=device).transpose(2, 3)
+        return lambda: norm(x)
+
+    image, channel = 4 * 8 * 16 * 16 * 4, 8 * 4
+    assert memfix.peak(build).held_bytes == 2 * image + 2 * channel
+
+
+# ---------------------------------------------------------------- samples of an image
+@pytest.mark.parametrize(
+    ("dtype", "options", "by_cudnn"),
+    [
+        (torch.float32, {"align_corners": True}, True),
+        (torch.float32, {"align_corners": False}, False),
+        (torch.float32, {"align_corners": True, "mode": "nearest"}, False),
+        (torch.float32, {"align_corners": True, "padding_mode": "border"}, False),
+        (BF16, {"align_corners": True}, False),
+    ],
+)
+def test_grid_sample_is_cudnns_where_a_cuda_build_prefers_it(dtype: torch.dtype, options: Any, by_cudnn: bool) -> None:
+    def build(device: str) -> Any:
+        x = torch.empty(4, 8, 16, 16, device=device, dtype=dtype, requires_grad=True)
+        grid = torch.empty(4, 5, 5, 2, device=device, dtype=dtype)
+        upstream = torch.empty(4, 8, 5, 5, device=device, dtype=dtype)
+
+        def step() -> None:
+            F.grid_sample(x, grid, **options).backward(upstream)
+            x.grad = None
+
+        return step
+
+    seen = operators_of(build)
+    sampler = "cudnn_grid_sampler" if by_cudnn else "grid_sampler_2d"
+    assert seen & {"cudnn_grid_sampler", "grid_sampler_2d"} == {sampler}
+    assert f"{sampler}_backward" in seen
+
+
+def test_samples_of_an_image_take_their_result() -> None:
+    def build(device: str) -> Any:
+        x, grid = torch.empty(4, 8, 16, 16, device=device), torch.empty(4, 5, 6, 2, device=device)
+        return lambda: F.grid_sample(x, grid, align_corners=True)
+
+    assert memfix.peak(build).peak_bytes == 4 * 8 * 5 * 6 * 4
+
+
+# ---------------------------------------------------------------- one_hot
+def test_one_hot_writes_ones_into_zeros() -> None:
+    def build(device: str) -> Any:
+        ids = torch.zeros(100, dtype=torch.int64, device=device)
+        return lambda: F.one_hot(ids, 10)
+
+    assert memfix.peak(build).peak_bytes == 100 * 10 * 8
+    assert operators_of(build) >= {"new_zeros", "scatter_"}
+
+
+def test_one_hot_of_as_many_classes_as_there_are_needs_values() -> None:
+    def build(device: str) -> Any:
+        ids = torch.zeros(100, dtype=torch.int64, device=device)
+        return lambda: F.one_hot(ids)
+
+    with pytest.raises(
+        MeasurementError, match=r"^the step needs the values of a tensor .* at .*test_redirects\.py:\d+"
+    ):
+        memfix.peak(build)
+
+
+# ---------------------------------------------------------------- fakes that torch lacks
+def test_a_gru_cell_keeps_its_gates_and_what_it_made_of_them_for_backward() -> None:
+    def build(device: str) -> Any:
+        cell = nn.GRUCell(32, 16, device=device)
+        x, hidden = torch.empty(4, 32, device=device), torch.empty(4, 16, device=device)
+        return lambda: cell(x, hidden)
+
+    assert "_thnn_fused_gru_cell" in operators_of(build)
+    assert memfix.peak(build).held_bytes == (4 * 16 + 4 * 5 * 16 + 2 * 4 * 3 * 16) * 4
+
+
+def test_the_gradients_of_a_gru_cell_are_as_large_as_its_parameters() -> None:
+    def build(device: str) -> Any:
+        cell = nn.GRUCell(32, 16, device=device)
+        x, hidden = torch.empty(4, 32, device=device), torch.empty(4, 16, device=device)
+        return lambda: cell(x, hidden).sum().backward()
+
+    reading = memfix.peak(build, warmup=0)
+    assert reading.leaked_bytes == (48 * 32 + 48 * 16 + 48 + 48) * 4
+
+
+@pytest.mark.parametrize("operator", [torch.cummax, torch.cummin])
+def test_a_running_extremum_takes_values_and_indices(operator: Any) -> None:
+    def build(device: str) -> Any:
+        x = torch.empty(100, 50, device=device)
+        return lambda: operator(x, 1)
+
+    reading = memfix.peak(build)
+    assert (reading.peak_bytes, reading.held_bytes) == (100 * 50 * (4 + 8), 100 * 50 * (4 + 8))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.AdamW])
+def test_a_fused_optimizer_takes_nothing_of_its_own(optimizer: Any) -> None:
+    def build(device: str) -> Any:
+        weight = nn.Parameter(torch.empty(1000, 1000, device=device))
+        weight.grad = torch.empty(1000, 1000, device=device)
+        return optimizer([weight], lr=0.1, fused=True).step
+
+    assert memfix.peak(build).peak_bytes == 0
