@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..meters.simulated.composite import composite_key
 from ..meters.simulated.gpus import GPU
 from ..meters.simulated.workspace import NoRule, hidden_buffers, storage_bytes
+from ..meters.simulated.workspace.layout import extent
+from ..meters.simulated.workspace.rules import tensors_in
 from ..meters.simulated.workspace.signature import signature
 
 
@@ -54,12 +55,14 @@ class OperatorWatch(TorchDispatchMode):
         call = signature(func, args, kwargs)  # before the call, which may change its arguments
         if call in self.observations:
             return func(*args, **kwargs)
-        there = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors((args, [*kwargs.values()]))}
+        there = {
+            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in((args, [*kwargs.values()]))
+        }
         before = _requested()["current"]
         torch.cuda.reset_peak_memory_stats()
         result = func(*args, **kwargs)
         after = _requested()
-        if any(t.is_cuda for t in _tensors((args, list(kwargs.values()), result))):
+        if any(t.is_cuda for t in tensors_in((args, list(kwargs.values()), result))):
             hidden = after["peak"] - max(before, after["current"])
             predicted, reason = self._prediction(func, args, kwargs, result)
             kept = max(0, after["current"] - before), self._predicted_kept(func, args, kwargs, result, there)
@@ -77,24 +80,11 @@ class OperatorWatch(TorchDispatchMode):
         enlarged = storage_bytes(self.gpu, func, args, kwargs, result)
         if enlarged is not None:
             return enlarged
-        made = {t.untyped_storage()._cdata: t for t in _tensors(result) if t.is_cuda}
-        return sum(max(0, _extent(tensor) - there.get(storage, 0)) for storage, tensor in made.items())
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    if tensor.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+        made = {t.untyped_storage()._cdata: t for t in tensors_in(result) if t.is_cuda}
+        return sum(
+            max(0, extent(tensor) * tensor.element_size() - there.get(storage, 0)) for storage, tensor in made.items()
+        )
 
 
 def _requested() -> dict[str, int]:
     return torch.cuda.memory.memory_stats_as_nested_dict()["requested_bytes"]["all"]
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)

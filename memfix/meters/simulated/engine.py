@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .workspace.layout import is_dense
+
 aten = torch.ops.aten
 
 _NODE_KEY = "memfix_node"
@@ -41,7 +43,7 @@ class EngineWatch:
             return False
         total, added = args[:2]
         # a view made in backward keeps its base alive, so the engine does not own its memory alone
-        return isinstance(added, torch.Tensor) and not total._is_view() and is_dense(total)
+        return isinstance(added, torch.Tensor) and not total._is_view() and is_dense(total.shape, total.stride())
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -95,15 +97,3 @@ class EngineWatch:
 
     def _node_finished(self, number: int, _grad_inputs: Any, _grad_outputs: Any) -> None:
         self._finished_node = number
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Non-overlapping and dense: some order of its dims is contiguous."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

@@ -23,7 +23,7 @@ from .gpus import GPU
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
 from .workspace import Workspace, storage_bytes
-from .workspace.rules import Call
+from .workspace.rules import Call, tensors_in
 
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
@@ -64,16 +64,16 @@ class StorageTracker(TorchDispatchMode):
             except NotImplementedError:
                 self.note(f"{func} could not be taken apart: what it hides is not known")
             else:
-                if all(isinstance(tensor, FakeTensor) for tensor in _tensors(result)):
+                if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(result)):
                     return result
                 # the composite bypassed the dispatcher and only made a view: the operator itself knows the device
-        given = list(_tensors((args, list(kwargs.values()))))
+        given = list(tensors_in((args, list(kwargs.values()))))
         for tensor in given:
             self._register_found(tensor)
         site = self.lines.current()
         result = self._run(func, args, kwargs, given)
         overwritten = self._entry(args[0]) if in_place else None
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self._register_result(tensor, func, site, overwritten)
         self._register_workspace(func, args, kwargs, result, site)
         remember_question(func, args, result)
@@ -95,7 +95,7 @@ class StorageTracker(TorchDispatchMode):
             result = self._as_on_cuda(func, args, kwargs, func(*args, **kwargs))
         finally:
             plain_path.hide(given)
-        plain_path.hide(_tensors(result))
+        plain_path.hide(tensors_in(result))
         return result
 
     def _as_on_cuda(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -168,7 +168,7 @@ class StorageTracker(TorchDispatchMode):
             self.ledger.birth(entry)
 
     def _register_workspace(self, func: Any, args: Any, kwargs: Any, result: Any, site: object) -> None:
-        if not any(self._is_followed(tensor) for tensor in _tensors((args, result))):
+        if not any(self._is_followed(tensor) for tensor in tensors_in((args, result))):
             return
         buffers, doubt = self.workspace.buffers(func, args, kwargs, result)
         if doubt is not None:
@@ -224,12 +224,3 @@ def _writes_into_arguments(operator: torch._ops.OpOverload) -> bool:
 def _name(operator: torch._ops.OpOverload) -> str:
     """``mm``, ``add.Tensor``, and in full where it is not torch's own."""
     return str(operator).removeprefix("aten.").removesuffix(".default")
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an operator's arguments or results, lists included."""
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors(value)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from .layouts import is_dense
+from .layout import is_dense
 from .moving import cross_device_copy_buffers
 from .reducing import extremum_buffers, norm_buffers
 from .rules import Call, NoRule, ceil_div, none_needed, rule
@@ -72,7 +72,7 @@ def _chunk_buffer(tensors: list[torch.Tensor], item: int) -> int:
 
 
 def _alike(tensors: list[torch.Tensor]) -> bool:
-    return all(tensor.dtype == tensors[0].dtype and is_dense(tensor) for tensor in tensors)
+    return all(tensor.dtype == tensors[0].dtype and is_dense(tensor.shape, tensor.stride()) for tensor in tensors)
 
 
 def _one_by_one(

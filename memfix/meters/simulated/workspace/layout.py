@@ -54,3 +54,28 @@ def flattens_without_copy(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 0 or all(
         stride == next_size * next_stride for (_, stride), (next_size, next_stride) in itertools.pairwise(axes)
     )
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """How many elements lie from its first to its last."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def same_dense_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Could one ``memcpy`` carry the elements of ``b`` to ``a``?"""
+    if a.shape != b.shape:
+        return a.numel() == 1 == b.numel()
+    strides = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return all(size <= 1 or one == other for size, one, other in strides) and is_dense(a.shape, a.stride())
+
+
+def is_row_major(matrix: torch.Tensor) -> bool:
+    rows_apart, columns_apart = matrix.stride()[-2:]
+    return columns_apart == 1 and rows_apart >= max(1, matrix.shape[-1])
+
+
+def is_column_major(matrix: torch.Tensor) -> bool:
+    rows_apart, columns_apart = matrix.stride()[-2:]
+    return rows_apart == 1 and columns_apart >= max(1, matrix.shape[-2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch._prims_common import suggest_memory_format
 
+from .layout import extent
 from .rules import Call, NoRule, size_of
 
 
@@ -32,8 +33,7 @@ def require_contiguous(call: Call, *names: str, memory_format: torch.memory_form
 
 def fits_32bit_indices(tensor: torch.Tensor) -> bool:
     """The question many kernels ask before they take their fast path."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.numel() == 0 or max(tensor.numel(), last) < 2**31 - 1
+    return max(tensor.numel(), extent(tensor) - 1) < 2**31 - 1
 
 
 def accumulator_bytes(dtype: torch.dtype) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .layouts import is_dense, same_dense_layout
+from .layout import is_dense, same_dense_layout
 from .rules import Call, rule
 
 
@@ -40,5 +40,5 @@ def cross_device_copy_buffers(to: torch.Tensor, source: torch.Tensor, non_blocki
     if not non_blocking or same_dtype:
         return [] if contiguous else [to.numel() * source.element_size()]
     cast = [source.numel() * to.element_size()]
-    stays_transposed = source.shape != to.shape or (is_dense(source) and not contiguous)
+    stays_transposed = source.shape != to.shape or (is_dense(source.shape, source.stride()) and not contiguous)
     return [*cast, *([to.numel() * to.element_size()] if stays_transposed else [])]

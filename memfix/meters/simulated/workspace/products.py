@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .layouts import is_column_major, is_dense, is_row_major
+from .layout import is_column_major, is_dense, is_row_major
 from .rules import Call, NoRule, none_needed, rule, size_of
 
 none_needed("dot vdot addr addr_")
@@ -83,7 +83,7 @@ def _matrix_copies(result: torch.Tensor | None, left: torch.Tensor, right: torch
         return []
     copy, transposed = 0, True
     if result is not None:
-        if is_dense(result):
+        if is_dense(result.shape, result.stride()):
             transposed = result.is_contiguous()
         elif is_column_major(result):
             transposed = False
@@ -94,7 +94,7 @@ def _matrix_copies(result: torch.Tensor | None, left: torch.Tensor, right: torch
 
 def _matrix_copy(matrix: torch.Tensor, result_transposed: bool) -> int:
     """cuBLAS conjugates only what it transposes, relative to the result; else a conjugate view is made real."""
-    if is_dense(matrix):
+    if is_dense(matrix.shape, matrix.stride()):
         row_major = matrix.is_contiguous()
     elif is_column_major(matrix):
         row_major = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -92,6 +92,15 @@ def no_kernel(names: str) -> None:
 
 def _packets(names: Any) -> list[torch._ops.OpOverloadPacket]:
     return [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an operator's arguments or results, lists included."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value)
 
 
 # ---------------------------------------------------------------- what many rules ask
