@@ -16,6 +16,7 @@ from memfix.meters.timeline import Line
 COUNTED = "the step counts the elements of a mask: assumed that all take part"
 ALL_SET = "the step asks whether all of a mask is set: assumed that it is"
 NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
+ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 
 
@@ -43,11 +44,19 @@ def asked(question: Any) -> tuple[Any, Reading]:
         (lambda x, mask: mask.sum().item(), 200, COUNTED),
         (lambda x, mask: int(mask[:3].sum()), 60, COUNTED),
         (lambda x, mask: (x > 0).sum().item(), 200, COUNTED),
+        (lambda x, mask: mask.sum().clamp(min=1).item(), 200, COUNTED),
+        (lambda x, mask: mask.sum().cpu().float().item(), 200, COUNTED),
+        (lambda x, mask: mask.float().sum().item(), 200, COUNTED),
         (lambda x, mask: bool(mask.all()), True, ALL_SET),
         (lambda x, mask: "yes" if mask.all() else "no", "yes", ALL_SET),
         (lambda x, mask: bool(x.isnan().any()), False, NONE_SET),
         (lambda x, mask: torch.allclose(x, x + 1), True, ALL_SET),
         (lambda x, mask: torch.equal(x, x + 1), True, EQUAL),
+        (lambda x, mask: x[mask].shape, (200,), ALL_CHOSEN),
+        (lambda x, mask: x[mask[:, 0]].shape, (10, 20), ALL_CHOSEN),
+        (lambda x, mask: x[:, mask[0]].shape, (10, 20), ALL_CHOSEN),
+        (lambda x, mask: x.masked_select(mask).shape, (200,), ALL_CHOSEN),
+        (lambda x, mask: x[mask].sum().backward(), None, ALL_CHOSEN),
     ],
 )
 def test_a_usual_answer_is_given_and_noted(question: Any, answer: Any, note: str) -> None:
@@ -71,6 +80,12 @@ def test_products_are_differentiated_as_if_no_element_were_zero(question: Any, n
     assert not reading.exact
 
 
+def test_a_mask_cast_to_integers_is_an_index_like_any_other() -> None:
+    shape, reading = asked(lambda x, mask: x[mask[0].long()].shape)
+    assert shape == (20, 20)
+    assert reading.notes == ()
+
+
 def test_assumptions_of_the_warm_up_are_not_notes_of_the_step() -> None:
     def build(device: str) -> Any:
         mask = torch.ones(5, dtype=torch.bool, device=device)
@@ -85,12 +100,11 @@ def test_assumptions_of_the_warm_up_are_not_notes_of_the_step() -> None:
     [
         (lambda x, mask: x.sum().item(), "aten._local_scalar_dense.default"),
         (lambda x, mask: x.tolist(), "aten._local_scalar_dense.default"),
-        (lambda x, mask: mask.float().sum().item(), "aten._local_scalar_dense.default"),
+        (lambda x, mask: (mask.sum() - 1).item(), "aten._local_scalar_dense.default"),
         (lambda x, mask: mask.sum(0)[0].item(), "aten._local_scalar_dense.default"),
         (lambda x, mask: mask.sum().sub_(5).item(), "aten._local_scalar_dense.default"),
         (lambda x, mask: f"loss {x.mean():.3f}", "aten._local_scalar_dense.default"),
         (lambda x, mask: x.nonzero(), "aten.nonzero.default"),
-        (lambda x, mask: x[mask], "aten.nonzero.default"),
         (lambda x, mask: x.detach().cpu().numpy(), "Tensor.numpy"),
         (lambda x, mask: np.asarray(x.detach().cpu()), "Tensor.numpy"),
         (lambda x, mask: torch.zeros(3).numpy(), "Tensor.numpy"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memfix
-from memfix.meters.simulated.engine import is_dense
+from memfix.meters.simulated.workspace.layout import is_dense
 
 N = 1 << 20
 GRADIENTS = "gradients of gradients: the engine may run their graph in another order on a GPU"
@@ -89,7 +89,7 @@ def test_a_gradient_that_a_hook_keeps_is_not_written_over() -> None:
     ],
 )
 def test_dense_is_what_some_order_of_dims_makes_contiguous(tensor: torch.Tensor, dense: bool) -> None:
-    assert is_dense(tensor) == dense
+    assert is_dense(tensor.shape, tensor.stride()) == dense
 
 
 # ---------------------------------------------------------------- gradients of gradients

@@ -2,7 +2,7 @@
 
 Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
 runs give the same bytes. Rooms: ``fake_device`` and ``plain_path`` (CUDA's paths in any torch), ``environment``,
-``answers``, ``redirects`` and ``attention`` (user code and operators believe in the GPU), ``tracking`` and ``engine``
+``answers``, ``detours``, ``redirects`` and ``attention`` (user code believes in the GPU), ``tracking`` and ``engine``
 (storages), ``composite``, ``workspace`` and ``tables`` (what kernels hide), ``assumptions`` and ``refusals`` (values
 that are not there), ``ledger`` (the bytes), ``source_lines`` (who made them), ``gpus``.
 """

@@ -15,29 +15,80 @@ aten = torch.ops.aten
 _NO_ZEROS = "no element is zero"
 _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """Backward node that looks at values -> what is assumed of them."""
-_ANSWER = "_memfix_answer"
+_ANSWER, _MASK = "_memfix_answer", "_memfix_mask"
 
 
 def remember_question(operator: Any, args: tuple[Any, ...], result: Any) -> None:
     """Mark a result that is one number about a mask with its usual value, in case that is asked for."""
-    if hasattr(result, _ANSWER):
-        delattr(result, _ANSWER)  # written in place: another number now
+    for mark in (_ANSWER, _MASK):
+        if hasattr(result, mark):
+            delattr(result, mark)  # written in place: another number now
     packet = operator.overloadpacket
-    if packet not in (aten.sum, aten.all, aten.any) or args[0].dtype != torch.bool or result.numel() != 1:
-        return
+    first: Any = args[0] if args else None
+    if packet in _CASTS and _is_mask(first):
+        setattr(result, _MASK, True)
+    elif packet in _CASTS or packet in (aten.clamp, aten.clamp_min):
+        _pass_on(packet, args, result)
+    elif packet in (aten.sum, aten.all, aten.any) and _is_mask(first) and result.numel() == 1:
+        setattr(result, _ANSWER, _usual_answer(packet, first))
+
+
+_ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
+
+
+def _without_masks(indices: list[Any]) -> list[Any]:
+    """Places in place of masks, one tensor for each dimension of a mask, as indexing makes them."""
+    places: list[Any] = []
+    for index in indices:
+        if _is_boolean(index):
+            found = torch.empty((index.numel(), index.dim()), dtype=torch.int64, device=index.device)
+            places += found.unbind(1)
+        else:
+            places.append(index)
+    return places
+
+
+_CASTS = (aten._to_copy, aten.clone, aten.detach)
+
+
+def _is_boolean(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def _is_mask(value: Any) -> bool:
+    """Booleans, also after a cast to numbers."""
+    return _is_boolean(value) or hasattr(value, _MASK)
+
+
+def _usual_answer(packet: Any, mask: torch.Tensor) -> tuple[str, Any]:
     if packet is aten.sum:
-        answer = "the step counts the elements of a mask: assumed that all take part", args[0].numel()
-    elif packet is aten.all:
-        answer = "the step asks whether all of a mask is set: assumed that it is", True
-    else:
-        answer = "the step asks whether any of a mask is set: assumed that none is", False
-    setattr(result, _ANSWER, answer)
+        return "the step counts the elements of a mask: assumed that all take part", mask.numel()
+    if packet is aten.all:
+        return "the step asks whether all of a mask is set: assumed that it is", True
+    return "the step asks whether any of a mask is set: assumed that none is", False
+
+
+def _pass_on(packet: Any, args: tuple[Any, ...], result: Any) -> None:
+    """A number that is cast, or kept from falling below another (``count.clamp(min=1)``), is still known."""
+    answer = getattr(args[0], _ANSWER, None)
+    if answer is None:
+        return
+    note, value = answer
+    if packet not in _CASTS:
+        if len(args) != 2 or not isinstance(args[1], (int, float)):
+            return
+        value = max(value, args[1])
+    setattr(result, _ANSWER, (note, value))
 
 
 def assumed_answer(operator: Any, args: tuple[Any, ...]) -> tuple[str, Callable[[], Any]] | None:
     """For an operator that reads values in a known situation: what is assumed, and how to make the answer."""
     if operator is aten.equal.default:
         return "the step compares tensors by torch.equal: assumed that they are equal", lambda: True
+    if operator is aten.index.Tensor and any(_is_boolean(index) for index in args[1]):
+        return _ALL_CHOSEN, lambda: operator(args[0], _without_masks(args[1]))
+    if operator is aten.masked_select.default:
+        return _ALL_CHOSEN, lambda: torch.empty_like(args[0]).view(-1)
     if operator not in (aten._local_scalar_dense.default, aten.nonzero.default):
         return None
     node = torch._C._current_autograd_node()

@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import fake_device
 from . import plain_path as plain_paths
-from .answers import patched
+from .answers import about_memory, about_the_gpu
+from .detours import detours
 from .gpus import GPU
+from .patches import applied
 from .redirects import paths_as_on_cuda
 from .tracking import StorageTracker
 
@@ -38,7 +40,7 @@ def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
     tracker = StorageTracker(gpu, plain_path=plain_path)
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)  # loads torch modules, which must see torch as it is
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched(gpu, tracker))
+        stack.enter_context(applied([*about_the_gpu(gpu), *about_memory(tracker), *detours(tracker)]))
         # deaths must come in program order: no second thread in backward, no cycle collector in between
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(_only_our_own_cycles())

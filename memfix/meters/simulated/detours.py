@@ -1,0 +1,167 @@
+"""Python code that would leave CUDA's path for a fake tensor, and is kept on it: it asks for a tensor's type or values,
+traces, compiles or launches.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.optim.optimizer
+import torch.utils._foreach_utils
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .patches import Patch, nothing
+from .tracking import StorageTracker
+
+
+def detours(tracker: StorageTracker) -> list[Patch]:
+    return [*_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_triton()]
+
+
+def _by_type() -> list[Patch]:
+    """Code that asks whether a tensor is plain."""
+    holders = (sys.modules["torch.optim.optimizer"], sys.modules["torch.utils._foreach_utils"])
+    known: list[Any] = [module for module in holders if hasattr(module, "_foreach_supported_types")]
+    return [
+        (fake_tensor, "init_gpu_context", nothing),
+        (fake_tensor, "run_fallback_kernel", _no_real_tensors),
+        (torch._subclasses, "FakeTensor", _NotOurs),
+        *((m, "_foreach_supported_types", [*m._foreach_supported_types, FakeTensor]) for m in known),
+        (torch.utils, "swap_tensors", _swap_tensors),
+        (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # memory of the host is not counted
+    ]
+
+
+def _by_value(tracker: StorageTracker) -> list[Patch]:
+    """Code that looks at values."""
+    real_numpy, real_format = torch.Tensor.numpy, torch.Tensor.__format__
+
+    def printed(tensor: Any, **kwargs: Any) -> str:
+        tracker.note("a tensor is printed, and what formatting it takes on a GPU is not known")
+        return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
+
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+        constant = getattr(tensor, "constant", None)
+        needs_grad = torch.is_grad_enabled() and tensor.requires_grad
+        is_torchs_error = not force and (tensor.device.type != "cpu" or needs_grad)
+        if isinstance(tensor, FakeTensor) and constant is None and not is_torchs_error:
+            raise fake_tensor.DataDependentOutputException("Tensor.numpy")  # type: ignore[arg-type]
+        return real_numpy(tensor if constant is None else constant, force=force)
+
+    def formatted(tensor: torch.Tensor, spec: str) -> str:
+        is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0
+        return format(tensor.item(), spec) if is_number else real_format(tensor, spec)
+
+    def step_if_finite(scaler: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker.note("GradScaler: assumed that no gradient overflowed")
+        return optimizer.step(*args, **kwargs)
+
+    return [
+        (torch._tensor_str, "_str", printed),
+        (torch.Tensor, "numpy", numpy),
+        (torch.Tensor, "__format__", formatted),
+        (torch.amp.GradScaler, "_maybe_opt_step", step_if_finite),
+        (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # draws again what lies outside, until nothing does
+    ]
+
+
+def _layers(tracker: StorageTracker) -> list[Patch]:
+    """Functions whose path depends on the machine, or on another stream."""
+    real_einsum = torch.functional.einsum
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        tracker.note("record_stream: memory is taken to be free once unreferenced, not when the other stream is done")
+
+    def einsum(*args: Any) -> Any:
+        given = args[-1] if len(args) == 2 and isinstance(args[-1], (list, tuple)) else args
+        num_operands = sum(isinstance(operand, torch.Tensor) for operand in given)
+        if num_operands > 2 and not torch.backends.opt_einsum.is_available():
+            tracker.note("einsum of three or more: contracted from left to right, as opt_einsum is not installed here")
+        return real_einsum(*args)
+
+    def recurrent(name: str) -> Callable[..., Any]:
+        real = getattr(torch._VF, name)
+
+        def run(*args: Any) -> Any:
+            if not torch.backends.cudnn.enabled:
+                return real(*args)
+            tracker.note(f"{name}: cuDNN runs it on a GPU, in buffers of its own; here it is a loop over the steps")
+            with torch.backends.cudnn.flags(enabled=False):
+                return real(*args)
+
+        return run
+
+    return [
+        *((torch._VF, name, recurrent(name)) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+        (torch.Tensor, "record_stream", record_stream),
+        (torch.functional, "einsum", einsum),
+        (torch, "einsum", einsum),
+    ]
+
+
+def _compiled(tracker: StorageTracker) -> list[Patch]:
+    """A compiled region runs eager here, since Inductor cannot be simulated; the reading says so."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None:
+        return []
+    real: Callable[..., Any] = eval_frame._callback_from_stance
+
+    def from_stance(callback: Any) -> Any:
+        if not callable(callback):
+            return real(callback)
+        tracker.note("a region under torch.compile ran eager: what Inductor would allocate is not known")
+        return None
+
+    return [(eval_frame, "_callback_from_stance", from_stance)]
+
+
+def _traced(tracker: StorageTracker) -> list[Patch]:
+    """A region that ``make_fx`` traces, as ``torch.func.linearize`` does, runs once more than it says."""
+    proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if proxy_tensor is None:
+        return []
+    real: Callable[..., Any] = proxy_tensor._MakefxTracer.trace
+
+    def trace(tracer: Any, *args: Any) -> Any:
+        tracker.note("a region is traced by make_fx, and what the tracer keeps is not known")
+        return real(tracer, *args)
+
+    return [(proxy_tensor._MakefxTracer, "trace", trace)]
+
+
+def _triton() -> list[Patch]:
+    """A Triton launch allocates nothing by itself: its results and scratch are tensors made before it."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from triton.runtime import autotuner, jit
+
+    launchers = (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)
+    return [(launcher, "run", nothing) for launcher in launchers]
+
+
+def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:
+    """Without a fake of its own torch would try the operator on real tensors."""
+    raise fake_tensor.UnsupportedOperatorException(operator)
+
+
+def _filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.normal_()
+
+
+def _swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+    """As torch's own, without its check for weak references: fake tensors always have one."""
+    for name in ("__class__", "__dict__"):
+        value = getattr(one, name)
+        setattr(one, name, getattr(other, name))
+        setattr(other, name, value)
+    torch._C._swap_tensor_impl(one, other)
+
+
+class _NotOurs:
+    """What libraries find where they look for fake tensors, by which they would think that they are traced."""
