@@ -240,3 +240,37 @@ def test_process_ends_cleanly_after_measuring():
 def test_unknown_meter_suggests_the_nearest():
     with pytest.raises(UsageError, match="unknown meter 'simulate'; did you mean 'simulated'"):
         get_meter("simulate")
+
+
+def test_memory_that_only_the_collector_frees_makes_the_reading_an_estimate():
+    class Node:
+        pass
+
+    def build(device):
+        x = torch.empty(1 << 20, device=device)
+
+        def step():
+            node = Node()
+            node.itself, node.held = node, x + 1
+            return x * 2
+
+        return step
+
+    reading = simulated(build)
+    assert reading.notes == ("4.00 MiB were held by reference cycles until the collector ran, whenever that is",)
+    assert (reading.peak_bytes, reading.leaked_bytes) == (8 << 20, 0)
+
+
+def test_a_first_call_is_an_estimate():
+    reading = memfix.peak(WORKLOADS["matmul"], warmup=0)
+    assert reading.notes == ("a first call: what libraries take once, such as cuBLAS its workspace, is not counted",)
+
+
+def test_a_second_gpu_is_refused():
+    with pytest.raises(MeasurementError, match="one GPU is simulated, and the step uses cuda:1"):
+        simulated(lambda device: lambda: torch.empty(8, device="cuda:1"))
+
+
+def test_a_tensor_that_is_printed_makes_the_reading_an_estimate():
+    reading = simulated(lambda device: lambda: str(torch.ones(3, device=device)))
+    assert reading.notes == ("a tensor is printed, and what formatting it takes on a GPU is not known",)

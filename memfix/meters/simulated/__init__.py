@@ -10,10 +10,15 @@ that are not there), ``ledger`` (the bytes), ``source_lines`` (who made them), `
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
+from ...units import format_bytes
 from ..base import Reading, StepBuilder
 from . import fake_device
 from .gpus import get_gpu
+
+if TYPE_CHECKING:
+    from .tracking import StorageTracker
 
 
 class SimulatedMeter:
@@ -47,6 +52,7 @@ class SimulatedMeter:
             held_bytes = requested.live - requested.base
             peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base
             base_bytes, timeline = requested.base, ledger.timeline(line_of)
+            _note_cycles(tracker)
             del result
             gc.collect()
             leaked_bytes = requested.live - requested.base
@@ -64,3 +70,12 @@ class SimulatedMeter:
             alive_at_peak=timeline.at_peak(),
             timeline=timeline,
         )
+
+
+def _note_cycles(tracker: StorageTracker) -> None:
+    """Memory that only Python's cycle collector frees is freed at a moment that differs from run to run."""
+    before = tracker.ledger.requested.live
+    gc.collect()
+    freed = before - tracker.ledger.requested.live
+    if freed:
+        tracker.note(f"{format_bytes(freed)} were held by reference cycles until the collector ran, whenever that is")
