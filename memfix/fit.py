@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import MeasurementError, UsageError
 from .measure import peak
@@ -47,6 +48,17 @@ class Fit:
             + ("" if row.reading.exact else "  (an estimate)")
             for row in rows
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "largest": self.value,
+            "bounded": self.bounded,
+            "capacity_bytes": self.capacity_bytes,
+            "tried": [
+                {"value": row.value, "bytes": row.bytes, "fits": row.fits, "exact": row.reading.exact}
+                for row in self.tried
+            ],
+        }
 
 
 def fit(

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..meters.simulated.composite import composite_key
 from ..meters.simulated.gpus import GPU
-from ..meters.simulated.workspace import NoRule, hidden_buffers, storage_bytes
+from ..meters.simulated.workspace import Call, NoRule, hidden_buffers, storage_bytes
 from ..meters.simulated.workspace.layout import extent
 from ..meters.simulated.workspace.rules import tensors_in
 from ..meters.simulated.workspace.signature import signature
@@ -52,8 +52,8 @@ class OperatorWatch(TorchDispatchMode):
                 return func._op_dk(composite, *args, **kwargs)
         if func.namespace == "prim" or func.is_view:
             return func(*args, **kwargs)
-        call = signature(func, args, kwargs)  # before the call, which may change its arguments
-        if call in self.observations:
+        spelled = signature(func, args, kwargs)  # before the call, which may change its arguments
+        if spelled in self.observations:
             return func(*args, **kwargs)
         there = {
             t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in((args, [*kwargs.values()]))
@@ -64,26 +64,29 @@ class OperatorWatch(TorchDispatchMode):
         after = _requested()
         if any(t.is_cuda for t in tensors_in((args, list(kwargs.values()), result))):
             hidden = after["peak"] - max(before, after["current"])
-            predicted, reason = self._prediction(func, args, kwargs, result)
-            kept = max(0, after["current"] - before), self._predicted_kept(func, args, kwargs, result, there)
-            self.observations[call] = Observation(str(func.overloadpacket), call, hidden, predicted, *kept, reason)
+            call = Call(self.gpu, func, args, kwargs, result)
+            predicted, reason = _prediction(call)
+            kept = max(0, after["current"] - before), _predicted_kept(call, there)
+            name = str(func.overloadpacket)
+            self.observations[spelled] = Observation(name, spelled, hidden, predicted, *kept, reason)
         return result
 
-    def _prediction(self, func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int | None, str]:
-        try:
-            return sum(hidden_buffers(self.gpu, func, args, kwargs, result)), ""
-        except NoRule as unknown:
-            return None, str(unknown)
 
-    def _predicted_kept(self, func: Any, args: Any, kwargs: Any, result: Any, there: dict[int, int]) -> int:
-        """What the results need by their shapes, beyond the memory that arguments had ``there`` before."""
-        enlarged = storage_bytes(self.gpu, func, args, kwargs, result)
-        if enlarged is not None:
-            return enlarged
-        made = {t.untyped_storage()._cdata: t for t in tensors_in(result) if t.is_cuda}
-        return sum(
-            max(0, extent(tensor) * tensor.element_size() - there.get(storage, 0)) for storage, tensor in made.items()
-        )
+def _prediction(call: Call) -> tuple[int | None, str]:
+    try:
+        return sum(hidden_buffers(call)), ""
+    except NoRule as unknown:
+        return None, str(unknown)
+
+
+def _predicted_kept(call: Call, there: dict[int, int]) -> int:
+    """What the results need by their shapes, beyond the memory that arguments had ``there`` before."""
+    enlarged = storage_bytes(call)
+    if enlarged is not None:
+        return enlarged
+    made = {t.untyped_storage()._cdata: t for t in tensors_in(call.outputs) if t.is_cuda}
+    needed = {storage: extent(tensor) * tensor.element_size() for storage, tensor in made.items()}
+    return sum(max(0, size - there.get(storage, 0)) for storage, size in needed.items())
 
 
 def _requested() -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 from rich.text import Text
 
@@ -15,6 +17,9 @@ from .options import (
     phase_option,
     report_console,
 )
+
+if TYPE_CHECKING:
+    from ..laws import Phase
 
 
 @click.command()
@@ -37,7 +42,7 @@ def explain(
     op: str,
     form_name: str | None,
     case_name: str | None,
-    phase: str,
+    phase: Phase,
     gpu: str,
     against: str | None,
     rows: int,
@@ -58,7 +63,7 @@ def explain(
     contract, form, case = call_of(op, form_name, case_name)
     other_form = call_of(op, against, case_name)[1] if against else None
     meter, _ = usable_meter("simulated", gpu)
-    reading = measure(contract, form, Draw(case), phase, meter)  # type: ignore[arg-type]
+    reading = measure(contract, form, Draw(case), phase, meter)
     title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
     console = report_console(to_stderr=json_path == "-")
     sure = "exact" if reading.exact else "an estimate"
@@ -73,7 +78,7 @@ def explain(
     for note in reading.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     if other_form:
-        other = measure(contract, other_form, Draw(case), phase, meter)  # type: ignore[arg-type]
+        other = measure(contract, other_form, Draw(case), phase, meter)
         console.print(Text(f"against {other_form} ({format_bytes(other.peak_bytes)}):", style="bold"))
         for change in reading.diff(other):
             console.print(Text(f"  {change}"), soft_wrap=True)

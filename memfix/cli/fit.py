@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 from rich.text import Text
 
@@ -16,6 +18,9 @@ from .options import (
     progress,
     report_console,
 )
+
+if TYPE_CHECKING:
+    from ..laws import Phase
 
 
 @click.command()
@@ -32,7 +37,7 @@ def fit(
     op: str,
     form_name: str | None,
     case_name: str | None,
-    phase: str,
+    phase: Phase,
     over: str,
     capacity: str | None,
     high: int | None,
@@ -64,7 +69,7 @@ def fit(
             def step_of(value: int, dim: str = dim) -> StepOf:
                 say(f"{op}/{form}: {dim}={value}")
                 changed = contract.case_of(case.name, {**case.settings, "dtype": case.dtype, dim: value})
-                return StepOf(contract, form, Draw(changed), phase)  # type: ignore[arg-type]
+                return StepOf(contract, form, Draw(changed), phase)
 
             low = max(1, contract.dims[dim].low)
             top = high or max(DEFAULT_HIGH, case.dims[dim])
@@ -81,16 +86,5 @@ def fit(
         )  # fmt: skip
         console.print(Text(result.table()), soft_wrap=True)
     if json_path is not None:
-        data = {
-            dim: {
-                "largest": result.value,
-                "bounded": result.bounded,
-                "capacity_bytes": result.capacity_bytes,
-                "tried": [
-                    {"value": t.value, "bytes": t.bytes, "fits": t.fits, "exact": t.reading.exact} for t in result.tried
-                ],
-            }
-            for dim, result in found.items()
-        }
-        report.write_report(json_path, report.as_json(data))
+        report.write_report(json_path, report.as_json({dim: result.as_dict() for dim, result in found.items()}))
     return 0

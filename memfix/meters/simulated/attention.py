@@ -254,55 +254,36 @@ def install(library: torch.library.Library, gpu: GPU, notes: MutableMapping[str,
             notes.setdefault(choice.doubt)
         return choice.kernel
 
-    def scaled_dot_product_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    def attend(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         if query.device.type != "cuda":
             composite = torch._C.DispatchKey.CompositeImplicitAutograd
-            options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-            operator = aten.scaled_dot_product_attention.default
-            return operator._op_dk(composite, query, key, value, attn_mask, dropout_p, is_causal, **options)
-        request = Request(query, key, value, attn_mask, float(dropout_p), is_causal, enable_gqa)
+            return aten.scaled_dot_product_attention.default._op_dk(composite, query, *args, **options)
+        request, scale = _requested(query, *args, **options)
         _check(request)
-        kernel = decide(request)
-        if kernel is Kernel.FLASH:
-            return _run_flash(request, scale)
-        if kernel is Kernel.EFFICIENT:
-            return _run_efficient(request, scale)
-        if kernel is Kernel.CUDNN:
-            return _run_cudnn(request, scale)
-        mask = _additive(attn_mask, query.dtype)
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        return _RUN[decide(request)](request, scale)
 
-    def fused_sdp_choice(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> int:
+    def choose_kernel(query: torch.Tensor, *args: Any, **options: Any) -> int:
         if query.device.type != "cuda":
-            host, options = torch._C.DispatchKey.CPU, {"scale": scale, "enable_gqa": enable_gqa}
-            operator = aten._fused_sdp_choice.default
-            return operator._op_dk(host, query, key, value, attn_mask, dropout_p, is_causal, **options)
-        return int(decide(Request(query, key, value, attn_mask, float(dropout_p), is_causal, enable_gqa)))
+            return aten._fused_sdp_choice.default._op_dk(torch._C.DispatchKey.CPU, query, *args, **options)
+        return int(decide(_requested(query, *args, **options)[0]))
 
     for dispatch_key in ("CUDA", "AutogradCUDA"):
-        for function in (scaled_dot_product_attention, fused_sdp_choice):
-            name = function.__name__ if function is scaled_dot_product_attention else "_fused_sdp_choice"
-            library.impl(name, function, dispatch_key, allow_override=True)
+        library.impl("scaled_dot_product_attention", attend, dispatch_key, allow_override=True)
+        library.impl("_fused_sdp_choice", choose_kernel, dispatch_key, allow_override=True)
+
+
+def _requested(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Request, float | None]:
+    """The arguments of attention, as torch's schema names them."""
+    return Request(query, key, value, attn_mask, float(dropout_p), is_causal, enable_gqa), scale
 
 
 def _check(request: Request) -> None:
@@ -364,6 +345,22 @@ def _run_cudnn(request: Request, scale: float | None) -> torch.Tensor:
     return aten._scaled_dot_product_cudnn_attention(
         query, key, value, mask, request.needs_gradient, request.dropout, request.is_causal, False, scale=scale
     )[0]
+
+
+def _run_math(request: Request, scale: float | None) -> torch.Tensor:
+    query, key, value = request.tensors
+    mask = _additive(request.mask, query.dtype)
+    return aten._scaled_dot_product_attention_math(
+        query, key, value, mask, request.dropout, request.is_causal, None, scale=scale, enable_gqa=request.enable_gqa
+    )[0]
+
+
+_RUN = {
+    Kernel.MATH: _run_math,
+    Kernel.FLASH: _run_flash,
+    Kernel.EFFICIENT: _run_efficient,
+    Kernel.CUDNN: _run_cudnn,
+}
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -22,8 +22,8 @@ from .engine import EngineWatch
 from .gpus import GPU
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
-from .workspace import Workspace, storage_bytes
-from .workspace.rules import Call, tensors_in
+from .workspace import Call, Workspace, storage_bytes
+from .workspace.rules import tensors_in
 
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
@@ -75,7 +75,7 @@ class StorageTracker(TorchDispatchMode):
         overwritten = self._entry(args[0]) if in_place else None
         for tensor in tensors_in(result):
             self._register_result(tensor, func, site, overwritten)
-        self._register_workspace(func, args, kwargs, result, site)
+        self._register_workspace(Call(self.gpu, func, args, kwargs, result), site)
         remember_question(func, args, result)
         return result
 
@@ -83,27 +83,20 @@ class StorageTracker(TorchDispatchMode):
         self.note(note)
         with self:
             result = answer()
-        self._register_workspace(func, args, kwargs, result, self.lines.current())
+        self._register_workspace(Call(self.gpu, func, args, kwargs, result), self.lines.current())
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """The operator on fake tensors, with results as CUDA leaves them."""
         if not self._plain_path:
-            return self._as_on_cuda(func, args, kwargs, func(*args, **kwargs))
+            return _as_on_cuda(Call(self.gpu, func, args, kwargs, func(*args, **kwargs)))
         plain_path.show(given)
         try:
-            result = self._as_on_cuda(func, args, kwargs, func(*args, **kwargs))
+            result = _as_on_cuda(Call(self.gpu, func, args, kwargs, func(*args, **kwargs)))
         finally:
             plain_path.hide(given)
         plain_path.hide(tensors_in(result))
         return result
-
-    def _as_on_cuda(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        size = storage_bytes(self.gpu, func, args, kwargs, result)
-        if size is not None:
-            result.untyped_storage().resize_(size)
-        change = OUTPUTS_ON_CUDA.get(func)
-        return result if change is None else change(Call(self.gpu, func, args, kwargs, result))
 
     def note(self, doubt: str) -> None:
         """Why the reading is not to be called exact."""
@@ -167,14 +160,14 @@ class StorageTracker(TorchDispatchMode):
         else:
             self.ledger.birth(entry)
 
-    def _register_workspace(self, func: Any, args: Any, kwargs: Any, result: Any, site: object) -> None:
-        if not any(self._is_followed(tensor) for tensor in tensors_in((args, result))):
+    def _register_workspace(self, call: Call, site: object) -> None:
+        if not any(self._is_followed(tensor) for tensor in tensors_in((call.args, call.outputs))):
             return
-        buffers, doubt = self.workspace.buffers(func, args, kwargs, result)
+        buffers, doubt = self.workspace.buffers(call)
         if doubt is not None:
             self.note(doubt)
         if buffers:
-            what = f"workspace of {_name(func)}"
+            what = f"workspace of {_name(call.operator)}"
             self.ledger.workspace(Entry(size, what, site) for size in buffers)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -204,6 +197,15 @@ class StorageTracker(TorchDispatchMode):
             self.ledger.death(entry)
 
         self._entries[address] = (entry, weakref.ref(storage, freed))
+
+
+def _as_on_cuda(call: Call) -> Any:
+    """The results of a call as a GPU leaves them, where that is not as fake tensors do."""
+    size = storage_bytes(call)
+    if size is not None:
+        call.outputs.untyped_storage().resize_(size)
+    change = OUTPUTS_ON_CUDA.get(call.operator)
+    return call.outputs if change is None else change(call)
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memfix.meters.simulated.gpus import H200, get_gpu
-from memfix.meters.simulated.workspace import NoRule, hidden_buffers
+from memfix.meters.simulated.workspace import Call, NoRule, hidden_buffers
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -30,7 +30,7 @@ def transposed(B: int, H: int, L: int, D: int) -> torch.Tensor:
 
 
 def hidden(operator: Any, *args: Any, gpu: Any = H200, **kwargs: Any) -> int:
-    return sum(hidden_buffers(gpu, operator, args, kwargs, None))
+    return sum(hidden_buffers(Call(gpu, operator, args, kwargs, None)))
 
 
 # ---------------------------------------------------------------- flash

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-
-from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import hidden_buffers
+from rules_on_meta import hidden, meta
 
 aten = torch.ops.aten
 bf16 = torch.bfloat16
-
-
-def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="meta")
-
-
-def hidden(operator: Any, *args: Any, **kwargs: Any) -> list[int]:
-    return hidden_buffers(H200, operator, args, kwargs, None)
 
 
 # ---------------------------------------------------------------- as measured on an H200

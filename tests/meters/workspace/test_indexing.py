@@ -6,24 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import NoRule, cub, hidden_buffers
+from memfix.meters.simulated.workspace import Call, NoRule, cub, hidden_buffers
 
 aten = torch.ops.aten
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
 
 
-def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
 def ids(*shape: int, dtype: torch.dtype = I64) -> torch.Tensor:
     return meta(*shape, dtype=dtype)
-
-
-def hidden(operator: Any, *args: Any, outputs: Any = None) -> list[int]:
-    return hidden_buffers(H200, operator, args, {}, outputs)
 
 
 # ---------------------------------------------------------------- as measured on an H200, torch 2.11
@@ -115,7 +108,7 @@ def test_a_mean_by_index_counts() -> None:
     places = ids(90, 60)
     assert hidden(aten.scatter_reduce.two, tensor, 0, places, source, "mean") == [12_000, 21_600, 3000]
     without = aten.scatter_reduce.two, (tensor, 0, places, source, "mean"), {"include_self": False}
-    assert hidden_buffers(H200, *without, None) == [12_000, 21_600, 3000]
+    assert hidden_buffers(Call(H200, *without, None)) == [12_000, 21_600, 3000]
     assert hidden(aten.scatter_reduce.two, tensor, 0, places, source, "sum") == []
 
 

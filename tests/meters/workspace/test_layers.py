@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import NoRule, hidden_buffers, storage_bytes
+from memfix.meters.simulated.workspace import Call, NoRule, hidden_buffers, storage_bytes
 
 aten = torch.ops.aten
 bf16, f16, f64 = torch.bfloat16, torch.float16, torch.float64
 last = torch.channels_last
-
-
-def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="meta")
 
 
 def expanded(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -24,14 +21,10 @@ def expanded(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return meta(1, dtype=dtype).expand(size)
 
 
-def hidden(operator: Any, *args: Any, **kwargs: Any) -> list[int]:
-    return hidden_buffers(H200, operator, args, kwargs, None)
-
-
 def hidden_and_stored(operator: Any, *args: Any) -> tuple[list[int], int | None]:
     """What the kernel takes, and the memory that its result lies in, where that is more than the result."""
     result = operator(*args)
-    return hidden_buffers(H200, operator, args, {}, result), storage_bytes(H200, operator, args, {}, result)
+    return hidden_buffers(Call(H200, operator, args, {}, result)), storage_bytes(Call(H200, operator, args, {}, result))
 
 
 def layer_norm_backward(grad: torch.Tensor, wanted: tuple[bool, ...] = (True, True, True)) -> list[int]:
@@ -264,11 +257,11 @@ def test_binary_cross_entropy_is_reduced_into_another_number() -> None:
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_some_losses_lie_in_the_memory_of_every_elements_loss(reduction: int) -> None:
     x, row = meta(20, 30, dtype=bf16), meta(30, dtype=bf16)
-    assert storage_bytes(H200, aten.mse_loss.default, (x, x, reduction), {}, None) == 1200
-    assert storage_bytes(H200, aten.mse_loss.default, (x, row, reduction), {}, None) == 1200
-    assert storage_bytes(H200, aten.smooth_l1_loss.default, (x, x, reduction), {}, None) == 1200
-    assert storage_bytes(H200, aten.binary_cross_entropy.default, (x, x, None, reduction), {}, None) == 1200
-    assert storage_bytes(H200, aten.huber_loss.default, (x, x, reduction), {}, None) is None
+    assert storage_bytes(Call(H200, aten.mse_loss.default, (x, x, reduction), {}, None)) == 1200
+    assert storage_bytes(Call(H200, aten.mse_loss.default, (x, row, reduction), {}, None)) == 1200
+    assert storage_bytes(Call(H200, aten.smooth_l1_loss.default, (x, x, reduction), {}, None)) == 1200
+    assert storage_bytes(Call(H200, aten.binary_cross_entropy.default, (x, x, None, reduction), {}, None)) == 1200
+    assert storage_bytes(Call(H200, aten.huber_loss.default, (x, x, reduction), {}, None)) is None
 
 
 def test_distances_backward_make_a_gradient_for_every_pair() -> None:

@@ -6,20 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from rules_on_meta import hidden, meta
 
-from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import NoRule, hidden_buffers
+from memfix.meters.simulated.workspace import NoRule
 
 aten = torch.ops.aten
 c64 = torch.complex64
-
-
-def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="meta")
-
-
-def hidden(operator: Any, *args: Any, **kwargs: Any) -> list[int]:
-    return hidden_buffers(H200, operator, args, kwargs, None)
 
 
 # ---------------------------------------------------------------- as measured on an H200

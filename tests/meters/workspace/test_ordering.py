@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import NoRule, cub, hidden_buffers
+from memfix.meters.simulated.workspace import NoRule, cub
 
 aten = torch.ops.aten
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def hidden(operator: Any, *args: Any, **kwargs: Any) -> list[int]:
-    return hidden_buffers(H200, operator, args, kwargs, None)
 
 
 # ---------------------------------------------------------------- as measured on an H200, torch 2.11

@@ -8,7 +8,6 @@ so it does where a rule was never held against this GPU.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ from . import (  # noqa: F401  each registers its rules
 from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, NoRule
 from .signature import signature
 
-__all__ = ["NoRule", "Workspace", "hidden_buffers", "storage_bytes"]
+__all__ = ["Call", "NoRule", "Workspace", "hidden_buffers", "storage_bytes"]
 
 
 class Workspace:
@@ -50,12 +49,14 @@ class Workspace:
         self._table = table_of(gpu)
         self._doubts: dict[torch._ops.OpOverload, str | None] = {}
 
-    def buffers(self, operator: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[list[int], str | None]:
+    def buffers(self, call: Call) -> tuple[list[int], str | None]:
         """Sizes in bytes, and why they are not to be called exact (None: they are)."""
+        operator = call.operator
         try:
-            sizes = hidden_buffers(self.gpu, operator, args, kwargs, outputs)
+            sizes = hidden_buffers(call)
         except NoRule as unknown:
-            measured = self._table.measured.get(signature(operator, args, kwargs)) if self._table else None
+            known = self._table.measured if self._table else {}
+            measured = known.get(signature(operator, call.args, call.kwargs))
             return ([], str(unknown)) if measured is None else ([measured] if measured else [], None)
         if operator not in self._doubts:
             self._doubts[operator] = None if _hides_nothing(operator) else self._doubt(operator)
@@ -67,25 +68,21 @@ class Workspace:
         return self._table.doubt(operator)
 
 
-def hidden_buffers(
-    gpu: GPU, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
-) -> list[int]:
-    """What the CUDA kernel behind ``operator`` takes besides its outputs. Raises ``NoRule`` where unknown."""
-    packet = operator.overloadpacket
+def hidden_buffers(call: Call) -> list[int]:
+    """What the CUDA kernel behind ``call`` takes besides its outputs. Raises ``NoRule`` where unknown."""
+    packet = call.operator.overloadpacket
     rule = RULES.get(packet)
     if rule is not None:
-        return [size for size in rule(Call(gpu, operator, args, kwargs, outputs)) if size]
-    if packet in NONE_NEEDED or _hides_nothing(operator):
+        return [size for size in rule(call) if size]
+    if packet in NONE_NEEDED or _hides_nothing(call.operator):
         return []
-    raise NoRule(f"no workspace rule for {operator}")
+    raise NoRule(f"no workspace rule for {call.operator}")
 
 
-def storage_bytes(
-    gpu: GPU, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
-) -> int | None:
+def storage_bytes(call: Call) -> int | None:
     """The memory that a CUDA kernel's result lies in, where that is more than its shape needs."""
-    rule = STORAGES.get(operator.overloadpacket)
-    return None if rule is None else rule(Call(gpu, operator, args, kwargs, outputs))
+    rule = STORAGES.get(call.operator.overloadpacket)
+    return None if rule is None else rule(call)
 
 
 @functools.cache

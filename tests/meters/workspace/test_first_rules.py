@@ -6,24 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from rules_on_meta import hidden, meta
 
-from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import NoRule, hidden_buffers
+from memfix.meters.simulated.workspace import NoRule
 
 aten = torch.ops.aten
-
-
-def meta(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="meta")
 
 
 def strided(rows: int, columns: int) -> torch.Tensor:
     """A gap after every element: neither row- nor column-major."""
     return meta(rows, 2 * columns)[:, ::2]
-
-
-def hidden(operator: Any, *args: Any, **kwargs: Any) -> list[int]:
-    return hidden_buffers(H200, operator, args, kwargs, None)
 
 
 # ---------------------------------------------------------------- embedding, as measured on an H200
