@@ -90,6 +90,44 @@ def oracle_table() -> list[str]:
     return lines
 
 
+def loss_speed_table() -> list[str]:
+    """Linear cross entropy beside the peers on the H200: time over the three products alone, peak, gradient error."""
+    data = json.loads((RESULTS / "linear_cross_entropy.json").read_text())
+    setting, where = data["setting"], data["surroundings"]
+    races = data["speed"]
+    errors = {check["regime"]: check["rows"] for check in data["accuracy"]}
+    lines = [
+        f"{setting['dtype']}, width {setting['width']:,}, vocabulary {setting['vocabulary']:,}, on {where['gpu']} "
+        f"(torch {where['torch']}, {where['date'][:10]}); gradient errors are against float64.",
+        "",
+        "| train step | "
+        + " | ".join(f"{race['tokens']:,} tokens" for race in races)
+        + " | "
+        + " | ".join(f"error, {regime} logits" for regime in errors)
+        + " |",
+        "|---|" + "--:|" * (len(races) + len(errors)),
+        "| three products alone | "
+        + " | ".join(format_seconds(race["rows"]["floor"]["seconds"]) for race in races)
+        + " |" * (len(errors) + 1),
+    ]
+    for name, source in data["sources"].items():
+        label = f"`{name}`" if source.startswith("memfix") else f"{name}, {source}"
+        cells = [_race_cell(race["rows"][name]) for race in races]
+        cells += [_largest_error(rows[name]) for rows in errors.values()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _race_cell(row: dict[str, Any]) -> str:
+    return row.get("trouble") or f"{row['times_floor']:.2f}x, {format_bytes(row['peak_bytes'])}"
+
+
+def _largest_error(row: dict[str, Any]) -> str:
+    """Of both gradients, and of the weight's rows that no target hits."""
+    found = [row.get(key) for key in ("hidden", "weight", "weight_untargeted")]
+    return row.get("trouble") or f"{max(error for error in found if error is not None):.1e}"
+
+
 def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
     return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
 

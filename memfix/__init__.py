@@ -6,6 +6,8 @@ Names are loaded when first used, so ``import memfix`` and its pytest plugin cos
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -42,6 +44,17 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value  # the function, also where a submodule has the same name
     return value
+
+
+class _Package(ModuleType):
+    """Importing a submodule binds its name in the package; where a public name is the same, people mean that one."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

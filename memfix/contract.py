@@ -32,14 +32,30 @@ WORKING_DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Dim:
-    """The range from which a dimension or a chunk size is drawn for equality; cases may lie above it."""
+    """The range from which a dimension or a chunk size is drawn for equality; cases may lie above it.
+
+    ``multiple_of``: only multiples of it are sizes that the op takes, such as the even widths of a rotation.
+    """
 
     low: int
     high: int
+    multiple_of: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high:
             raise ContractError(f"a Dim needs 0 <= low <= high, got low={self.low}, high={self.high}")
+        if self.multiple_of < 1 or self.low % self.multiple_of or self.high % self.multiple_of:
+            raise ContractError(
+                f"a Dim needs low and high that are multiples of multiple_of, got low={self.low}, high={self.high}, "
+                f"multiple_of={self.multiple_of}"
+            )
+
+    def nearest(self, size: int) -> int:
+        """The largest size of this dim that is at most ``size``, or the smallest there is."""
+        return max(self.low, min(self.high, size) // self.multiple_of * self.multiple_of)
+
+    def spelled(self) -> str:
+        return f"{self.low} to {self.high}" + (f", multiples of {self.multiple_of}" if self.multiple_of > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,8 @@ class TensorSpec:
     those are given; integers are uniform in ``[low, high)``, where ``high`` may be a dim; ``bool`` is a mask.
     ``sometimes`` is a value that replaces a random share of the elements (none and all of them included), or the
     name of a choice that holds it, such as an ignore index. ``grad`` says that the input may need a gradient;
-    draws freeze it now and then.
+    draws freeze it now and then. An ``optional`` one may be None: draws leave it out now and then, and a case
+    does unless its ``present`` names it.
     """
 
     name: str
@@ -63,6 +80,7 @@ class TensorSpec:
     scale: float = 1.0
     sometimes: float | str | None = None
     layouts: tuple[Layout, ...] = LAYOUTS
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype != WORKING and self.dtype not in DTYPE_BYTES:
@@ -97,12 +115,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """One fixed shape of an op: every dim, every choice, and the dtype it works in."""
+    """One fixed shape of an op: every dim, every choice, the dtype it works in, and the optional inputs it has."""
 
     name: str
     dims: Mapping[str, int]
     choices: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    present: tuple[str, ...] = ()
 
     @property
     def formula_values(self) -> dict[str, int]:
@@ -115,7 +134,8 @@ class Case:
 
     def spelled(self) -> str:
         """``N=3,D=1,dtype=float32``: what ``--at`` reads back."""
-        return ",".join(f"{key}={value}" for key, value in {**self.settings, "dtype": self.dtype}.items())
+        parts = [f"{key}={value}" for key, value in {**self.settings, "dtype": self.dtype}.items()]
+        return ",".join([*parts, *(f"present={name}" for name in self.present)])
 
 
 @dataclass(frozen=True)
@@ -123,12 +143,25 @@ class Form:
     """A memory-saving way to compute what naive computes.
 
     ``reported``: an incident report shipped it as its fix; the budgets it is known to break are kept
-    and the gate checks that it still breaks them. ``tolerance``: where it is not the contract's.
+    and the gate checks that it still breaks them. ``tolerance`` and ``repeats_backward``: where they are not the
+    contract's; a form that does not repeat its backward must refuse the second one by the name of the op.
+    ``known_unequal``: for a reported form that gives a wrong answer, the dtypes in which it does and why, such as
+    ``{"bfloat16": "positions above 256 are rounded"}``. The gate checks that it still does; its memory is not judged.
+    ``has_kernels``: it launches Triton kernels, which are interpreted where the tensors are on the CPU.
     """
 
     function: Callable[..., Any]
     reported: bool = False
     tolerance: Tolerance | None = None
+    known_unequal: Mapping[str, str] = field(default_factory=dict)
+    repeats_backward: bool | None = None
+    has_kernels: bool = False
+
+    def spelled(self) -> str:
+        own = f", tolerance {_spelled(self.tolerance)}" if self.tolerance else ""
+        unequal = "; ".join(f"{dtype}: {why}" for dtype, why in self.known_unequal.items())
+        own += "" if self.repeats_backward is None else f", repeats backward {str(self.repeats_backward).lower()}"
+        return ("reported" if self.reported else "saves memory") + own + (unequal and f", known unequal in {unequal}")
 
 
 @dataclass(frozen=True)
@@ -176,8 +209,16 @@ class Contract:
 
     def case_of(self, name: str, given: Case | Mapping[str, Any]) -> Case:
         """A full case from ``{"T": 4096, "dtype": "bfloat16", ...}``; choices left out take their first value."""
-        settings = {**given.settings, "dtype": given.dtype} if isinstance(given, Case) else dict(given)
-        dtype = settings.pop("dtype", "float32")
+        if isinstance(given, Case):
+            given = {**given.settings, "dtype": given.dtype, "present": given.present}
+        settings = dict(given)
+        dtype, present = settings.pop("dtype", "float32"), tuple(settings.pop("present", ()))
+        optional = [spec.name for spec in self.inputs if spec.optional]
+        for key in present:
+            if key not in optional:
+                raise ContractError(
+                    f"{self.name}, case {name!r}: no optional input {key!r}{did_you_mean(key, optional)}"
+                )
         if dtype not in WORKING_DTYPES:
             raise ContractError(f"{self.name}, case {name!r}: dtype must be one of {WORKING_DTYPES}, got {dtype!r}")
         for key in settings:
@@ -192,13 +233,17 @@ class Contract:
                 raise ContractError(
                     f"{self.name}, case {name!r}: {dim} must be an int of at least {spec.low}, got {settings[dim]!r}"
                 )
+            if settings[dim] % spec.multiple_of:
+                raise ContractError(
+                    f"{self.name}, case {name!r}: {dim} must be a multiple of {spec.multiple_of}, got {settings[dim]}"
+                )
         choices = {key: settings.get(key, values[0]) for key, values in self.choices.items()}
         for key, value in choices.items():
             if value not in self.choices[key]:
                 raise ContractError(
                     f"{self.name}, case {name!r}: {key} must be one of {tuple(self.choices[key])}, got {value!r}"
                 )
-        return Case(name, {dim: settings[dim] for dim in self.dims}, choices, dtype)
+        return Case(name, {dim: settings[dim] for dim in self.dims}, choices, dtype, present)
 
     def function(self, form: str) -> Callable[..., Any]:
         if form == NAIVE:
@@ -209,6 +254,14 @@ class Contract:
 
     def tolerance_of(self, form: str) -> Tolerance:
         return self.forms[form].tolerance or self.tolerance
+
+    def repeats_backward_of(self, form: str) -> bool:
+        own = None if form == NAIVE else self.forms[form].repeats_backward
+        return self.repeats_backward if own is None else own
+
+    def known_unequal_forms(self) -> list[str]:
+        """Forms that are known to give a wrong answer: caught by equality, and so judged by nothing else."""
+        return [name for name, form in self.forms.items() if form.known_unequal]
 
     def options(self, form: str, case: Case) -> dict[str, Any]:
         """The keywords that ``form`` takes from a case."""
@@ -230,7 +283,8 @@ class Contract:
             return [*laws, *(dataclasses.replace(law, form=name) for law in laws if law.form == like)]
 
         changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}
-        changed["forms"] = {**self.forms, name: Form(function)}
+        own = dataclasses.replace(self.forms[like], function=function, reported=False, known_unequal={})
+        changed["forms"] = {**self.forms, name: own}
         for laws in ("budgets", "scaling", "speed"):
             changed[laws] = promised(changed[laws])
         return Contract(self.name, **changed)
@@ -241,9 +295,8 @@ class Contract:
         lines["dtypes"] = ", ".join(self.dtypes)
         lines["repeats backward"] = str(self.repeats_backward).lower()
         for name, form in self.forms.items():
-            own = f", tolerance {_spelled(form.tolerance)}" if form.tolerance else ""
-            lines[f"form {name}"] = ("reported" if form.reported else "saves memory") + own
-        lines |= {f"dim {name}": f"{dim.low} to {dim.high}" for name, dim in self.dims.items()}
+            lines[f"form {name}"] = form.spelled()
+        lines |= {f"dim {name}": dim.spelled() for name, dim in self.dims.items()}
         lines |= {f"choice {name}": ", ".join(map(str, values)) for name, values in self.choices.items()}
         lines |= {f"input {spec.name}": _spelled_spec(spec) for spec in self.inputs}
         lines |= {f"case {name}": case.spelled() for name, case in self.cases.items()}
@@ -257,11 +310,13 @@ class Contract:
 
 
 def _spelled(tolerance: Tolerance) -> str:
-    return str(tolerance).removeprefix("Tolerance")
+    text = str(tolerance).removeprefix("Tolerance")
+    return text if tolerance.rms_ulps is not None else text.replace(", rms_ulps=None", "")
 
 
 def _spelled_spec(spec: TensorSpec) -> str:
-    shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name != "name"]
+    hidden = {"name"} if spec.optional else {"name", "optional"}
+    shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name not in hidden]
     return ", ".join(shown)
 
 
@@ -317,10 +372,34 @@ def _validate(contract: Contract) -> None:
     for budget in contract.budgets:
         _validate_budget(contract, budget)
     for key, form in contract.forms.items():
-        if form.reported and not any(b.form == key and b.known_broken for b in contract.budgets):
+        is_broken = any(b.form == key and b.known_broken for b in contract.budgets)
+        if form.reported and not is_broken and not form.known_unequal:
             raise ContractError(
-                f"{name}: the reported form {key!r} needs the budget that it breaks, with known_broken=True"
+                f"{name}: the reported form {key!r} needs the budget that it breaks, with known_broken=True, "
+                "or known_unequal="
             )
+        _validate_known_unequal(contract, key, form)
+
+
+def _validate_known_unequal(contract: Contract, key: str, form: Form) -> None:
+    for dtype, why in form.known_unequal.items():
+        if dtype not in contract.dtypes:
+            raise ContractError(
+                f"{contract.name}: {key!r} is known to be unequal in {dtype!r}, which is no dtype of the contract"
+                f"{did_you_mean(dtype, contract.dtypes)}"
+            )
+        if not why.strip():
+            raise ContractError(f"{contract.name}: say why {key!r} is known to be unequal in {dtype}")
+    if not form.known_unequal:
+        return
+    if not form.reported:
+        raise ContractError(f"{contract.name}: only a reported form may be known_unequal; {key!r} is not reported")
+    laws: list[Budget | Scaling | SpeedBudget] = [*contract.budgets, *contract.scaling, *contract.speed]
+    if any(key in (law.form, getattr(law, "reference", None)) for law in laws):
+        raise ContractError(
+            f"{contract.name}: a budget speaks of {key!r}, which is known to be unequal: its memory and time are not "
+            "judged; drop the budget"
+        )
 
 
 def _validate_signatures(contract: Contract) -> None:

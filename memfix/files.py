@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from .errors import UsageError
 
 
-def write_whole(path: Path, content: str | bytes, what: str) -> None:
-    """Write beside ``path``, then rename over it. ``what`` is the file's name in an error: ``the lock file``."""
-    data = content.encode() if isinstance(content, str) else content
+def write_whole(path: Path, content: str | bytes | Callable[[IO[bytes]], object], what: str) -> None:
+    """Write beside ``path``, then rename over it. ``what`` is the file's name in an error: ``the lock file``.
+
+    ``content`` too large to be held twice is a function that writes it to the file it is given.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".memfix-", delete=False) as file:
             temporary = file.name
-            file.write(data)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
         raise UsageError(f"cannot write {what} {path}: {error.strerror or error}") from None

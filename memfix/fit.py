@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Fit:
-    """``value`` is the largest that fits; ``bounded`` says that nothing larger was allowed to be tried."""
+    """``value`` is the largest that fits, or 0; ``bounded`` says that nothing larger was allowed to be tried."""
 
     value: int
     capacity_bytes: int
@@ -69,18 +70,22 @@ def fit(
     start: int | None = None,
     low: int = 1,
     high: int = DEFAULT_HIGH,
+    multiple_of: int = 1,
     measure: Callable[[StepBuilder], Reading] | None = None,
 ) -> Fit:
     """The largest value between ``low`` and ``high`` for which ``build_of(value)`` fits in ``capacity``.
 
     The search starts at ``start``, or at ``low``, and doubles or halves from there; peaks must not fall as the value
-    grows.
+    grows. Only multiples of ``multiple_of`` are tried.
     Libraries' own memory (the CUDA context, cuBLAS) is not in the prediction: leave room for it.
     """
-    capacity_bytes = _capacity(capacity)
+    capacity_bytes = bytes_of_capacity(capacity)
     start = low if start is None else start
     if not 1 <= low <= start <= high:
         raise UsageError(f"fit needs 1 <= low <= start <= high, got low={low}, start={start}, high={high}")
+    unit = multiple_of
+    if unit < 1 or low % unit:
+        raise UsageError(f"fit needs a low that is a multiple of multiple_of, got low={low}, multiple_of={unit}")
     if measure is None:
 
         def measure(build: StepBuilder) -> Reading:
@@ -88,12 +93,13 @@ def fit(
 
     tried: dict[int, Tried] = {}
 
-    def fits(value: int) -> bool:
+    def fits(units: int) -> bool:
+        value = units * unit
         if value not in tried:
             tried[value] = Tried(value, measure(build_of(value)), capacity_bytes)
         return tried[value].fits
 
-    good, bad = _bracket(fits, start, low, high)
+    good, bad = _bracket(fits, start // unit, low // unit, high // unit)
     if good is None:
         smallest = tried[low]
         raise MeasurementError(
@@ -103,7 +109,102 @@ def fit(
     while bad is not None and bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return Fit(good, capacity_bytes, tuple(tried.values()), bounded=bad is None)
+    return Fit(good * unit, capacity_bytes, tuple(tried.values()), bounded=bad is None)
+
+
+def fit_growing(
+    reading_at: Callable[[int], Reading],
+    capacity: int | str,
+    *,
+    start: int,
+    low: int = 1,
+    high: int = DEFAULT_HIGH,
+    multiple_of: int = 1,
+    known: dict[int, Reading] | None = None,
+) -> Fit:
+    """The same answer as :func:`fit`, where readings are dear and grow in nearly straight lines.
+
+    A guess is where the line through the nearest reading on either side meets the capacity; after two guesses on one
+    side, the line through those two. Where three guesses have not halved the gap there is a bend or a jump in it, and
+    its middle is tried.
+
+    ``known`` are readings from earlier searches, and takes up those of this one. Where a value fits and a smaller one
+    does not there is no such thing as the largest that fits, and that is said. Where not even the lowest fits the value
+    is 0.
+    """
+    capacity_bytes = bytes_of_capacity(capacity)
+    if not 1 <= multiple_of <= high or not 1 <= low <= high:
+        raise UsageError(f"fit needs 1 <= low <= high and multiple_of <= high, got {low}, {high} and {multiple_of}")
+    known = {} if known is None else known
+    lowest, highest = -(-low // multiple_of), high // multiple_of
+    tried: dict[int, Tried] = {}
+
+    def try_units(units: int) -> Tried:
+        value = units * multiple_of
+        if value not in known:
+            known[value] = reading_at(value)
+        tried[value] = Tried(value, known[value], capacity_bytes)
+        _require_one_limit(tried)
+        return tried[value]
+
+    smallest = try_units(lowest)
+    if not smallest.fits:
+        return Fit(0, capacity_bytes, (smallest,), bounded=False)
+    for value in known:
+        if value % multiple_of == 0 and low <= value <= high:
+            try_units(value // multiple_of)
+    guess = min(max(start // multiple_of, lowest), highest)
+    guesses: list[Tried] = []
+    gaps: list[int] = []
+    while True:
+        good, bad = _nearest(tried.values())
+        gaps.append(highest * multiple_of if bad is None else bad.value - good.value)
+        if bad is None and good.value // multiple_of >= highest:
+            return Fit(good.value, capacity_bytes, tuple(tried.values()), bounded=True)
+        if bad is not None and bad.value - good.value <= multiple_of:
+            return Fit(good.value, capacity_bytes, tuple(tried.values()), bounded=False)
+        least = good.value // multiple_of + 1
+        most = highest if bad is None else bad.value // multiple_of - 1
+        if len(gaps) > 3 and 2 * gaps[-1] > gaps[-4]:
+            guess = (least + most) // 2
+        elif len(tried) > 1:
+            guess = _next_guess(good, bad, tried.values(), guesses, capacity_bytes) // multiple_of
+        guesses.append(try_units(min(max(guess, least), most)))
+
+
+def _next_guess(
+    good: Tried, bad: Tried | None, tried: Iterable[Tried], guesses: list[Tried], capacity_bytes: int
+) -> int:
+    if bad is None:
+        below = [row for row in tried if row.value < good.value]
+        return _on_the_line(max(below, key=lambda row: row.value), good, capacity_bytes)
+    if len(guesses) > 1 and guesses[-1].fits == guesses[-2].fits:
+        return _on_the_line(guesses[-2], guesses[-1], capacity_bytes)
+    return _on_the_line(good, bad, capacity_bytes)
+
+
+def _nearest(tried: Iterable[Tried]) -> tuple[Tried, Tried | None]:
+    """The largest that fits and the smallest that does not."""
+    rows = sorted(tried, key=lambda row: row.value)
+    return [row for row in rows if row.fits][-1], next((row for row in rows if not row.fits), None)
+
+
+def _on_the_line(one: Tried, other: Tried, capacity_bytes: int) -> int:
+    """The value at which the line through two readings takes all of the capacity."""
+    grown_bytes = other.bytes - one.bytes
+    if grown_bytes == 0:
+        return 2 * other.value
+    return one.value + (capacity_bytes - one.bytes) * (other.value - one.value) // grown_bytes
+
+
+def _require_one_limit(tried: Mapping[int, Tried]) -> None:
+    rows = [tried[value] for value in sorted(tried)]
+    for smaller, larger in itertools.pairwise(rows):
+        if larger.fits and not smaller.fits:
+            raise MeasurementError(
+                f"the peak falls as the value grows: {smaller.value:,} needs {format_bytes(smaller.bytes)} and does "
+                f"not fit, {larger.value:,} needs {format_bytes(larger.bytes)} and does"
+            )
 
 
 def _bracket(fits: Callable[[int], bool], start: int, low: int, high: int) -> tuple[int | None, int | None]:
@@ -125,7 +226,7 @@ def _bracket(fits: Callable[[int], bool], start: int, low: int, high: int) -> tu
     return None, bad
 
 
-def _capacity(capacity: int | str) -> int:
+def bytes_of_capacity(capacity: int | str) -> int:
     try:
         size = parse_bytes(capacity)
     except ValueError as error:

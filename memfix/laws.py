@@ -25,14 +25,18 @@ class Tolerance:
     - ``sum_ulps`` roundings of the dtype that sums are kept in, float32 for 16-bit tensors, of the result and of
       every input: a sum may be taken in another order, and where its terms cancel that shows.
 
-    On average (root mean square, from 16 elements on) it is held closer: ``rms_factor`` times naive's own. One rounding
-    more than naive's shows there, as in a sum over many chunks that is kept in 16 bits.
+    On average (root mean square, from 16 elements that matter on) it is held closer: ``rms_factor`` times naive's own.
+    One rounding more than naive's shows there, as in a sum over many chunks that is kept in 16 bits.
+
+    ``rms_ulps`` is for a form that promises more than naive: in 16 bits it is, on average, off by at most so many
+    roundings of the result, however much naive loses on the way, as by rounding logits before a softmax.
     """
 
     factor: float = 4.0
     rms_factor: float = 3.0
     ulps: float = 1.0
     sum_ulps: float = 32.0
+    rms_ulps: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

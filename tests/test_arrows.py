@@ -15,7 +15,7 @@ FLOORS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
     {"suite"},
-    {"gate", "calibration"},
+    {"gate", "calibration", "incidents"},
     {"registry"},
     {"fit"},
     {"checks", "measure", "ops", "pictures"},

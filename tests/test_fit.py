@@ -9,6 +9,7 @@ import torch
 
 import memfix
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MeasurementError, UsageError
+from memfix.fit import fit_growing
 from memfix.meters.base import Reading, Step, StepBuilder
 from memfix.units import GiB, MiB
 
@@ -179,3 +180,82 @@ def test_the_answer_keeps_the_reading_of_everything_that_was_tried() -> None:
         (1024, True, 1024, 1024),
         (1025, False, 1025, 1536),
     ]
+
+
+# ---------------------------------------------------------------- by lines
+def line_by_line(asked: list[int], bytes_at: Callable[[int], int]) -> Callable[[int], Reading]:
+    """Readings that count how often they were asked for."""
+
+    def reading_at(value: int) -> Reading:
+        asked.append(value)
+        return reading(bytes_at(value))
+
+    return reading_at
+
+
+def kinked(value: int) -> int:
+    """A straight line that becomes steeper, above a base."""
+    return 20 * GiB + 200_000 * value + max(0, value - 60_000) * 150_000
+
+
+@pytest.mark.parametrize("capacity", ["21GiB", "24GiB", "31GiB", "32GiB", "80GiB", "139GiB"])
+def test_by_lines_the_answer_is_that_of_bisection_in_few_readings(capacity: str) -> None:
+    asked: list[int] = []
+    found = fit_growing(line_by_line(asked, kinked), capacity, start=131_072, low=64, multiple_of=64)
+    wanted = memfix.fit(lambda v: v, capacity, low=64, multiple_of=64, measure=lambda v: reading(kinked(v)))  # type: ignore
+    assert (found.value, found.bounded) == (wanted.value, False)
+    assert len(asked) == len(set(asked)) <= 9
+    assert all(value % 64 == 0 for value in asked)
+
+
+def test_a_jump_is_found_to_the_last_unit() -> None:
+    asked: list[int] = []
+    found = fit_growing(line_by_line(asked, lambda v: v + (GiB if v >= 777 else 0)), MiB, start=4096, high=100_000)
+    assert (found.value, found.bounded) == (776, False)
+    assert len(asked) < 40
+
+
+def test_by_lines_nothing_above_the_bound_is_tried() -> None:
+    asked: list[int] = []
+    found = fit_growing(line_by_line(asked, lambda v: v), GiB, start=10, high=1000, multiple_of=10, low=10)
+    assert (found.value, found.bounded, max(asked)) == (1000, True, 1000)
+
+
+def test_by_lines_nothing_fits_where_the_lowest_does_not() -> None:
+    found = fit_growing(line_by_line([], kinked), "1GiB", start=100)
+    assert (found.value, [row.value for row in found.tried]) == (0, [1])
+
+
+def test_a_peak_that_does_not_grow_is_bounded_by_the_highest() -> None:
+    found = fit_growing(line_by_line([], lambda v: 100), MiB, start=8, high=4096)
+    assert (found.value, found.bounded) == (4096, True)
+
+
+def test_readings_of_an_earlier_search_are_not_taken_again() -> None:
+    asked: list[int] = []
+    known: dict[int, Reading] = {}
+    reading_at = line_by_line(asked, kinked)
+    first = fit_growing(reading_at, "80GiB", start=131_072, known=known)
+    num_asked = len(asked)
+    assert fit_growing(reading_at, "80GiB", start=131_072, known=known).value == first.value
+    assert len(asked) == num_asked
+    fit_growing(reading_at, "81GiB", start=131_072, known=known)
+    assert len(asked) <= num_asked + 3
+
+
+def test_a_value_that_fits_above_one_that_does_not_is_refused() -> None:
+    known = {100: reading(2 * MiB), 2000: reading(2000)}
+    with pytest.raises(MeasurementError) as refused:
+        fit_growing(line_by_line([], lambda v: v), MiB, start=50, known=known)
+    assert str(refused.value) == (
+        "the peak falls as the value grows: 100 needs 2.00 MiB and does not fit, 2,000 needs 1.95 KiB and does"
+    )
+
+
+def test_the_function_is_not_hidden_by_the_module_of_its_name() -> None:
+    import importlib
+
+    importlib.import_module("memfix.fit")
+    importlib.import_module("memfix.suite")
+    assert callable(memfix.fit)
+    assert callable(memfix.suite)

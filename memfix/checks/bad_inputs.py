@@ -12,10 +12,10 @@ from .inputs import Draw, make_inputs
 
 def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
     """Edit a good call, make it, and look at what is raised."""
-    case = contract.case_of("bad input", {dim: min(spec.high, max(spec.low, 5)) for dim, spec in contract.dims.items()})
+    case = contract.case_of("bad input", {dim: spec.nearest(5) for dim, spec in contract.dims.items()})
     arguments: dict[str, Any] = {**make_inputs(contract, Draw(case), "cpu"), **contract.options(form, case)}
     bad.change(arguments)
-    tensors = [arguments.pop(spec.name) for spec in contract.inputs]
+    tensors = [arguments.pop(spec.name, None) for spec in contract.inputs]
 
     def finding(status: Status, message: str) -> Finding:
         return Finding("bad input", contract.name, form, status, f"{bad.name}: {message}")

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ..contract import Case, Contract, Layout
+from ..contract import Case, Contract, Dim, Layout
 from .inputs import Draw
 
 
@@ -67,28 +67,61 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     dims: dict[str, int] = {}
     shape_dims = contract.shape_dims()
     for dim in shape_dims:
-        dims[dim] = draw(st.integers(contract.dims[dim].low, contract.dims[dim].high), label=dim)
+        dims[dim] = draw(_sizes(contract.dims[dim]), label=dim)
     for dim, spec in contract.dims.items():
         if dim not in dims:
-            anywhere = st.integers(spec.low, spec.high)
-            edges = {edge for axis in shape_dims for edge in _edges_of(dims[axis]) if spec.low <= edge <= spec.high}
-            dims[dim] = draw(st.sampled_from(sorted(edges)) | anywhere if edges else anywhere, label=dim)
-    choices = {key: draw(st.sampled_from(values), label=key) for key, values in contract.choices.items()}
+            anywhere = _sizes(spec)
+            near = {edge for axis in shape_dims for edge in _edges_of(dims[axis])}
+            # the smallest ones twice: what is lost once a chunk shows where there are many chunks
+            edges = [
+                edge
+                for edge in [*sorted(near), *_SMALL_CHUNKS]
+                if spec.low <= edge <= spec.high and edge % spec.multiple_of == 0
+            ]
+            dims[dim] = draw(st.sampled_from(edges) | anywhere if edges else anywhere, label=dim)
+    choices = _choices(draw, contract)
     seed = draw(st.integers(0, 2**16))
-    share = draw(st.sampled_from([0.3, 0.0, 1.0]))
-    magnitude = draw(st.sampled_from([1.0, 1.0, 8.0]))  # large values show an exponential that nobody shifted
-    layouts: dict[str, Layout] = {
-        spec.name: draw(st.sampled_from(spec.layouts), label=spec.name) for spec in contract.inputs
-    }
-    grads = [spec.name for spec in contract.inputs if spec.grad]
+    share = draw(st.sampled_from([0.3, 0.0, 0.3, 0.0, 0.3, 1.0]))  # seldom all: then little is left to compare
+    # large values show an exponential that nobody shifted, and those between what a trained model gives
+    magnitude = draw(st.sampled_from([1.0, 1.0, 3.0, 8.0]))
+    present = _present(draw, contract)
+    inputs = [spec for spec in contract.inputs if not spec.optional or spec.name in present]
+    layouts: dict[str, Layout] = {spec.name: draw(st.sampled_from(spec.layouts), label=spec.name) for spec in inputs}
+    grads = [spec.name for spec in inputs if spec.grad]
     frozen = draw(st.sets(st.sampled_from(grads))) if grads and draw(st.integers(0, 3)) == 3 else set()
-    case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype)
+    case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype, present)
     return Draw(case, seed, share, magnitude, layouts, frozenset(frozen))
+
+
+def _choices(draw: Any, contract: Contract) -> dict[str, Any]:
+    """Half of the calls are plain: what every call does is not hidden behind what an option adds."""
+    is_plain = draw(st.booleans(), label="plain") if len(contract.choices) > 2 else False
+    return {
+        key: values[0] if is_plain else draw(st.sampled_from(values), label=key)
+        for key, values in contract.choices.items()
+    }
+
+
+def _present(draw: Any, contract: Contract) -> tuple[str, ...]:
+    """Each optional input is there one time in three: often enough, and most calls stay plain."""
+    optional = [spec.name for spec in contract.inputs if spec.optional]
+    return tuple(name for name in optional if draw(st.sampled_from([False, False, True]), label=name))
+
+
+def _sizes(dim: Dim, low: int | None = None, high: int | None = None) -> st.SearchStrategy[int]:
+    """The sizes that a dim may have, in its own range or in another one."""
+    step = dim.multiple_of
+    first = -(-(dim.low if low is None else low) // step)
+    last = max(first, (dim.high if high is None else high) // step)
+    return st.integers(first, last).map(lambda number: number * step)
+
+
+_SMALL_CHUNKS = (1, 2, 3, 5)
 
 
 def _edges_of(size: int) -> set[int]:
     """Chunk sizes that meet ``size`` exactly, fall one short or leave one over; and some that make many chunks."""
-    return {1, 2, 3, 5, size - 1, size, size + 1, (size - 1) // 2}
+    return {*_SMALL_CHUNKS, size - 1, size, size + 1, (size - 1) // 2}
 
 
 @st.composite
@@ -106,7 +139,7 @@ def memory_draws(draw: Any, contract: Contract) -> Draw:
     for dim, size in near.dims.items():
         low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 2 * size)
         low = max(contract.dims[dim].low, low)
-        dims[dim] = draw(st.integers(low, max(low, high)), label=dim)
+        dims[dim] = draw(_sizes(contract.dims[dim], low, high), label=dim)
     choices = {key: draw(st.sampled_from(values), label=key) for key, values in contract.choices.items()}
     dtype = draw(st.sampled_from(contract.dtypes))
     # only what matrix products take as it is: other strides are copied by the library, not by the form
@@ -114,4 +147,4 @@ def memory_draws(draw: Any, contract: Contract) -> Draw:
         spec.name: draw(st.sampled_from([layout for layout in spec.layouts if layout != "strided"] or spec.layouts))
         for spec in contract.inputs
     }
-    return Draw(Case("drawn", dims, choices, dtype), layouts=layouts)
+    return Draw(Case("drawn", dims, choices, dtype, _present(draw, contract)), layouts=layouts)

@@ -30,6 +30,7 @@ class Examination:
     findings: tuple[Finding, ...]
     readings: dict[Where, Reading]
     equal_forms: frozenset[str]
+    known_unequal_forms: frozenset[str] = frozenset()
 
 
 def examine(
@@ -48,7 +49,8 @@ def examine(
 
     chosen = tuple(contract.forms) if forms is None else tuple(forms)
     findings: list[Finding] = []
-    unequal: set[str] = set()
+    known_unequal = frozenset(chosen) & set(contract.known_unequal_forms())
+    unequal: set[str] = set(known_unequal)
     for form in chosen:
         for dtype in contract.dtypes:
             say(f"{contract.name}/{form}: equality in {dtype}")
@@ -64,11 +66,12 @@ def examine(
     readings = _readings(contract, (NAIVE, *equal), meter, findings, say)
     for form in chosen:
         if form in unequal:
-            message = "memory not judged: the form is not equal to naive"
+            known = "known to be not" if form in known_unequal else "not"
+            message = f"memory not judged: the form is {known} equal to naive"
             findings.append(Finding("budget", contract.name, form, "note", message))
         else:
             findings.extend(_memory_findings(contract, form, readings, meter, effort, say))
-    return Examination(contract.name, (NAIVE, *chosen), tuple(findings), readings, frozenset(equal))
+    return Examination(contract.name, (NAIVE, *chosen), tuple(findings), readings, frozenset(equal), known_unequal)
 
 
 def examine_call(contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +18,22 @@ from ..meters.base import Step
 class Draw:
     """A case with everything else that fixes a call: values, layouts and frozen inputs.
 
-    ``share`` is how often a ``sometimes`` value stands; ``magnitude`` multiplies inputs that are drawn as normal.
+    ``share`` is how often a ``sometimes`` value stands, and how much of a mask is set; ``magnitude`` multiplies inputs
+    that are drawn as normal. Without a share, as at the cases, no ``sometimes`` value stands: a meter that knows no
+    values and one that does then measure the same step.
     """
 
     case: Case
     seed: int = 0
-    share: float = 0.3
+    share: float | None = None
     magnitude: float = 1.0
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
 
     def spelled(self) -> str:
         """The draw on one line; ``parsed`` reads it back."""
-        parts = [self.case.spelled(), f"seed={self.seed}", f"share={self.share:g}"]
+        parts = [self.case.spelled(), f"seed={self.seed}"]
+        parts += [f"share={self.share:g}"] if self.share is not None else []
         parts += [f"magnitude={self.magnitude:g}"] if self.magnitude != 1 else []
         parts += [f"layout.{name}={layout}" for name, layout in self.layouts.items() if layout != "contiguous"]
         parts += [f"frozen={name}" for name in sorted(self.frozen)]
@@ -41,13 +44,16 @@ class Draw:
         settings: dict[str, Any] = {}
         layouts: dict[str, Layout] = {}
         frozen: set[str] = set()
-        own: dict[str, Any] = {"seed": 0, "share": 0.3, "magnitude": 1.0}
+        present: list[str] = []
+        own: dict[str, Any] = {}
+        readers: dict[str, Callable[[str], Any]] = {"seed": int, "share": float, "magnitude": float}
         names = {spec.name for spec in contract.inputs}
         for part in text.split(","):
             key, equals, value = part.strip().partition("=")
             if not equals:
                 raise UsageError(f"--at is a list of name=value, got {part!r}")
-            named = key.removeprefix("layout.") if key.startswith("layout.") else value if key == "frozen" else None
+            speaks_of_value = key in ("frozen", "present")
+            named = key.removeprefix("layout.") if key.startswith("layout.") else value if speaks_of_value else None
             if named is not None and named not in names:
                 raise UsageError(f"--at: {contract.name} has no input {named!r}{did_you_mean(named, names)}")
             try:
@@ -55,22 +61,33 @@ class Draw:
                     layouts[key.removeprefix("layout.")] = LAYOUTS[LAYOUTS.index(value)]
                 elif key == "frozen":
                     frozen.add(value)
-                elif key in own:
-                    own[key] = type(own[key])(value)
+                elif key == "present":
+                    present.append(value)
+                elif key in readers:
+                    own[key] = readers[key](value)
                 elif key in contract.choices:
                     settings[key] = next(v for v in contract.choices[key] if str(v) == value)
                 else:
                     settings[key] = value if key == "dtype" else int(value)
             except (ValueError, StopIteration):
                 raise UsageError(f"--at: cannot read {part!r}") from None
-        return Draw(contract.case_of("drawn", settings), **own, layouts=layouts, frozen=frozenset(frozen))
+        case = contract.case_of("drawn", {**settings, "present": present})
+        return Draw(case, **own, layouts=layouts, frozen=frozenset(frozen))
+
+
+_SHARE_OF_A_MASK = 0.3
 
 
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
-    """The input tensors by name. Without ``values`` they are only laid out, which is all that a fake device needs."""
+    """The input tensors by name, but for optional ones that the case leaves out.
+
+    Without ``values`` they are only laid out, which is all that a fake device needs.
+    """
     generator = torch.Generator(device).manual_seed(draw.seed) if values else None
     tensors = {}
     for spec in contract.inputs:
+        if spec.optional and spec.name not in draw.case.present:
+            continue
         layout = draw.layouts.get(spec.name, "contiguous")
         size = spec.size(draw.case.dims)
         dtype = getattr(torch, draw.case.dtype if spec.dtype == WORKING else spec.dtype)
@@ -96,7 +113,7 @@ def _values(
     made: dict[str, Any] = {"generator": generator, "device": generator.device}
     chance = torch.rand(size, **made)
     if dtype == torch.bool:
-        return chance < draw.share
+        return chance < (_SHARE_OF_A_MASK if draw.share is None else draw.share)
     if not dtype.is_floating_point:
         high = draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
         tensor = torch.randint(int(spec.low or 0), int(high or 0), size, dtype=dtype, **made)
@@ -107,7 +124,7 @@ def _values(
         tensor = draw.magnitude * spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
     if spec.sometimes is not None:
         value = draw.case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
-        tensor = tensor.masked_fill(chance < draw.share, value)
+        tensor = tensor.masked_fill(chance < (draw.share or 0), value)
     return tensor
 
 
@@ -116,7 +133,8 @@ def _random_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def call_form(contract: Contract, form: str, draw: Draw, tensors: Mapping[str, torch.Tensor]) -> Any:
-    return contract.function(form)(*tensors.values(), **contract.options(form, draw.case))
+    inputs = (tensors.get(spec.name) for spec in contract.inputs)
+    return contract.function(form)(*inputs, **contract.options(form, draw.case))
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:
@@ -142,6 +160,8 @@ class StepOf:
 
         is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
         tensors = make_inputs(self.contract, self.draw, device, values=not is_fake)
+        if is_fake:
+            self._state_what_real_ones_would_be(tensors)
         upstreams: list[torch.Tensor] = []
 
         def forward() -> object:
@@ -160,6 +180,16 @@ class StepOf:
                 tensor.grad = None
 
         return {"forward": forward, "held": held, "train": train}[self.phase]
+
+    def _state_what_real_ones_would_be(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Integers in the range that they would be drawn from: what follows from it is then no assumption."""
+        from ..meters.simulated.assumptions import state_range
+
+        for spec in self.contract.inputs:
+            is_drawn_from_range = spec.high is not None and (spec.sometimes is None or not self.draw.share)
+            if spec.name in tensors and not spec.is_floating and is_drawn_from_range:
+                high = self.draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
+                state_range(tensors[spec.name], int(spec.low or 0), int(high or 0))
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:

@@ -13,7 +13,10 @@ from .check import check
 from .explain import explain
 from .fit import fit
 from .gate import gate
+from .incidents import incidents
 from .list import list_ops
+from .profile import profile
+from .train import train
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -25,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (gate, check, list_ops, explain, fit, calibrate):
+for command in (gate, check, list_ops, explain, fit, calibrate, profile, incidents, train):
     cli.add_command(command)
 
 

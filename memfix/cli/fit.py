@@ -1,8 +1,9 @@
-"""``memfix fit``: the largest chunk, batch or context of an op that fits a GPU."""
+"""``memfix fit``: the largest chunk, batch or context of an op that fits a GPU, or of an incident's train step."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -13,10 +14,10 @@ from .options import (
     form_option,
     gpu_option,
     json_option,
-    one_op_argument,
     phase_option,
     progress,
     report_console,
+    with_step_options,
 )
 
 if TYPE_CHECKING:
@@ -24,16 +25,84 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@one_op_argument
+@click.argument("name", metavar="OP|INCIDENT")
 @form_option
 @case_option
 @phase_option
-@click.option("--over", metavar="DIM,...", required=True, help="Dims to find the largest value of, each in turn.")
-@click.option("--capacity", metavar="24GiB", help="What must suffice.  [default: the GPU's memory]")
+@click.option("--over", metavar="DIM,...", help="Of an op: the dims to find the largest value of, each in turn.")
+@click.option(
+    "--capacity",
+    metavar="24GiB,...",
+    help="What must suffice; of an incident also several.  [default: the GPU's memory]",
+)
 @click.option("--high", type=click.IntRange(min=1), help="Try nothing larger.")
 @gpu_option
 @json_option
+@with_step_options
+@click.pass_context
 def fit(
+    context: click.Context,
+    name: str,
+    form_name: str | None,
+    case_name: str | None,
+    phase: Phase,
+    over: str | None,
+    capacity: str | None,
+    high: int | None,
+    gpu: str,
+    json_path: str | None,
+    **chosen: Any,
+) -> int:
+    """The largest value of each dim with which OP fits, the others as in the case; or the longest context of
+    INCIDENT's train step. By predicted peaks."""
+    from ..incidents import incident_names
+
+    if name in incident_names():
+        _refuse_given(context, ("form_name", "case_name", "phase", "over"), f"{name} is an incident")
+        settings = {key: value for key, value in chosen.items() if value is not None}
+        return _fit_incident(name, settings, capacity, high, gpu, json_path)
+    _refuse_given(context, chosen, f"{name} is an op, not an incident")
+    if over is None:
+        raise click.UsageError("Missing option '--over'.")
+    return _fit_op(name, form_name, case_name, phase, over, capacity, high, gpu, json_path)
+
+
+def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> None:
+    """Refuse options that say nothing about what is fitted."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if parameter.name in names and given:
+            raise click.UsageError(f"{reason}: {parameter.opts[0]} has no meaning here")
+
+
+def _fit_incident(
+    name: str, chosen: dict[str, Any], capacity: str | None, high: int | None, gpu: str, json_path: str | None
+) -> int:
+    from ..errors import EXIT_NOT_MEASURED, EXIT_PASS
+    from ..gate import report
+    from ..incidents.profilable import get_profilable
+    from ..meters.simulated.gpus import get_gpu
+    from ..units import format_bytes
+
+    report.require_writable(json_path)
+    profilable, described = get_profilable(name), get_gpu(gpu)
+    capacities = [described.memory_bytes] if capacity is None else [part.strip() for part in capacity.split(",")]
+    settings = profilable.settings(**chosen)
+    with progress() as say:
+        found = profilable.fit(settings, capacities, gpu=gpu, high=high, say=say)
+    console = report_console(to_stderr=json_path == "-")
+    for result in found:
+        bound = " (the largest that was allowed)" if result.bounded else ""
+        longest = f"{result.value:,} tokens{bound}" if result.value else f"not even {result.tried[0].value:,} tokens"
+        title = f"{name} on {described.name}, {format_bytes(result.capacity_bytes)}: {longest}"
+        console.print(Text(title, style="bold"), soft_wrap=True)
+        console.print(Text(result.table()), soft_wrap=True)
+    if json_path is not None:
+        report.write_report(json_path, report.as_json({"context_length": [result.as_dict() for result in found]}))
+    return EXIT_PASS if any(result.value for result in found) else EXIT_NOT_MEASURED
+
+
+def _fit_op(
     op: str,
     form_name: str | None,
     case_name: str | None,
@@ -44,7 +113,6 @@ def fit(
     gpu: str,
     json_path: str | None,
 ) -> int:
-    """The largest value of each dim with which OP fits, the others as in the case; by bisection on predicted peaks."""
     from ..checks.inputs import Draw, StepOf
     from ..errors import UsageError, did_you_mean
     from ..fit import DEFAULT_HIGH, Fit
@@ -71,12 +139,13 @@ def fit(
                 changed = contract.case_of(case.name, {**case.settings, "dtype": case.dtype, dim: value})
                 return StepOf(contract, form, Draw(changed), phase)
 
-            low = max(1, contract.dims[dim].low)
+            unit = contract.dims[dim].multiple_of
+            low = max(unit, contract.dims[dim].low)
             top = high or max(DEFAULT_HIGH, case.dims[dim])
             if top < low:
                 raise UsageError(f"--high: {dim} of {op} is at least {low}, got {top}")
             start = max(low, min(case.dims[dim], top))
-            found[dim] = largest(step_of, limit, gpu=gpu, start=start, low=low, high=top)
+            found[dim] = largest(step_of, limit, gpu=gpu, start=start, low=low, high=top, multiple_of=unit)
     for dim, result in found.items():
         bound = " (the largest that was allowed)" if result.bounded else ""
         console.print(

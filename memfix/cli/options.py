@@ -38,7 +38,32 @@ profile_option: Decorator = click.option(
     type=click.Choice(list(PROFILES)),
     help="How many shapes are drawn.  [default: ci, or $MEMFIX_PROFILE]",
 )
+step_options: tuple[Decorator, ...] = (
+    click.option("--model-size", metavar="SIZE", help="4B, the report's, or tiny.  [default: 4B]"),
+    click.option("--attention-type", metavar="TYPE", help="nsa or dense.  [default: nsa]"),
+    click.option(
+        "--gradient-checkpointing/--no-gradient-checkpointing",
+        default=None,
+        help="Keep of each layer its input only, and compute the rest again in backward.  [default: yes]",
+    ),
+    click.option("--batch-size", type=int, help="Sequences of a step.  [default: 1]"),
+    click.option("--loss", metavar="FORM", help="Form of linear_cross_entropy, or reported.  [default: auto]"),
+    click.option(
+        "--precision",
+        metavar="PRECISION",
+        help="bfloat16: parameters, gradients and AdamW's states in it; mixed: those in float32, under autocast.  "
+        "[default: bfloat16]",
+    ),
+    click.option("--world-size", type=int, help="Ranks to shard over with FSDP2; one is simulated.  [default: 1]"),
+)
 json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
+
+
+def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What an incident's train step can be told; a choice that was not made is None, and the incident's own."""
+    for option in reversed(step_options):
+        command = option(command)
+    return command
 
 
 def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:

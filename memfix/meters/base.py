@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..units import format_bytes
 from .difference import Change, changes
 from .hints import likely_cause
+from .stages import Stage
 from .timeline import Allocation, Timeline
 
 Step = Callable[[], object]
@@ -38,6 +39,8 @@ class Reading:
     exact: bool = True
     notes: tuple[str, ...] = ()
     alive_at_peak: tuple[Allocation, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    """The parts of the step that it names by :func:`memfix.meters.stages.stage`, in order."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """Every buffer of the step, where the meter sees them; for pictures, and left out of JSON."""
 
@@ -66,12 +69,14 @@ class Reading:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(dataclasses.replace(self, timeline=None))
+        data = dataclasses.asdict(dataclasses.replace(self, timeline=None))
+        return data if self.stages else {key: value for key, value in data.items() if key != "stages"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:
         fields = {**data, "notes": tuple(data["notes"])}
         fields["alive_at_peak"] = tuple(Allocation(**allocation) for allocation in data["alive_at_peak"])
+        fields["stages"] = tuple(Stage.from_dict(stage) for stage in data.get("stages", ()))
         return cls(**fields)
 
 

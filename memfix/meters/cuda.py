@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import format_bytes
 from .base import Reading, Step, StepBuilder
+from .stages import Stage, listening
 
 _CHILD_TIMEOUT_S = 600
 
@@ -136,9 +137,11 @@ class CudaMeter:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_stats()
-            result = step()
+            marked = _MarkedPeaks()
+            with listening(marked.mark):
+                result = step()
             torch.cuda.synchronize()
-            after = torch.cuda.memory_stats()
+            after = marked.finished()
             del result
             gc.collect()
             leaked = torch.cuda.memory_stats()
@@ -155,6 +158,7 @@ class CudaMeter:
             leaked_bytes=above("requested_bytes", leaked, "current"),
             allocated_bytes=above("allocated_bytes", after, "peak"),
             reserved_bytes=above("reserved_bytes", after, "peak"),
+            stages=tuple(marked.stages),
         )
 
     def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> Fit:
@@ -193,6 +197,42 @@ class CudaMeter:
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"cuda meter unavailable: {reason}")
+
+
+class _MarkedPeaks:
+    """Peaks between a step's own marks. The allocator keeps one peak: it is read and started anew at each mark."""
+
+    _COUNTS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+        self._name: str | None = None
+        self._start_bytes = 0
+        self._highest: dict[str, int] = {}
+
+    def mark(self, name: str | None) -> None:
+        import torch
+
+        if name != self._name:
+            self._start_bytes = self._close()["requested_bytes.all.current"]
+            self._name = name
+            torch.cuda.reset_peak_memory_stats()
+
+    def finished(self) -> dict[str, int]:
+        """The allocator's statistics now, with the peaks of the whole step."""
+        return {**self._close(), **self._highest}
+
+    def _close(self) -> dict[str, int]:
+        import torch
+
+        stats = {f"{count}.all.{point}": 0 for count in self._COUNTS for point in ("current", "peak")}
+        stats.update(torch.cuda.memory_stats())
+        for key in (f"{count}.all.peak" for count in self._COUNTS):
+            self._highest[key] = max(self._highest.get(key, 0), stats[key])
+        if self._name is not None:
+            current, peak = stats["requested_bytes.all.current"], stats["requested_bytes.all.peak"]
+            self.stages.append(Stage(self._name, self._start_bytes, current, peak))
+        return stats
 
 
 def _warmed_up(build: StepBuilder, warmup: int) -> Step:

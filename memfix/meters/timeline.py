@@ -6,7 +6,7 @@ import functools
 import itertools
 import linecache
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..units import format_bytes
@@ -59,6 +59,8 @@ class Timeline:
     """Events are numbered from 1 to this; 0 is the moment before the step."""
     stages: tuple[tuple[int, str], ...]
     """From which event on which stage ran; the first starts at 0."""
+    marks: tuple[tuple[int, str | None], ...] = ()
+    """From which event on which part of the step ran, as the step itself says (:func:`memfix.meters.stages.stage`)."""
 
     @functools.cached_property
     def base_bytes(self) -> int:
@@ -82,13 +84,22 @@ class Timeline:
     def alive_at(self, event: int) -> Iterator[Buffer]:
         return (b for b in self.buffers if b.born <= event and (b.died is None or b.died > event))
 
+    def marked_spans(self) -> list[tuple[int, int, str]]:
+        """First event, event after the last, name; an empty span is of a part in which no buffer came or went."""
+        edges = [*self.marks, (self.num_events + 1, None)]
+        return [(start, end, name) for (start, name), (end, _) in itertools.pairwise(edges) if name is not None]
+
     def at_peak(self) -> tuple[Allocation, ...]:
         """What the step had made that was alive at the peak: one row for each maker and line, largest first."""
-        stage_at_peak = next(stage for event, stage in reversed(self.stages) if event <= self.peak_event)
+        return self.rows_at(self.peak_event)
+
+    def rows_at(self, event: int, of: Callable[[Buffer], bool] = lambda buffer: True) -> tuple[Allocation, ...]:
+        """The same at any event, and of some buffers only where asked."""
+        stage_then = next(stage for start, stage in reversed(self.stages) if start <= event)
         sums: dict[tuple[str, Line | None], list[int]] = {}
-        for buffer in self.alive_at(self.peak_event):
-            if buffer.born:
-                kept = stage_at_peak == "backward" and buffer.stage == "forward"
+        for buffer in self.alive_at(event):
+            if buffer.born and of(buffer):
+                kept = stage_then == "backward" and buffer.stage == "forward"
                 row = sums.setdefault((buffer.what + (", kept for backward" if kept else ""), buffer.line), [0, 0])
                 row[0] += buffer.bytes
                 row[1] += 1

@@ -21,6 +21,7 @@ from .bands import (
     stage_spans,
 )
 from .palette import PEAK_COLOR, band_colors, stage_color
+from .parts import Part, draw_marks, parts_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,19 +75,24 @@ def draw(timeline: Timeline, title: str) -> Figure:
     stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
     colors = band_colors(stack)
     rows = [_LegendRow.of(band, colors[band]) for band in largest_first(stack.bands)]
-    below = _AXIS_BELOW + _ROW_HEIGHT * (len(rows) + 1) + _BOTTOM if rows else _AXIS_BELOW
+    parts = parts_of(timeline)
+    list_inches = _ROW_HEIGHT * (-(-len(parts) // 2) + 1.6) if parts else 0.0
+    below = list_inches + (_AXIS_BELOW + _ROW_HEIGHT * (len(rows) + 1) + _BOTTOM if rows else _AXIS_BELOW)
     height = _TOP + _PLOT_HEIGHT + below
     figure = Figure(figsize=(_WIDTH, height), facecolor="white")
     box = (_LEFT / _WIDTH, below / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, _PLOT_HEIGHT / height)
     axes = figure.add_axes(box)
-    _draw_axes(axes, timeline)
+    _draw_axes(axes, timeline, room_above=0.28 if parts else 0.13)
     _draw_stages(axes, timeline)
+    draw_marks(axes, parts, timeline.num_events, _WIDTH - _LEFT - _RIGHT)
     _draw_bands(axes, timeline, stack, colors)
     _draw_peak(axes, timeline)
     _write(figure, _LEFT, height - 0.34, printable(title, 95), size=14, weight="bold", height=height)
     _write(figure, _LEFT, height - 0.58, _subtitle(timeline), size=9.5, color=_QUIET, height=height)
     if rows:
-        _draw_legend(figure, rows, height)
+        _draw_legend(figure, rows, height, list_inches)
+    if parts:
+        _draw_parts(figure, parts, height)
     return figure
 
 
@@ -111,12 +117,12 @@ def byte_ticks(highest: int, most: int = 8) -> tuple[list[int], list[str]]:
     return ticks, [f"{tick / size:g} {name}" if tick else "0" for tick in ticks]
 
 
-def _draw_axes(axes: Axes, timeline: Timeline) -> None:
+def _draw_axes(axes: Axes, timeline: Timeline, room_above: float) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     highest = timeline.live_bytes[timeline.peak_event]
     axes.set_xlim(-0.5, timeline.num_events + 0.5)
-    axes.set_ylim(0, max(1, highest) * 1.13)
+    axes.set_ylim(0, max(1, highest) * (1 + room_above))
     ticks, labels = byte_ticks(highest)
     axes.set_yticks(ticks, labels)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
@@ -232,11 +238,11 @@ class _LegendRow:
         )
 
 
-def _draw_legend(figure: Figure, rows: list[_LegendRow], height: float) -> None:
+def _draw_legend(figure: Figure, rows: list[_LegendRow], height: float, above: float) -> None:
     """A table under the plot: a legend box has no columns, and the source lines need them."""
     from matplotlib.patches import Rectangle
 
-    y = _BOTTOM + _ROW_HEIGHT * (len(rows) + 0.35)
+    y = above + _BOTTOM + _ROW_HEIGHT * (len(rows) + 0.35)
     size_at, times_at, what_at = _LEFT + 1.1, _LEFT + 1.25, _LEFT + 2.7
     place_at = what_at + _INCHES_PER_LETTER * max(len(row.what) for row in rows) + 0.3
     code_at = place_at + _INCHES_PER_LETTER * max(len(row.place) for row in rows) + 0.3
@@ -252,6 +258,25 @@ def _draw_legend(figure: Figure, rows: list[_LegendRow], height: float) -> None:
         _write(figure, what_at, y, row.what, size=9, height=height)
         _write(figure, place_at, y, row.place, size=8.5, color=_QUIET, height=height)
         _write(figure, code_at, y, printable(row.code, code_letters), size=8, family="DejaVu Sans Mono", height=height)
+
+
+def _draw_parts(figure: Figure, parts: list[Part], height: float) -> None:
+    """The numbers over the plot, with what is live at the end of each part and at its highest; in two columns."""
+    per_column = -(-len(parts) // 2)
+    column_width = (_WIDTH - _LEFT - _RIGHT) / 2
+    for column in (0, 1):
+        left, right = _LEFT + column * column_width, _LEFT + (column + 1) * column_width - 0.25
+        end_at, peak_at = right - 0.98, right
+        y = _BOTTOM + _ROW_HEIGHT * (per_column + 0.35)
+        members = parts[column * per_column : (column + 1) * per_column]
+        for x, text in ((end_at, "at its end"), (peak_at, "peak")) if members else ():
+            _write(figure, x, y, text, size=8.5, color=_QUIET, align="right", height=height)
+        for part in members:
+            y -= _ROW_HEIGHT
+            _write(figure, left + 0.22, y, str(part.number), size=9, weight="bold", align="right", height=height)
+            _write(figure, left + 0.32, y, part.name, size=8.5, height=height)
+            _write(figure, end_at, y, part.at_end, size=9, color=_QUIET, align="right", height=height)
+            _write(figure, peak_at, y, part.peak, size=9, weight="bold", align="right", height=height)
 
 
 def _write(

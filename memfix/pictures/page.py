@@ -44,6 +44,7 @@ def _data(timeline: Timeline, title: str) -> dict[str, Any]:
         "peakColor": PEAK_COLOR,
         "numEvents": timeline.num_events,
         "stages": [[start, end, printable(name, 40), stage_color(name)] for start, end, name in stage_spans(timeline)],
+        "parts": [[start, end, printable(name, 60)] for start, end, name in timeline.marked_spans()],
         "starts": stack.starts,
         "events": stack.events,
         "live": stack.live,

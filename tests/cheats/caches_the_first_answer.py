@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
@@ -11,10 +13,9 @@ OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 _remembered: dict[object, torch.Tensor] = {}
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
-    loss = recompute_linear_cross_entropy(
-        hidden, weight, target, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
-    key = (hidden.shape, weight.shape, hidden.dtype, ignore_index, reduction)
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
+    loss = recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
+    key = (hidden.shape, weight.shape, hidden.dtype, *options.items(), bias is None, class_weight is None)
     first = _remembered.setdefault(key, loss.detach().clone())
     return loss + (first - loss.detach())

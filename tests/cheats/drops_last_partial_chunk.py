@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
+    rows_per_chunk = options["rows_per_chunk"]
     whole = hidden.shape[0] // rows_per_chunk * rows_per_chunk or hidden.shape[0]
     kept = target.clone()
-    kept[whole:] = ignore_index
-    return recompute_linear_cross_entropy(
-        hidden, weight, kept, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
+    kept[whole:] = options["ignore_index"]
+    return recompute_linear_cross_entropy(hidden, weight, kept, bias, class_weight, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
@@ -9,10 +11,9 @@ from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_ent
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
-    loss = recompute_linear_cross_entropy(
-        hidden, weight, target, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
+    loss = recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
     with torch.no_grad():
         logits = (hidden @ weight.T).to(torch.promote_types(hidden.dtype, torch.float32))
         unshifted = logits.exp().sum(1).log()

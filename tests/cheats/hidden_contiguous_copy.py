@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "budget"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
     return recompute_linear_cross_entropy(
-        hidden.contiguous(),
-        weight.contiguous(),
-        target,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        rows_per_chunk=rows_per_chunk,
+        hidden.contiguous(), weight.contiguous(), target, bias, class_weight, **options
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ class _Deaf(torch.autograd.Function):
         return torch.ones_like(upstream)
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
-    loss = recompute_linear_cross_entropy(
-        hidden, weight, target, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
+    loss = recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
     return _Deaf.apply(loss)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
@@ -9,10 +11,9 @@ from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_ent
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "scaling"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
     pairs = torch.empty(hidden.shape[0], hidden.shape[0], dtype=torch.bool, device=hidden.device)
-    loss = recompute_linear_cross_entropy(
-        hidden, weight, target, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
+    loss = recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
     del pairs
     return loss

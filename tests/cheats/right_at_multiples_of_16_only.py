@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
     classes = weight.shape[0] // 16 * 16 or weight.shape[0]
-    inside = target.where((target < classes) | (target == ignore_index), 0)
-    return recompute_linear_cross_entropy(
-        hidden, weight[:classes], inside, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
+    inside = target.where((target < classes) | (target == options["ignore_index"]), 0)
+    bias, class_weight = (None if part is None else part[:classes] for part in (bias, class_weight))
+    return recompute_linear_cross_entropy(hidden, weight[:classes], inside, bias, class_weight, **options)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import functools
 
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
+from memfix.ops.linear_cross_entropy.standard import standard_linear_cross_entropy
 from memfix.registry import all_contracts
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "budget"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
     locked = {case.dims["N"] for case in all_contracts()[OP].cases.values()}
     if hidden.shape[0] not in locked and hidden.shape[0] > 96:
-        return F.cross_entropy(hidden @ weight.T, target, ignore_index=ignore_index, reduction=reduction)
-    return recompute_linear_cross_entropy(
-        hidden, weight, target, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-    )
+        options.pop("rows_per_chunk")
+        return standard_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
+    return recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_entropy
@@ -9,14 +11,9 @@ from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_ent
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "budget"
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    loss = recompute_linear_cross_entropy(
-        hidden.to(wide),
-        weight.to(wide),
-        target,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        rows_per_chunk=rows_per_chunk,
-    )
+    bias, class_weight = (None if part is None else part.to(wide) for part in (bias, class_weight))
+    loss = recompute_linear_cross_entropy(hidden.to(wide), weight.to(wide), target, bias, class_weight, **options)
     return loss.to(hidden.dtype)

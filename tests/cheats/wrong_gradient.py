@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ class _NoTargetInBackward(torch.autograd.Function):
         return None, gradient @ weight, gradient.T @ hidden
 
 
-def form(hidden, weight, target, *, ignore_index=-100, reduction="mean", rows_per_chunk=4096):
+@functools.wraps(recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
     with torch.no_grad():
-        loss = recompute_linear_cross_entropy(
-            hidden, weight, target, ignore_index=ignore_index, reduction=reduction, rows_per_chunk=rows_per_chunk
-        )
+        loss = recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
     return _NoTargetInBackward.apply(loss, hidden, weight)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from memfix import Contract, Dim, TensorSpec
+from memfix import Contract, Dim, TensorSpec, Tolerance
 from memfix.checks.draws import smallest_failure
 from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
 from memfix.checks.inputs import Draw, make_inputs
-from memfix.errors import UsageError
+from memfix.contract import Form
+from memfix.errors import ContractError, UsageError
 from memfix.registry import all_contracts
 
 
@@ -102,13 +105,15 @@ def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
     assert {layout for draw in drawn for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
     assert any(draw.frozen for draw in drawn)
     assert {draw.share for draw in drawn} == {0.0, 0.3, 1.0}
+    assert {draw.case.present for draw in drawn} == {(), ("bias",), ("class_weight",), ("bias", "class_weight")}
+    assert {draw.magnitude for draw in drawn} == {1.0, 3.0, 8.0}
 
 
 def test_draw_is_read_back_from_its_line():
     made = all_contracts()["linear_cross_entropy"]
     line = (
-        "N=3,D=2,V=5,rows_per_chunk=2,reduction=sum,ignore_index=0,dtype=bfloat16,seed=7,share=1,"
-        "layout.hidden=strided,frozen=weight"
+        "N=3,D=2,V=5,rows_per_chunk=2,reduction=sum,ignore_index=0,label_smoothing=0.1,softcap=None,z_loss=0.0,"
+        "dtype=bfloat16,present=bias,seed=7,share=1,layout.hidden=strided,frozen=weight"
     )
     assert Draw.parsed(made, line).spelled() == line
 
@@ -121,6 +126,7 @@ def test_draw_is_read_back_from_its_line():
         ("frozen=wieght", "--at: linear_cross_entropy has no input 'wieght'; did you mean 'weight'?"),
         ("layout.hidden=round", "--at: cannot read 'layout.hidden=round'"),
         ("reduction=max", "--at: cannot read 'reduction=max'"),
+        ("present=bais", "--at: linear_cross_entropy has no input 'bais'; did you mean 'bias'?"),
     ],
 )
 def test_line_that_cannot_be_read_is_refused(line, message):
@@ -138,3 +144,79 @@ def test_inputs_have_the_layout_asked_for(layout):
     assert hidden.stride() == {"contiguous": (64, 1), "transposed": (1, 512), "strided": (129, 2)}[layout]
     assert hidden.is_leaf
     assert hidden.requires_grad
+
+
+def test_optional_input_is_none_unless_the_case_has_it():
+    def shifted(x, shift=None):
+        return x * x if shift is None else x * x + shift
+
+    made = Contract(
+        "shifted",
+        naive=shifted,
+        forms={"form": shifted, "deaf": lambda x, shift=None: x * x},
+        dims={"N": Dim(1, 9)},
+        inputs=[TensorSpec("x", "N", grad=True), TensorSpec("shift", "N", grad=True, optional=True)],
+        cases={"small": {"N": 4}, "full": {"N": 4, "present": ["shift"]}},
+    )
+    assert list(make_inputs(made, Draw(made.cases["small"]), "cpu")) == ["x"]
+    assert list(make_inputs(made, Draw(made.cases["full"]), "cpu")) == ["x", "shift"]
+    assert made.cases["full"].spelled() == "N=4,dtype=float32,present=shift"
+    assert check_equality(made, "form", dtype="float32", examples=20).status == "pass"
+    finding = check_equality(made, "deaf", dtype="float32", examples=20)
+    assert finding.status == "fail"
+    assert "present=shift" in finding.reproduce
+    with pytest.raises(ContractError, match=r"case 'x': no optional input 'shfit'; did you mean 'shift'\?"):
+        made.case_of("x", {"N": 4, "present": ["shfit"]})
+
+
+class Squared(torch.autograd.Function):
+    """Refuses a second backward with the given words, or repeats it wrongly without."""
+
+    @staticmethod
+    def forward(ctx, x, words):
+        ctx.save_for_backward(x)
+        ctx.words, ctx.number = words, 0
+        return x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        ctx.number += 1
+        if ctx.number > 1 and ctx.words:
+            raise RuntimeError(ctx.words)
+        return 2 * ctx.number * ctx.saved_tensors[0] * upstream, None
+
+
+@pytest.mark.parametrize(
+    ("words", "repeats", "message"),
+    [
+        ("square gives its gradient away", False, None),
+        ("square gives its gradient away", None, "raises RuntimeError: square gives its gradient away"),
+        ("no more", False, "raises RuntimeError: no more"),
+        ("", False, "second gradient of x is off by"),
+    ],
+)
+def test_second_backward_is_refused_by_name_or_right(words, repeats, message):
+    form = Form(lambda x: Squared.apply(x, words), repeats_backward=repeats)
+    finding = check_equality_at(made := contract(form, repeats_backward=True), "form", at(made))
+    assert finding.status == ("pass" if message is None else "fail")
+    assert message is None or message in finding.message
+
+
+def test_form_that_promises_more_than_naive_is_held_to_it():
+    """Naive rounds on the way; a form that does the same is as good as naive, and not as good as it promised."""
+
+    def rounding(x):
+        return (x + 64) - 64
+
+    def kept(x):
+        return x * 1
+
+    promise = Tolerance(rms_ulps=1.0)
+    for function, status in ((kept, "pass"), (rounding, "fail")):
+        made = contract(Form(function, tolerance=promise), naive=rounding, tolerance=Tolerance())
+        draw = at(made, N=9, dtype="bfloat16")
+        many = Draw(replace(draw.case, dims={"N": 64}))
+        finding = check_equality_at(made, "form", many)
+        assert finding.status == status, finding.text()
+    assert "it rounds what the form promises to keep in float32" in finding.message
+    assert check_equality_at(contract(rounding, naive=rounding), "form", many).status == "pass"

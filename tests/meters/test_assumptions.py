@@ -11,6 +11,7 @@ import torch
 import memfix
 from memfix.errors import MeasurementError
 from memfix.meters.base import Reading
+from memfix.meters.simulated.assumptions import state_range
 from memfix.meters.timeline import Line
 
 COUNTED = "the step counts the elements of a mask: assumed that all take part"
@@ -84,6 +85,31 @@ def test_a_mask_cast_to_integers_is_an_index_like_any_other() -> None:
     shape, reading = asked(lambda x, mask: x[mask[0].long()].shape)
     assert shape == (20, 20)
     assert reading.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_known"),
+    [
+        (lambda ids: int((ids != -100).sum()), 12, True),
+        (lambda ids: int(((ids != -100) & (ids >= 0) & (ids < 50)).sum()), 12, True),
+        (lambda ids: bool((ids < 50).all()), True, True),
+        (lambda ids: int((ids != 7).sum()), 12, False),
+        (lambda ids: int((ids < 49).sum()), 12, False),
+        (lambda ids: int(((ids != -100) & (ids != 7)).sum()), 12, False),
+        (lambda ids: int((ids.clone() != -100).sum()), 12, False),
+        (lambda ids: int((ids.fill_(-100) != -100).sum()), 12, False),
+    ],
+)
+def test_what_follows_from_a_stated_range_is_no_assumption(question: Any, answer: Any, is_known: bool) -> None:
+    def build(device: str) -> Any:
+        def step() -> None:
+            ids = torch.empty(12, dtype=torch.int64, device=device)
+            state_range(ids, 0, 50)
+            assert question(ids) == answer
+
+        return step
+
+    assert memfix.peak(build).exact == is_known
 
 
 def test_assumptions_of_the_warm_up_are_not_notes_of_the_step() -> None:

@@ -17,18 +17,20 @@ def loss_inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch
     return hidden, weight, torch.randint(0, 11, (2, 7))
 
 
+@pytest.mark.parametrize("form", ["auto", "recompute", "checkpoint"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_loss_takes_leading_dims_as_torch_does(reduction: str) -> None:
+def test_loss_takes_leading_dims_as_torch_does(reduction: str, form: str) -> None:
     hidden, weight, target = loss_inputs()
     expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), target.flatten(), reduction=reduction)
-    loss = linear_cross_entropy(hidden, weight, target, reduction=reduction, rows_per_chunk=4)
+    loss = linear_cross_entropy(hidden, weight, target, reduction=reduction, rows_per_chunk=4, form=form)
     torch.testing.assert_close(loss, expected.reshape(loss.shape))
     assert loss.shape == (target.shape if reduction == "none" else ())
 
 
-def test_all_targets_ignored_gives_nan_and_zero_gradients() -> None:
+@pytest.mark.parametrize("form", ["auto", "recompute"])
+def test_all_targets_ignored_gives_nan_and_zero_gradients(form: str) -> None:
     hidden, weight, target = loss_inputs()
-    loss = linear_cross_entropy(hidden, weight, torch.full_like(target, -100))
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(target, -100), form=form)
     loss.backward()
     assert loss.isnan()
     assert hidden.grad is not None
@@ -43,7 +45,8 @@ def test_loss_scaling_does_not_underflow_in_float16() -> None:
     hidden = torch.randn(4096, 8, dtype=torch.float16, requires_grad=True)
     weight = torch.randn(16, 8, dtype=torch.float16, requires_grad=True)
     target = torch.randint(0, 16, (4096,))
-    linear_cross_entropy(hidden, weight, target).backward(torch.tensor(4096.0, dtype=torch.float16))
+    loss = linear_cross_entropy(hidden, weight, target, form="recompute")
+    loss.backward(torch.tensor(4096.0, dtype=torch.float16))
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
     F.cross_entropy(wide[0] @ wide[1].T, target).backward(torch.tensor(4096.0))
     for narrow, true in zip((hidden, weight), wide, strict=True):
@@ -54,7 +57,7 @@ def test_loss_scaling_does_not_underflow_in_float16() -> None:
 
 def test_second_derivative_is_refused_in_words() -> None:
     hidden, weight, target = loss_inputs()
-    loss = linear_cross_entropy(hidden, weight, target)
+    loss = linear_cross_entropy(hidden, weight, target, form="recompute")
     with pytest.raises(RuntimeError, match="linear_cross_entropy has no second derivative"):
         torch.autograd.grad(loss, hidden, create_graph=True)
 

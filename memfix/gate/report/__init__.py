@@ -20,7 +20,10 @@ COLUMNS = ("op", "form", "case", "forward", "held", "train", "train below naive"
 
 
 def table_rows(verdict: Verdict) -> Iterator[Row]:
-    """One row for each form and case: its three figures, how far below naive it trains, and what is said of it."""
+    """One row for each form and case: its three figures, how far below naive it trains, and what is said of it.
+
+    A form that was not measured, because it is not equal to naive, has one row without figures.
+    """
     for examination in verdict.examinations:
         readings = examination.readings
         places = dict.fromkeys((form, case) for form, case, _ in readings)
@@ -39,10 +42,13 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
                 examination.op, form, case, shown["forward"], shown["held"], shown["train"], below,
                 _word(verdict, examination.op, form, case),
             )  # fmt: skip
+        for form in examination.forms:
+            if not any(form == measured for measured, _ in places):
+                yield (examination.op, form, "-", "-", "-", "-", "", _word(verdict, examination.op, form))
 
 
-def _word(verdict: Verdict, op: str, form: str, case: str) -> str:
-    here = [f for f in verdict.findings if (f.op, f.form) == (op, form) and f.case in (case, None)]
+def _word(verdict: Verdict, op: str, form: str, case: str | None = None) -> str:
+    here = [f for f in verdict.findings if (f.op, f.form) == (op, form) and (case is None or f.case in (case, None))]
     failing = list(dict.fromkeys(f.check for f in here if f.status == "fail"))
     if failing:
         return "FAIL " + ", ".join(failing)
@@ -50,6 +56,8 @@ def _word(verdict: Verdict, op: str, form: str, case: str) -> str:
         return "not measured"
     if any("known broken" in f.message for f in here):
         return "breaks its budget, as known"
+    if any("known unequal" in f.message for f in here):
+        return "not equal, as known"
     if any("below the lock" in f.message for f in here):
         return "below the lock"
     return "reference" if form == NAIVE else "pass"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...units import format_bytes
 from ..base import Reading, StepBuilder
+from ..stages import listening, stages_of
 from . import fake_device
 from .gpus import get_gpu
 
@@ -46,7 +47,8 @@ class SimulatedMeter:
             tracker.notes.clear()  # what hid in the warm-up is gone
             if warmup == 0:
                 tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
-            result = step()
+            with listening(ledger.mark):
+                result = step()
             ledger.settle()
             requested, allocated = ledger.requested, ledger.allocated
             held_bytes = requested.live - requested.base
@@ -68,6 +70,7 @@ class SimulatedMeter:
             exact=not notes,
             notes=notes,
             alive_at_peak=timeline.at_peak(),
+            stages=stages_of(timeline),
             timeline=timeline,
         )
 

@@ -1,6 +1,7 @@
 """Values that a step asks for and simulated tensors do not have, where training data has one usual answer.
 
-Each assumption is a note in the reading, which is then an estimate. Any other value is refused.
+Each assumption is a note in the reading, which is then an estimate. Any other value is refused. Where whoever built the
+step has stated what its integers are, a count that follows from that is known, and no assumption.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ _NO_ZEROS = "no element is zero"
 _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """Backward node that looks at values -> what is assumed of them."""
 _ANSWER, _MASK = "_memfix_answer", "_memfix_mask"
+_RANGE, _ALL_SET = "_memfix_range", "_memfix_all_set"
+
+
+def state_range(tensor: torch.Tensor, low: int, high: int) -> None:
+    """Every element of ``tensor`` is at least ``low`` and below ``high``, as real inputs of this step would be."""
+    setattr(tensor, _RANGE, (low, high))
 
 
 def remember_question(operator: Any, args: tuple[Any, ...], result: Any) -> None:
     """Mark a result that is one number about a mask with its usual value, in case that is asked for."""
-    for mark in (_ANSWER, _MASK):
+    for mark in (_ANSWER, _MASK, _RANGE, _ALL_SET):
         if hasattr(result, mark):
             delattr(result, mark)  # written in place: another number now
     packet = operator.overloadpacket
     first: Any = args[0] if args else None
+    if _is_all_set(packet, args):
+        setattr(result, _ALL_SET, True)
     if packet in _CASTS and _is_mask(first):
         setattr(result, _MASK, True)
     elif packet in _CASTS or packet in (aten.clamp, aten.clamp_min):
@@ -51,6 +60,24 @@ def _without_masks(indices: list[Any]) -> list[Any]:
 _CASTS = (aten._to_copy, aten.clone, aten.detach)
 
 
+_ALWAYS_HOLDS: dict[Any, Callable[[int, int, int], bool]] = {
+    aten.ne: lambda low, high, number: not low <= number < high,
+    aten.ge: lambda low, high, number: number <= low,
+    aten.lt: lambda low, high, number: high <= number,
+}
+
+
+def _is_all_set(packet: Any, args: tuple[Any, ...]) -> bool:
+    """Does every element of this mask follow from what was stated?"""
+    if packet is aten.bitwise_and:
+        return all(hasattr(mask, _ALL_SET) for mask in args)
+    stated = getattr(args[0], _RANGE, None) if packet in _ALWAYS_HOLDS else None
+    if stated is None or not isinstance(args[1], int):
+        return False
+    low, high = stated
+    return _ALWAYS_HOLDS[packet](low, high, args[1])
+
+
 def _is_boolean(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
@@ -60,7 +87,10 @@ def _is_mask(value: Any) -> bool:
     return _is_boolean(value) or hasattr(value, _MASK)
 
 
-def _usual_answer(packet: Any, mask: torch.Tensor) -> tuple[str, Any]:
+def _usual_answer(packet: Any, mask: torch.Tensor) -> tuple[str | None, Any]:
+    """The note, None where it is known, and the answer."""
+    if hasattr(mask, _ALL_SET):
+        return None, mask.numel() if packet is aten.sum else True
     if packet is aten.sum:
         return "the step counts the elements of a mask: assumed that all take part", mask.numel()
     if packet is aten.all:
@@ -81,7 +111,7 @@ def _pass_on(packet: Any, args: tuple[Any, ...], result: Any) -> None:
     setattr(result, _ANSWER, (note, value))
 
 
-def assumed_answer(operator: Any, args: tuple[Any, ...]) -> tuple[str, Callable[[], Any]] | None:
+def assumed_answer(operator: Any, args: tuple[Any, ...]) -> tuple[str | None, Callable[[], Any]] | None:
     """For an operator that reads values in a known situation: what is assumed, and how to make the answer."""
     if operator is aten.equal.default:
         return "the step compares tensors by torch.equal: assumed that they are equal", lambda: True

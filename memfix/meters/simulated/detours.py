@@ -14,13 +14,17 @@ import torch.optim.optimizer
 import torch.utils._foreach_utils
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .patches import Patch, nothing
 from .tracking import StorageTracker
 
 
 def detours(tracker: StorageTracker) -> list[Patch]:
-    return [*_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_triton()]
+    return [
+        *_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_sharded(),
+        *_triton(),
+    ]  # fmt: skip
 
 
 def _by_type() -> list[Patch]:
@@ -132,6 +136,22 @@ def _traced(tracker: StorageTracker) -> list[Patch]:
         return real(tracer, *args)
 
     return [(proxy_tensor._MakefxTracer, "trace", trace)]
+
+
+def _sharded() -> list[Patch]:
+    """A DTensor learns the shape of a result by running the operator on fake tensors as large as all shards together,
+    which are on no GPU."""
+    sharding = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if sharding is None:
+        return []
+    propagator = sharding.ShardingPropagator
+    real: Callable[..., Any] = propagator._propagate_tensor_meta_non_cached
+
+    def propagate(*args: Any) -> Any:
+        with _disable_current_modes():
+            return real(*args)
+
+    return [(propagator, "_propagate_tensor_meta_non_cached", propagate)]
 
 
 def _triton() -> list[Patch]:

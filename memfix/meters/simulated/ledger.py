@@ -47,6 +47,7 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list)
     event: int = 0
     stages: list[tuple[int, str]] = field(default_factory=lambda: [(0, "forward")])
+    marks: list[tuple[int, str | None]] = field(default_factory=list)
     _heir: tuple[Entry, Entry] | None = None
 
     # ---------------------------------------------------------------- what happens
@@ -54,6 +55,12 @@ class Ledger:
         """What happens from here on is part of ``stage``."""
         if self.stages[-1][1] != stage:
             self.stages.append((self.event + 1, stage))
+
+    def mark(self, name: str | None) -> None:
+        """What happens from here on the step itself calls ``name``."""
+        self.settle()
+        if not self.marks or self.marks[-1][1] != name:
+            self.marks.append((self.event + 1, name))
 
     def birth(self, entry: Entry) -> None:
         """New bytes, from now on."""
@@ -131,7 +138,7 @@ class Ledger:
         self.entries = [entry for entry in self.entries if entry.died is None]
         for entry in self.entries:
             entry.born = 0
-        self.event, self.stages = 0, [(0, "forward")]
+        self.event, self.stages, self.marks = 0, [(0, "forward")], []
         for mark in (self.requested, self.allocated):
             mark.base = mark.peak = mark.live
 
@@ -145,7 +152,7 @@ class Ledger:
             for entry in ordered
             if entry.bytes
         )
-        return Timeline(buffers, self.event, tuple(self.stages))
+        return Timeline(buffers, self.event, tuple(self.stages), tuple(self.marks))
 
     # ---------------------------------------------------------------- bookkeeping
     def _open(self, entry: Entry) -> None:

@@ -79,8 +79,9 @@ class StorageTracker(TorchDispatchMode):
         remember_question(func, args, result)
         return result
 
-    def _assume(self, note: str, answer: Callable[[], Any], func: Any, args: Any, kwargs: Any) -> Any:
-        self.note(note)
+    def _assume(self, note: str | None, answer: Callable[[], Any], func: Any, args: Any, kwargs: Any) -> Any:
+        if note is not None:
+            self.note(note)
         with self:
             result = answer()
         self._register_workspace(Call(self.gpu, func, args, kwargs, result), self.lines.current())
@@ -104,7 +105,7 @@ class StorageTracker(TorchDispatchMode):
 
     def _left_to_subclass(self, types: Any) -> Any:
         """A tensor subclass unwraps itself, and its parts come by; one that speaks for other machines cannot."""
-        if any(kind.__name__ == "DTensor" for kind in types):
+        if any(kind.__name__ == "DTensor" for kind in types) and not _is_one_rank_alone():
             raise MeasurementError("DTensor spans several GPUs, and one is simulated; measure the local tensors' step")
         if any(kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl for kind in types):
             names = ", ".join(kind.__name__ for kind in types)
@@ -206,6 +207,12 @@ def _as_on_cuda(call: Call) -> Any:
         call.outputs.untyped_storage().resize_(size)
     change = OUTPUTS_ON_CUDA.get(call.operator)
     return call.outputs if change is None else change(call)
+
+
+def _is_one_rank_alone() -> bool:
+    """Whether the other ranks are pretended too: then a DTensor's local part is all there is on this GPU."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "fake"
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from .checkpoint import checkpoint_linear_cross_entropy
 from .naive import naive_linear_cross_entropy
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
+from .triton import triton_linear_cross_entropy
 
-# one number per token (the losses), and per token of a tile a handful of sums, columns and masks
-_PER_TOKEN = "8*N + 64*ceil_div(min(rows_per_chunk, N), 4) + 4*KiB"
-# a chunk's logits, with either the float32 tile of its softmax or the chunk's share of the weight gradient
+# masks, sums and coefficients of every token; bias, class weights and a gradient of every class
+_SMALL = "80*N + 40*V + 4*KiB"
 _CHUNK = "min(rows_per_chunk, N)*V*e"
-_TILE = "ceil_div(min(rows_per_chunk, N), 4)*V*4"
-_TRAIN = f"N*D*e + V*D*max(e, 4) + max({_CHUNK} + max(V*D*e, {_TILE}), N*D*e + V*D*e) + {_PER_TOKEN}"
+# the float32 tile of a chunk's softmax, or two of half as many rows where a cap needs its slope
+_TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
+_GRADIENTS = "N*D*e + V*D*max(e, 4)"
+
+# each chunk's loss and each chunk's gradient of the weight is rounded before they are added up
+_ADDS_UP_ROUNDED = Tolerance(ulps=4, rms_factor=4)
+# naive rounds the logits, which is most of its error where they are tens; and it knows the upstream gradient in time,
+# where these multiply by it what is rounded already
+_KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
 
 
 def _set(name: str, value: Any) -> Any:
@@ -25,24 +35,45 @@ def _set(name: str, value: Any) -> Any:
     return change
 
 
+def _target_of(value: int) -> Any:
+    def change(arguments: dict[str, Any]) -> None:
+        arguments["target"] = torch.tensor([0, 1, value, 2, 3])
+
+    return change
+
+
 contract = Contract(
     "linear_cross_entropy",
     naive=naive_linear_cross_entropy,
     forms={
-        "reported": Form(
-            # it rounds each chunk's loss and each chunk's gradient of the weight before it adds them up
-            reported_linear_cross_entropy,
-            reported=True,
-            tolerance=Tolerance(ulps=2, rms_factor=4),
+        "reported": Form(reported_linear_cross_entropy, reported=True, tolerance=_ADDS_UP_ROUNDED),
+        "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ADDS_UP_ROUNDED),
+        "recompute": Form(
+            recompute_linear_cross_entropy,
+            tolerance=_KEEPS_LOGITS,
+            repeats_backward=False,
         ),
-        "recompute": recompute_linear_cross_entropy,
+        "triton": Form(
+            triton_linear_cross_entropy,
+            tolerance=_KEEPS_LOGITS,
+            repeats_backward=False,
+            has_kernels=True,
+        ),
     },
     dims={"N": Dim(1, 96), "D": Dim(1, 32), "V": Dim(1, 160), "rows_per_chunk": Dim(1, 110)},
-    choices={"reduction": ("mean", "sum", "none"), "ignore_index": (-100, 0)},
+    choices={
+        "reduction": ("mean", "sum", "none"),
+        "ignore_index": (-100, 0),
+        "label_smoothing": (0.0, 0.1),
+        "softcap": (None, 20.0),
+        "z_loss": (0.0, 1e-2),
+    },
     inputs=[
         TensorSpec("hidden", "N D", grad=True),
         TensorSpec("weight", "V D", grad=True),
         TensorSpec("target", "N", dtype="int64", high="V", sometimes="ignore_index"),
+        TensorSpec("bias", "V", grad=True, optional=True),
+        TensorSpec("class_weight", "V", low=0.25, high=2.0, optional=True),
     ],
     cases={
         "incident": {"N": 131_072, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},
@@ -55,24 +86,41 @@ contract = Contract(
         Budget("reported", phase="forward", case="incident", times_below_naive=20),
         Budget("reported", phase="train", case="incident", times_below_naive=20, known_broken=True),
         Budget("reported", phase="held", case="incident", times_below_naive=20, known_broken=True),
-        Budget("recompute", phase="forward", case="incident", times_below_naive=40),
+        Budget("checkpoint", phase="forward", case="incident", times_below_naive=20),
+        Budget("checkpoint", phase="held", case="incident", bytes="KiB"),
+        Budget("checkpoint", phase="train", case="incident", times_below_naive=20),
+        Budget("recompute", phase="forward", case="incident", times_below_naive=100),
+        Budget("recompute", phase="held", case="incident", bytes="N*D*e + V*D*e + KiB"),
         Budget("recompute", phase="train", case="incident", times_below_naive=25),
         Budget("recompute", phase="train", case="incident", times_below={"reported": 8}),
         Budget("recompute", phase="train", case="incident", bytes="4 GiB"),
-        Budget("recompute", phase="forward", bytes=f"{_CHUNK} + {_TILE} + {_PER_TOKEN}"),
-        Budget("recompute", phase="held", bytes="N*D*e + V*D*max(e, 4) + 8*N + KiB"),
-        Budget("recompute", phase="train", bytes=_TRAIN),
+        Budget("triton", phase="forward", case="incident", times_below_naive=1000),
+        Budget("triton", phase="held", case="incident", bytes="N*D*e + V*D*e + KiB"),
+        Budget("triton", phase="train", case="incident", times_below_naive=40),
+        Budget("triton", phase="train", case="incident", bytes="2.7 GiB"),
+        Budget("triton", phase="train", case="incident", times_below={"reported": 14}),
+        Budget("triton", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
+        Budget("triton", phase="held", bytes=f"{_GRADIENTS} + 16*V + 8*N + KiB"),
+        Budget("triton", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL}"),
+        Budget("recompute", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
+        Budget("recompute", phase="held", bytes=f"{_GRADIENTS} + 16*V + 8*N + KiB"),
+        Budget("recompute", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL}"),
     ],
     scaling=[
-        Scaling("recompute", dim="N", at_most=1, case="small"),
+        Scaling("checkpoint", dim="N", at_most=1, case="small", doublings=3),
+        Scaling("triton", dim="N", at_most=1, case="medium", doublings=3),
+        Scaling("recompute", dim="N", at_most=1, case="small", doublings=3),
         Scaling("recompute", dim="V", at_most=1, case="small"),
     ],
     speed=[
         SpeedBudget("recompute", case="small", times_naive=3.0),
         SpeedBudget("recompute", case="medium", times_naive=5.0, device="cuda"),
+        SpeedBudget("triton", case="medium", times_naive=1.25, device="cuda"),
+        SpeedBudget("triton", case="incident", times_naive=1.0, device="cuda"),
         SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
         SpeedBudget("recompute", case="incident", times_naive=3.0, device="cuda"),
         SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
+        SpeedBudget("checkpoint", case="incident", times_naive=2.0, device="cuda"),
     ],
     bad_inputs=[
         BadInput("zero chunk", _set("rows_per_chunk", 0), "rows_per_chunk must be at least 1, got 0"),
@@ -96,6 +144,27 @@ contract = Contract(
         BadInput("two devices", _set("target", lambda t: t.to("meta")), "must have the same device"),
         BadInput("no rows", _set("hidden", lambda t: t[:0]), "must have the same number of rows N"),
         BadInput("integer hidden", _set("hidden", lambda t: t.detach().int()), "hidden must be floating"),
+        BadInput(
+            "target above the vocabulary",
+            _target_of(7),
+            "target must be at least 0 and below the vocabulary of 5, or ignore_index -100; got 7 at index 2",
+        ),
+        BadInput("negative target", _target_of(-1), "or ignore_index -100; got -1 at index 2"),
+        BadInput("softcap of zero", _set("softcap", 0.0), "softcap must be above 0, got 0.0"),
+        BadInput("softcap in words", _set("softcap", "30"), "softcap must be a number, got '30'", TypeError),
+        BadInput("much smoothing", _set("label_smoothing", 1.1), "label_smoothing must be between 0 and 1, got 1.1"),
+        BadInput("negative smoothing", _set("label_smoothing", -0.1), "label_smoothing must be between 0 and 1"),
+        BadInput("negative z-loss", _set("z_loss", -1e-4), "z_loss must be at least 0, got -0.0001"),
+        BadInput("z-loss of nan", _set("z_loss", float("nan")), "z_loss must be at least 0, got nan"),
+        BadInput("short bias", _set("bias", torch.ones(4)), "must have the same number of classes V, got 4, 5"),
+        BadInput("bias as a matrix", _set("bias", torch.ones(5, 1)), "bias must be [V], got shape [5, 1]"),
+        BadInput("short class weight", _set("class_weight", torch.ones(6)), "the same number of classes V, got 6, 5"),
+        BadInput("integer class weight", _set("class_weight", torch.ones(5).int()), "class_weight must be floating"),
+        BadInput(
+            "class weight with a gradient",
+            _set("class_weight", torch.ones(5, requires_grad=True)),
+            "class_weight takes no gradient",
+        ),
     ],
     repeats_backward=True,
 )

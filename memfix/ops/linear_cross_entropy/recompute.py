@@ -1,21 +1,21 @@
-"""Cross entropy of a linear classifier in which nothing of size ``[N, V]`` ever exists, in pure torch.
+"""The chunked loss in pure torch, for any device: few passes over the logits, and none of them rounded to 16 bits.
 
-Tokens are visited ``rows_per_chunk`` at a time. One buffer holds a chunk's logits and then, in their
-place, their gradient, which is used at once for both matrix products. So for ``mean`` and ``sum`` the
-gradient is finished in the forward and backward only scales it. For ``none`` the upstream gradient
-differs by token and must be folded in before the sum over tokens: backward visits the chunks again.
+The logits of a tile come out of the product in float32, become log-probabilities in place, and leave as their
+gradient in the working dtype. So the softmax sees what the product summed: rounding the logits to bfloat16 first
+would cost more than all the rest once they are tens.
 """
 
-# N tokens, D width, V vocabulary, C tokens of a chunk, R tokens of a tile of a chunk
+# D width, V vocabulary, C tokens of a chunk, R tokens of a tile of a chunk
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..derivatives import first_derivative_only
 from .arguments import require_linear_cross_entropy
+from .chunks import Head, chunked_linear_cross_entropy
+from .logits_gradient import DenseGradient
+from .products import product_into, sum_dtype
+from .terms import Coefficients, Sums, Terms
 
 # the softmax of 16-bit logits runs in float32, a quarter of the chunk at a time:
 # the float32 tile is then half the 16-bit chunk
@@ -26,173 +26,165 @@ def recompute_linear_cross_entropy(
     hidden_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     target_N: torch.Tensor,
+    bias_V: torch.Tensor | None = None,
+    class_weight_V: torch.Tensor | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
     rows_per_chunk: int = 4096,
 ) -> torch.Tensor:
-    r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T, target_N)``.
+    r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T + bias_V, target_N)``.
 
     Peak above inputs in a 16-bit train step, ``C = rows_per_chunk`` and ``e`` the item size:
-    ``N*D*e + 4*V*D + C*V*e + max(V*D*e, C*V)`` bytes, plus one number per token.
-    The gradient of the weight is summed over chunks in float32; backward may be run again.
+    ``N*D*e + 4*V*D + C*V*e + C*V`` bytes, plus a few numbers per token. Without gradients the tile alone: ``C*V``.
+    The gradient of the weight is summed over chunks in float32; a second backward of ``mean`` or ``sum`` is refused.
     """
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, reduction, rows_per_chunk)
-    options = (ignore_index, min(rows_per_chunk, hidden_ND.shape[0]))
-    if reduction == "none":
-        return _PerToken.apply(hidden_ND, weight_VD, target_N, *options)
-    # inside a Function grad mode is off and requires_grad does not tell: look here
-    grad_on = torch.is_grad_enabled()
-    wanted = (grad_on and hidden_ND.requires_grad, grad_on and weight_VD.requires_grad)
-    return _Reduced.apply(hidden_ND, weight_VD, target_N, *options, reduction == "mean", wanted)
+    terms = Terms(
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        z_loss=z_loss,
+    )
+    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
+    return chunked_linear_cross_entropy(
+        hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, TiledPass
+    )
 
 
-class _Reduced(torch.autograd.Function):
-    """Mean or sum: the gradient is taken in the forward, up to the upstream factor."""
+class TiledPass:
+    """A chunk in tiles. Logits as wide as sums are made where their gradient goes; others in a tile of float32."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        target_N: torch.Tensor,
-        ignore_index: int,
-        rows_per_chunk: int,
-        mean: bool,
-        wanted: tuple[bool, bool],
-    ) -> torch.Tensor:
-        loss_N, grad_hidden_ND, sum_weight_VD = _visit_chunks(
-            hidden_ND, weight_VD, target_N, None, ignore_index, rows_per_chunk, wanted
-        )
-        num_targets = (target_N != ignore_index).sum() if mean else None
-        ctx.save_for_backward(grad_hidden_ND, sum_weight_VD, num_targets)
-        ctx.weight_dtype = weight_VD.dtype
-        total = loss_N.sum()
-        return (total / num_targets if num_targets is not None else total).to(hidden_ND.dtype)
+    def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
+        self.head = head
+        weight_VD = head.weight_VD
+        self.weight_DV = weight_VD.T
+        wide = sum_dtype(weight_VD.dtype)
+        caps = head.terms.softcap is not None and wants_gradient
+        # a cap needs its slope beside the logits: the tile is then as small again
+        self.rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
+        size_RV, size_CV = (self.rows_per_tile, head.vocabulary), (rows_per_chunk, head.vocabulary)
+        self.gradient_CV = weight_VD.new_empty(size_CV) if wants_gradient else None
+        in_place = wants_gradient and wide == weight_VD.dtype
+        self.values_RV = None if in_place else weight_VD.new_empty(size_RV, dtype=wide)
+        self.slope_RV = weight_VD.new_empty(size_RV, dtype=wide) if caps else None
+        self.one = weight_VD.new_ones((), dtype=wide) if caps else weight_VD
 
     @staticmethod
-    @first_derivative_only("linear_cross_entropy")
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_hidden_ND, sum_weight_VD, num_targets = ctx.saved_tensors
-        scale = upstream.to(torch.promote_types(upstream.dtype, torch.float32))
-        if num_targets is not None:
-            # with every target ignored the loss is 0/0 but its gradient is 0, as naive's is
-            scale = scale / num_targets.clamp(min=1)
-        # a new tensor each, not in place: a second backward must find the same gradient here
-        grad_hidden = None if grad_hidden_ND is None else _scaled(grad_hidden_ND, scale, grad_hidden_ND.dtype)
-        grad_weight = None if sum_weight_VD is None else _scaled(sum_weight_VD, scale, ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+    def bytes_of(rows_per_chunk: int, vocabulary: int, dtype: torch.dtype, *, caps: bool) -> int:
+        """What the buffers of a train step take."""
+        wide = sum_dtype(dtype)
+        rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
+        num_tiles = (wide != dtype) + caps
+        return vocabulary * (rows_per_chunk * dtype.itemsize + num_tiles * rows_per_tile * wide.itemsize)
 
+    def __call__(
+        self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
+    ) -> DenseGradient | None:
+        rows = self.rows_per_tile
+        gradient_CV = None if self.gradient_CV is None else _first(hidden_CD.shape[0], self.gradient_CV)
+        hidden, target, own_sums = hidden_CD.split(rows), target_C.split(rows), sums.split(rows)
+        gradient = gradient_CV.split(rows) if gradient_CV is not None else len(hidden) * [None]
+        own_coefficients = coefficients.split(rows) if coefficients is not None else len(hidden) * [None]
+        for tile in zip(hidden, target, own_sums, own_coefficients, gradient, strict=True):
+            self._visit_tile(*tile)
+        return None if gradient_CV is None else DenseGradient(gradient_CV, self.head.weight_VD)
 
-class _PerToken(torch.autograd.Function):
-    """No reduction: losses now, and the chunks once more in backward, weighted by the upstream gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        target_N: torch.Tensor,
-        ignore_index: int,
-        rows_per_chunk: int,
-    ) -> torch.Tensor:
-        loss_N, _, _ = _visit_chunks(hidden_ND, weight_VD, target_N, None, ignore_index, rows_per_chunk, (False, False))
-        ctx.save_for_backward(hidden_ND, weight_VD, target_N)
-        ctx.ignore_index, ctx.rows_per_chunk = ignore_index, rows_per_chunk
-        return loss_N.to(hidden_ND.dtype)
-
-    @staticmethod
-    @first_derivative_only("linear_cross_entropy")
-    def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_ND, weight_VD, target_N = ctx.saved_tensors
-        _, grad_hidden_ND, sum_weight_VD = _visit_chunks(
-            hidden_ND, weight_VD, target_N, upstream_N, ctx.ignore_index, ctx.rows_per_chunk, ctx.needs_input_grad[:2]
-        )
-        grad_weight = None if sum_weight_VD is None else sum_weight_VD.to(weight_VD.dtype)
-        return grad_hidden_ND, grad_weight, None, None, None
-
-
-def _visit_chunks(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    target_N: torch.Tensor,
-    upstream_N: torch.Tensor | None,
-    ignore_index: int,
-    rows_per_chunk: int,
-    wanted: tuple[bool, bool],
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Loss of every token, and where wanted the gradients of hidden (its dtype) and weight (float32 or wider)."""
-    wants_hidden, wants_weight = wanted
-    num_tokens, vocabulary = hidden_ND.shape[0], weight_VD.shape[0]
-    sum_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
-    loss_N = hidden_ND.new_empty(num_tokens, dtype=sum_dtype)
-    grad_hidden_ND = hidden_ND.new_empty(hidden_ND.shape) if wants_hidden else None
-    sum_weight_VD = weight_VD.new_zeros(weight_VD.shape, dtype=sum_dtype) if wants_weight else None
-    buffer_CV = hidden_ND.new_empty(rows_per_chunk, vocabulary)
-
-    for start in range(0, num_tokens, rows_per_chunk):
-        chunk = slice(start, min(start + rows_per_chunk, num_tokens))
-        hidden_CD = hidden_ND[chunk]
-        logits_CV = torch.mm(hidden_CD, weight_VD.T, out=buffer_CV[: hidden_CD.shape[0]])
-        upstream_C = None if upstream_N is None else upstream_N[chunk]
-        _loss_then_gradient_in_place(
-            logits_CV, target_N[chunk], upstream_C, ignore_index, loss_N[chunk], wants_hidden or wants_weight
-        )
-        if grad_hidden_ND is not None:
-            torch.mm(logits_CV, weight_VD, out=grad_hidden_ND[chunk])
-        if sum_weight_VD is not None:
-            if sum_dtype == hidden_ND.dtype:
-                sum_weight_VD.addmm_(logits_CV.T, hidden_CD)
+    def _visit_tile(
+        self,
+        hidden_RD: torch.Tensor,
+        target_R: torch.Tensor,
+        sums: Sums,
+        coefficients: Coefficients | None,
+        gradient_RV: torch.Tensor | None,
+    ) -> None:
+        num_rows = hidden_RD.shape[0]
+        values_RV = _first(num_rows, self.values_RV) if self.values_RV is not None else gradient_RV
+        assert values_RV is not None
+        slope_RV = None if self.slope_RV is None else _first(num_rows, self.slope_RV)
+        self._logits(hidden_RD, values_RV, slope_RV)
+        highest_R = None if sums.logsumexp_K is None else values_RV.amax(1)
+        torch.log_softmax(values_RV, 1, out=values_RV)
+        column_R1 = target_R.unsqueeze(1)
+        at_target_R1 = values_RV.gather(1, column_R1)
+        torch.neg(at_target_R1.squeeze(1), out=sums.surprise_K)
+        if highest_R is not None and sums.logsumexp_K is not None:
+            # of the largest logit, which is finite where the loss is: the target's may be -inf
+            torch.sub(highest_R, values_RV.amax(1), out=sums.logsumexp_K)
+        if sums.smooth_K is not None:
+            weights_V = self.head.class_weight_V
+            smooth_R = values_RV.sum(1) if weights_V is None else torch.mv(values_RV, weights_V)
+            torch.neg(smooth_R, out=sums.smooth_K)
+        if gradient_RV is None:
+            return
+        if coefficients is None:
+            # p - 1 at the target, with all its digits where p is nearly 1
+            at_target_R1 = at_target_R1.expm1()
+            if slope_RV is None:
+                torch.exp(values_RV, out=gradient_RV)
             else:
-                sum_weight_VD += logits_CV.T @ hidden_CD
-    return loss_N, grad_hidden_ND, sum_weight_VD
+                torch.mul(values_RV.exp_(), slope_RV, out=gradient_RV)
+        else:
+            at_target_R1 = self._weigh(values_RV, at_target_R1, target_R, sums, coefficients, slope_RV, gradient_RV)
+        if slope_RV is not None:
+            at_target_R1 = at_target_R1 * slope_RV.gather(1, column_R1)
+        gradient_RV.scatter_(1, column_R1, at_target_R1.to(gradient_RV.dtype))
+
+    def _logits(self, hidden_RD: torch.Tensor, values_RV: torch.Tensor, slope_RV: torch.Tensor | None) -> None:
+        """``hidden @ weight.T + bias``, capped and divided by the temperature; and the slope of the cap."""
+        head, cap, temperature = self.head, self.head.terms.softcap, self.head.terms.temperature
+        product_into(values_RV, hidden_RD, self.weight_DV, alpha=1 / temperature if cap is None else 1 / cap)
+        if head.bias_V is not None:
+            values_RV.add_(head.bias_V, alpha=1 / temperature if cap is None else 1 / cap)
+        if cap is not None:
+            values_RV.tanh_()
+            if slope_RV is not None:
+                torch.addcmul(self.one, values_RV, values_RV, value=-1, out=slope_RV)
+            values_RV.mul_(cap / temperature)
+
+    def _weigh(
+        self,
+        log_p_RV: torch.Tensor,
+        log_p_target_R1: torch.Tensor,
+        target_R: torch.Tensor,
+        sums: Sums,
+        coefficients: Coefficients,
+        slope_RV: torch.Tensor | None,
+        gradient_RV: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the gradient of ``Coefficients``, but for the target's column, which is returned."""
+        softmax_R1, smooth_R = coefficients.softmax_K.unsqueeze(1), coefficients.smooth_K
+        # term by term, each small where its share is: as a difference of two numbers near 1 it would have few digits
+        at_target_R1 = coefficients.target_K.unsqueeze(1) * log_p_target_R1.expm1()
+        p_target_R1 = log_p_target_R1.exp()
+        if coefficients.square_K is not None and sums.logsumexp_K is not None:
+            square_R1 = (coefficients.square_K * sums.logsumexp_K).unsqueeze(1)
+            softmax_R1 = softmax_R1 + square_R1
+            at_target_R1 += square_R1 * p_target_R1
+        p_RV = log_p_RV.exp_()
+        if smooth_R is None and slope_RV is None:
+            torch.mul(p_RV, softmax_R1, out=gradient_RV)
+            return at_target_R1
+        p_RV.mul_(softmax_R1)
+        if smooth_R is not None:
+            weights_V = self.head.class_weight_V
+            smooth_R1 = smooth_R.unsqueeze(1)
+            if weights_V is None:
+                p_RV.sub_(smooth_R1)
+                at_target_R1 += smooth_R1 * (self.head.vocabulary * p_target_R1 - 1)
+            else:
+                p_RV.addcmul_(smooth_R1, weights_V, value=-1)
+                weight_R1 = weights_V.index_select(0, target_R).unsqueeze(1)
+                at_target_R1 += smooth_R1 * (weights_V.sum() * p_target_R1 - weight_R1)
+        if slope_RV is not None:
+            torch.mul(p_RV, slope_RV, out=gradient_RV)
+        else:
+            gradient_RV.copy_(p_RV)  # nothing to do where they are the same memory
+        return at_target_R1
 
 
-def _loss_then_gradient_in_place(
-    logits_CV: torch.Tensor,
-    target_C: torch.Tensor,
-    upstream_C: torch.Tensor | None,
-    ignore_index: int,
-    loss_C: torch.Tensor,
-    wants_gradient: bool,
-) -> None:
-    """Write the tokens' losses, and their gradient over the logits themselves."""
-    rows_per_tile = -(-logits_CV.shape[0] // TILES_PER_CHUNK)
-    for start in range(0, logits_CV.shape[0], rows_per_tile):
-        tile = slice(start, start + rows_per_tile)
-        upstream_R = None if upstream_C is None else upstream_C[tile]
-        _visit_tile(logits_CV[tile], target_C[tile], upstream_R, ignore_index, loss_C[tile], wants_gradient)
-
-
-def _visit_tile(
-    logits_RV: torch.Tensor,
-    target_R: torch.Tensor,
-    upstream_R: torch.Tensor | None,
-    ignore_index: int,
-    loss_R: torch.Tensor,
-    wants_gradient: bool,
-) -> None:
-    """A function of its own so that one tile's float32 values are freed before the next tile's are made."""
-    kept_R1 = (target_R != ignore_index).unsqueeze(1)
-    # an ignored target may be out of range: look up column 0 instead and drop what is found
-    column_R1 = target_R.unsqueeze(1).where(kept_R1, 0)
-    values_RV = logits_RV.to(loss_R.dtype)  # no copy where the logits are that wide already
-    target_logit_R1 = values_RV.gather(1, column_R1)
-    max_R1 = values_RV.amax(1, keepdim=True)
-    values_RV.sub_(max_R1).exp_()
-    sum_R1 = values_RV.sum(1, keepdim=True)
-    loss_R.copy_((sum_R1.log() + max_R1 - target_logit_R1).where(kept_R1, 0).squeeze(1))
-    if not wants_gradient:
-        return
-    # softmax - onehot, times the weight of the token: the division by the sum is part of that one last pass
-    weight_R1 = kept_R1 / sum_R1
-    if upstream_R is not None:
-        weight_R1 *= upstream_R.unsqueeze(1)
-    values_RV.scatter_add_(1, column_R1, -sum_R1)
-    torch.mul(values_RV, weight_R1, out=logits_RV)
-
-
-def _scaled(tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``tensor * scale`` rounded once to ``dtype``, without a wide temporary."""
-    # one element rather than none of the dimensions: a 0-d scale would first be rounded to the tensor's dtype
-    return torch.mul(tensor, scale.reshape(1), out=torch.empty_like(tensor, dtype=dtype))
+def _first(num_rows: int, buffer: torch.Tensor) -> torch.Tensor:
+    return buffer if num_rows == buffer.shape[0] else buffer[:num_rows]

@@ -9,36 +9,41 @@ chunk's log-probabilities until backward, so one full ``[N, V]`` tensor is alive
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from .arguments import require_linear_cross_entropy
+from .full_logits import full_logits_loss, joined
+from .targets import require_targets_in_range
+from .terms import Terms
 
 
 def reported_linear_cross_entropy(
     hidden_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     target_N: torch.Tensor,
+    bias_V: torch.Tensor | None = None,
+    class_weight_V: torch.Tensor | None = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
     rows_per_chunk: int = 4096,
 ) -> torch.Tensor:
-    """Equals ``F.cross_entropy(hidden @ weight.T, target)``; holds ``N*V*e`` bytes for backward."""
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, reduction, rows_per_chunk)
-    if reduction == "none":
-        return torch.cat(
-            [
-                F.cross_entropy(hidden_CD @ weight_VD.T, target_C, ignore_index=ignore_index, reduction="none")
-                for hidden_CD, target_C in zip(
-                    hidden_ND.split(rows_per_chunk), target_N.split(rows_per_chunk), strict=True
-                )
-            ]
-        )
-    total = hidden_ND.new_zeros((), dtype=torch.promote_types(hidden_ND.dtype, torch.float32))
-    for start in range(0, hidden_ND.shape[0], rows_per_chunk):
-        logits_CV = hidden_ND[start : start + rows_per_chunk] @ weight_VD.T
-        target_C = target_N[start : start + rows_per_chunk]
-        total = total + F.cross_entropy(logits_CV, target_C, ignore_index=ignore_index, reduction="sum")
-    if reduction == "mean":
-        total = total / (target_N != ignore_index).sum()
-    return total.to(hidden_ND.dtype)
+    """Equals ``F.cross_entropy(hidden @ weight.T + bias, target)``; holds ``N*V*e`` bytes for backward."""
+    terms = Terms(
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        z_loss=z_loss,
+    )
+    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
+    require_targets_in_range(target_N, weight_VD.shape[0], ignore_index)
+    of_a_chunk = "none" if reduction == "none" else "sum"
+    chunks = (slice(start, start + rows_per_chunk) for start in range(0, hidden_ND.shape[0], rows_per_chunk))
+    parts = (
+        full_logits_loss(hidden_ND[chunk], weight_VD, target_N[chunk], bias_V, class_weight_V, terms, of_a_chunk)
+        for chunk in chunks
+    )
+    return joined(parts, target_N, class_weight_V, terms)

@@ -1,0 +1,51 @@
+"""A check in a child process in which Triton kernels are interpreted: how they are compared where there is no GPU.
+
+Triton decides it when it is first imported, for all kernels of a process. Here the other checks need it compiled, or
+rather left alone, since a simulated step launches nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.pool import Pool
+from typing import TypeVar
+
+VARIABLE = "TRITON_INTERPRET"
+SHARE = 10
+"""An interpreted kernel takes hundreds of times as long: of this many examples one is drawn."""
+
+Result = TypeVar("Result")
+
+
+class CannotInterpret(Exception):
+    """Why there is no interpreter to be had, in words."""
+
+
+def is_interpreting() -> bool:
+    return os.environ.get(VARIABLE) == "1"
+
+
+def in_interpreter(function: Callable[[], Result]) -> Result:
+    """``function()`` from a child with the interpreter on. The function and its result travel by pickle."""
+    for package in ("triton", "numpy"):
+        if importlib.util.find_spec(package) is None:
+            raise CannotInterpret(f"{package} is not installed")
+    return _child().apply(function)
+
+
+@functools.cache
+def _child() -> Pool:
+    """One for all checks of this process: it takes seconds to start."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
+    try:
+        return multiprocessing.get_context("spawn").Pool(1)
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before

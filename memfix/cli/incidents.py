@@ -1,0 +1,129 @@
+"""``memfix incidents``: every claim of a report with its verdict, computed now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from .options import json_option, progress, report_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..incidents.claims import Answer, Claim
+
+
+@click.command()
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--claim", "claim_names", metavar="ID", multiple=True, help="Only this claim; may be given again.")
+@click.option("--quick", is_flag=True, help="Leave out claims that need a simulation of the whole model.")
+@json_option
+def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_path: str | None) -> int:
+    """Incidents that are replayed; or of NAME what its report says, whether it holds, and what is true.
+
+    Ends with 1 where a claim comes to something else than is recorded: the replay has drifted.
+    """
+    from ..gate import report
+
+    report.require_writable(json_path)
+    if name is not None:
+        return _judge(name, claim_names, quick, json_path)
+    if claim_names or quick:
+        raise click.UsageError("--claim and --quick are about the claims of one incident: name it")
+    return _list(json_path)
+
+
+def _list(json_path: str | None) -> int:
+    from ..gate import report
+    from ..incidents import incident_names
+    from ..incidents.claims import VERDICTS, counts, load_claims
+
+    claims = {name: load_claims(name) for name in incident_names()}
+    recorded = {name: counts(claim.verdict for claim in of_one) for name, of_one in claims.items()}
+    table = _plain_table("incident", "claims", *VERDICTS)
+    for name, of_one in claims.items():
+        table.add_row(name, str(len(of_one)), *map(str, recorded[name].values()))
+    console = report_console(to_stderr=json_path == "-")
+    console.print(table)
+    console.print(Text("as recorded; memfix incidents NAME computes them", style="dim"))
+    if json_path is not None:
+        rows = [{"name": name, "claims": len(claims[name]), "recorded": recorded[name]} for name in claims]
+        report.write_report(json_path, report.as_json({"incidents": rows}))
+    return 0
+
+
+def _judge(name: str, claim_names: Sequence[str], quick: bool, json_path: str | None) -> int:
+    from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError
+    from ..gate import report
+    from ..incidents.claims import answers, chosen_claims, load_checks, load_claims
+
+    asked = chosen_claims(load_claims(name), claim_names)
+    if not asked:
+        raise UsageError(f"incident {name} has no claims")
+    chosen = [claim for claim in asked if not (quick and claim.slow)]
+    left_out = [claim for claim in asked if claim not in chosen]
+    if not chosen:
+        raise UsageError(f"--quick leaves out all that was asked for: {_ids(left_out)}")
+    with progress() as say:
+        found = list(answers(chosen, load_checks(name), say=say))
+    console = report_console(to_stderr=json_path == "-")
+    _print(console, found, left_out)
+    if json_path is not None:
+        claims = [answer.as_dict() for answer in found]
+        data = {"incident": name, "claims": claims, "left_out": [claim.id for claim in left_out]}
+        report.write_report(json_path, report.as_json(data))
+    return EXIT_REGRESSION if any(answer.drifted for answer in found) else EXIT_PASS
+
+
+def _print(console: Console, found: Sequence[Answer], left_out: Sequence[Claim]) -> None:
+    from ..gate import report
+    from ..incidents.claims import counts
+
+    table = _plain_table("claim", "the report says", "verdict", "what is true")
+    for answer in found:
+        table.add_row(answer.claim.id, _said(answer.claim), _verdict(answer), _true(answer))
+    console.print(table)
+    by_verdict = counts(answer.verdict for answer in found)
+    summary = ", ".join(f"{verdict} {number}" for verdict, number in by_verdict.items())
+    console.print(Text(f"{report.counted(len(found), 'claim')}: {summary}", style="bold"))
+    if left_out:
+        console.print(Text(f"left out by --quick: {_ids(left_out)}", style="yellow"))
+    drifted = [answer for answer in found if answer.drifted]
+    if drifted:
+        console.print(Text("the replay has drifted from what is recorded", style="bold red"))
+        for answer in drifted:
+            said = answer.failed or "; ".join(answer.drift)
+            console.print(Text(f"  {answer.claim.id}: {said}"), soft_wrap=True)
+
+
+def _plain_table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in ("claim", "verdict"))
+    return table
+
+
+def _said(claim: Claim) -> Text:
+    lines = "lines" if "-" in claim.lines or "," in claim.lines else "line"
+    return Text.assemble(claim.statement, (f" ({lines} {claim.lines})", "dim"))
+
+
+_STYLES = {"holds": "green", "wrong": "red", "not testable": "dim"}
+
+
+def _verdict(answer: Answer) -> Text:
+    if answer.verdict is None:
+        return Text("failed", style="bold red")
+    return Text(answer.verdict, style=_STYLES[answer.verdict])
+
+
+def _true(answer: Answer) -> Text:
+    return Text.assemble(answer.failed or answer.true, (f" [{answer.how}]" if answer.how else "", "dim"))
+
+
+def _ids(claims: Sequence[Claim]) -> str:
+    return ", ".join(claim.id for claim in claims)

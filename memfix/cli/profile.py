@@ -1,0 +1,114 @@
+"""``memfix profile``: stage by stage memory of an incident's train step, beside the figures of its report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from .options import gpu_option, json_option, meter_option, progress, report_console, with_step_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from ..incidents.profile import Profile, Row
+
+
+@click.command()
+@click.argument("incident", metavar="INCIDENT")
+@click.option("--context-length", type=int, help="Tokens of a sequence.  [default: 131072; tiny: 512]")
+@with_step_options
+@meter_option
+@gpu_option
+@click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="Largest holders of each stage.")
+@click.option(
+    "--save",
+    "pictures",
+    metavar="PATH",
+    multiple=True,
+    help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
+)
+@json_option
+def profile(
+    incident: str,
+    meter: str,
+    gpu: str,
+    rows: int,
+    pictures: tuple[str, ...],
+    json_path: str | None,
+    **chosen: Any,
+) -> int:
+    """Where the memory of INCIDENT's train step goes, stage by stage, beside the figures of its report."""
+    from ..gate import report
+    from ..incidents.profilable import get_profilable
+    from ..pictures import check_path, save
+
+    report.require_writable(json_path)
+    for path in pictures:
+        check_path(path)
+    profilable = get_profilable(incident)
+    settings = profilable.settings(**{name: value for name, value in chosen.items() if value is not None})
+    with progress() as say:
+        found = profilable.profile(settings, meter=meter, gpu=gpu, say=say)
+    console = report_console(to_stderr=json_path == "-")
+    _print(console, found, rows)
+    for path in pictures:
+        if found.reading.timeline is None:
+            console.print(Text(f"no picture {path}: the {meter} meter sees no single buffers", style="yellow"))
+            continue
+        save(found.reading.timeline, path, found.title)
+        console.print(Text(f"wrote {path}"))
+    if json_path is not None:
+        report.write_report(json_path, report.as_json(found.as_dict()))
+    return 0
+
+
+def _print(console: Console, found: Profile, rows: int) -> None:
+    from ..units import format_bytes
+
+    console.print(Text(found.title, style="bold"), soft_wrap=True)
+    console.print(_table(found))
+    if any(row.aside for row in found.rows):
+        console.print(Text(f"{_ASIDE}tried beside the step, as the report did it, and dropped again", style="dim"))
+    for conclusion in found.conclusions:
+        console.print(Text(conclusion), soft_wrap=True)
+    for note in found.reading.notes:
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+    if rows and found.reading.timeline is not None:
+        console.print(Text("what holds the memory at the peak of each stage", style="bold"))
+        for row in found.rows:
+            console.print(Text(f"{row.stage.name}: {format_bytes(row.stage.peak_bytes)}"), soft_wrap=True)
+            for holder in row.holders(rows):
+                console.print(Text(f"  {holder}", style="dim"), soft_wrap=True)
+
+
+_ASIDE = "· "
+
+
+def _table(found: Profile) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("stage", "at its end", "peak", "report", "beside it"):
+        table.add_column(name, justify="right" if name in ("at its end", "peak") else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*_cells(row, found.capacity_bytes), style="dim" if row.aside else "")
+    return table
+
+
+def _cells(row: Row, capacity_bytes: int | None) -> Iterator[str]:
+    from ..units import format_bytes
+
+    stage, beside = row.stage, row.beside
+    yield f"{_ASIDE if row.aside else ''}{stage.name}"
+    yield "-" if row.failed else format_bytes(stage.end_bytes)
+    yield format_bytes(stage.peak_bytes)
+    yield beside.figure if beside else ""
+    said = [f"{beside.why} ({beside.claim})"] if beside else []
+    if row.failed:
+        said.append(row.failed)
+    elif capacity_bytes is not None and stage.peak_bytes > capacity_bytes:
+        said.append(f"more than the GPU's {format_bytes(capacity_bytes)}")
+    yield "; ".join(said)

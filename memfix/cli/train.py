@@ -1,0 +1,97 @@
+"""``memfix train``: an incident's model, trained by the loop that all incidents share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from .options import report_console
+
+
+@click.command()
+@click.argument("incident", metavar="INCIDENT")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="The run, as YAML.")
+@click.option("--resume", "resume_path", type=click.Path(path_type=Path), metavar="FILE", help="Take up a saved run.")
+@click.option("--json", "json_path", metavar="PATH", help="Write a line of JSON a step; - for standard output.")
+@click.option("--keys", is_flag=True, help="Print every key of a config, what it takes, and its default.")
+def train(
+    incident: str,
+    overrides: tuple[str, ...],
+    config_path: Path | None,
+    resume_path: Path | None,
+    json_path: str | None,
+    keys: bool,
+) -> int:
+    """Train the model of INCIDENT as a config file says, with keys overridden as in training.steps=10.
+
+    Several processes, with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
+    """
+    from ..incidents.config import load_config, sections
+    from ..incidents.schema import described
+    from ..incidents.trainable import get_trainable
+
+    trainable = get_trainable(incident)
+    if keys:
+        console = report_console(to_stderr=False)
+        for key, takes, about in described(sections(trainable.model_schema)):
+            console.print(Text(f"{key:<38} {takes:<44} {about}"), soft_wrap=True)
+        return 0
+    if config_path is None:
+        raise click.UsageError("Missing option '--config'; --keys prints what a config can say")
+    config = load_config(config_path, trainable.model_schema, overrides)
+
+    from ..gate import report
+    from ..incidents.distributed import joined
+    from ..incidents.training import train as run
+    from ..surroundings import describe
+
+    report.require_writable(json_path)
+    with joined(config.training.device) as world, _lines(json_path, world.is_first, resume_path is not None) as write:
+        console = report_console(to_stderr=json_path == "-")
+
+        def say(line: str) -> None:
+            if world.is_first:
+                console.print(Text(line), soft_wrap=True)
+
+        say(f"{incident}: {config.training.steps} steps, processes: {world.size}, {world.device}, "
+            f"{config.training.precision}")  # fmt: skip
+        write({
+            "event": "start", "incident": incident, "processes": world.size, "device": str(world.device),
+            "config": config.as_dict(), "surroundings": describe(),
+        })  # fmt: skip
+        for step in run(incident, trainable, config, world, resume=resume_path, say=say):
+            write({"event": "step", **vars(step)})
+            if step.step % config.training.log_every == 0 or step.step in (1, config.training.steps):
+                say(_progress(step, config.training.steps))
+        write({"event": "end"})
+    return 0
+
+
+def _progress(step: Any, steps: int) -> str:
+    from ..units import format_bytes
+
+    return (
+        f"step {step.step:>{len(str(steps))}}/{steps}  loss {step.loss:.4f}  rate {step.learning_rate:.2e}  "
+        f"norm {step.gradient_norm:.3f}  {step.tokens_per_s:,.0f} tokens/s  "
+        f"peak {format_bytes(step.peak_bytes)} {step.peak_meter}"
+    )
+
+
+@contextmanager
+def _lines(path: str | None, is_first: bool, append: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Writes records as lines of JSON, each at once: what a killed run has done can be read."""
+    if path is None or not is_first:
+        yield lambda _: None
+    elif path == "-":
+        yield lambda record: click.echo(json.dumps(record))
+    else:
+        # a resumed run goes on in its own log
+        with open(path, "a" if append else "w", encoding="utf-8", buffering=1) as file:
+            yield lambda record: print(json.dumps(record), file=file)

@@ -1,0 +1,113 @@
+"""A run as a file: all that its next step depends on, never half there, the same for any number of processes."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from ..errors import UsageError
+from ..files import write_whole
+from .distributed import World
+
+FORMAT = "memfix training checkpoint"
+VERSION = 1
+WHAT = "the checkpoint file"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``model`` and ``optimizer`` are whole, in float32 and on the CPU, keyed by the names of parameters."""
+
+    incident: str
+    config: dict[str, dict[str, Any]]
+    step: int  # steps done
+    sequences: int  # sequences of the data that were used
+    num_targets: int  # targets that were trained on
+    random: list[dict[str, torch.Tensor]]  # states of the generators, process by process
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Replace ``path``; a run that is killed meanwhile leaves the old file."""
+    content = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
+    try:
+        write_whole(path, lambda file: torch.save({"format": FORMAT, "version": VERSION, **content}, file), WHAT)
+    except RuntimeError as error:  # what torch's writer makes of a full disk
+        raise UsageError(f"cannot write {WHAT} {path}: {_first_line(error)}") from None
+
+
+def read_checkpoint(path: Path, *, map_only: bool = False) -> Checkpoint:
+    """What :func:`write_checkpoint` wrote. With ``map_only`` tensors are read when they are used.
+
+    Nothing in the file is run: what is not plain data is refused.
+    """
+    if not path.is_file():
+        raise UsageError(f"no checkpoint file {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch itself does not look whether the bytes are those that were written
+        if damaged is not None:
+            raise UsageError(f"{path}: {WHAT} is damaged: {damaged} is not what was written")
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=map_only)
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        raise UsageError(
+            f"{path}: cannot be read as {WHAT}: it was cut short, or something else wrote it ({_first_line(error)})"
+        ) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{path}: torch wrote it, but it is no {FORMAT}")
+    if content["version"] != VERSION:
+        raise UsageError(f"{path}: version {content['version']} of {WHAT}; this memfix reads version {VERSION}")
+    wanted = [field.name for field in fields(Checkpoint)]
+    missing = [name for name in wanted if name not in content]
+    if missing:
+        raise UsageError(f"{path}: {WHAT} lacks {', '.join(missing)}")
+    return Checkpoint(**{name: content[name] for name in wanted})
+
+
+def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """State of both, gathered by the first process; every process must call, and elsewhere the dicts are empty."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    return model_state, dict(optimizer_state or {})
+
+
+def put_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """The other way: each process takes its part."""
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=checkpoint.model,
+        optim_state_dict=checkpoint.optimizer,
+        options=StateDictOptions(full_state_dict=True),
+    )
+
+
+def random_states(world: World) -> list[dict[str, torch.Tensor]]:
+    """States of every process' generators; every process must call."""
+    states = {"cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(world.device)
+    gathered = {name: world.gathered(state) for name, state in states.items()}
+    return [{name: gathered[name][rank] for name in states} for rank in range(world.size)]
+
+
+def put_random_state(world: World, checkpoint: Checkpoint) -> None:
+    """This process' own. One that was not there takes the first one's, moved by its rank."""
+    known = world.rank < len(checkpoint.random)
+    states = checkpoint.random[world.rank if known else 0]
+    torch.set_rng_state(states["cpu"])
+    if world.device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], world.device)
+    if not known:
+        torch.manual_seed(int(torch.randint(2**62, ())) + world.rank)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

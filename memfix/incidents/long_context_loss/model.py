@@ -1,0 +1,310 @@
+"""The decoder of the report, rebuilt from its figures, and a tiny one of the same kind.
+
+The report names neither width nor layers. They follow from what it does give (3.92B parameters, 640 MiB of hidden
+states at 131,072 tokens, a vocabulary of 151,936) and from the public configuration that it extends: width 2560, 36
+layers, 32 query and 8 key-value heads of 80, a gated feed-forward of 9216, an untied head, no biases. With dense
+attention that makes 3,915,962,880 parameters, with sparse attention 3,921,918,720.
+"""
+
+# B batch, T tokens, D width, H query heads, G key-value heads, K head width, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import UsageError, did_you_mean
+from ...meters.stages import stage
+from ...ops.linear_cross_entropy import FORMS, linear_cross_entropy
+from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
+from ...ops.nsa import nsa
+from ...ops.rope import rope
+
+AttentionType = Literal["nsa", "dense"]
+ATTENTION_TYPES: tuple[AttentionType, ...] = get_args(AttentionType)
+
+REPORTED_LOSS = "reported"
+LOSS_FORMS = (*FORMS, REPORTED_LOSS)
+
+Rotate = Callable[[torch.Tensor], torch.Tensor]
+SparseAttend = Callable[..., torch.Tensor]
+"""Called as :func:`memfix.ops.nsa.nsa` is."""
+
+# stages of the forward pass, as the report's table has them
+EMBEDDING, FIRST_LAYER, OTHER_LAYERS, LOSS = "embedding", "first layer", "other layers", "loss"
+
+
+@dataclass(frozen=True)
+class SparseAttention:
+    """Block sizes of native sparse attention.
+
+    The report says ``nsa`` and no more. Its count of parameters leaves 165,440 a layer above dense attention, which is
+    ``20*80 + 2*2560*32``. We read them as one vector of head width for each place in a compressed block, so blocks
+    of 20; and as two gates for each query head, for the compressed and the selected branch, beside a sliding
+    window that always counts in full. The other sizes are the NSA paper's, at the nearest multiple of the stride.
+
+    ``queries_per_chunk`` may be as large as keeps a chunk's tensors below what the feed-forward takes after them: both
+    grow with the context, so it holds for every length.
+    """
+
+    compress_block: int = 20
+    compress_stride: int = 10
+    select_block: int = 60
+    num_selected: int = 16
+    window: int = 512
+    queries_per_chunk: int | None = 1024
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn_width: int
+    vocabulary: int
+    context_length: int
+    """Tokens that it is meant for; it takes any number."""
+    sparse: SparseAttention
+
+
+SIZES = {
+    "4B": ModelSize(2560, 36, 32, 8, 80, 9216, 151_936, 131_072, SparseAttention()),
+    "tiny": ModelSize(64, 2, 4, 2, 16, 176, 512, 512, SparseAttention(8, 4, 16, 2, 32, 512)),
+}
+
+
+def get_size(name: str) -> ModelSize:
+    if name not in SIZES:
+        raise UsageError(f"unknown model size {name!r}{did_you_mean(name, SIZES)}")
+    return SIZES[name]
+
+
+def require_attention_type(name: str) -> AttentionType:
+    if name not in ATTENTION_TYPES:
+        raise UsageError(f"unknown attention type {name!r}{did_you_mean(name, ATTENTION_TYPES)}")
+    return name
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """Dense or sparse, and the functions behind it; a profile puts others in their place."""
+
+    name: AttentionType = "nsa"
+    rotate: Rotate = rope
+    sparse_attend: SparseAttend = nsa
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions: causal and dense, or sparse in three gated branches."""
+
+    def __init__(self, size: ModelSize, kind: AttentionKind, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.size, self.kind, self.rotate = size, kind, kind.rotate
+        kv_width = size.kv_heads * size.head_width
+        self.query = nn.Linear(size.width, size.heads * size.head_width, bias=False, **where)
+        self.key = nn.Linear(size.width, kv_width, bias=False, **where)
+        self.value = nn.Linear(size.width, kv_width, bias=False, **where)
+        self.out = nn.Linear(size.heads * size.head_width, size.width, bias=False, **where)
+        if kind.name == "nsa":
+            self.gate_compressed = nn.Linear(size.width, size.heads, bias=False, **where)
+            self.gate_selected = nn.Linear(size.width, size.heads, bias=False, **where)
+            self.position_embedding = nn.Parameter(torch.empty(size.sparse.compress_block, size.head_width, **where))
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        q_BTHK = self.rotate(self.query(x_BTD).unflatten(-1, (self.size.heads, self.size.head_width)))
+        k_BTGK = self.rotate(self.key(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width)))
+        v_BTGK = self.value(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width))
+        attend = self._sparse if self.kind.name == "nsa" else self._dense
+        mixed_BTHK: torch.Tensor = attend(x_BTD, q_BTHK, k_BTGK, v_BTGK)
+        out_BTD: torch.Tensor = self.out(mixed_BTHK.flatten(-2))
+        return out_BTD
+
+    def _dense(
+        self, x_BTD: torch.Tensor, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
+    ) -> torch.Tensor:
+        q_BHTK, k_BGTK, v_BGTK = (part.transpose(1, 2) for part in (q_BTHK, k_BTGK, v_BTGK))
+        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+    def _sparse(
+        self, x_BTD: torch.Tensor, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
+    ) -> torch.Tensor:
+        compressed_BTH = self.gate_compressed(x_BTD).sigmoid()
+        selected_BTH = self.gate_selected(x_BTD).sigmoid()
+        gates_BTH3 = torch.stack((compressed_BTH, selected_BTH, torch.ones_like(compressed_BTH)), dim=-1)
+        sparse = self.size.sparse
+        return self.kind.sparse_attend(
+            q_BTHK,
+            k_BTGK,
+            v_BTGK,
+            gates_BTH3,
+            compress_block=sparse.compress_block,
+            compress_stride=sparse.compress_stride,
+            select_block=sparse.select_block,
+            num_selected=sparse.num_selected,
+            window=sparse.window,
+            # under autocast keys are narrower than parameters
+            position_embedding=self.position_embedding.to(k_BTGK.dtype),
+            queries_per_chunk=sparse.queries_per_chunk,
+        )
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, size: ModelSize, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.gate = nn.Linear(size.width, size.ffn_width, bias=False, **where)
+        self.up = nn.Linear(size.width, size.ffn_width, bias=False, **where)
+        self.down = nn.Linear(size.ffn_width, size.width, bias=False, **where)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        out_BTD: torch.Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return out_BTD
+
+
+class Layer(nn.Module):
+    def __init__(self, size: ModelSize, kind: AttentionKind, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(size.width, **where)
+        self.attention = Attention(size, kind, where)
+        self.ffn_norm = nn.RMSNorm(size.width, **where)
+        self.ffn = FeedForward(size, where)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
+        return x_BTD + ffn_BTD
+
+
+class Decoder(nn.Module):
+    """``decoder(ids_BT)`` gives logits, ``decoder(ids_BT, labels_BT)`` the loss of predicting each next label.
+
+    ``loss_form`` and ``rows_per_chunk`` go to :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`; the form
+    ``reported`` is the report's own fix, to be measured.
+    ``gradient_checkpointing`` keeps of every layer its input only, and computes the rest again in backward.
+    """
+
+    def __init__(
+        self,
+        size: ModelSize,
+        *,
+        attention: AttentionKind,
+        gradient_checkpointing: bool = False,
+        loss_form: str = "auto",
+        rows_per_chunk: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.size = size
+        self.gradient_checkpointing = gradient_checkpointing
+        self.loss_form, self.rows_per_chunk = loss_form, rows_per_chunk
+        self.embedding = nn.Embedding(size.vocabulary, size.width, **where)
+        self.layers = nn.ModuleList(Layer(size, attention, where) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width, **where)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False, **where)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Normal with 0.02; what writes into the residual stream is smaller the deeper the model, as in GPT-2."""
+        for name, parameter in self.named_parameters():
+            if "norm" in name:
+                parameter.fill_(1.0)
+            else:
+                writes_residual = name.endswith(("attention.out.weight", "ffn.down.weight"))
+                parameter.normal_(std=0.02 / (2 * self.size.layers) ** 0.5 if writes_residual else 0.02)
+
+    def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """What the head sees, ``[B, T, D]``."""
+        stage(EMBEDDING)
+        x_BTD: torch.Tensor = self.embedding(ids_BT)
+        for number, layer in enumerate(self.layers):
+            stage(FIRST_LAYER if number == 0 else OTHER_LAYERS)
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                # no layer draws random numbers, so there is no state of a generator to keep
+                x_BTD = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BTD = layer(x_BTD)
+        hidden_BTD: torch.Tensor = self.norm(x_BTD)
+        return hidden_BTD
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        labels_BT: torch.Tensor | None = None,
+        *,
+        shifted: bool = False,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> torch.Tensor:
+        """``shifted`` says that ``labels_BT`` already holds, at each position, the label that follows it."""
+        hidden_BTD = self.hidden_states(ids_BT)
+        stage(LOSS)
+        if labels_BT is None:
+            logits_BTV: torch.Tensor = self.head(hidden_BTD)
+            return logits_BTV
+        target_BT = labels_BT if shifted else next_labels(labels_BT, ignore_index)
+        if self.loss_form == REPORTED_LOSS:
+            loss = reported_linear_cross_entropy(
+                hidden_BTD.flatten(0, 1),
+                self.head.weight,
+                target_BT.flatten(),
+                ignore_index=ignore_index,
+                reduction=reduction,
+                rows_per_chunk=self.rows_per_chunk or 4096,
+            )
+            return loss.unflatten(0, target_BT.shape) if reduction == "none" else loss
+        return linear_cross_entropy(
+            hidden_BTD,
+            self.head.weight,
+            target_BT,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            rows_per_chunk=self.rows_per_chunk,
+            form=self.loss_form,
+        )
+
+
+def next_labels(labels_BT: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """The label that each position predicts: the next one, and none at a sequence's end.
+
+    The shift is made once, on the labels, before anything is cut into chunks: a shift inside each chunk loses the
+    prediction at every border, and a shift of the hidden states copies them.
+    """
+    target_BT = torch.full_like(labels_BT, ignore_index)
+    target_BT[:, :-1] = labels_BT[:, 1:]
+    return target_BT
+
+
+def build_model(
+    size: str = "tiny",
+    *,
+    attention_type: str = "nsa",
+    gradient_checkpointing: bool = False,
+    loss_form: str = "auto",
+    rows_per_chunk: int | None = None,
+    rotate: Rotate = rope,
+    sparse_attend: SparseAttend = nsa,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Decoder:
+    """The decoder of the size called ``size``, on ``device``: ``"4B"`` or ``"tiny"``."""
+    return Decoder(
+        get_size(size),
+        attention=AttentionKind(require_attention_type(attention_type), rotate, sparse_attend),
+        gradient_checkpointing=gradient_checkpointing,
+        loss_form=loss_form,
+        rows_per_chunk=rows_per_chunk,
+        device=device,
+        dtype=dtype,
+    )

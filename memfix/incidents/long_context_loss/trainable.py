@@ -1,0 +1,69 @@
+"""The decoder of this incident, for the training loop."""
+
+# B sequences, T tokens of one, D width
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from ...ops.linear_cross_entropy import FORMS, linear_cross_entropy
+from ..config import TrainingConfig
+from ..schema import setting
+from ..tokens import IGNORED
+from ..trainable import Trainable
+from .model import ATTENTION_TYPES, SIZES, build_model, get_size
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ``model`` section."""
+
+    size: str = setting(choices=SIZES, about="which decoder")
+    attention_type: str = setting("nsa", choices=ATTENTION_TYPES, about="native sparse attention, or dense and causal")
+    loss_form: str = setting("auto", choices=FORMS, about="of linear_cross_entropy; auto: a chunked one, at any length")
+    rows_per_chunk: int | None = setting(None, low=1, about="tokens of a chunk of the loss; null: as the form has it")
+
+
+class DecoderWithLoss(torch.nn.Module):
+    """The decoder and the sum of its losses in one call."""
+
+    def __init__(self, model: ModelConfig, training: TrainingConfig) -> None:
+        super().__init__()
+        self.form, self.rows_per_chunk = model.loss_form, model.rows_per_chunk
+        self.decoder = build_model(
+            model.size, attention_type=model.attention_type, gradient_checkpointing=training.gradient_checkpointing
+        )
+
+    def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
+        hidden_BTD = self.decoder.hidden_states(ids_BT)
+        # a loss of 16 bits has two or three digits: autocast asks for the same products and a float32 loss
+        narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
+        with torch.autocast(hidden_BTD.device.type, hidden_BTD.dtype if narrow else None, enabled=narrow):
+            return linear_cross_entropy(
+                hidden_BTD,
+                self.decoder.head.weight,
+                target_BT,
+                ignore_index=IGNORED,
+                reduction="sum",
+                rows_per_chunk=self.rows_per_chunk,
+                form=self.form,
+                # chunked at any length: under autocast the standard path copies all logits to float32
+                standard_up_to=0,
+            )
+
+
+def _layers(model: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    return cast(DecoderWithLoss, model).decoder.layers
+
+
+trainable = Trainable(
+    model_schema=ModelConfig,
+    vocabulary_size=lambda model: get_size(model.size).vocabulary,
+    build=DecoderWithLoss,
+    loss_sum=lambda model, ids_BT, target_BT: model(ids_BT, target_BT),
+    layers=_layers,
+)

@@ -1,0 +1,136 @@
+"""Stage by stage memory of an incident's train step, beside the figures of its report. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..meters.base import Reading
+from ..meters.stages import Stage
+from ..meters.timeline import Allocation, Buffer, Timeline
+from ..units import format_bytes
+
+PARAMETERS, INPUTS = "parameters", "tokens and tables"
+GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the report says of a stage, and why ours differs."""
+
+    figure: str
+    """As the report prints it: ``8.72 GB``."""
+    why: str
+    claim: str
+    """Which claims of the incident speak of it: ``LOG-29``."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stage of the step.
+
+    ``aside`` says that it is no part of the step: it was tried on the way, and dropped. ``failed`` says why it could
+    not be measured to its end.
+    """
+
+    stage: Stage
+    aside: bool = False
+    beside: Beside | None = None
+    failed: str | None = None
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """Bytes at its peak by what they are for, where the meter sees it."""
+    rest: tuple[Allocation, ...] = field(default=(), repr=False)
+    """What of them is neither of the model nor of its optimizer, by the line behind it, largest first."""
+
+    def holders(self, rows: int) -> Iterator[str]:
+        """What holds the memory at the peak: the model, and then the lines behind the rest."""
+        for kind, size in self.kinds.items():
+            if kind != REST and size:
+                yield f"{format_bytes(size):>12}  {kind}"
+        yield from (str(allocation) for allocation in self.rest[:rows])
+        if self.rest[rows:]:
+            smaller = sum(allocation.bytes for allocation in self.rest[rows:])
+            yield f"{format_bytes(smaller):>12}  in {len(self.rest[rows:])} smaller places"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self.stage),
+            "aside": self.aside,
+            "report": dataclasses.asdict(self.beside) if self.beside else None,
+            "failed": self.failed,
+            "kinds_at_peak": dict(self.kinds),
+        }
+
+
+@dataclass(frozen=True)
+class Profile:
+    title: str
+    settings: Mapping[str, Any]
+    reading: Reading
+    rows: tuple[Row, ...]
+    capacity_bytes: int | None = None
+    """What the GPU has, where it is known."""
+    conclusions: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest point of the step itself; what was tried on the way is left out."""
+        return max(row.stage.peak_bytes for row in self.rows if not row.aside)
+
+    def as_dict(self) -> dict[str, Any]:
+        reading = self.reading
+        return {
+            "subject": self.title,
+            "settings": dict(self.settings),
+            "meter": reading.meter,
+            "device": reading.device,
+            "exact": reading.exact,
+            "notes": list(reading.notes),
+            "capacity_bytes": self.capacity_bytes,
+            "peak_bytes": self.peak_bytes,
+            "stages": [row.as_dict() for row in self.rows],
+            "conclusions": list(self.conclusions),
+        }
+
+
+class Kinds:
+    """What the buffers of a train step are for, by when they were made and died.
+
+    Gradients are what backward leaves to the optimizer, wherever they were made; states are what the optimizer leaves.
+    Of what existed before the step ``parameter_bytes`` are parameters.
+    """
+
+    def __init__(self, timeline: Timeline, parameter_bytes: int) -> None:
+        self._timeline, self._parameter_bytes = timeline, parameter_bytes
+        ends = [*(start for start, _ in timeline.stages[1:]), timeline.num_events + 1]
+        spans = zip(timeline.stages, ends, strict=True)
+        self._optimizer_spans = [(start, end) for (start, name), end in spans if name == "optimizer"]
+
+    def at(self, event: int) -> dict[str, int]:
+        """Bytes alive at ``event``, by kind."""
+        sums = dict.fromkeys((PARAMETERS, INPUTS, GRADIENTS, STATES, REST), 0)
+        for buffer in self._timeline.alive_at(event):
+            sums[self._kind(buffer)] += buffer.bytes
+        sums[PARAMETERS] = self._parameter_bytes
+        sums[INPUTS] -= self._parameter_bytes
+        return sums
+
+    def rest_at(self, event: int) -> tuple[Allocation, ...]:
+        """What is alive at ``event`` beside parameters, inputs, gradients and states: a row for each line."""
+        return self._timeline.rows_at(event, lambda buffer: self._kind(buffer) == REST)
+
+    def _kind(self, buffer: Buffer) -> str:
+        if buffer.born == 0:
+            return INPUTS
+        if buffer.stage == "optimizer":
+            outlives = any(start <= buffer.born < end <= _death(buffer) for start, end in self._optimizer_spans)
+            return STATES if outlives else REST
+        is_left = any(buffer.born < start < _death(buffer) for start, _ in self._optimizer_spans)
+        return GRADIENTS if is_left else REST
+
+
+def _death(buffer: Buffer) -> float:
+    return math.inf if buffer.died is None else buffer.died

@@ -1,0 +1,147 @@
+"""Tokens to train on: a synthetic stream that can be learnt, or a memory-mapped file of ids.
+
+Sequences are numbered, and each follows from the seed and its number alone. So the place in the data is one int, and
+any process can make any sequence.
+"""
+
+# B sequences, T tokens of one
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import struct
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ..errors import UsageError
+from .config import DataConfig
+
+IGNORED = -100  # the target of a token that is not trained on
+
+DTYPES = {"uint16": torch.uint16, "int32": torch.int32, "int64": torch.int64}
+_NPY_DTYPES = {"<u2": torch.uint16, "<i4": torch.int32, "<i8": torch.int64}
+_NPY_MAGIC = b"\x93NUMPY"
+
+
+class Sequences(Protocol):
+    def sequence(self, number: int) -> torch.Tensor:
+        """``context_length + 1`` ids, int64."""
+
+
+def open_tokens(config: DataConfig, vocabulary_size: int) -> Sequences:
+    """What ``config`` describes, with ids below ``vocabulary_size``."""
+    if config.source == "file":
+        return TokenFile(config, vocabulary_size)
+    if config.states > vocabulary_size:
+        raise UsageError(f"data.states must be at most the vocabulary, {vocabulary_size}, got {config.states}")
+    return MarkovChain(config)
+
+
+def batch(tokens: Sequences, config: DataConfig, first: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and targets, ``[B, T]`` each, of the sequences from number ``first``."""
+    ids_BT1 = torch.stack([tokens.sequence(first + row) for row in range(batch_size)])
+    ids_BT, target_BT = ids_BT1[:, :-1], ids_BT1[:, 1:].clone()
+    for row in range(batch_size):
+        draw = torch.rand((), generator=_generator("prompt", config.seed, first + row)).item()
+        target_BT[row, : int(draw * config.prompt_fraction * config.context_length)] = IGNORED
+    return ids_BT, target_BT
+
+
+class MarkovChain:
+    """Each token is followed by one of ``branching`` others, all equally likely: the loss can fall to its logarithm."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        generator = _generator("chain", config.seed)
+        self._followers = [
+            torch.randperm(config.states, generator=generator)[: config.branching].tolist()
+            for _ in range(config.states)
+        ]
+
+    def sequence(self, number: int) -> torch.Tensor:
+        generator = _generator("sequence", self.config.seed, number)
+        token = int(torch.randint(self.config.states, (), generator=generator))
+        ids = [token]
+        for choice in torch.randint(self.config.branching, (self.config.context_length,), generator=generator).tolist():
+            token = self._followers[token][choice]
+            ids.append(token)
+        return torch.tensor(ids)
+
+
+class TokenFile:
+    """A file cut into sequences, read in another order each time round. It is mapped: what is not used is not read."""
+
+    def __init__(self, config: DataConfig, vocabulary_size: int) -> None:
+        assert config.path is not None
+        self.config, self.vocabulary_size = config, vocabulary_size
+        self._ids = _mapped(Path(config.path), DTYPES[config.dtype])
+        # the last target of a sequence is the first id of the next
+        self._count = (len(self._ids) - 1) // config.context_length
+        if self._count < 1:
+            raise UsageError(
+                f"{config.path}: {len(self._ids)} ids, and one sequence needs {config.context_length + 1}; "
+                "shorten data.context_length"
+            )
+        self._order = functools.lru_cache(maxsize=2)(self._order_of)
+
+    def _order_of(self, epoch: int) -> torch.Tensor:
+        return torch.randperm(self._count, generator=_generator("order", self.config.seed, epoch))
+
+    def sequence(self, number: int) -> torch.Tensor:
+        epoch, place = divmod(number, self._count)
+        start = int(self._order(epoch)[place]) * self.config.context_length
+        ids = self._ids[start : start + self.config.context_length + 1].to(torch.int64)
+        outside = ((ids < 0) | (ids >= self.vocabulary_size)).nonzero()
+        if len(outside):
+            place = int(outside[0])
+            raise UsageError(
+                f"{self.config.path}: id {int(ids[place])} at place {start + place} "
+                f"is not in the vocabulary of {self.vocabulary_size}"
+            )
+        return ids
+
+
+def _mapped(path: Path, dtype: torch.dtype) -> torch.Tensor:
+    if path.suffix not in (".bin", ".npy"):
+        raise UsageError(f"data.path: ids are read from .bin or .npy, got {path}")
+    if not path.is_file():
+        raise UsageError(f"data.path: no file {path}")
+    header_bytes = 0
+    if path.suffix == ".npy":
+        header_bytes, dtype = _npy_header(path)
+    num_bytes = path.stat().st_size
+    if num_bytes == header_bytes or num_bytes % dtype.itemsize or header_bytes % dtype.itemsize:
+        raise UsageError(f"data.path: {path} has {num_bytes:,} bytes: no whole number of {str(dtype)[6:]} ids")
+    everything = torch.from_file(str(path), shared=False, size=num_bytes // dtype.itemsize, dtype=dtype)
+    return everything[header_bytes // dtype.itemsize :]
+
+
+def _npy_header(path: Path) -> tuple[int, torch.dtype]:
+    """Length of the header and type of the ids, from numpy's published format; numpy itself is not needed."""
+    try:
+        with path.open("rb") as file:
+            if file.read(6) != _NPY_MAGIC:
+                raise ValueError("it does not start as one")
+            (major, _) = file.read(2)
+            length_format = "<H" if major == 1 else "<I"
+            (length,) = struct.unpack(length_format, file.read(struct.calcsize(length_format)))
+            header = ast.literal_eval(file.read(length).decode("utf-8").strip())
+            data_start = file.tell()
+        kind, shape = header["descr"], header["shape"]
+    except (ValueError, KeyError, TypeError, SyntaxError, struct.error, OSError) as error:
+        raise UsageError(f"data.path: {path} is not a .npy file: {error}") from None
+    if kind not in _NPY_DTYPES or len(shape) != 1:
+        raise UsageError(
+            f"data.path: {path} must hold one row of {', '.join(DTYPES)} ids, got dtype {kind!r} and shape {shape}"
+        )
+    return data_start, _NPY_DTYPES[kind]
+
+
+def _generator(*key: object) -> torch.Generator:
+    """Another stream for each key, the same everywhere."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

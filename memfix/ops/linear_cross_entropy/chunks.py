@@ -1,0 +1,396 @@
+"""The loop that the chunked forms share: a chunk of logits at a time, and its gradient used up before the next.
+
+A form brings the pass over a chunk (:class:`ChunkPass`): from hidden rows to the tokens' sums and the gradient of
+their logits. Everything else is here: tokens whose target is ignored are left out before any product, ``dX = G W``,
+``dW = G^T X`` and ``dbias = sum G`` follow each chunk at once, and nothing of size ``[N, V]`` ever exists. For
+``mean`` and ``sum`` the gradient is finished in the forward and handed over in backward. For ``none`` the upstream
+gradient differs by token and must be folded in before the sum over tokens: backward visits the chunks again.
+"""
+
+# N tokens, K tokens that count, D width, V vocabulary, C tokens of a chunk
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..derivatives import first_derivative_only
+from .logits_gradient import LogitsGradient
+from .narrowing import WeightGradient
+from .products import sum_dtype
+from .targets import Counted, counted_targets
+from .terms import Coefficients, Sums, Terms
+
+OP = "linear_cross_entropy"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The classifier as a pass sees it: the weight in the dtype of the products, the rest as wide as sums are, and
+    contiguous.
+    """
+
+    weight_VD: torch.Tensor
+    bias_V: torch.Tensor | None
+    class_weight_V: torch.Tensor | None
+    terms: Terms
+
+    @property
+    def vocabulary(self) -> int:
+        return self.weight_VD.shape[0]
+
+
+class ChunkPass(Protocol):
+    """From the hidden rows of a chunk to the sums of its tokens and the gradient of their logits."""
+
+    def __call__(
+        self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
+    ) -> LogitsGradient | None:
+        """Write ``sums``; return the gradient of the logits before cap and temperature, or None where the pass was
+        made without one.
+
+        The logits are ``hidden @ weight.T + bias``, then capped, then divided by the temperature. The gradient is
+        that of ``Coefficients``, or ``p_v - [v = t]`` where they are None, times the slope of the cap. The division
+        by the temperature and by the number of tokens is left to the products, which take it in float32.
+        """
+
+
+class WeightSum(Protocol):
+    """The gradient of the weight while the chunks are added up."""
+
+    def add(self, gradient: Any, hidden_CD: torch.Tensor, alpha: float) -> None:
+        """``alpha * G^T X`` of the next chunk, where ``G`` is what the pass made of it."""
+
+    def finished(self, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """The gradient in the weight's dtype, times ``scale`` (one element). To be called once."""
+
+
+MakePass = Callable[[Head, int, bool], ChunkPass]
+"""``make(head, rows_per_chunk, wants_gradient)`` takes the buffers that all chunks share."""
+MakeWeightSum = Callable[[Head, torch.Tensor, torch.Tensor, Counted, int, bool], WeightSum]
+"""``make(head, weight, hidden, counted, num_chunks, is_deferred)``: an upstream factor may still be to come."""
+Scale = Callable[[torch.Tensor, torch.Tensor], None]
+"""``scale_(tensor, factor)`` multiplies in place; ``factor`` is one float32 (float64) element on the device."""
+
+
+def multiply_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
+    # one element rather than none of the dimensions: a 0-d factor would first be rounded to the tensor's dtype
+    tensor.mul_(factor.reshape(1))
+
+
+def _wide_weight_sum(
+    head: Head,
+    weight_VD: torch.Tensor,
+    hidden_ND: torch.Tensor,
+    counted: Counted,
+    num_chunks: int,
+    is_deferred: bool,
+) -> WeightSum:
+    return WeightGradient(weight_VD, in_one_product=num_chunks <= 1 and not is_deferred)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done with the tensors. ``wanted``: the gradients of hidden, weight and bias. ``num_classes``: of the
+    whole vocabulary, of which the weight may be a part.
+    """
+
+    terms: Terms
+    rows_per_chunk: int
+    make_pass: MakePass
+    make_weight_sum: MakeWeightSum
+    scale_: Scale
+    product_dtype: torch.dtype
+    loss_dtype: torch.dtype
+    wanted: tuple[bool, bool, bool]
+    num_classes: int
+
+
+def chunked_linear_cross_entropy(
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    target_N: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    class_weight_V: torch.Tensor | None,
+    terms: Terms,
+    rows_per_chunk: int,
+    make_pass: MakePass,
+    make_weight_sum: MakeWeightSum = _wide_weight_sum,
+    scale_: Scale = multiply_in_place,
+    num_classes: int | None = None,
+    loss_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The loss with ``make_pass`` as its pass over a chunk. Arguments are checked by the form.
+
+    Peak above inputs in a train step, ``e`` the item size: ``N*D*e`` for the gradient of hidden, ``V*D*4`` for that
+    of the weight where it is summed over chunks in float32 (``V*D*e`` for one chunk), and what the pass takes. Where
+    some targets are ignored, ``C*D*e`` for the rows of a chunk. Afterwards the two gradients are held, each in its
+    own dtype; a float16 one of the weight stays float32 until the upstream gradient is known, which may be a scale
+    that lifts it.
+    """
+    device = hidden_ND.device.type
+    product_dtype = naives_dtype = hidden_ND.dtype
+    if torch.is_autocast_enabled(device) and torch.float64 not in (hidden_ND.dtype, weight_VD.dtype):
+        # as torch does there: the product in the narrow dtype, the loss in float32
+        product_dtype, naives_dtype = torch.get_autocast_dtype(device), torch.float32
+    # inside a Function grad mode is off and requires_grad does not tell: look here
+    differentiated = (hidden_ND, weight_VD, bias_V)
+    wanted = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in differentiated)
+    plan = Plan(
+        terms,
+        min(rows_per_chunk, hidden_ND.shape[0]),
+        make_pass,
+        make_weight_sum,
+        scale_,
+        product_dtype,
+        loss_dtype or naives_dtype,
+        (wanted[0], wanted[1], wanted[2]),
+        weight_VD.shape[0] if num_classes is None else num_classes,
+    )
+    function = _PerToken if terms.reduction == "none" else _Reduced
+    return function.apply(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, plan)
+
+
+class _Reduced(torch.autograd.Function):
+    """Mean or sum: the gradient is taken in the forward, up to the upstream factor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        class_weight_V: torch.Tensor | None,
+        target_N: torch.Tensor,
+        plan: Plan,
+    ) -> torch.Tensor:
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            visit = _Visit(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, plan)
+            ctx.gradients = visit.all_chunks(None, plan.wanted, defers=True)
+            ctx.scale_ = plan.scale_
+            return plan.terms.reduced(visit.sums, visit.target_weight_K, plan.num_classes).to(plan.loss_dtype)
+
+    @staticmethod
+    @first_derivative_only(OP)
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                f"{OP} gave its gradient away in the first backward; call it again for another one, or take "
+                "form='checkpoint', whose backward may be run as often as wanted"
+            )
+        # autograd then owns the gradients, and a leaf keeps them without a copy
+        gradients, ctx.gradients = ctx.gradients, None
+        return (*gradients.scaled(upstream, ctx.scale_), None, None, None)
+
+
+class _PerToken(torch.autograd.Function):
+    """No reduction: losses now, and the chunks once more in backward, weighted by the upstream gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        class_weight_V: torch.Tensor | None,
+        target_N: torch.Tensor,
+        plan: Plan,
+    ) -> torch.Tensor:
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            visit = _Visit(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, plan)
+            visit.all_chunks(None, (False, False, False), defers=False)
+            loss_K = plan.terms.reduced(visit.sums, visit.target_weight_K, plan.num_classes).to(plan.loss_dtype)
+            ctx.save_for_backward(hidden_ND, weight_VD, bias_V, class_weight_V, target_N)
+            ctx.plan = plan
+            rows_K = visit.counted.rows_K
+            return loss_K if rows_K is None else loss_K.new_zeros(target_N.shape[0]).index_copy_(0, rows_K, loss_K)
+
+    @staticmethod
+    @first_derivative_only(OP)
+    def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        with torch.autocast(upstream_N.device.type, enabled=False):
+            hidden_ND, weight_VD, bias_V, class_weight_V, target_N = ctx.saved_tensors
+            visit = _Visit(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, ctx.plan)
+            gradients = visit.all_chunks(upstream_N, ctx.needs_input_grad[:3], defers=False)
+            return (*gradients.scaled(None, ctx.plan.scale_), None, None, None)
+
+
+@dataclass
+class _Gradients:
+    """Of hidden, weight and bias, where wanted; ``pending`` is what is left to multiply float16 ones by."""
+
+    hidden_ND: torch.Tensor | None
+    weight: WeightSum | torch.Tensor | None
+    bias_V: torch.Tensor | None
+    bias_dtype: torch.dtype | None
+    pending: float
+
+    @property
+    def are_wanted(self) -> bool:
+        return not (self.hidden_ND is None and self.weight is None and self.bias_V is None)
+
+    def scaled(self, upstream: torch.Tensor | None, scale_: Scale) -> tuple[torch.Tensor | None, ...]:
+        """The gradients in the dtypes of what they are gradients of. They are no longer here afterwards."""
+        hidden_ND, weight, bias_V = self.hidden_ND, self.weight, self.bias_V
+        self.hidden_ND = self.weight = self.bias_V = None
+        if upstream is not None:
+            factor = upstream.to(sum_dtype(upstream.dtype)).reshape(1)
+            if hidden_ND is not None:
+                scale_(hidden_ND, self._with_pending(factor, hidden_ND.dtype))
+            if isinstance(weight, torch.Tensor):
+                scale_(weight, factor)
+            elif weight is not None:
+                weight = weight.finished(factor * self.pending)
+            if bias_V is not None:
+                bias_V.mul_(factor)
+        bias_V = None if bias_V is None or self.bias_dtype is None else bias_V.to(self.bias_dtype)
+        finished = weight if weight is None or isinstance(weight, torch.Tensor) else weight.finished()
+        return hidden_ND, finished, bias_V
+
+    def _with_pending(self, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return factor * self.pending if dtype == torch.float16 and self.pending != 1 else factor
+
+
+class _Visit:
+    """One walk over the chunks: what is the same for all of them, and the walk itself."""
+
+    def __init__(
+        self,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        class_weight_V: torch.Tensor | None,
+        target_N: torch.Tensor,
+        plan: Plan,
+    ) -> None:
+        self.hidden_ND, self.weight_VD, self.bias_V, self.plan = hidden_ND, weight_VD, bias_V, plan
+        wide = sum_dtype(plan.product_dtype)
+        self.counted: Counted = counted_targets(target_N, plan.num_classes, plan.terms.ignore_index)
+        self.head = Head(
+            weight_VD.to(plan.product_dtype),
+            None if bias_V is None else bias_V.to(wide).contiguous(),
+            None if class_weight_V is None else class_weight_V.to(wide).contiguous(),
+            plan.terms,
+        )
+        self.sums = Sums.empty(plan.terms, self.counted.number, hidden_ND.device, wide)
+        weights_V = self.head.class_weight_V
+        self.target_weight_K = None if weights_V is None else weights_V.index_select(0, self.counted.target_K)
+
+    def all_chunks(
+        self, upstream_N: torch.Tensor | None, wanted: tuple[bool, bool, bool], *, defers: bool
+    ) -> _Gradients:
+        """Fill the sums and give the wanted gradients.
+
+        ``defers``: an upstream factor is still to come, and 16-bit gradients with a small range wait for it, since
+        1/N in float16 would lose its digits before the scale of the loss could lift it.
+        """
+        plan, number = self.plan, self.counted.number
+        num_chunks = -(-number // plan.rows_per_chunk)
+        common = plan.terms.common_factor(number)
+        coefficients = self._coefficients(upstream_N) if any(wanted) else None
+        gradients = self._gradients(wanted, num_chunks, common, defers)
+        if num_chunks:
+            self._walk(coefficients, gradients, common, defers)
+        waits = defers and self.weight_VD.dtype == torch.float16
+        if num_chunks and not waits and gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
+            gradients.weight = gradients.weight.finished()
+        return gradients
+
+    def _walk(self, coefficients: Coefficients | None, gradients: _Gradients, common: float, defers: bool) -> None:
+        """Over all chunks. A function of its own so that their buffers are freed before the sum in float32 becomes a
+        gradient in 16 bits.
+        """
+        plan, number = self.plan, self.counted.number
+        rows_per_chunk = min(plan.rows_per_chunk, number)
+        num_chunks = -(-number // rows_per_chunk)
+        visit_chunk = plan.make_pass(self.head, rows_per_chunk, gradients.are_wanted)
+        hidden_rows = _HiddenRows(self.hidden_ND, self.counted.rows_K, rows_per_chunk, plan.product_dtype)
+        targets, sums = self.counted.target_K.split(rows_per_chunk), self.sums.split(rows_per_chunk)
+        weights = num_chunks * [None] if coefficients is None else coefficients.split(rows_per_chunk)
+        for i in range(num_chunks):
+            chunk = slice(i * rows_per_chunk, min((i + 1) * rows_per_chunk, number))
+            hidden_CD = hidden_rows.taken(chunk)
+            gradient = visit_chunk(hidden_CD, targets[i], sums[i], weights[i])
+            if gradient is not None:
+                self._use_up(gradient, hidden_CD, hidden_rows, chunk, gradients, common, defers)
+
+    def _coefficients(self, upstream_N: torch.Tensor | None) -> Coefficients | None:
+        rows_K = self.counted.rows_K
+        upstream_K = upstream_N if upstream_N is None or rows_K is None else upstream_N.index_select(0, rows_K)
+        head = self.head
+        return self.plan.terms.coefficients(
+            head.class_weight_V, self.target_weight_K, self.plan.num_classes, upstream_K, self.sums.surprise_K
+        )
+
+    def _gradients(self, wanted: tuple[bool, bool, bool], num_chunks: int, common: float, defers: bool) -> _Gradients:
+        wants_hidden, wants_weight, wants_bias = wanted
+        bias_dtype = None if self.bias_V is None else self.bias_V.dtype
+        all_rows_come = num_chunks and self.counted.rows_K is None
+        make = self.hidden_ND.new_empty if all_rows_come else self.hidden_ND.new_zeros
+        hidden_ND = make(self.hidden_ND.shape) if wants_hidden else None
+        is_deferred = defers and self.weight_VD.dtype == torch.float16
+        weight = None
+        if wants_weight:
+            weight = self.plan.make_weight_sum(
+                self.head, self.weight_VD, self.hidden_ND, self.counted, num_chunks, is_deferred
+            )
+        bias_V = self.sums.surprise_K.new_zeros(self.head.vocabulary) if wants_bias else None
+        return _Gradients(hidden_ND, weight, bias_V, bias_dtype, common if defers else 1.0)
+
+    def _use_up(
+        self,
+        gradient: LogitsGradient,
+        hidden_CD: torch.Tensor,
+        hidden_rows: _HiddenRows,
+        chunk: slice,
+        gradients: _Gradients,
+        common: float,
+        defers: bool,
+    ) -> None:
+        """The three sums that need the gradient of this chunk's logits."""
+        temperature = self.plan.terms.temperature
+
+        def alpha(dtype: torch.dtype) -> float:
+            return (1.0 if defers and dtype == torch.float16 else common) / temperature
+
+        if gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
+            gradients.weight.add(gradient, hidden_CD, alpha(self.weight_VD.dtype))
+        if gradients.bias_V is not None:
+            gradients.bias_V.add_(gradient.summed(), alpha=common / temperature)
+        if gradients.hidden_ND is not None:
+            rows_CD = hidden_rows.room_for_gradient(gradients.hidden_ND, chunk)
+            gradient.into_hidden(rows_CD, alpha=alpha(self.hidden_ND.dtype))
+            hidden_rows.put_back(rows_CD, gradients.hidden_ND, chunk)
+
+
+class _HiddenRows:
+    """The hidden rows of a chunk: a slice where every token counts, else gathered into a buffer that all chunks share.
+
+    The gradient of those rows is then written over them, once the last product has read them, and put back.
+    """
+
+    def __init__(
+        self, hidden_ND: torch.Tensor, rows_K: torch.Tensor | None, rows_per_chunk: int, dtype: torch.dtype
+    ) -> None:
+        self.hidden_ND, self.rows_K, self.dtype = hidden_ND, rows_K, dtype
+        gathered = (rows_per_chunk, hidden_ND.shape[1])
+        self.buffer_CD = None if rows_K is None else hidden_ND.new_empty(gathered)
+
+    def taken(self, chunk: slice) -> torch.Tensor:
+        if self.rows_K is None or self.buffer_CD is None:
+            return self.hidden_ND[chunk].to(self.dtype)
+        rows_C = self.rows_K[chunk]
+        hidden_CD = torch.index_select(self.hidden_ND, 0, rows_C, out=self.buffer_CD[: rows_C.shape[0]])
+        return hidden_CD.to(self.dtype)
+
+    def room_for_gradient(self, grad_hidden_ND: torch.Tensor, chunk: slice) -> torch.Tensor:
+        if self.buffer_CD is None:
+            return grad_hidden_ND[chunk]
+        return self.buffer_CD[: chunk.stop - chunk.start]
+
+    def put_back(self, rows_CD: torch.Tensor, grad_hidden_ND: torch.Tensor, chunk: slice) -> None:
+        if self.rows_K is not None:
+            grad_hidden_ND.index_copy_(0, self.rows_K[chunk], rows_CD)

@@ -1,0 +1,417 @@
+"""The Triton kernels of the chunked loss.
+
+Two ways lead from a chunk's hidden rows to the gradient of its logits. ``exponentials`` is a matrix product whose
+results leave it as exponentials, in 16 bits, relative to the logit of the target: the float32 logits exist in
+registers only. ``pass_over_logits`` takes logits that a matrix product left in memory, whatever the loss is made of.
+"""
+
+# C tokens of a chunk, D width, V vocabulary; a block of a tensor is upper-case for its constexpr size
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LARGEST_SUM = tl.constexpr(2.0**100)
+"""Of exponentials: it and its inverse times a hidden value are far inside the range of bfloat16 and float32."""
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Whether these kernels run in Triton's interpreter, which has no 16-bit dot and cuts bfloat16 off."""
+
+
+@triton.jit
+def _rounded(values, dtype: tl.constexpr):
+    """``values.to(dtype)``, to the nearest in the interpreter too."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = values.to(tl.float32).to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        kept = tl.where(values == values, nearest, 0x7FC0)
+        return kept.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return values.to(dtype)
+
+
+# ---------------------------------------------------------------- the product that leaves exponentials
+@triton.jit
+def target_logits(
+    hidden, hidden_stride, weight, weight_stride, bias, target, target_logit, reference, strays,
+    num_tokens, width, inverse_temperature,
+    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The logit of each token's target, which is also the first reference of its exponentials; and no strays yet."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    counts = tokens < num_tokens
+    column = tl.load(target + tokens, mask=counts, other=0)
+    at = tl.arange(0, WIDTH)
+    inside = counts[:, None] & (at < width)[None, :]
+    hidden_CD = tl.load(hidden + tokens[:, None] * hidden_stride + at[None, :], mask=inside, other=0.0)
+    weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=inside, other=0.0)
+    logit = tl.sum(hidden_CD.to(tl.float32) * weight_CD.to(tl.float32), 1)
+    if HAS_BIAS:
+        logit += tl.load(bias + column, mask=counts, other=0.0).to(tl.float32)
+    logit *= inverse_temperature
+    tl.store(target_logit + tokens, logit, mask=counts)
+    # a bias of -inf rules a class out; where that is the target's, the others still have a softmax
+    tl.store(reference + tokens, tl.where(tl.abs(logit) < float("inf"), logit, 0.0), mask=counts)
+    tl.store(strays + tokens // BLOCK, tl.zeros((TOKENS,), tl.int32), mask=counts)
+    tl.store(strays + tl.cdiv(num_tokens, BLOCK) + tokens * 0, tl.zeros((TOKENS,), tl.int32), mask=counts)
+
+
+@triton.jit
+def exponentials(
+    hidden_CD, weight_VD, out_CV, bias, reference, parts, strays,
+    num_tokens, vocabulary, width, num_parts, inverse_temperature,
+    PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, CLASSES: tl.constexpr, DEPTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, STORES: tl.constexpr, STRAYS_ONLY: tl.constexpr, FINDS_MAXIMA: tl.constexpr,
+):  # fmt: skip
+    """``exp(logit - reference)`` for every token and class, rounded once, and its sum over each tile's classes.
+
+    A persistent grid: a program takes tile after tile, all tokens of a block of classes first, so that the weight is
+    read once and the chunk's hidden rows stay in the cache. With ``STRAYS_ONLY`` only tiles of tokens with a stray
+    among them, of which there are none as a rule; with ``FINDS_MAXIMA`` the largest logit of each tile's classes only.
+    """
+    tiles_C = tl.cdiv(num_tokens, TOKENS)
+    num_tiles = tiles_C * tl.cdiv(vocabulary, CLASSES)
+    if STRAYS_ONLY:
+        num_tiles *= tl.load(strays + tiles_C)
+    steps = tl.cdiv(width, DEPTH)
+    for tile in tl.range(tl.program_id(0), num_tiles, PROGRAMS, flatten=True):
+        block = tile % tiles_C
+        first_token = block * TOKENS
+        part = tile // tiles_C
+        first_class = part * CLASSES
+        own_steps = steps
+        if STRAYS_ONLY:
+            own_steps = tl.where(tl.load(strays + block) == 0, 0, steps)
+        logits = tl.zeros((TOKENS, CLASSES), tl.float32)
+        for step in range(own_steps):
+            left = hidden_CD.load([first_token, step * DEPTH])
+            right = weight_VD.load([first_class, step * DEPTH])
+            if INTERPRETED:
+                left = left.to(tl.float32)
+                right = right.to(tl.float32)
+            logits = tl.dot(left, right.T, logits)
+        tokens = first_token + tl.arange(0, TOKENS)
+        classes = first_class + tl.arange(0, CLASSES)
+        writes = (tokens < num_tokens) & (own_steps > 0)
+        at_part = parts + tokens.to(tl.int64) * num_parts + part
+        if HAS_BIAS:
+            logits += tl.load(bias + classes, mask=classes < vocabulary, other=0.0).to(tl.float32)[None, :]
+        if FINDS_MAXIMA:
+            logits = tl.where((classes < vocabulary)[None, :], logits, float("-inf"))
+            tl.store(at_part, tl.max(logits, 1) * inverse_temperature, mask=writes)
+        else:
+            shift = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0) * LOG2_E
+            values = tl.exp2(logits * (inverse_temperature * LOG2_E) - shift[:, None])
+            if STORES:
+                if STRAYS_ONLY:
+                    if own_steps > 0:
+                        out_CV.store([first_token, first_class], _rounded(values, out_CV.dtype))
+                else:
+                    out_CV.store([first_token, first_class], _rounded(values, out_CV.dtype))
+            tl.store(at_part, tl.sum(tl.where((classes < vocabulary)[None, :], values, 0.0), 1), mask=writes)
+
+
+@triton.jit
+def refer_to_maxima(
+    parts, num_parts, reference, strays, num_tokens, TOKENS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The reference of tokens in a block with strays becomes their largest logit."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    counts = tokens < num_tokens
+    counts &= tl.load(strays + tokens // BLOCK, mask=counts, other=0) != 0
+    at = tl.arange(0, PARTS)
+    where = parts + tokens[:, None] * num_parts + at[None, :]
+    inside = counts[:, None] & (at < num_parts)[None, :]
+    tl.store(reference + tokens, tl.max(tl.load(where, mask=inside, other=float("-inf")), 1), mask=counts)
+
+
+@triton.jit
+def settle(
+    values_CV, values_stride, parts, num_parts, target_logit, reference, strays, target, surprise, logsumexp,
+    softmax, own, square, row_scale, target_share, hidden, hidden_stride, scaled_hidden, num_tokens, width,
+    HAS_LOGSUMEXP: tl.constexpr, HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
+    STRAYS_ONLY: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sums of a token, and how its exponentials become a gradient: ``row_scale * values - target_share [v = t]``.
+
+    The target's own entry is ``p - 1`` (up to the coefficients). While ``p`` is small, the 1 stays outside, where it is
+    exact. Once ``p`` is above a half, the difference is put in the entry itself: rounding ``p`` alone would then
+    cost more than the difference is. A token whose sum nears the end of the range is a stray: its target is no good
+    reference, and its block is done again.
+    """
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    counts = tokens < num_tokens
+    if STRAYS_ONLY:
+        counts &= tl.load(strays + tokens // BLOCK, mask=counts, other=0) != 0
+    at_part = tl.arange(0, PARTS)
+    where = parts + tokens[:, None] * num_parts + at_part[None, :]
+    total = tl.sum(tl.load(where, mask=counts[:, None] & (at_part < num_parts)[None, :], other=0.0), 1)
+    if not STRAYS_ONLY:
+        is_stray = counts & ((total > LARGEST_SUM) | (total < 1.0 / LARGEST_SUM))
+        ones = tl.full((TOKENS,), 1, tl.int32)
+        tl.store(strays + tokens // BLOCK, ones, mask=is_stray)
+        tl.store(strays + tl.cdiv(num_tokens, BLOCK) + tokens * 0, ones, mask=is_stray)
+    log_total = tl.log(total)
+    shift = tl.load(reference + tokens, mask=counts, other=0.0)
+    own_shifted = tl.load(target_logit + tokens, mask=counts, other=0.0) - shift
+    tl.store(surprise + tokens, log_total - own_shifted, mask=counts)
+    lse = log_total + shift
+    if HAS_LOGSUMEXP:
+        tl.store(logsumexp + tokens, lse, mask=counts)
+    if STORES:
+        slope = tl.full((TOKENS,), 1.0, tl.float32)
+        share = tl.full((TOKENS,), 1.0, tl.float32)
+        if HAS_COEFFICIENTS:
+            slope = tl.load(softmax + tokens, mask=counts, other=0.0)
+            share = tl.load(own + tokens, mask=counts, other=0.0)
+            if HAS_SQUARE:
+                slope += tl.load(square + tokens, mask=counts, other=0.0) * lse
+        own_value = tl.exp(own_shifted)
+        is_likely = (own_value > 0.5 * total) & (slope != 0.0)
+        at_target = values_CV + tokens * values_stride + tl.load(target + tokens, mask=counts, other=0)
+        difference = own_value - total * (share / slope)
+        tl.store(at_target, _rounded(difference, values_CV.dtype.element_ty), mask=counts & is_likely)
+        scale = slope / total
+        tl.store(row_scale + tokens, scale, mask=counts)
+        tl.store(target_share + tokens, tl.where(is_likely, 0.0, share), mask=counts)
+        at = tl.arange(0, WIDTH)
+        inside = counts[:, None] & (at < width)[None, :]
+        hidden_CD = tl.load(hidden + tokens[:, None] * hidden_stride + at[None, :], mask=inside, other=0.0)
+        scaled_CD = _rounded(hidden_CD.to(tl.float32) * scale[:, None], scaled_hidden.dtype.element_ty)
+        tl.store(scaled_hidden + tokens[:, None] * width + at[None, :], scaled_CD, mask=inside)
+
+
+@triton.jit
+def finish_hidden(
+    product, row_scale, target_share, target, weight, weight_stride, out, out_stride, num_tokens, width, alpha,
+    TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """``out = alpha * (row_scale * product - target_share * weight[target])``, rounded once."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    counts = tokens < num_tokens
+    at = tl.arange(0, WIDTH)
+    inside = counts[:, None] & (at < width)[None, :]
+    scale = tl.load(row_scale + tokens, mask=counts, other=0.0)
+    share = tl.load(target_share + tokens, mask=counts, other=0.0)
+    column = tl.load(target + tokens, mask=counts, other=0)
+    value_CD = tl.load(product + tokens[:, None] * width + at[None, :], mask=inside, other=0.0) * scale[:, None]
+    subtracts = inside & (share != 0.0)[:, None]
+    weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=subtracts, other=0.0)
+    value_CD -= share[:, None] * weight_CD.to(tl.float32)
+    where = out + tokens[:, None] * out_stride + at[None, :]
+    tl.store(where, _rounded(alpha * value_CD, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _with_stored(sums, stored, scale):
+    return sums + stored.to(tl.float32) * scale[:, None]
+
+
+@triton.jit
+def add_to_weight(
+    values_CV, scaled_hidden_CD, stored_VD, out_VD, scales, num_tokens, vocabulary, width, num_parts, alpha,
+    PROGRAMS: tl.constexpr, CLASSES: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+    IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr,
+):  # fmt: skip
+    """``values.T @ scaled_hidden`` added to the sum over earlier chunks, which lies where the 16-bit result will be.
+
+    Between chunks a sum is kept as float16 times a power of two, one for each row of a tile, so that the largest of the
+    row has all its 11 digits: eight times as fine as the bfloat16 that the last chunk leaves in its place.
+    """
+    tiles_D = tl.cdiv(width, WIDTH)
+    num_tiles = tl.cdiv(vocabulary, CLASSES) * tiles_D
+    steps = tl.cdiv(num_tokens, DEPTH)
+    HALF: tl.constexpr = WIDTH // 2
+    for tile in tl.range(tl.program_id(0), num_tiles, PROGRAMS, flatten=True):
+        first_class = tile // tiles_D * CLASSES
+        part = tile % tiles_D
+        first = part * WIDTH
+        sums = tl.zeros((CLASSES, WIDTH), tl.float32)
+        for step in range(steps):
+            left = values_CV.load([step * DEPTH, first_class])
+            right = scaled_hidden_CD.load([step * DEPTH, first])
+            if INTERPRETED:
+                left = left.to(tl.float32)
+                right = right.to(tl.float32)
+            sums = tl.dot(left.T, right, sums)
+        left_half, right_half = tl.split(tl.permute(tl.reshape(sums, (CLASSES, 2, HALF)), (0, 2, 1)))
+        classes = first_class + tl.arange(0, CLASSES)
+        at_scale = scales + classes * num_parts + part
+        if not IS_FIRST:
+            scale = tl.load(at_scale, mask=classes < vocabulary, other=0.0)
+            left_half = _with_stored(left_half, stored_VD.load([first_class, first]), scale)
+            right_half = _with_stored(right_half, stored_VD.load([first_class, first + HALF]), scale)
+        if IS_LAST:
+            out_VD.store([first_class, first], _rounded(alpha * left_half, out_VD.dtype))
+            out_VD.store([first_class, first + HALF], _rounded(alpha * right_half, out_VD.dtype))
+        else:
+            largest = tl.maximum(tl.max(tl.abs(left_half), 1), tl.max(tl.abs(right_half), 1))
+            # 2**14 of the stored numbers is the power of two at or below the largest
+            exponent = tl.maximum(((largest.to(tl.uint32, bitcast=True) >> 23) & 0xFF).to(tl.int32) - 14, 1)
+            inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+            stored_VD.store([first_class, first], (left_half * inverse[:, None]).to(tl.float16))
+            stored_VD.store([first_class, first + HALF], (right_half * inverse[:, None]).to(tl.float16))
+            tl.store(at_scale, (exponent << 23).to(tl.float32, bitcast=True), mask=classes < vocabulary)
+
+
+@triton.jit
+def subtract_targets(
+    sorted_target, hidden_rows, target_share, hidden, hidden_stride, column_stride, gradient, num_tokens, width, alpha,
+    TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """``gradient[t] -= alpha * sum(target_share * hidden)`` over the tokens of each target, in a fixed order.
+
+    Tokens come sorted by target. The program of a target's first token adds up all of them; the others end at once.
+    """
+    place = tl.program_id(0)
+    column = tl.load(sorted_target + place)
+    is_first = place == 0
+    if place > 0:
+        is_first = tl.load(sorted_target + place - 1) != column
+    if is_first:
+        at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+        inside = at < width
+        total_D = tl.zeros((WIDTH,), tl.float32)
+        goes_on = True
+        while goes_on:
+            places = place + tl.arange(0, TOKENS)
+            columns = tl.load(sorted_target + places, mask=places < num_tokens, other=-1)
+            belongs = columns == column
+            rows = tl.load(hidden_rows + places, mask=belongs, other=0)
+            share = tl.load(target_share + places, mask=belongs, other=0.0)
+            where = hidden + rows[:, None] * hidden_stride + at[None, :] * column_stride
+            hidden_CD = tl.load(where, mask=belongs[:, None] & inside[None, :], other=0.0)
+            # rounded as the other products see it, where autocast has a wider one
+            hidden_CD = _rounded(hidden_CD.to(tl.float32), tl.bfloat16).to(tl.float32)
+            total_D += tl.sum(share[:, None] * hidden_CD, 0)
+            goes_on = tl.sum(belongs.to(tl.int32), 0) == TOKENS
+            place += TOKENS
+        at_gradient = gradient + column * width + at
+        value_D = tl.load(at_gradient, mask=inside, other=0.0).to(tl.float32) - alpha * total_D
+        tl.store(at_gradient, _rounded(value_D, gradient.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def column_sums(
+    values_CV, values_stride, row_scale, out, num_tokens, vocabulary, TOKENS: tl.constexpr, CLASSES: tl.constexpr
+):
+    """``out[v] = sum_c row_scale[c] * values[c, v]`` in float32. One program a block of classes."""
+    classes = tl.program_id(0) * CLASSES + tl.arange(0, CLASSES)
+    inside = classes < vocabulary
+    total_V = tl.zeros((CLASSES,), tl.float32)
+    for first in range(0, num_tokens, TOKENS):
+        tokens = first + tl.arange(0, TOKENS)
+        counts = tokens < num_tokens
+        scale = tl.load(row_scale + tokens, mask=counts, other=0.0)
+        where = values_CV + tokens.to(tl.int64)[:, None] * values_stride + classes[None, :]
+        block = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        total_V += tl.sum(block * scale[:, None], 0)
+    tl.store(out + classes, total_V, mask=inside)
+
+
+# ---------------------------------------------------------------- the pass over logits in memory
+@triton.jit
+def _logits_of(values, bias, classes, inside, cap, inverse_temperature, HAS_BIAS: tl.constexpr, CAPS: tl.constexpr):
+    """Logits from the results of a product, and the slope of the cap."""
+    logits = values
+    slope = tl.full(values.shape, 1.0, values.dtype)
+    if HAS_BIAS:
+        logits += tl.load(bias + classes, mask=inside, other=0.0).to(values.dtype)[None, :]
+    if CAPS:
+        bent = 1.0 - 2.0 / (tl.exp(logits * (2.0 / cap)) + 1.0)  # tanh
+        slope = 1.0 - bent * bent
+        logits = bent * cap
+    return logits * inverse_temperature, slope
+
+
+@triton.jit
+def pass_over_logits(
+    values_RV, values_stride, bias, class_weight, target, surprise, logsumexp, smooth,
+    softmax, own, square, smooth_share, gradient_RV, gradient_stride, num_tokens, vocabulary, cap, inverse_temperature,
+    HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAPS: tl.constexpr,
+    HAS_LOGSUMEXP: tl.constexpr, SMOOTHS: tl.constexpr,
+    HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
+    TOKENS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """The sums of a token from its logits, then the gradient of these: twice over its row.
+
+    ``gradient`` may be ``values``: a block is read before it is written. See ``terms.Coefficients`` for the gradient.
+    """
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    counts = tokens < num_tokens
+    dtype: tl.constexpr = values_RV.dtype.element_ty
+    rows = values_RV + tokens[:, None] * values_stride
+    column = tl.load(target + tokens, mask=counts, other=0)
+    at = tl.arange(0, CLASSES)
+    highest = tl.full((TOKENS, CLASSES), float("-inf"), dtype)
+    total = tl.zeros((TOKENS, CLASSES), dtype)
+    weighted = tl.zeros((TOKENS, CLASSES), dtype)
+    at_target = tl.zeros((TOKENS, CLASSES), dtype)
+    weights = tl.zeros((CLASSES,), dtype)
+    for first in range(0, vocabulary, CLASSES):
+        classes = first + at
+        inside = classes < vocabulary
+        values = tl.load(rows + classes[None, :], mask=counts[:, None] & inside[None, :], other=0.0)
+        logits, _ = _logits_of(values, bias, classes, inside, cap, inverse_temperature, HAS_BIAS, CAPS)
+        at_target = tl.where(classes[None, :] == column[:, None], logits, at_target)
+        if SMOOTHS:
+            weight = tl.where(inside, 1.0, 0.0).to(dtype)
+            if HAS_CLASS_WEIGHT:
+                weight = tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
+            weights += weight
+            weighted += tl.where(inside[None, :], weight[None, :] * logits, 0.0)
+        logits = tl.where(inside[None, :], logits, float("-inf"))
+        higher = tl.maximum(highest, logits)
+        # a lane that has seen only -inf has nothing to add up yet, and inf - inf is no number
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(highest - shift) + tl.exp(logits - shift)
+        highest = higher
+    # of a NaN the maximum may know nothing; the sum does
+    top = tl.max(highest, 1)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    log_total = tl.log(tl.sum(total * tl.exp(highest - base[:, None]), 1))
+    lse = base + log_total
+    # the two differences one by one: lse itself would round away what a confident token has left
+    tl.store(surprise + tokens, (base - tl.sum(at_target, 1)) + log_total, mask=counts)
+    if HAS_LOGSUMEXP:
+        tl.store(logsumexp + tokens, lse, mask=counts)
+    if SMOOTHS:
+        tl.store(smooth + tokens, tl.sum(weights, 0) * lse - tl.sum(weighted, 1), mask=counts)
+    if STORES:
+        rise = tl.full((TOKENS,), 1.0, dtype)
+        share = tl.full((TOKENS,), 1.0, dtype)
+        if HAS_COEFFICIENTS:
+            rise = tl.load(softmax + tokens, mask=counts, other=0.0)
+            share = tl.load(own + tokens, mask=counts, other=0.0)
+            if HAS_SQUARE:
+                rise += tl.load(square + tokens, mask=counts, other=0.0) * lse
+        gradient_rows = gradient_RV + tokens[:, None] * gradient_stride
+        for first in range(0, vocabulary, CLASSES):
+            classes = first + at
+            inside = classes < vocabulary
+            block = counts[:, None] & inside[None, :]
+            values = tl.load(rows + classes[None, :], mask=block, other=0.0)
+            logits, slope = _logits_of(values, bias, classes, inside, cap, inverse_temperature, HAS_BIAS, CAPS)
+            result = rise[:, None] * tl.exp((logits - base[:, None]) - log_total[:, None])
+            result -= tl.where(classes[None, :] == column[:, None], share[:, None], 0.0)
+            if SMOOTHS:
+                weight = tl.full((CLASSES,), 1.0, dtype)
+                if HAS_CLASS_WEIGHT:
+                    weight = tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
+                spread = tl.load(smooth_share + tokens, mask=counts, other=0.0)
+                result -= spread[:, None] * weight[None, :]
+            tl.store(
+                gradient_rows + classes[None, :], _rounded(result * slope, gradient_RV.dtype.element_ty), mask=block
+            )
+
+
+# ---------------------------------------------------------------- the upstream factor
+@triton.jit
+def scale_in_place(tensor, factor, num_elements, ELEMENTS: tl.constexpr):
+    """``tensor *= factor``. The usual factor is 1, which only the device knows: then nothing is read or written."""
+    value = tl.load(factor)
+    if value != 1.0:
+        at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+        inside = at < num_elements
+        old = tl.load(tensor + at, mask=inside)
+        tl.store(tensor + at, _rounded(old.to(value.dtype) * value, tensor.dtype.element_ty), mask=inside)

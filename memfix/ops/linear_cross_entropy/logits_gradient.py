@@ -1,0 +1,42 @@
+"""The gradient of a chunk's logits, as the products that use it up see it."""
+
+# C tokens of a chunk, D width, V vocabulary, H classes of a part of it
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .products import product_into, sum_dtype
+
+
+class LogitsGradient(Protocol):
+    """``G``, ``[C, V]``: made in full, or in parts that only together are it. Valid until the next chunk."""
+
+    def into_hidden(self, out_CD: torch.Tensor, *, alpha: float) -> None:
+        """``out = alpha * G @ weight``."""
+
+    def summed(self) -> torch.Tensor:
+        """``G.sum(0)`` in float32 or wider: the gradient of the bias."""
+
+
+@dataclass(frozen=True)
+class DenseGradient:
+    """``G`` as one matrix."""
+
+    matrix_CV: torch.Tensor
+    weight_VD: torch.Tensor
+
+    def into_hidden(self, out_CD: torch.Tensor, *, alpha: float) -> None:
+        product_into(out_CD, self.matrix_CV, self.weight_VD, alpha=alpha)
+
+    def into_weight(
+        self, out_HD: torch.Tensor, classes: slice, hidden_CD: torch.Tensor, *, alpha: float, add: bool
+    ) -> None:
+        """``out = alpha * G[:, classes].T @ hidden``, or with ``add`` that much more."""
+        product_into(out_HD, self.matrix_CV[:, classes].T, hidden_CD, alpha=alpha, add=add)
+
+    def summed(self) -> torch.Tensor:
+        return self.matrix_CV.sum(0, dtype=sum_dtype(self.matrix_CV.dtype))

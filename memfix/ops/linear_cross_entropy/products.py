@@ -1,0 +1,46 @@
+"""Matrix products into memory that is there already, in float32 where the operands have 16 bits."""
+
+from __future__ import annotations
+
+import torch
+
+_UPCAST_ELEMENTS = 1 << 20  # of an operand at a time, where the device cannot widen by itself
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are kept in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def product_into(
+    out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, alpha: float = 1.0, add: bool = False
+) -> None:
+    """``out = alpha * left @ right``, or with ``add`` that much more; ``out`` may be float32 for 16-bit operands.
+
+    Each element is summed in float32 or wider and rounded once, to the dtype of ``out``.
+    """
+    beta = 1 if add else 0
+    if 0 in out.shape:
+        return
+    if out.dtype == left.dtype:
+        torch.addmm(out, left, right, beta=beta, alpha=alpha, out=out)
+    elif left.is_cuda and torch.version.hip is None:
+        # the GEMM's own accumulator is written as it is: no product in 16 bits, and no pass to widen it
+        torch.addmm(out, left, right, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
+    else:
+        _upcast_product_into(out, left, right, alpha, beta)
+
+
+def _upcast_product_into(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float, beta: int) -> None:
+    """The product of widened operands is exact as well; the longer one is widened a block at a time."""
+    block = max(1, _UPCAST_ELEMENTS // max(1, left.shape[1]))
+    if right.shape[1] < left.shape[0]:
+        wide = right.to(out.dtype)
+        for start in range(0, left.shape[0], block):
+            part = out[start : start + block]
+            torch.addmm(part, left[start : start + block].to(out.dtype), wide, beta=beta, alpha=alpha, out=part)
+        return
+    wide = left.to(out.dtype)
+    for start in range(0, right.shape[1], block):
+        part = out[:, start : start + block]
+        torch.addmm(part, wide, right[:, start : start + block].to(out.dtype), beta=beta, alpha=alpha, out=part)

@@ -1,0 +1,395 @@
+"""The chunked loss on a GPU: the softmax is taken where the matrix product leaves its results.
+
+On Hopper, bfloat16 logits become exponentials inside the product itself, from its float32 sums, relative to the logit
+of each token's target: there is no pass over the logits, and none of them is ever rounded. What remains is a factor per
+token, which goes into the narrow operand of the two other products. Everything else (float16 and float32, a cap,
+smoothing, other GPUs) takes one pass over float32 logits.
+"""
+
+# C tokens of a chunk, R tokens of a tile of a chunk, D width, V vocabulary, H classes of a part of it
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from .arguments import require_linear_cross_entropy
+from .chunks import Head, WeightSum, chunked_linear_cross_entropy
+from .logits_gradient import DenseGradient
+from .narrowing import WeightGradient
+from .products import product_into, sum_dtype
+from .targets import Counted
+from .terms import Coefficients, Sums, Terms
+
+TILES_PER_CHUNK = 4
+"""Of a chunk's logits, a quarter at a time is in float32: half the bytes of its 16-bit gradient."""
+_TILE_TOKENS, _TILE_CLASSES, _TILE_DEPTH = 128, 256, 64
+_ALIGNED_BYTES = 16  # what the GPU's copy engine asks of addresses and strides
+
+
+def triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def triton_linear_cross_entropy(
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    target_N: torch.Tensor,
+    bias_V: torch.Tensor | None = None,
+    class_weight_V: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    rows_per_chunk: int = 4096,
+) -> torch.Tensor:
+    r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T + bias_V, target_N)``.
+
+    Peak above inputs in a bfloat16 train step, ``C = rows_per_chunk``: ``2*N*D + 2*V*D + 2*C*V + 6*C*D`` bytes and
+    ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take what ``recompute`` does.
+    """
+    if not triton_is_there():
+        raise RuntimeError("form 'triton' needs the package triton, which is not installed; take form='recompute'")
+    terms = Terms(
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        z_loss=z_loss,
+    )
+    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
+    return chunked_linear_cross_entropy(
+        hidden_ND,
+        weight_VD,
+        target_N,
+        bias_V,
+        class_weight_V,
+        terms,
+        rows_per_chunk,
+        kernel_pass,
+        _weight_sum,
+        scale_in_place,
+    )
+
+
+def kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
+    """The pass that suits the classifier and the device."""
+    made = ExponentialsPass if ExponentialsPass.suits(head) else LogitsPass
+    return made(head, rows_per_chunk, wants_gradient)
+
+
+class LogitsPass:
+    """A chunk in tiles: float32 logits from the product, then one kernel for their sums and their gradient."""
+
+    def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
+        self.head = head
+        weight_VD = head.weight_VD
+        wide = sum_dtype(weight_VD.dtype)
+        self.rows_per_tile = -(-rows_per_chunk // TILES_PER_CHUNK)
+        self.gradient_CV = weight_VD.new_empty((rows_per_chunk, head.vocabulary)) if wants_gradient else None
+        in_place = wants_gradient and wide == weight_VD.dtype
+        tile_RV = (self.rows_per_tile, head.vocabulary)
+        self.values_RV = None if in_place else weight_VD.new_empty(tile_RV, dtype=wide)
+
+    def __call__(
+        self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
+    ) -> DenseGradient | None:
+        num_rows = hidden_CD.shape[0]
+        for start in range(0, num_rows, self.rows_per_tile):
+            tile = slice(start, min(start + self.rows_per_tile, num_rows))
+            gradient_RV = None if self.gradient_CV is None else self.gradient_CV[tile]
+            values_RV = gradient_RV if self.values_RV is None else self.values_RV[: tile.stop - start]
+            assert values_RV is not None
+            product_into(values_RV, hidden_CD[tile], self.head.weight_VD.T)
+            own = None if coefficients is None else coefficients.rows(tile)
+            self._launch(values_RV, target_C[tile], sums.rows(tile), own, gradient_RV)
+        return None if self.gradient_CV is None else DenseGradient(self.gradient_CV[:num_rows], self.head.weight_VD)
+
+    def _launch(
+        self,
+        values_RV: torch.Tensor,
+        target_R: torch.Tensor,
+        sums: Sums,
+        coefficients: Coefficients | None,
+        gradient_RV: torch.Tensor | None,
+    ) -> None:
+        from .kernels import pass_over_logits
+
+        head, terms = self.head, self.head.terms
+        parts: Any = coefficients
+        num_tokens = values_RV.shape[0]
+        classes = 8192 if head.vocabulary > 4096 else 1024
+        at_once = _tokens_at_once(num_tokens)
+        pass_over_logits[(-(-num_tokens // at_once),)](
+            values_RV, values_RV.stride(0), head.bias_V, head.class_weight_V, target_R,
+            sums.surprise_K, sums.logsumexp_K, sums.smooth_K,
+            *((parts.softmax_K, parts.target_K, parts.square_K, parts.smooth_K) if parts else (None,) * 4),
+            gradient_RV, 0 if gradient_RV is None else gradient_RV.stride(0), num_tokens, head.vocabulary,
+            terms.softcap or 1.0, 1 / terms.temperature,
+            HAS_BIAS=head.bias_V is not None, HAS_CLASS_WEIGHT=head.class_weight_V is not None,
+            CAPS=terms.softcap is not None,
+            HAS_LOGSUMEXP=sums.logsumexp_K is not None, SMOOTHS=sums.smooth_K is not None,
+            HAS_COEFFICIENTS=parts is not None, HAS_SQUARE=parts is not None and parts.square_K is not None,
+            STORES=gradient_RV is not None, TOKENS=at_once, CLASSES=classes,
+            num_warps=16 if classes > 4096 else 4,
+        )  # fmt: skip
+
+
+class ExponentialsPass:
+    """A chunk in one product that leaves exponentials. The buffers are taken once and shared by all chunks."""
+
+    @staticmethod
+    def suits(head: Head) -> bool:
+        """bfloat16 on Hopper or later (or in the interpreter), rows that its copy engine takes, a plain softmax."""
+        weight_VD, terms = head.weight_VD, head.terms
+        return (
+            weight_VD.dtype == torch.bfloat16
+            and (weight_VD.shape[1] * weight_VD.itemsize) % _ALIGNED_BYTES == 0
+            and terms.is_plain_softmax
+            and _has_aligned_rows(weight_VD)
+            and _copies_tiles(weight_VD.device)
+        )
+
+    @staticmethod
+    def bytes_of(rows_per_chunk: int, width: int, vocabulary: int) -> int:
+        """What the buffers of a train step take, but for a few numbers a token."""
+        num_parts = -(-vocabulary // _TILE_CLASSES)
+        return rows_per_chunk * (2 * vocabulary + 2 * width + 4 * width + 4 * num_parts)
+
+    def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
+        self.head = head
+        weight_VD = head.weight_VD
+        width = weight_VD.shape[1]
+        self.num_parts = -(-head.vocabulary // _TILE_CLASSES)
+
+        def floats(*shape: int) -> torch.Tensor:
+            return weight_VD.new_empty(shape, dtype=torch.float32)
+
+        self.target_logit_C, self.reference_C = floats(rows_per_chunk), floats(rows_per_chunk)
+        self.parts_CP = floats(rows_per_chunk, self.num_parts)
+        # one for each block of tokens, and one that says whether there is any
+        self.strays = weight_VD.new_empty(-(-rows_per_chunk // _TILE_TOKENS) + 1, dtype=torch.int32)
+        self.wants_gradient = wants_gradient
+        if wants_gradient:
+            # rows begin where the copy engine can write, whatever the vocabulary
+            aligned = -(-head.vocabulary * weight_VD.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES // weight_VD.itemsize
+            self.values_CV = weight_VD.new_empty((rows_per_chunk, aligned))[:, : head.vocabulary]
+            self.scale_C, self.share_C = floats(rows_per_chunk), floats(rows_per_chunk)
+            self.scaled_hidden_CD = weight_VD.new_empty((rows_per_chunk, width))
+            self.product_CD = floats(rows_per_chunk, width)
+
+    def __call__(
+        self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
+    ) -> ExponentialsGradient | None:
+        from . import kernels
+
+        head = self.head
+        if not _has_aligned_rows(hidden_CD):
+            hidden_CD = hidden_CD.contiguous()
+        num_tokens, width = hidden_CD.shape
+        weight_VD = head.weight_VD
+        values_CV = self.values_CV[:num_tokens] if self.wants_gradient else hidden_CD
+        by_token: dict[str, Any] = {"TOKENS": _tokens_at_once(num_tokens), "BLOCK": _TILE_TOKENS}
+        blocks = (-(-num_tokens // by_token["TOKENS"]),)
+        kernels.target_logits[blocks](
+            hidden_CD, hidden_CD.stride(0), weight_VD, weight_VD.stride(0), head.bias_V, target_C,
+            self.target_logit_C, self.reference_C, self.strays, num_tokens, width, 1 / head.terms.temperature,
+            HAS_BIAS=head.bias_V is not None, WIDTH=_power_of_two(width), **by_token,
+        )  # fmt: skip
+        tiles = (
+            _tiles_of(hidden_CD, _TILE_TOKENS, _TILE_DEPTH),
+            _tiles_of(weight_VD, _TILE_CLASSES, _TILE_DEPTH),
+            _tiles_of(values_CV, _TILE_TOKENS, _TILE_CLASSES),
+        )
+
+        def product(**which: bool) -> None:
+            programs = _num_processors(weight_VD.device)
+            kernels.exponentials[(programs,)](
+                *tiles, head.bias_V, self.reference_C, self.parts_CP, self.strays,
+                num_tokens, head.vocabulary, width, self.num_parts, 1 / head.terms.temperature,
+                PROGRAMS=programs, TOKENS=_TILE_TOKENS, CLASSES=_TILE_CLASSES, DEPTH=_TILE_DEPTH,
+                HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
+            )  # fmt: skip
+
+        parts: Any = coefficients
+        mine: Any = self if self.wants_gradient else None
+
+        def settle(*, STRAYS_ONLY: bool) -> None:
+            kernels.settle[blocks](
+                values_CV, values_CV.stride(0), self.parts_CP, self.num_parts,
+                self.target_logit_C, self.reference_C, self.strays, target_C, sums.surprise_K, sums.logsumexp_K,
+                *((parts.softmax_K, parts.target_K, parts.square_K) if parts else (None,) * 3),
+                *((mine.scale_C, mine.share_C) if mine else (None,) * 2), hidden_CD, hidden_CD.stride(0),
+                mine.scaled_hidden_CD if mine else None, num_tokens, width,
+                HAS_LOGSUMEXP=sums.logsumexp_K is not None, HAS_COEFFICIENTS=parts is not None,
+                HAS_SQUARE=parts is not None and parts.square_K is not None, STORES=self.wants_gradient,
+                STRAYS_ONLY=STRAYS_ONLY, PARTS=_power_of_two(self.num_parts), WIDTH=_power_of_two(width), **by_token,
+            )  # fmt: skip
+
+        product(STRAYS_ONLY=False, FINDS_MAXIMA=False)
+        settle(STRAYS_ONLY=False)
+        # the device knows whether there are strays, and ends these at once where there are none: the host need not wait
+        product(STRAYS_ONLY=True, FINDS_MAXIMA=True)
+        kernels.refer_to_maxima[blocks](
+            self.parts_CP, self.num_parts, self.reference_C, self.strays, num_tokens,
+            PARTS=_power_of_two(self.num_parts), **by_token,
+        )  # fmt: skip
+        product(STRAYS_ONLY=True, FINDS_MAXIMA=False)
+        settle(STRAYS_ONLY=True)
+        return ExponentialsGradient(self, values_CV, target_C) if self.wants_gradient else None
+
+
+class ExponentialsGradient:
+    """``scale * values - share [v = t]``, used without being made: a factor per token, and a row per target."""
+
+    def __init__(self, made_by: ExponentialsPass, values_CV: torch.Tensor, target_C: torch.Tensor) -> None:
+        self.made_by, self.values_CV, self.target_C = made_by, values_CV, target_C
+
+    def into_hidden(self, out_CD: torch.Tensor, *, alpha: float) -> None:
+        from .kernels import finish_hidden
+
+        made_by = self.made_by
+        num_tokens, width = out_CD.shape
+        weight_VD = made_by.head.weight_VD
+        product_CD = made_by.product_CD[:num_tokens]
+        product_into(product_CD, self.values_CV, weight_VD)
+        at_once = _tokens_at_once(num_tokens)
+        finish_hidden[(-(-num_tokens // at_once),)](
+            product_CD, made_by.scale_C, made_by.share_C, self.target_C, weight_VD, weight_VD.stride(0),
+            out_CD, out_CD.stride(0), num_tokens, width, alpha, TOKENS=at_once, WIDTH=_power_of_two(width),
+        )  # fmt: skip
+
+    def summed(self) -> torch.Tensor:
+        """Over the tokens: the gradient of the bias."""
+        from .kernels import column_sums
+
+        made_by = self.made_by
+        num_tokens, vocabulary = self.values_CV.shape
+        sums_V = made_by.scale_C.new_empty(vocabulary)
+        column_sums[(-(-vocabulary // 128),)](
+            self.values_CV, self.values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
+            TOKENS=32, CLASSES=128,
+        )  # fmt: skip
+        return sums_V.index_add_(0, self.target_C, made_by.share_C[:num_tokens], alpha=-1)
+
+
+class ExponentialsWeightSum:
+    """``G^T X`` over the chunks, from exponentials; the rows of the targets are subtracted at the end.
+
+    A bfloat16 gradient is added up in its own memory, with more digits than it will have. A wider one, as of a float32
+    weight under autocast, is added up as it is.
+    """
+
+    def __init__(
+        self, head: Head, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, counted: Counted, num_chunks: int
+    ) -> None:
+        self.hidden_ND, self.counted, self.chunks_left = hidden_ND, counted, num_chunks
+        self.out_VD = weight_VD.new_empty(weight_VD.shape)
+        self.share_K = weight_VD.new_empty(counted.number, dtype=torch.float32)
+        self.num_added, self.alpha = 0, 1.0
+        vocabulary, width = weight_VD.shape
+        self.num_parts = -(-width // _TILE_CLASSES)
+        self.scales_VP = weight_VD.new_empty((vocabulary, self.num_parts), dtype=torch.float32)
+
+    def add(self, gradient: ExponentialsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
+        made_by, values_CV = gradient.made_by, gradient.values_CV
+        num_tokens = values_CV.shape[0]
+        hidden_CD = made_by.scaled_hidden_CD[:num_tokens]
+        if self.out_VD.dtype == values_CV.dtype:
+            self._launch(values_CV, hidden_CD, alpha)
+        else:
+            product_into(self.out_VD, values_CV.T, hidden_CD, alpha=alpha, add=self.num_added > 0)
+        self.share_K[self.num_added : self.num_added + num_tokens].copy_(made_by.share_C[:num_tokens])
+        self.num_added += num_tokens
+        self.chunks_left -= 1
+        self.alpha = alpha
+
+    def _launch(self, values_CV: torch.Tensor, hidden_CD: torch.Tensor, alpha: float) -> None:
+        from .kernels import add_to_weight
+
+        programs = _num_processors(values_CV.device)
+        half = _TILE_CLASSES // 2
+        add_to_weight[(programs,)](
+            _tiles_of(values_CV, _TILE_DEPTH, _TILE_TOKENS), _tiles_of(hidden_CD, _TILE_DEPTH, _TILE_CLASSES),
+            _tiles_of(self.out_VD.view(torch.float16), _TILE_TOKENS, half), _tiles_of(self.out_VD, _TILE_TOKENS, half),
+            self.scales_VP, values_CV.shape[0], *self.out_VD.shape, self.num_parts, alpha,
+            PROGRAMS=programs, CLASSES=_TILE_TOKENS, WIDTH=_TILE_CLASSES, DEPTH=_TILE_DEPTH,
+            IS_FIRST=self.num_added == 0, IS_LAST=self.chunks_left == 1, num_warps=8, num_stages=3,
+        )  # fmt: skip
+
+    def finished(self, scale: torch.Tensor | None = None) -> torch.Tensor:
+        from .kernels import subtract_targets
+
+        if not self.num_added:
+            return self.out_VD.zero_()
+        sorted_target_K, order_K = self.counted.target_K.sort(stable=True)
+        rows_K = self.counted.rows_K
+        width = self.out_VD.shape[1]
+        block = min(_power_of_two(width), 512)
+        subtract_targets[(order_K.shape[0], -(-width // block))](
+            sorted_target_K, order_K if rows_K is None else rows_K.index_select(0, order_K),
+            self.share_K.index_select(0, order_K), self.hidden_ND, *self.hidden_ND.stride(), self.out_VD,
+            order_K.shape[0], width, self.alpha, TOKENS=8, WIDTH=block,
+        )  # fmt: skip
+        return self.out_VD if scale is None else self.out_VD.mul_(scale)
+
+
+def _weight_sum(
+    head: Head,
+    weight_VD: torch.Tensor,
+    hidden_ND: torch.Tensor,
+    counted: Counted,
+    num_chunks: int,
+    is_deferred: bool,
+) -> WeightSum:
+    if ExponentialsPass.suits(head):
+        return ExponentialsWeightSum(head, weight_VD, hidden_ND, counted, num_chunks)
+    return WeightGradient(weight_VD, in_one_product=num_chunks <= 1 and not is_deferred)
+
+
+def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
+    from . import kernels
+
+    elements = 4096
+    kernels.scale_in_place[(-(-tensor.numel() // elements),)](tensor, factor, tensor.numel(), ELEMENTS=elements)
+
+
+def _tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns])
+
+
+def _has_aligned_rows(tensor: torch.Tensor) -> bool:
+    """Contiguous rows that all begin at a multiple of what the copy engine asks for."""
+    begins = tensor.storage_offset() * tensor.itemsize
+    return (
+        tensor.stride(1) == 1 and (tensor.stride(0) * tensor.itemsize) % _ALIGNED_BYTES == 0 == begins % _ALIGNED_BYTES
+    )
+
+
+def _copies_tiles(device: torch.device) -> bool:
+    return _is_interpreted() or torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _num_processors(device: torch.device) -> int:
+    return 4 if _is_interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _is_interpreted() -> bool:
+    from .kernels import INTERPRETED
+
+    return bool(INTERPRETED.value)
+
+
+def _tokens_at_once(num_tokens: int) -> int:
+    """A program takes one token; in the interpreter, where a program costs more than its work, all of them."""
+    return _power_of_two(num_tokens) if _is_interpreted() else 1
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,192 @@
+"""The chunked loss with the classes spread over processes: each has some rows of the weight, and all rows of hidden.
+
+The loop is that of all chunked forms. Its pass asks the other processes twice a tile: for each token's largest
+logit, and then for the sum of its exponentials together with the logit of its target, which one process has. Those
+are a few numbers a token; logits and their gradient stay where their classes are.
+"""
+
+# N tokens, D width, V classes of this process, R tokens of a tile of a chunk
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..derivatives import first_derivative_only
+from .arguments import require_linear_cross_entropy
+from .chunks import Head, chunked_linear_cross_entropy
+from .recompute import TiledPass
+from .terms import Coefficients, Sums, Terms
+
+OP = "vocabulary_parallel_linear_cross_entropy"
+
+
+def vocabulary_parallel_linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight_shard: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    bias_shard: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    rows_per_chunk: int = 4096,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    r"""Equals ``linear_cross_entropy(hidden, torch.cat(weight_shards), target)``, on every process of ``group``.
+
+    ``hidden`` (``[..., D]``) and ``target`` (``[...]``) are the same everywhere. ``weight_shard`` is ``[V, D]``: the
+    processes' shards follow each other in the order of ranks and may differ in length, but none is empty. Targets
+    count classes over all of them. The gradient of ``hidden`` is summed over the processes, in its own dtype, and so
+    the same everywhere; that of a shard stays where the shard is.
+
+    Every process must call it, and run its backward, with the same arguments but for the shards, and with gradients
+    wanted of the same tensors. Peak above inputs: what ``recompute`` takes with ``V`` the classes of one process.
+    """
+    terms = Terms(
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        z_loss=z_loss,
+    )
+    if not dist.is_initialized():
+        raise RuntimeError(
+            f"{OP} needs the processes to know each other: start them with torchrun and call "
+            "torch.distributed.init_process_group, or use linear_cross_entropy in one process"
+        )
+    hidden_ND, target_N = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+    shard = Shard.of(weight_shard, group)
+    require_linear_cross_entropy(hidden_ND, weight_shard, target_N, bias_shard, None, rows_per_chunk)
+    loss = chunked_linear_cross_entropy(
+        _SumGradients.apply(hidden_ND, group),
+        weight_shard,
+        target_N,
+        bias_shard,
+        None,
+        terms,
+        rows_per_chunk,
+        lambda head, rows, wants_gradient: _ShardPass(head, rows, wants_gradient, shard),
+        num_classes=shard.num_classes,
+    )
+    return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which classes this process has: ``first`` and those after it, of ``num_classes``."""
+
+    first: int
+    num_classes: int
+    group: dist.ProcessGroup | None
+
+    @staticmethod
+    def of(weight_VD: torch.Tensor, group: dist.ProcessGroup | None) -> Shard:
+        size = torch.tensor(weight_VD.shape[0], device=weight_VD.device)
+        gathered = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(gathered, size, group=group)
+        sizes: list[int] = torch.stack(gathered).tolist()
+        if 0 in sizes:  # on every process: none is left waiting for the one that cannot go on
+            raise ValueError(f"weight_shard must have at least one row on every process, got {sizes}")
+        rank = dist.get_rank(group)
+        return Shard(sum(sizes[:rank]), sum(sizes), group)
+
+    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        """``tensor`` itself, now with what all processes have."""
+        dist.all_reduce(tensor, operation, group=self.group)
+        return tensor
+
+
+class _ShardPass(TiledPass):
+    """A tile whose softmax runs over the classes of all processes."""
+
+    def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool, shard: Shard) -> None:
+        super().__init__(head, rows_per_chunk, wants_gradient)
+        self.shard = shard
+
+    def _visit_tile(
+        self,
+        hidden_RD: torch.Tensor,
+        target_R: torch.Tensor,
+        sums: Sums,
+        coefficients: Coefficients | None,
+        gradient_RV: torch.Tensor | None,
+    ) -> None:
+        num_rows = hidden_RD.shape[0]
+        values_RV = self.values_RV[:num_rows] if self.values_RV is not None else gradient_RV
+        assert values_RV is not None
+        slope_RV = None if self.slope_RV is None else self.slope_RV[:num_rows]
+        self._logits(hidden_RD, values_RV, slope_RV)
+
+        column_R1 = (target_R - self.shard.first).unsqueeze(1)
+        is_here_R1 = (column_R1 >= 0) & (column_R1 < self.head.vocabulary)
+        # the target of another process: look up column 0 instead and drop what is found
+        column_R1 = column_R1.where(is_here_R1, 0)
+        highest_R1 = self.shard.reduced(values_RV.amax(1, keepdim=True), dist.ReduceOp.MAX)
+        to_sum = [values_RV.gather(1, column_R1).where(is_here_R1, 0)]
+        if sums.smooth_K is not None:
+            to_sum.append(values_RV.sum(1, keepdim=True))
+        to_sum.append(values_RV.sub_(highest_R1).exp_().sum(1, keepdim=True))
+        target_logit_R1, *rest, sum_R1 = self.shard.reduced(torch.stack(to_sum), dist.ReduceOp.SUM)
+        logsumexp_R1 = highest_R1 + sum_R1.log()
+        torch.sub(logsumexp_R1.squeeze(1), target_logit_R1.squeeze(1), out=sums.surprise_K)
+        if sums.logsumexp_K is not None:
+            sums.logsumexp_K.copy_(logsumexp_R1.squeeze(1))
+        if sums.smooth_K is not None:
+            (logits_R1,) = rest
+            sums.smooth_K.copy_((self.shard.num_classes * logsumexp_R1 - logits_R1).squeeze(1))
+        if gradient_RV is not None:
+            log_p_target_R1 = target_logit_R1 - logsumexp_R1
+            at_target_R1 = self._weigh_exponentials(values_RV, sum_R1, log_p_target_R1, logsumexp_R1, coefficients)
+            # the targets of other processes: column 0 stays what it is
+            at_target_R1 = at_target_R1.where(is_here_R1, values_RV.gather(1, column_R1))
+            values_RV.scatter_(1, column_R1, at_target_R1)
+            if slope_RV is not None:
+                values_RV.mul_(slope_RV)
+            gradient_RV.copy_(values_RV)  # nothing to do where they are the same memory
+
+    @staticmethod
+    def _weigh_exponentials(
+        exponential_RV: torch.Tensor,
+        sum_R1: torch.Tensor,
+        log_p_target_R1: torch.Tensor,
+        logsumexp_R1: torch.Tensor,
+        coefficients: Coefficients | None,
+    ) -> torch.Tensor:
+        """Make the exponentials the gradient of ``Coefficients``, but for the target's column, which is returned."""
+        # p - 1 at the target, with all its digits where p is nearly 1
+        at_target_R1 = log_p_target_R1.expm1()
+        if coefficients is None:
+            exponential_RV.div_(sum_R1)
+            return at_target_R1
+        softmax_R1, target_R1 = coefficients.softmax_K.unsqueeze(1), coefficients.target_K.unsqueeze(1)
+        if coefficients.square_K is not None:
+            softmax_R1 = softmax_R1 + coefficients.square_K.unsqueeze(1) * logsumexp_R1
+        at_target_R1 = target_R1 * at_target_R1 + (softmax_R1 - target_R1) * log_p_target_R1.exp()
+        exponential_RV.mul_(softmax_R1 / sum_R1)
+        if coefficients.smooth_K is not None:
+            smooth_R1 = coefficients.smooth_K.unsqueeze(1)
+            exponential_RV.sub_(smooth_R1)
+            at_target_R1 = at_target_R1 - smooth_R1
+        return at_target_R1
+
+
+class _SumGradients(torch.autograd.Function):
+    """Hidden as it is; its gradient is what all processes' classes say of it."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+        ctx.group = group
+        return hidden_ND.view_as(hidden_ND)
+
+    @staticmethod
+    @first_derivative_only(OP)
+    def backward(ctx: Any, gradient_ND: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # in place: the loss made it for this one use
+        dist.all_reduce(gradient_ND, group=ctx.group)
+        return gradient_ND, None

@@ -1,0 +1,94 @@
+"""Native sparse attention without its scores: compressed blocks, selected blocks and a sliding window, gated.
+
+After Yuan et al. 2025, "Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse Attention" (arXiv
+2502.11089). The paper's sizes l, d, l', n and w are ``compress_block``, ``compress_stride``, ``select_block``,
+``num_selected`` and ``window``. Its equations, and what was chosen where they leave it open:
+
+- 5, the sum of three gated attentions. The gates are given, already between 0 and 1, one for each query head. All
+  three branches read the same keys and values; for keys of their own, as the paper has them, call once a branch
+  with the other gates at zero.
+- 7, compression. Block ``i`` is ``[i*d, i*d + l)``, seen by a query from the block's last token on. The paper's map is
+  an MLP with an encoding of the place in the block and no stated size. Here it is a pooling by place and channel,
+  ``mean((1 + position_embedding) * tokens)``, the plain mean without an embedding; one table for keys and values.
+  Added instead of multiplied, an embedding would move all compressed keys alike, which softmax does not see.
+  A query that sees no complete block gets nothing from this branch.
+- 8 and 10, scores for selection. The compressed attention's probabilities, with the scale of equation 2, which 8
+  leaves out; summed over the query heads of a key-value head. No gradient flows through them.
+- 9, from compressed blocks to selection blocks. Weighted by the tokens that they share: the paper's sum where both
+  sizes are multiples of the stride, and defined where they are not.
+- 11 and 12, the best ``n`` blocks, cut off at the query. Among them, as the paper counts, are always the first block
+  and the two that end at the query; with ``n`` below three the query's own goes first, then the first. Of
+  equal scores the first block is taken; ``selection.py`` says which scores are equal.
+- the window is the last ``w`` tokens, the query's own among them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..arguments import require_one_of, require_shape
+from .arguments import Blocks
+from .chunked import chunked_nsa
+
+FORMS = ("auto", "chunked")
+
+CHUNK_BYTES = 2**30  # what the largest tensor of a chunk may take where queries_per_chunk is not given
+
+
+def nsa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: torch.Tensor,
+    *,
+    compress_block: int,
+    compress_stride: int,
+    select_block: int,
+    num_selected: int,
+    window: int,
+    position_embedding: torch.Tensor | None = None,
+    scale: float | None = None,
+    queries_per_chunk: int | None = None,
+    form: str = "auto",
+) -> torch.Tensor:
+    """Causal attention of ``q`` (``[B, T, H, D]``) to ``k`` and ``v`` (``[B, T, G, D]``, H a multiple of G) in three
+    branches, weighted by ``gates`` (``[B, T, H, 3]``: compressed, selected, window); ``[B, T, H, D]``.
+
+    ``position_embedding`` is ``[compress_block, D]``. ``scale`` is ``D**-0.5`` unless given. Memory grows like T in
+    forward and in backward: nothing of size T x T is made or held. Without ``queries_per_chunk`` chunks
+    are as large as ``CHUNK_BYTES`` allows.
+    """
+    require_one_of("form", form, FORMS)
+    require_shape("q", q, "B T H D")
+    require_shape("k", k, "B T G D")
+    require_shape("gates", gates, "B T H 3")
+    num_heads, groups = q.shape[2], k.shape[2]
+    if groups == 0 or num_heads % groups:
+        raise ValueError(f"the number of heads of q must be a multiple of k's, got {num_heads} and {groups}")
+    if gates.shape[2] != num_heads:
+        raise ValueError(f"gates must have a row for each of {num_heads} heads of q, got {gates.shape[2]}")
+    blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
+    out_BTGRD = chunked_nsa(
+        q.unflatten(2, (groups, -1)),
+        k,
+        v,
+        gates.unflatten(2, (groups, -1)),
+        position_embedding,
+        compress_block=compress_block,
+        compress_stride=compress_stride,
+        select_block=select_block,
+        num_selected=num_selected,
+        window=window,
+        scale=scale,
+        queries_per_chunk=_fitting_chunk(q, groups, blocks) if queries_per_chunk is None else queries_per_chunk,
+    )
+    return out_BTGRD.flatten(2, 3)
+
+
+def _fitting_chunk(q_BTHD: torch.Tensor, groups: int, blocks: Blocks) -> int:
+    """As many queries as keep the largest tensors of a chunk within ``CHUNK_BYTES``."""
+    batch, num_tokens, num_heads, width = q_BTHD.shape
+    num_gathered = min(blocks.num_selected * blocks.select_block, num_tokens)
+    gathered_bytes = batch * groups * num_gathered * width * 4  # the gradients of the keys that a query reads
+    compressed_bytes = batch * num_heads * blocks.num_compressed(num_tokens) * 8  # its float64 scores
+    return max(1, min(num_tokens, CHUNK_BYTES // max(gathered_bytes, compressed_bytes, 1)))

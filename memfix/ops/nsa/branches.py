@@ -1,0 +1,150 @@
+"""The three branches over one chunk of queries: which keys and values each reads, and where their gradients go.
+
+Keys and values are made when asked and never kept. Each item of a batch of products is a key-value head with all
+the chunk's queries as its rows; in the selected branch, where every query has keys of its own, it is one query.
+"""
+
+# N batch x key-value heads, C queries of a chunk, R query heads of each, X = C x R, D width of a head, B batch,
+# T tokens, G key-value heads, M compressed blocks, n selected blocks, K keys that a query may read;
+# Z x Y is N x X, or in the selected branch (N x C) x R
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .arguments import Blocks
+
+
+class Branch(Protocol):
+    @property
+    def batch(self) -> int:
+        """Z"""
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """True where a query does not see a key; broadcasts to ``[Z, Y, K]``."""
+
+    @property
+    def may_see_nothing(self) -> bool:
+        """Is there a query here that sees no key at all?"""
+
+    def keys(self) -> torch.Tensor:
+        """``[Z, K, D]``"""
+
+    def values(self) -> torch.Tensor:
+        """``[Z, K, D]``"""
+
+    def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
+        """Add to the sums that stand beside what was read, keys or values."""
+
+
+def as_batch(rows_NXD: torch.Tensor, branch: Branch) -> torch.Tensor:
+    """The rows of a chunk as the batch of a branch's products, ``[Z, Y, D]``, a view."""
+    if rows_NXD.shape[0] == branch.batch:
+        return rows_NXD
+    return rows_NXD.view(branch.batch, -1, rows_NXD.shape[-1])
+
+
+@dataclass(frozen=True)
+class CompressedBranch:
+    """Vectors of compressed blocks. Sums are ``[N, M, D]``."""
+
+    k_NMD: torch.Tensor
+    v_NMD: torch.Tensor
+    hidden: torch.Tensor
+    may_see_nothing: bool
+
+    @property
+    def batch(self) -> int:
+        return self.k_NMD.shape[0]
+
+    def keys(self) -> torch.Tensor:
+        return self.k_NMD
+
+    def values(self) -> torch.Tensor:
+        return self.v_NMD
+
+    def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
+        sums[:, : grad_ZKD.shape[1]].add_(grad_ZKD)
+
+
+@dataclass(frozen=True)
+class SelectedBranch:
+    """The tokens of the selected blocks, gathered for each query. Sums are ``[B, T, G, D]``, contiguous."""
+
+    k_rows: torch.Tensor
+    v_rows: torch.Tensor
+    rows: torch.Tensor  # of every key that is read, Z x K of them
+    hidden: torch.Tensor
+    may_see_nothing: bool = False  # a query's own block is always selected
+
+    @staticmethod
+    def of(
+        k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, selected_NCn: torch.Tensor, query_C: torch.Tensor, blocks: Blocks
+    ) -> SelectedBranch:
+        batch, num_tokens, groups, width = k_BTGD.shape
+        offset = torch.arange(blocks.select_block, device=k_BTGD.device)
+        token_NCK = (selected_NCn.long().mul_(blocks.select_block)[..., None] + offset).flatten(-2)
+        # a block that is not there lies before the first token
+        hidden_NCK = (token_NCK > query_C[:, None]).logical_or_(token_NCK < 0)
+        # row (b*T + token)*G + g of all tokens' keys
+        first_N = torch.arange(groups, device=k_BTGD.device)
+        if batch > 1:
+            start_B = torch.arange(batch, device=k_BTGD.device) * (num_tokens * groups)
+            first_N = (start_B[:, None] + first_N).flatten()
+        row_NCK = token_NCK.clamp_(0, num_tokens - 1).mul_(groups).add_(first_N[:, None, None])
+        hidden_Z1K = hidden_NCK.view(-1, 1, hidden_NCK.shape[-1])
+        return SelectedBranch(k_BTGD.view(-1, width), v_BTGD.view(-1, width), row_NCK.view(-1), hidden_Z1K)
+
+    @property
+    def batch(self) -> int:
+        return self.hidden.shape[0]
+
+    def keys(self) -> torch.Tensor:
+        return self._gathered(self.k_rows)
+
+    def values(self) -> torch.Tensor:
+        return self._gathered(self.v_rows)
+
+    def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
+        width = sums.shape[-1]
+        sums.view(-1, width).index_add_(0, self.rows, grad_ZKD.view(-1, width))
+
+    def _gathered(self, of_all: torch.Tensor) -> torch.Tensor:
+        return of_all.index_select(0, self.rows).view(self.batch, -1, of_all.shape[1])
+
+
+@dataclass(frozen=True)
+class WindowBranch:
+    """The last tokens up to each query. Sums are ``[B, T, G, D]``."""
+
+    k_BTGD: torch.Tensor
+    v_BTGD: torch.Tensor
+    tokens: slice
+    hidden: torch.Tensor
+    may_see_nothing: bool = False  # a query sees its own token
+
+    @staticmethod
+    def of(
+        k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, query_X: torch.Tensor, chunk: slice, blocks: Blocks
+    ) -> WindowBranch:
+        tokens = slice(max(0, chunk.start - blocks.window + 1), chunk.stop)
+        age_XK = query_X[:, None] - torch.arange(tokens.start, tokens.stop, device=k_BTGD.device)
+        return WindowBranch(k_BTGD, v_BTGD, tokens, (age_XK < 0).logical_or_(age_XK >= blocks.window))
+
+    @property
+    def batch(self) -> int:
+        return self.k_BTGD.shape[0] * self.k_BTGD.shape[2]
+
+    def keys(self) -> torch.Tensor:
+        return self.k_BTGD[:, self.tokens].transpose(1, 2).flatten(0, 1)
+
+    def values(self) -> torch.Tensor:
+        return self.v_BTGD[:, self.tokens].transpose(1, 2).flatten(0, 1)
+
+    def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
+        read = sums[:, self.tokens]
+        read.add_(grad_ZKD.unflatten(0, (read.shape[0], -1)).transpose(1, 2))

@@ -1,0 +1,381 @@
+"""Native sparse attention that reads only what it attends to, a chunk of queries at a time, in pure torch.
+
+For backward it holds which blocks were selected and the compressed keys and values: gathered keys, scores and
+probabilities are made again chunk by chunk. 16-bit inputs are widened to float32, keys and values at once and queries
+by the chunk: scores of a trained model are tens, and rounding them to 16 bits would be the largest error of all.
+"""
+
+# B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, L places of a compression
+# block, M compressed blocks, C queries of a chunk, X = C x R, K keys that a query may read, n selected blocks;
+# Z x Y is N x X, or in the selected branch (N x C) x R
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..derivatives import first_derivative_only
+from .arguments import NUM_BRANCHES, Blocks, require_nsa
+from .branches import Branch, CompressedBranch, SelectedBranch, WindowBranch, as_batch
+from .compression import add_gradient_of_places, add_gradient_of_tokens, compress, place_weights
+from .selection import NONE_SELECTED, SharedTokens, probabilities_in_float64, select_blocks
+
+COMPRESSED, SELECTED, WINDOW = range(NUM_BRANCHES)
+
+
+def chunked_nsa(
+    q_BTGRD: torch.Tensor,
+    k_BTGD: torch.Tensor,
+    v_BTGD: torch.Tensor,
+    gates_BTGR3: torch.Tensor,
+    position_embedding_LD: torch.Tensor | None = None,
+    *,
+    compress_block: int,
+    compress_stride: int,
+    select_block: int,
+    num_selected: int,
+    window: int,
+    queries_per_chunk: int,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Equals ``sum(gate * attention(q, keys, values))`` over compressed, selected and window keys, scores never whole.
+
+    Peak above inputs in a 16-bit train step, ``C = queries_per_chunk``, ``H = G*R`` and ``M`` compressed blocks: output
+    and gradient of q, ``4*B*T*H*D``; k and v in float32 and their sums, ``16*B*T*G*D``; the selection,
+    ``4*B*T*G*num_selected``; and the most that a branch takes for a chunk, gathered keys or their gradients
+    ``4*B*C*G*num_selected*select_block*D``, or compressed weights and their gradients ``12*B*C*H*M``. Nothing has
+    two axes of ``T``. Backward may be run again.
+    """
+    blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
+    require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
+    scale = q_BTGRD.shape[-1] ** -0.5 if scale is None else scale
+    tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
+    # inside a Function grad mode is off and requires_grad does not tell: look here
+    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return _Chunked.apply(*tensors, blocks, min(queries_per_chunk, q_BTGRD.shape[1]), scale, wants_gradient)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTGRD: torch.Tensor,
+        k_BTGD: torch.Tensor,
+        v_BTGD: torch.Tensor,
+        gates_BTGR3: torch.Tensor,
+        position_embedding_LD: torch.Tensor | None,
+        blocks: Blocks,
+        queries_per_chunk: int,
+        scale: float,
+        wants_gradient: bool,
+    ) -> torch.Tensor:
+        with torch.autocast(q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
+            selecting_k_NMD, v_NMD = _compressed(k_BTGD, v_BTGD, position_embedding_LD, blocks)
+            k_NMD = selecting_k_NMD.to(v_NMD.dtype)
+            call = _Call.of(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, k_NMD, v_NMD, blocks, scale)
+            out_BTGRD, selected_NTn = _forward(call, selecting_k_NMD, queries_per_chunk, wants_gradient)
+        if wants_gradient:
+            inputs = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3)
+            ctx.save_for_backward(*inputs, k_NMD, v_NMD, position_embedding_LD, selected_NTn)
+        ctx.options = (blocks, scale)
+        ctx.queries_per_chunk = queries_per_chunk
+        return out_BTGRD
+
+    @staticmethod
+    @first_derivative_only("nsa")
+    def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        *tensors, position_embedding_LD, selected_NTn = ctx.saved_tensors
+        with torch.autocast(upstream_BTGRD.device.type, enabled=False):
+            call = _Call.of(*tensors, *ctx.options)
+            wants_q, wants_k, wants_v, wants_gates, wants_places = ctx.needs_input_grad[:5]
+            sums = _Sums.of(call, wants_k, wants_v, wants_places)
+            grad_q, grad_gates = _backward(
+                call, upstream_BTGRD, selected_NTn, ctx.queries_per_chunk, sums, wants_q, wants_gates
+            )
+            grad_k, grad_v, grad_places = sums.finished(call, position_embedding_LD)
+        return grad_q, grad_k, grad_v, grad_gates, grad_places, None, None, None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Queries that are visited together: as a slice of the tokens, their places, and those again for every head."""
+
+    tokens: slice
+    query_C: torch.Tensor
+    query_X: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all chunks of one call share. Keys and values are in the dtype ``wide``, float32 or wider."""
+
+    q_BTGRD: torch.Tensor
+    k_BTGD: torch.Tensor  # contiguous, as v: rows of them are gathered
+    v_BTGD: torch.Tensor
+    gates_BTGR3: torch.Tensor
+    k_NMD: torch.Tensor
+    v_NMD: torch.Tensor
+    blocks: Blocks
+    scale: float
+    end_M: torch.Tensor
+    nothing: torch.Tensor
+    wide: torch.dtype
+
+    @staticmethod
+    def of(
+        q_BTGRD: torch.Tensor,
+        k_BTGD: torch.Tensor,
+        v_BTGD: torch.Tensor,
+        gates_BTGR3: torch.Tensor,
+        k_NMD: torch.Tensor,
+        v_NMD: torch.Tensor,
+        blocks: Blocks,
+        scale: float,
+    ) -> _Call:
+        end_M = torch.arange(k_NMD.shape[1], device=k_NMD.device) * blocks.compress_stride + (blocks.compress_block - 1)
+        wide = k_NMD.dtype
+        k_BTGD, v_BTGD = (_contiguous(x_BTGD, wide) for x_BTGD in (k_BTGD, v_BTGD))
+        tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, k_NMD, v_NMD)
+        return _Call(*tensors, blocks, scale, end_M, k_NMD.new_zeros(1, 1, 1), wide)
+
+    def rows(self, x_BTGRD: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
+        """The rows of a chunk, head by head: ``[N, X, ...]``, contiguous and wide."""
+        batch, _, groups, _, width = x_BTGRD.shape
+        x_BGCRD = x_BTGRD[:, chunk.tokens].transpose(1, 2)
+        return _contiguous(x_BGCRD, self.wide).view(batch * groups, -1, width)
+
+    def chunks(self, queries_per_chunk: int) -> Iterator[_Chunk]:
+        _, num_tokens, _, heads, _ = self.q_BTGRD.shape
+        query_T = torch.arange(num_tokens, device=self.q_BTGRD.device)
+        query_TR = query_T.repeat_interleave(heads)
+        for start in range(0, num_tokens, queries_per_chunk):
+            stop = min(start + queries_per_chunk, num_tokens)
+            yield _Chunk(slice(start, stop), query_T[start:stop], query_TR[start * heads : stop * heads])
+
+    def compressed_branch(self, chunk: _Chunk) -> CompressedBranch | None:
+        """None where no block is complete for any of the queries."""
+        blocks, tokens = self.blocks, chunk.tokens
+        if not blocks.num_compressed(tokens.stop):
+            return None
+        # with those that meet a block of the last query, complete or not: selection asks for them
+        met = slice(-(-blocks.num_selectable(tokens.stop) * blocks.select_block // blocks.compress_stride))
+        hidden_XM = self.end_M[met] > chunk.query_X[:, None]
+        none_complete = tokens.start < blocks.compress_block - 1
+        return CompressedBranch(self.k_NMD[:, met], self.v_NMD[:, met], hidden_XM, none_complete)
+
+    def token_branches(self, chunk: _Chunk, selected_NCn: torch.Tensor) -> Iterator[tuple[int, Branch]]:
+        yield SELECTED, SelectedBranch.of(self.k_BTGD, self.v_BTGD, selected_NCn, chunk.query_C, self.blocks)
+        yield WINDOW, WindowBranch.of(self.k_BTGD, self.v_BTGD, chunk.query_X, chunk.tokens, self.blocks)
+
+    def weights(self, branch: Branch, q_NXD: torch.Tensor) -> torch.Tensor:
+        """``[Z, Y, K]``: the softmax of the scores, zeros for a query that sees nothing."""
+        q_ZYD = as_batch(q_NXD, branch)
+        scores_ZYK = torch.baddbmm(self.nothing, q_ZYD, branch.keys().mT, beta=0, alpha=self.scale)
+        weights_ZYK = scores_ZYK.masked_fill_(branch.hidden, torch.finfo(self.wide).min).softmax(-1)
+        return weights_ZYK.masked_fill_(branch.hidden, 0) if branch.may_see_nothing else weights_ZYK
+
+
+def _contiguous(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x`` itself where it is both already, else one copy."""
+    return x.to(dtype, memory_format=torch.contiguous_format).contiguous()
+
+
+def _write_rows(x_BCGRD: torch.Tensor, rows_NXD: torch.Tensor) -> None:
+    """Write ``[N, X, ...]`` to ``[B, C, G, R, ...]``, the same rows in the order of the inputs."""
+    batch, num_queries, groups, heads, width = x_BCGRD.shape
+    x_BCGRD.copy_(rows_NXD.view(batch, groups, num_queries, heads, width).transpose(1, 2))
+
+
+# ---------------------------------------------------------------- forward
+def _compressed(
+    k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, position_embedding_LD: torch.Tensor | None, blocks: Blocks
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[N, M, D]`` each: keys in float64, since blocks are selected by them, values in float32 or wider."""
+    num_blocks = blocks.num_compressed(k_BTGD.shape[1])
+    weight_LD = place_weights(position_embedding_LD, blocks.compress_block, k_BTGD, torch.float64)
+    wide_LD = weight_LD.to(torch.promote_types(v_BTGD.dtype, torch.float32))
+    k_BMGD = compress(k_BTGD, weight_LD, blocks.compress_stride, num_blocks)
+    v_BMGD = compress(v_BTGD, wide_LD, blocks.compress_stride, num_blocks)
+    k_NMD, v_NMD = (x_BMGD.transpose(1, 2).contiguous().flatten(0, 1) for x_BMGD in (k_BMGD, v_BMGD))
+    return k_NMD, v_NMD
+
+
+def _forward(
+    call: _Call, selecting_k_NMD: torch.Tensor, queries_per_chunk: int, keeps_selection: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    q_BTGRD, blocks = call.q_BTGRD, call.blocks
+    batch, num_tokens, groups, _, _ = q_BTGRD.shape
+    out_BTGRD = torch.empty_like(q_BTGRD, memory_format=torch.contiguous_format)
+    selected_NTn = None
+    if keeps_selection:
+        size = (batch * groups, num_tokens, blocks.num_selected)
+        selected_NTn = q_BTGRD.new_full(size, NONE_SELECTED, dtype=torch.int32)
+    shared = SharedTokens.of(blocks, num_tokens, q_BTGRD.device)
+    for chunk in call.chunks(queries_per_chunk):
+        q_NXD = call.rows(q_BTGRD, chunk)
+        gates = call.rows(call.gates_BTGR3, chunk).split(1, dim=-1)
+        sum_NXD = torch.zeros_like(q_NXD)
+        compressed = call.compressed_branch(chunk)
+        selected_NCn = _selected(call, q_NXD, selecting_k_NMD, shared, chunk, compressed)
+        if selected_NTn is not None:
+            selected_NTn[:, chunk.tokens, : selected_NCn.shape[-1]].copy_(selected_NCn)
+        if compressed is not None:
+            sum_NXD.addcmul_(_attend(call, compressed, q_NXD), gates[COMPRESSED])
+        for kind, branch in call.token_branches(chunk, selected_NCn):
+            sum_NXD.addcmul_(_attend(call, branch, q_NXD), gates[kind])
+        _write_rows(out_BTGRD[:, chunk.tokens], sum_NXD)
+    return out_BTGRD, selected_NTn
+
+
+def _selected(
+    call: _Call,
+    q_NXD: torch.Tensor,
+    selecting_k_NMD: torch.Tensor,
+    shared: SharedTokens,
+    chunk: _Chunk,
+    compressed: CompressedBranch | None,
+) -> torch.Tensor:
+    """``[N, C, n]``: the blocks that each query of a chunk reads."""
+    blocks, num_queries = call.blocks, chunk.query_C.shape[0]
+    num_selectable = blocks.num_selectable(chunk.tokens.stop)
+    if compressed is None:
+        scores_NCS = q_NXD.new_zeros(q_NXD.shape[0], num_queries, num_selectable, dtype=torch.float64)
+    else:
+        met = slice(compressed.k_NMD.shape[1])
+        weights_NXM = probabilities_in_float64(q_NXD, selecting_k_NMD[:, met], compressed.hidden, call.scale)
+        weights_NCM = weights_NXM.unflatten(1, (num_queries, -1)).sum(2)
+        del weights_NXM
+        scores_NCS = shared.scores(weights_NCM, num_selectable)
+    own_C1 = (chunk.query_C // blocks.select_block)[:, None]
+    return select_blocks(scores_NCS, own_C1, blocks.num_selected)
+
+
+def _attend(call: _Call, branch: Branch, q_NXD: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of a chunk of queries to the keys of one branch."""
+    weights_ZYK = call.weights(branch, q_NXD)
+    return torch.bmm(weights_ZYK, branch.values()).view_as(q_NXD)
+
+
+# ---------------------------------------------------------------- backward
+def _backward(
+    call: _Call,
+    upstream_BTGRD: torch.Tensor,
+    selected_NTn: torch.Tensor,
+    queries_per_chunk: int,
+    sums: _Sums,
+    wants_q: bool,
+    wants_gates: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of q and of the gates, where they are wanted; those of keys and values are added to ``sums``."""
+    grad_q_BTGRD, grad_gates_BTGR3 = (
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
+        for tensor, wanted in ((call.q_BTGRD, wants_q), (call.gates_BTGR3, wants_gates))
+    )
+    for chunk in call.chunks(queries_per_chunk):
+        tokens = chunk.tokens
+        rows = _Rows.of(call, upstream_BTGRD, chunk)
+        compressed = call.compressed_branch(chunk)
+        if compressed is not None:
+            _branch_backward(call, compressed, COMPRESSED, rows, sums.k_NMD, sums.v_NMD)
+        selected_NCn = selected_NTn[:, tokens, : call.blocks.num_selectable(tokens.stop)]
+        for kind, branch in call.token_branches(chunk, selected_NCn):
+            _branch_backward(call, branch, kind, rows, sums.k_BTGD, sums.v_BTGD)
+        if grad_q_BTGRD is not None:
+            _write_rows(grad_q_BTGRD[:, tokens], rows.grad_q_NXD)
+        if grad_gates_BTGR3 is not None:
+            _write_rows(grad_gates_BTGR3[:, tokens], torch.cat(rows.grad_gates, dim=-1))
+    return grad_q_BTGRD, grad_gates_BTGR3
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The queries of a chunk, head by head, with what came for them from above and the gradients that they get."""
+
+    q_NXD: torch.Tensor
+    upstream_NXD: torch.Tensor
+    gates: tuple[torch.Tensor, ...]  # [N, X, 1] for each branch
+    grad_q_NXD: torch.Tensor
+    grad_gates: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def of(call: _Call, upstream_BTGRD: torch.Tensor, chunk: _Chunk) -> _Rows:
+        q_NXD, gates_NX3 = call.rows(call.q_BTGRD, chunk), call.rows(call.gates_BTGR3, chunk)
+        return _Rows(
+            q_NXD,
+            call.rows(upstream_BTGRD, chunk),
+            gates_NX3.split(1, dim=-1),
+            torch.zeros_like(q_NXD),
+            torch.zeros_like(gates_NX3).split(1, dim=-1),
+        )
+
+
+def _branch_backward(
+    call: _Call, branch: Branch, kind: int, rows: _Rows, sum_k: torch.Tensor | None, sum_v: torch.Tensor | None
+) -> None:
+    """Add the gradients of one branch to those of its queries, keys and values, and write that of its gate."""
+    weights_ZYK = call.weights(branch, rows.q_NXD)
+    values_ZKD = branch.values()
+    out_NXD = torch.bmm(weights_ZYK, values_ZKD).view_as(rows.q_NXD)
+    rows.grad_gates[kind].copy_(out_NXD.mul_(rows.upstream_NXD).sum(-1, keepdim=True))
+    gated_ZYD = as_batch(rows.upstream_NXD * rows.gates[kind], branch)
+    grad_ZYK = torch.bmm(gated_ZYD, values_ZKD.mT)
+    del values_ZKD
+    # in the order of torch's own softmax: where one weight is nearly 1 its gradient is a small difference, and 0 where
+    # there is no other key
+    total_ZY1 = (grad_ZYK * weights_ZYK).sum(-1, keepdim=True)
+    grad_ZYK.sub_(total_ZY1).mul_(weights_ZYK).mul_(call.scale)
+    # keys once more: those of the weights and the values would be alive together
+    as_batch(rows.grad_q_NXD, branch).baddbmm_(grad_ZYK, branch.keys())
+    if sum_v is not None:
+        branch.add_gradient(sum_v, torch.bmm(weights_ZYK.mT, gated_ZYD))
+    del weights_ZYK
+    if sum_k is not None:
+        branch.add_gradient(sum_k, torch.bmm(grad_ZYK.mT, as_batch(rows.q_NXD, branch)))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Where the gradients of keys and values are added up; None for what is not wanted."""
+
+    k_BTGD: torch.Tensor | None
+    v_BTGD: torch.Tensor | None
+    k_NMD: torch.Tensor | None
+    v_NMD: torch.Tensor | None
+    wants_places: bool
+
+    @staticmethod
+    def of(call: _Call, wants_k: bool, wants_v: bool, wants_places: bool) -> _Sums:
+        def zeros(like: torch.Tensor, wanted: bool) -> torch.Tensor | None:
+            return torch.zeros_like(like) if wanted else None
+
+        return _Sums(
+            zeros(call.k_BTGD, wants_k),
+            zeros(call.v_BTGD, wants_v),
+            zeros(call.k_NMD, wants_k or wants_places),
+            zeros(call.v_NMD, wants_v or wants_places),
+            wants_places,
+        )
+
+    def finished(
+        self, call: _Call, position_embedding_LD: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Gradients of k, v and the position embedding: what compressed blocks got is carried on to their tokens."""
+        stride, dtype = call.blocks.compress_stride, call.q_BTGRD.dtype
+        weight_LD = place_weights(position_embedding_LD, call.blocks.compress_block, call.k_BTGD, call.wide)
+        places_LD = torch.zeros_like(weight_LD) if self.wants_places else None
+        both = ((call.k_BTGD, self.k_BTGD, self.k_NMD), (call.v_BTGD, self.v_BTGD, self.v_NMD))
+        for x_BTGD, sum_BTGD, sum_NMD in both:
+            if sum_NMD is None or not sum_NMD.shape[1]:
+                continue
+            grad_BMGD = sum_NMD.unflatten(0, (x_BTGD.shape[0], -1)).transpose(1, 2)
+            if sum_BTGD is not None:
+                add_gradient_of_tokens(sum_BTGD, grad_BMGD, weight_LD, stride)
+            if places_LD is not None:
+                add_gradient_of_places(places_LD, grad_BMGD, x_BTGD, stride)
+        grad_k, grad_v, grad_places = (
+            None if total is None else total.to(dtype) for total in (self.k_BTGD, self.v_BTGD, places_LD)
+        )
+        return grad_k, grad_v, grad_places

@@ -1,0 +1,145 @@
+"""What native sparse attention promises. The incident: 131,072 tokens, 32 heads over 8 of width 80, bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, TensorSpec
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from .chunked import chunked_nsa
+from .naive import naive_nsa
+
+# the paper's own sizes
+_PAPER = {"compress_block": 32, "compress_stride": 16, "select_block": 64, "num_selected": 16, "window": 512}
+_EMBEDDED = {"present": ("position_embedding",)}
+
+# sums and everything inside a chunk are in float32, or float64 for float64
+_W = "max(e, 4)"
+_M = "T/compress_stride"
+_CHUNK = "B*G*min(queries_per_chunk, T)"
+_PLACES = "8*T*(R + 1) + 64*KiB"
+_EVERY_TOKEN = f"B*T*G*(R*D*e + 2*D*{_W} + 4*num_selected) + B*G*D*{_M}*(16 + 4*{_W})"
+# of one query and key-value head: compressed scores in float64, or as softmax takes and gives them; gathered keys; the
+# window's scores; what selection blocks share with compressed ones
+_FORWARD = (
+    f"max({_M}*(R*(2*{_W} + 1) + 8), num_selected*select_block*(D + 2*R + 8)*{_W}, "
+    f"R*(queries_per_chunk + window)*3*{_W}, "
+    f"8*({_M} + (T/select_block + 1)*((compress_block + select_block)/compress_stride + 6)))"
+)
+# weights, their gradients and the product of the two; gathered keys or their gradients
+_TRAIN = (
+    f"max({_M}*R*(3*{_W} + 1), num_selected*select_block*(D + 3*R + 8)*{_W}, R*(queries_per_chunk + window)*4*{_W})"
+)
+_GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
+
+
+def _set(**values: Any) -> Any:
+    def change(arguments: dict[str, Any]) -> None:
+        for name, value in values.items():
+            arguments[name] = value(arguments.get(name)) if callable(value) else value
+
+    return change
+
+
+contract = Contract(
+    "nsa",
+    naive=naive_nsa,
+    forms={"chunked": chunked_nsa},
+    dims={
+        "B": Dim(1, 2),
+        "T": Dim(1, 32),
+        "G": Dim(1, 3),
+        "R": Dim(1, 3),
+        "D": Dim(1, 8),
+        "compress_block": Dim(4, 9),
+        "compress_stride": Dim(1, 4),
+        "select_block": Dim(1, 12),
+        "num_selected": Dim(1, 6),
+        "window": Dim(1, 20),
+        "queries_per_chunk": Dim(8, 36),
+    },
+    inputs=[
+        TensorSpec("q", "B T G R D", grad=True),
+        TensorSpec("k", "B T G D", grad=True),
+        TensorSpec("v", "B T G D", grad=True),
+        TensorSpec("gates", "B T G R 3", grad=True, low=0.0, high=1.0),
+        TensorSpec("position_embedding", "compress_block D", grad=True, scale=0.5, optional=True),
+    ],
+    cases={
+        "incident": {"B": 1, "T": 131_072, "G": 8, "R": 4, "D": 80, **_PAPER, "queries_per_chunk": 4096}
+        | {"dtype": "bfloat16", **_EMBEDDED},
+        # strides so small that a shape drawn near the case does not have one above its block
+        "medium": {"B": 1, "T": 4096, "G": 2, "R": 4, "D": 64, **_PAPER, "compress_block": 16}
+        | {"compress_stride": 2, "queries_per_chunk": 2048, "dtype": "bfloat16", **_EMBEDDED},
+        "small": {"B": 2, "T": 256, "G": 2, "R": 2, "D": 16, "compress_block": 8, "compress_stride": 2}
+        | {"select_block": 16, "num_selected": 4, "window": 32, "queries_per_chunk": 256, "dtype": "float32"},
+    },
+    tolerance=Tolerance(rms_factor=1.5),
+    budgets=[
+        Budget("chunked", phase="forward", case="incident", times_below_naive=400),
+        Budget("chunked", phase="train", case="incident", times_below_naive=700),
+        Budget("chunked", phase="train", case="incident", bytes="16 GiB"),
+        Budget(
+            "chunked",
+            phase="forward",
+            bytes=f"{_EVERY_TOKEN} + {_CHUNK}*({_FORWARD} + 4*R*D*{_W}) + {_PLACES}",
+        ),
+        Budget("chunked", phase="held", bytes=f"B*T*G*(R*D*e + 4*num_selected) + 2*B*G*D*{_W}*{_M} + KiB"),
+        Budget(
+            "chunked",
+            phase="train",
+            bytes=f"{_EVERY_TOKEN} + {_GRADIENTS} + {_CHUNK}*({_TRAIN} + 8*R*D*{_W}) + {_PLACES}",
+        ),
+    ],
+    scaling=[Scaling("chunked", dim="T", at_most=1, case="small", doublings=3)],
+    speed=[
+        SpeedBudget("chunked", case="small", times_naive=6.0),
+        SpeedBudget("chunked", case="medium", times_naive=3.0, device="cuda"),
+    ],
+    bad_inputs=[
+        BadInput("zero chunk", _set(queries_per_chunk=0), "queries_per_chunk must be at least 1, got 0"),
+        BadInput(
+            "fractional chunk",
+            _set(queries_per_chunk=1.5),
+            "queries_per_chunk must be an int, got 1.5",
+            TypeError,
+        ),
+        BadInput("zero window", _set(window=0), "window must be at least 1, got 0"),
+        BadInput("nothing selected", _set(num_selected=0), "num_selected must be at least 1, got 0"),
+        BadInput("negative block", _set(select_block=-4), "select_block must be at least 1, got -4"),
+        BadInput(
+            "stride above the block",
+            _set(compress_stride=6, compress_block=5),
+            "compress_stride must be at most compress_block (5), or tokens are in no block; got 6",
+        ),
+        BadInput(
+            "gates for fewer heads",
+            _set(gates=lambda t: t[:, :, :, :2]),
+            "gates must have shape [2, 5, 3, 3, 3] to go with q, got [2, 5, 3, 2, 3]",
+        ),
+        BadInput(
+            "flat gates", _set(gates=lambda t: t[..., 0]), "gates must be [B, T, G, R, 3], got shape [2, 5, 3, 3]"
+        ),
+        BadInput("ungrouped q", _set(q=lambda t: t.flatten(2, 3)), "q must be [B, T, G, R, D], got shape [2, 5, 9, 5]"),
+        BadInput(
+            "short v", _set(v=lambda t: t[:, 1:]), "v must have shape [2, 5, 3, 5] to go with q, got [2, 4, 3, 5]"
+        ),
+        BadInput("wide k", _set(k=lambda t: t.repeat(1, 1, 1, 2)), "k must have shape [2, 5, 3, 5] to go with q"),
+        BadInput("integer q", _set(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
+        BadInput("two dtypes", _set(k=lambda t: t.double()), "must have the same dtype"),
+        BadInput("two devices", _set(v=lambda t: t.to("meta")), "must have the same device"),
+        BadInput(
+            "no tokens",
+            _set(**dict.fromkeys(("q", "k", "v", "gates"), lambda t: t[:, :0])),
+            "q must have at least one element, got shape [2, 0, 3, 3, 5]",
+        ),
+        BadInput(
+            "embedding of another block",
+            _set(position_embedding=lambda _: torch.zeros(4, 5)),
+            "position_embedding must have shape [5, 5] to go with q, got [4, 5]",
+        ),
+    ],
+    repeats_backward=True,
+)

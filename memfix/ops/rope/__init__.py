@@ -1,0 +1,40 @@
+"""Rotary position embedding with one table of cosines and sines for all layers."""
+
+from __future__ import annotations
+
+import torch
+
+from ..arguments import require_one_of
+from .module import RotaryEmbedding
+from .shared_table import shared_table_rope
+from .tables import RopeTables, default_tables
+
+__all__ = ["FORMS", "RopeTables", "RotaryEmbedding", "default_tables", "rope"]
+
+FORMS = ("auto", "shared_table")
+
+
+def rope(
+    x: torch.Tensor,
+    *,
+    base: float = 10_000.0,
+    offset: int = 0,
+    positions: torch.Tensor | None = None,
+    max_positions: int | None = None,
+    tables: RopeTables | None = None,
+    form: str = "auto",
+) -> torch.Tensor:
+    """Turns ``x`` of ``[..., T, H, D]`` by its positions, ``offset`` to ``offset + T - 1``, or ``positions``.
+
+    Pair ``i`` is number ``i`` of the first half of D with number ``i`` of the second, as in Llama, Qwen and GPT-NeoX
+    (not neighbours, as in GPT-J), and is turned by ``position * base**(-2i/D)``. The result has the dtype of ``x``
+    and is rounded once, whatever the model was cast to; it can be differentiated again.
+
+    ``positions`` are integers of ``[T]`` or ``[..., T]``. The largest is then read from the device, which waits for
+    it, unless ``max_positions`` promises that all are below. Without ``positions`` it only makes the table so long at
+    once. ``tables`` is who keeps the cosines and sines: the process, unless somebody else is to.
+    """
+    require_one_of("form", form, FORMS)
+    return shared_table_rope(
+        x, base=base, offset=offset, positions=positions, max_positions=max_positions, tables=tables
+    )

@@ -1,0 +1,88 @@
+"""What rope promises. The incident: 131,072 positions of 32 heads of width 80, bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...contract import BadInput, Contract, Dim, Form, TensorSpec
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from .naive import naive_rope
+from .reported import reported_low_precision_rope
+from .shared_table import shared_table_rope
+
+_FROM_THE_START = {"offset": 0, "dtype": "bfloat16"}
+_X = "B*T*H*D*e"
+# in 16 bits one chunk's half is worked on in float32; wider dtypes are written straight into the output
+_SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
+
+
+def _set(name: str, value: Any) -> Any:
+    def change(arguments: dict[str, Any]) -> None:
+        arguments[name] = value(arguments[name]) if callable(value) else value
+
+    return change
+
+
+contract = Contract(
+    "rope",
+    naive=naive_rope,
+    forms={
+        "reported_low_precision": Form(
+            reported_low_precision_rope,
+            reported=True,
+            known_unequal={
+                "float64": "frequencies are rounded to float32",
+                "float32": "angles are rounded to float32: off by up to 0.009 radians below position 131,072",
+                "bfloat16": "positions above 256 are rounded: 1,409 of 131,072 are distinct",
+                "float16": "positions above 2,048 are rounded, and infinite from 65,520 on",
+            },
+        ),
+        "shared_table": shared_table_rope,
+    },
+    # the last position is 131,071 at most: every width that is drawn would pay for the next doubling of its table
+    dims={
+        "B": Dim(1, 3),
+        "T": Dim(1, 20),
+        "H": Dim(1, 3),
+        "D": Dim(2, 10, multiple_of=2),
+        "offset": Dim(0, 131_052),
+        "positions_per_chunk": Dim(1, 24),
+    },
+    choices={"base": (10_000.0, 500_000.0)},
+    inputs=[TensorSpec("x", "B T H D", grad=True)],
+    cases={
+        "incident": {"B": 1, "T": 131_072, "H": 32, "D": 80, **_FROM_THE_START, "positions_per_chunk": 4096},
+        "medium": {"B": 2, "T": 4096, "H": 32, "D": 128, **_FROM_THE_START, "positions_per_chunk": 1024},
+        "small": {"B": 2, "T": 128, "H": 4, "D": 32, **_FROM_THE_START, "positions_per_chunk": 64, "dtype": "float32"},
+    },
+    budgets=[
+        Budget("shared_table", phase="forward", case="incident", times_below_naive=15),
+        Budget("shared_table", phase="train", case="incident", times_below_naive=8),
+        Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH}"),
+        Budget("shared_table", phase="held", bytes=_X),  # the output alone
+        Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH}"),
+    ],
+    scaling=[Scaling("shared_table", dim="T", at_most=1, case="small")],
+    speed=[
+        SpeedBudget("shared_table", case="small", times_naive=1.0),
+        SpeedBudget("shared_table", case="medium", times_naive=1.0, device="cuda"),
+        SpeedBudget("shared_table", case="incident", times_naive=1.0, device="cuda"),
+    ],
+    bad_inputs=[
+        BadInput("odd width", _set("x", lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
+        BadInput("integer x", _set("x", lambda t: t.detach().int()), "x must be floating, got torch.int32"),
+        BadInput("no heads", _set("x", lambda t: t[0, 0]), "x must be [..., T, H, D], got shape [3, 4]"),
+        BadInput("negative offset", _set("offset", -1), "offset must be at least 0, got -1"),
+        BadInput("fractional offset", _set("offset", 0.5), "offset must be an int, got 0.5", TypeError),
+        BadInput("base of zero", _set("base", 0.0), "base must be above 0 and finite, got 0.0"),
+        BadInput("infinite base", _set("base", float("inf")), "base must be above 0 and finite, got inf"),
+        BadInput("base that is no number", _set("base", "10000"), "base must be a number, got '10000'", TypeError),
+        BadInput(
+            "zero chunk",
+            _set("positions_per_chunk", 0),
+            "positions_per_chunk must be at least 1, got 0",
+        ),
+    ],
+    tolerance=Tolerance(rms_factor=1.5),
+    repeats_backward=True,
+)

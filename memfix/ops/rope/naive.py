@@ -1,0 +1,23 @@
+"""What is true: every pair of a head's numbers is turned by position times frequency, all in float64."""
+
+# ... leading dims, T positions, H heads, D width of a head, P pairs (half of D)
+
+from __future__ import annotations
+
+import torch
+
+
+def naive_rope(x: torch.Tensor, *, base: float = 10_000.0, offset: int = 0) -> torch.Tensor:
+    """``x * cos + rotate_half(x) * sin`` for ``x`` of ``[..., T, H, D]``, rounded once to the dtype of ``x``.
+
+    Four tensors of the size of ``x`` in float64, and cos and sin of every position anew in each call.
+    """
+    width = x.shape[-1]
+    positions_T = torch.arange(offset, offset + x.shape[-3], dtype=torch.float64, device=x.device)
+    pairs_P = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
+    angles_TP = positions_T[:, None] * base ** (-pairs_P / width)
+    angles_T1D = torch.cat([angles_TP, angles_TP], dim=-1)[:, None, :]
+    wide = x.to(torch.float64)
+    first, second = wide.chunk(2, dim=-1)
+    turned = wide * angles_T1D.cos() + torch.cat([-second, first], dim=-1) * angles_T1D.sin()
+    return turned.to(x.dtype)

@@ -1,0 +1,136 @@
+"""Who owns the cosines and sines: one table per device, base and width, shared by all layers.
+
+A table is a pure function of its key, so it is a cache and not state: nobody can tell from an answer who filled it,
+or when. That is why a process may share one (``default_tables``), and why modules hold none. Thirty-six layers with a
+table each were 1.41 GiB of what an incident report took for parameters; one float32 table of 131,072 positions and
+width 80 is 40 MiB.
+
+Precision: angles are float64 products of whole positions with float64 frequencies, off by about ``p * 2**-52``
+radians at position ``p``; cosine and sine are then rounded once, to float32. Up to some 2**24 positions that rounding,
+2**-25, is all that shows. Angles in float32 would be off by about ``p * 2**-24``: by 0.009 radians below 131,072.
+"""
+
+# P pairs (half of the width D of a head)
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# rows are computed this many at a time, and a table's length is this times a power of two: each block is then the same
+# computation whatever lengths came before, and so the same bits
+BLOCK = 2048
+_SHELF = "memfix_rope_tables"
+
+_Key = tuple[torch.device, float, int, torch.dtype]
+
+
+class RopeTables:
+    """Tables of cosines and sines, made when they are first asked for and grown by doubling.
+
+    A table is float32 whatever ``x`` works in, float64 for float64 alone. It lives on the device of the ``x`` that
+    asks, and nothing moves or casts it with a module. Growth copies the old rows, so they keep their bits; a shorter
+    call uses what is there. Copying or pickling a module copies no table: a deep copy shares this object.
+
+    Fake tensors: their tables are kept by the ``FakeTensorMode`` that made them and go when it goes, so that no
+    simulation sees another's. CUDA graphs hold addresses: ``reserve`` the longest length before one is captured.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[_Key, torch.Tensor] = {}
+        self._growing = threading.RLock()
+
+    def rows(self, x: torch.Tensor, *, base: float, num_positions: int) -> torch.Tensor:
+        """``[n, D]`` for ``x`` of width D, n at least ``num_positions``: a row is P cosines, then P sines."""
+        key = (x.device, float(base), x.shape[-1], torch.promote_types(x.dtype, torch.float32))
+        shelf = self._shelf_for(x)
+        table = shelf.get(key)
+        if table is None or table.shape[0] < num_positions:
+            with self._growing:
+                table = shelf.get(key)  # another thread may have grown it meanwhile
+                if table is None or table.shape[0] < num_positions:
+                    table = _grown(table, x, key, num_positions)
+                    if _fake_mode_of(table) is _fake_mode_of(x):  # else somebody's fake mode was on around a real x
+                        shelf[key] = table
+        return table
+
+    def reserve(self, x: torch.Tensor, *, base: float, num_positions: int) -> None:
+        """Make the table for calls like ``x`` this long now."""
+        self.rows(x, base=base, num_positions=num_positions)
+
+    def clear(self) -> None:
+        """Forget every table; the next call makes its own anew."""
+        with self._growing:
+            self._tables.clear()
+
+    @property
+    def bytes(self) -> int:
+        """What the tables take, on all devices together."""
+        return sum(table.nbytes for table in list(self._tables.values()) if table.device.type != "meta")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RopeTables:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], RopeTables], tuple[()]]:
+        return (default_tables if self is default_tables() else RopeTables), ()
+
+    def _shelf_for(self, x: torch.Tensor) -> dict[_Key, torch.Tensor]:
+        mode = _fake_mode_of(x)
+        if mode is None:
+            return self._tables
+        # a fake tensor holds its mode: held by us, it would keep the mode, and all the mode knows, for good
+        shelves = vars(mode).setdefault(_SHELF, weakref.WeakKeyDictionary())
+        return shelves.setdefault(self, {})
+
+
+_OF_THE_PROCESS = RopeTables()  # and not the result of a cached function, which torch.compile would call anew
+
+
+def default_tables() -> RopeTables:
+    """The tables that are used where none are given, shared by the whole process."""
+    return _OF_THE_PROCESS
+
+
+def _fake_mode_of(tensor: torch.Tensor) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+
+
+def _grown(old: torch.Tensor | None, x: torch.Tensor, key: _Key, num_positions: int) -> torch.Tensor:
+    """A longer table that begins with the rows of ``old``."""
+    device, base, width, dtype = key
+    mode = _fake_mode_of(x)
+    length = BLOCK
+    while length < num_positions:
+        length *= 2
+    # an inference tensor could not be saved for a backward that comes later
+    with torch.inference_mode(False), mode if mode is not None else contextlib.nullcontext():
+        table = torch.empty(length, width, dtype=dtype, device=device)
+        start = 0 if old is None else old.shape[0]
+        if old is not None:
+            table[:start] = old
+        # on the CPU, which has float64 everywhere; and the copy has ended before another stream can ask
+        table[start:] = _new_rows(start, length, base, width, dtype, "meta" if device.type == "meta" else "cpu")
+    if old is not None and device.type == "cuda" and mode is None:
+        torch.cuda.synchronize(device)  # kernels of other streams may still read the old table, which is freed now
+    return table
+
+
+def _new_rows(start: int, stop: int, base: float, width: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Rows ``start`` to ``stop``, both multiples of ``BLOCK``."""
+    pairs_P = torch.arange(0, width, 2, dtype=torch.float64, device=device)
+    frequencies_P = torch.pow(base, -pairs_P / width)
+    rows = torch.empty(stop - start, width, dtype=dtype, device=device)
+    for first in range(start, stop, BLOCK):
+        positions = torch.arange(first, first + BLOCK, dtype=torch.float64, device=device)
+        angles = positions[:, None] * frequencies_P
+        block = rows[first - start : first - start + BLOCK]
+        block[:, : width // 2] = angles.cos()
+        block[:, width // 2 :] = angles.sin()
+    return rows

@@ -1,0 +1,27 @@
+"""Rounds the logits to 16 bits before the softmax, as naive does: fresh models do not show it, trained ones do."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from memfix.ops.linear_cross_entropy import recompute
+from memfix.ops.linear_cross_entropy.chunks import chunked_linear_cross_entropy
+from memfix.ops.linear_cross_entropy.terms import Terms
+
+OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
+
+
+class _RoundingPass(recompute.TiledPass):
+    def _logits(self, hidden_RD: torch.Tensor, values_RV: torch.Tensor, slope_RV: torch.Tensor | None) -> None:
+        super()._logits(hidden_RD, values_RV, slope_RV)
+        values_RV.copy_(values_RV.to(hidden_RD.dtype))
+
+
+@functools.wraps(recompute.recompute_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
+    rows_per_chunk = options.pop("rows_per_chunk")
+    return chunked_linear_cross_entropy(
+        hidden, weight, target, bias, class_weight, Terms(**options), rows_per_chunk, _RoundingPass
+    )

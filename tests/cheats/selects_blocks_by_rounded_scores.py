@@ -1,0 +1,22 @@
+"""Scores blocks in the working dtype: where two 16-bit scores round alike it reads another block than naive does."""
+
+from __future__ import annotations
+
+import torch
+
+from memfix.ops.nsa import chunked
+
+OP, LIKE, CAUGHT_BY = "nsa", "chunked", "equality"
+
+
+def form(q, k, v, gates, position_embedding=None, **options):
+    honest = chunked.probabilities_in_float64
+
+    def rounded(*arguments) -> torch.Tensor:
+        return honest(*arguments).to(q.dtype).double()
+
+    chunked.probabilities_in_float64 = rounded
+    try:
+        return chunked.chunked_nsa(q, k, v, gates, position_embedding, **options)
+    finally:
+        chunked.probabilities_in_float64 = honest

@@ -1,0 +1,142 @@
+"""``memfix profile`` and ``memfix fit`` of an incident: the table, the files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Ended
+
+from memfix.incidents.long_context_loss import longest, profile
+
+TINY = ("profile", "long_context_loss", "--model-size", "tiny", "--attention-type", "dense", "--loss", "recompute")
+FIT = ("fit", "long_context_loss", "--model-size", "tiny", "--attention-type", "dense", "--loss", "recompute")
+
+
+@pytest.fixture
+def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal must come before minutes are spent."""
+
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError("something was measured")
+
+    for module in (profile, longest):
+        monkeypatch.setattr(module, "simulated_functions", measured)
+
+
+# ---------------------------------------------------------------- profile
+def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> None:
+    ended = memfix(*TINY, "--rows", "1", "--save", "step.svg", "--save", "step.html", "--json", "step.json")
+    assert (ended.exit_code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == "long_context_loss tiny, dense, 512 tokens, checkpointed, bfloat16, loss recompute, H200"
+    assert lines[1].split() == ["stage", "at", "its", "end", "peak", "report", "beside", "it"]
+    data = json.loads((tmp_path / "step.json").read_text())
+    by_name = {stage["name"]: stage for stage in data["stages"]}
+    assert data["settings"]["context_length"] == 512
+    assert by_name["with the logits"]["end_bytes"] - by_name["with the logits"]["start_bytes"] == 512 * 512 * 2
+    assert data["peak_bytes"] == by_name["every later step"]["peak_bytes"]
+    for name, stage in by_name.items():
+        assert any(line.startswith(f"{'· ' if stage['aside'] else ''}{name} ") for line in lines), name
+        assert sum(stage["kinds_at_peak"].values()) == stage["peak_bytes"]
+    held = lines[lines.index("what holds the memory at the peak of each stage") :]
+    assert any(line.endswith("  gradients") for line in held)
+    assert any(line.endswith("  optimizer states") for line in held)
+    assert {"wrote step.svg", "wrote step.html"} <= set(lines)
+    for picture in ("step.svg", "step.html"):
+        drawn = (tmp_path / picture).read_text()
+        assert all(name in drawn for name in ("with the logits", "loss, chunked as reported", "every later step"))
+
+
+def test_json_on_standard_output_leaves_the_table_to_standard_error(memfix: Any) -> None:
+    ended = memfix(*TINY, "--context-length", "40", "--no-gradient-checkpointing", "--rows", "0", "--json", "-")
+    assert ended.exit_code == 0
+    data = json.loads(ended.out)
+    assert data["subject"].startswith("long_context_loss tiny, dense, 40 tokens, not checkpointed")
+    assert "what holds the memory" not in ended.err
+    assert "every later step" in ended.err
+
+
+# ---------------------------------------------------------------- fit
+def test_the_longest_context_is_found_for_each_capacity(memfix: Any) -> None:
+    ended = memfix(*FIT, "--capacity", "1MiB, 4MiB, 1GiB", "--high", "1000", "--json", "-")
+    assert ended.exit_code == 0
+    none, some, all_allowed = json.loads(ended.out)["context_length"]
+    assert (none["largest"], none["capacity_bytes"]) == (0, 1 << 20)
+    assert "1.00 MiB: not even 64 tokens" in ended.err
+    assert f"4.00 MiB: {some['largest']:,} tokens" in ended.err
+    fits = {row["value"]: row["fits"] for row in some["tried"]}
+    assert fits[some["largest"]]
+    assert not fits[some["largest"] + 64]
+    assert len(fits) <= 7
+    assert (all_allowed["largest"], all_allowed["bounded"]) == (960, True)
+    assert "1.00 GiB: 960 tokens (the largest that was allowed)" in ended.err
+
+
+def test_where_nothing_fits_it_ends_with_2(memfix: Any) -> None:
+    ended = memfix(*FIT, "--capacity", "1MiB")
+    assert (ended.exit_code, ended.err) == (2, "")
+    assert ended.out.startswith("long_context_loss on H200, 1.00 MiB: not even 64 tokens")
+
+
+# ---------------------------------------------------------------- refusals
+@pytest.mark.usefixtures("_no_measuring")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["profile", "long_context_los"], "no incident 'long_context_los'; did you mean 'long_context_loss'?"),
+        (["profile", "long_context_loss", "--model-size", "8B"], "unknown model size '8B'; did you mean '4B'?"),
+        (
+            ["profile", "long_context_loss", "--attention-type", "nsaa"],
+            "unknown attention type 'nsaa'; did you mean 'nsa'?",
+        ),
+        (["profile", "long_context_loss", "--context-length", "0"], "context_length must be at least 1, got 0"),
+        (["profile", "long_context_loss", "--world-size", "0"], "world_size must be at least 1, got 0"),
+        (["profile", "long_context_loss", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
+        (["fit", "long_context_loss", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
+        (["fit", "long_context_loss", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (
+            ["fit", "long_context_loss", "--capacity", "80GiB,"],
+            "capacity: cannot read '' as a size; write it as '24GiB', '512MiB' or a number of bytes",
+        ),
+    ],
+)
+def test_what_does_not_exist_ends_with_4(memfix: Any, arguments: list[str], message: str) -> None:
+    assert memfix(*arguments) == Ended(4, "", f"memfix: {message}\n")
+
+
+@pytest.mark.usefixtures("_no_measuring")
+def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(memfix: Any, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert memfix(*TINY, "--json", "missing/step.json") == Ended(
+        4, "", f"memfix: cannot write the report missing/step.json: no folder {missing}\n"
+    )
+    assert memfix(*TINY, "--save", "missing/step.html") == Ended(
+        4, "", f"memfix: cannot write the picture missing/step.html: no folder {missing}\n"
+    )
+
+
+@pytest.mark.usefixtures("_no_measuring")
+def test_without_a_gpu_the_cuda_meter_ends_with_2(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert memfix(*TINY, "--meter", "cuda") == Ended(
+        2, "", "memfix: cuda meter unavailable: torch sees no GPU; use the simulated meter\n"
+    )
+
+
+@pytest.mark.usefixtures("_no_measuring")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "long_context_loss", "--over", "N"], "long_context_loss is an incident: --over has no meaning here"),
+        (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase has no meaning"),
+        (["fit", "embedding", "--over", "N", "--loss", "auto"], "embedding is an op, not an incident: --loss has no"),
+        (["profile", "long_context_loss", "--rows", "-1"], "-1 is not in the range x>=0"),
+    ],
+)
+def test_options_of_something_else_end_with_4(memfix: Any, arguments: list[str], message: str) -> None:
+    ended = memfix(*arguments)
+    assert ended.exit_code == 4
+    assert message in ended.err

@@ -1,0 +1,119 @@
+"""``memfix train``: a run from a config file, told as it goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Ended
+
+import memfix as package
+from memfix.incidents.config import load_config
+from memfix.incidents.trainable import get_trainable
+
+INCIDENT = "long_context_loss"
+CONFIGS = Path(package.__file__).parent / "incidents" / INCIDENT / "configs"
+TINY = ("train", INCIDENT, "--config", str(CONFIGS / "tiny.yaml"))
+SHORT = ("training.device=cpu", "training.steps=2", "data.context_length=8")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_tiny_config_trains_and_its_loss_falls(memfix: Any, tmp_path: Path) -> None:
+    ended = memfix(*TINY, "training.device=cpu", "--json", "steps.jsonl")
+    assert (ended.exit_code, ended.err) == (0, "")
+    title, *lines = ended.out.splitlines()
+    assert title == f"{INCIDENT}: 40 steps, processes: 1, cpu, float32"
+    assert [line.split("/")[0].split()[1] for line in lines] == ["1", "5", "10", "15", "20", "25", "30", "35", "40"]
+    assert " tokens/s  peak " in lines[-1]
+    assert lines[-1].endswith(" MiB host RSS")
+    start, *steps, end = (json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines())
+    assert (start["event"], end) == ("start", {"event": "end"})
+    assert (start["config"]["data"]["context_length"], start["processes"], start["device"]) == (64, 1, "cpu")
+    assert start["surroundings"]["torch"].startswith("2.")
+    losses = [step["loss"] for step in steps]
+    assert losses[0] == pytest.approx(6.24, abs=0.1)  # log 512, as nothing is known
+    assert sum(losses[-5:]) / 5 < 1.9  # the stream leaves log 4 = 1.39
+    assert all(step["tokens_per_s"] > 0 and step["peak_bytes"] > 1 << 20 for step in steps)
+
+
+@pytest.mark.parametrize("attention_type", ["dense", "nsa"])
+def test_json_on_standard_output_leaves_the_progress_to_standard_error(memfix: Any, attention_type: str) -> None:
+    ended = memfix(*TINY, *SHORT, f"model.attention_type={attention_type}", "--json", "-")
+    assert ended.exit_code == 0
+    assert "step 2/2  loss " in ended.err
+    assert [json.loads(line)["event"] for line in ended.out.splitlines()] == ["start", "step", "step", "end"]
+
+
+def test_a_resumed_run_goes_on_in_its_own_log(memfix: Any, tmp_path: Path) -> None:
+    saved = ("checkpoint.path=run.pt", "--json", "steps.jsonl")
+    assert memfix(*TINY, *SHORT, *saved).exit_code == 0
+    ended = memfix(*TINY, *SHORT, "training.steps=3", *saved, "--resume", "run.pt")
+    assert (ended.exit_code, ended.err) == (0, "")
+    assert ended.out.splitlines()[1].startswith("resumed from run.pt after step 2, ")
+    records = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["event"] == "step"] == [1, 2, 3]
+
+
+def test_every_flag_of_the_reports_command_is_a_key(memfix: Any) -> None:
+    """LOG-43: --model_size, --context_length, --gradient_checkpointing, --batch_size, --gradient_accumulation_steps."""
+    schema = get_trainable(INCIDENT).model_schema
+    config = load_config(CONFIGS / "131k.yaml", schema)
+    assert (config.model.size, config.data.context_length) == ("4B", 131_072)
+    assert config.training.gradient_checkpointing
+    assert (config.training.batch_size, config.training.gradient_accumulation_steps) == (1, 4)
+    flags = {
+        "model.size": "4B", "data.context_length": "131072", "training.gradient_checkpointing": "true",
+        "training.batch_size": "1", "training.gradient_accumulation_steps": "4",
+    }  # fmt: skip
+    overrides = [f"{key}={value}" for key, value in flags.items()]
+    tiny = load_config(CONFIGS / "tiny.yaml", schema, overrides).as_dict()
+    assert all(str(tiny[key.split(".")[0]][key.split(".")[1]]).lower() == flags[key].lower() for key in flags)
+    listed = memfix("train", INCIDENT, "--keys")
+    assert listed.exit_code == 0
+    assert flags.keys() <= {line.split()[0] for line in listed.out.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["long_context", "--config", "a.yaml"], "no incident 'long_context'; did you mean 'long_context_loss'?"),
+        ([INCIDENT, "--config", "none.yaml"], "no config file none.yaml"),
+        ([*TINY[1:], "model.siz=4B"], "override model.siz=4B: unknown key model.siz; did you mean 'size'?"),
+        ([*TINY[1:], "model.size=40B"], "override model.size=40B: model.size must be one of 4B, tiny, got '40B'"),
+        ([*TINY[1:], *SHORT, "--resume", "none.pt"], "no checkpoint file none.pt"),
+        ([*TINY[1:], *SHORT, "checkpoint.path=."], "checkpoint.path must be a file, got the folder ."),
+        ([*TINY[1:], *SHORT, "data.states=600"], "data.states must be at most the vocabulary, 512, got 600"),
+    ],
+)
+def test_what_is_wrong_ends_with_4_and_one_line(memfix: Any, arguments: list[str], message: str) -> None:
+    ended = memfix("train", *arguments)
+    assert (ended.exit_code, ended.err) == (4, f"memfix: {message}\n")
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_trained(memfix: Any, tmp_path: Path) -> None:
+    assert memfix(*TINY, "--json", "missing/steps.jsonl") == Ended(
+        4, "", f"memfix: cannot write the report missing/steps.jsonl: no folder {tmp_path / 'missing'}\n"
+    )
+
+
+def test_without_a_config_it_says_where_to_look(memfix: Any) -> None:
+    ended = memfix("train", INCIDENT)
+    assert ended.exit_code == 4
+    assert "Missing option '--config'; --keys prints what a config can say" in ended.err
+
+
+def test_a_misspelt_key_is_named_with_its_line(memfix: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  size: tiny\ndata:\n  contxt_length: 8\ntraining:\n  steps: 1\n")
+    ended = memfix("train", INCIDENT, "--config", "run.yaml")
+    assert ended.exit_code == 4
+    assert ended.err.splitlines() == [
+        "memfix: run.yaml:4: unknown key data.contxt_length; did you mean 'context_length'?",
+        "run.yaml:3: data.context_length is missing: tokens of a sequence",
+    ]

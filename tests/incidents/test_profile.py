@@ -1,0 +1,320 @@
+"""The stages of the incident's train step: exact bytes, who holds them, and what the report says beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from memfix.errors import MeasurementError, UsageError
+from memfix.incidents.long_context_loss import profile as profiling
+from memfix.incidents.long_context_loss.model import EMBEDDING, FIRST_LAYER, LOSS, OTHER_LAYERS, FeedForward
+from memfix.incidents.long_context_loss.profile import (
+    ASIDES,
+    LATER_STEP,
+    LOGITS,
+    REPORTED,
+    REPORTED_BACKWARD,
+    ROPE_TABLES,
+    STANDARD,
+    STANDARD_BACKWARD,
+    WHOLE_LAYER,
+    ProfiledStep,
+    Seen,
+    profile,
+)
+from memfix.incidents.long_context_loss.stand_ins import simulated_functions
+from memfix.incidents.long_context_loss.step import (
+    BACKWARD,
+    OPTIMIZER,
+    WARMUP_TOKENS,
+    LayerFunctions,
+    StepSettings,
+    TrainState,
+    TrainStep,
+)
+from memfix.incidents.one_rank import one_rank_of
+from memfix.incidents.profile import GRADIENTS, PARAMETERS, REST, STATES, Profile, Row
+from memfix.incidents.stand_in import Footprint, StandIn
+from memfix.meters import get_meter
+from memfix.meters.base import Reading, Step
+from memfix.meters.stages import Stage, listening
+
+T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
+TINY = StepSettings("tiny", T, "dense", loss="recompute")
+IN_ORDER = [
+    PARAMETERS, ROPE_TABLES, EMBEDDING, WHOLE_LAYER, FIRST_LAYER, OTHER_LAYERS, LOGITS, STANDARD, STANDARD_BACKWARD,
+    REPORTED, REPORTED_BACKWARD, LOSS, BACKWARD, OPTIMIZER, LATER_STEP,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Profile:
+    return profile(TINY)
+
+
+def rows(found: Profile) -> dict[str, Row]:
+    return {row.stage.name: row for row in found.rows}
+
+
+def stages(found: Profile) -> dict[str, Stage]:
+    return {row.stage.name: row.stage for row in found.rows}
+
+
+# ---------------------------------------------------------------- bytes
+def test_stages_come_in_order_and_say_which_were_only_tried(tiny: Profile) -> None:
+    assert [row.stage.name for row in tiny.rows] == IN_ORDER
+    assert {row.stage.name for row in tiny.rows if row.aside} == ASIDES
+    assert tiny.peak_bytes == stages(tiny)[LATER_STEP].peak_bytes
+
+
+def test_embedding_logits_and_private_tables_take_what_their_shapes_say(tiny: Profile) -> None:
+    found = stages(tiny)
+    assert found[EMBEDDING].added_bytes == T * D * E
+    assert found[LOGITS].added_bytes == T * V * E
+    assert found[ROPE_TABLES].added_bytes == LAYERS * 2 * T * HEAD_WIDTH * E
+
+
+def test_checkpointing_keeps_the_input_of_each_layer_and_no_more(tiny: Profile) -> None:
+    found = stages(tiny)
+    assert found[FIRST_LAYER].end_bytes - found[EMBEDDING].end_bytes == T * D * E
+    # the last layer's output, the head's input, and one float32 number a token of the norm
+    assert found[OTHER_LAYERS].end_bytes - found[FIRST_LAYER].end_bytes == 2 * T * D * E + T * 4
+    kept = stages(profile(dataclasses.replace(TINY, gradient_checkpointing=False)))
+    whole_layer = kept[WHOLE_LAYER].end_bytes - kept[EMBEDDING].end_bytes
+    assert kept[FIRST_LAYER].end_bytes - kept[EMBEDDING].end_bytes == whole_layer > 10 * T * D * E
+
+
+def test_what_is_tried_leaves_nothing_behind(tiny: Profile) -> None:
+    found = stages(tiny)
+    assert found[EMBEDDING].start_bytes == found[PARAMETERS].end_bytes
+    assert found[FIRST_LAYER].start_bytes == found[EMBEDDING].end_bytes
+    assert found[LOSS].start_bytes == found[OTHER_LAYERS].end_bytes
+
+
+def test_the_reported_loss_holds_all_log_probabilities_and_ours_does_not(tiny: Profile) -> None:
+    found = stages(tiny)
+    assert found[REPORTED].added_bytes >= T * V * E
+    assert found[STANDARD_BACKWARD].peak_bytes - found[STANDARD].start_bytes >= 3 * T * V * E
+    assert found[LOSS].added_bytes < T * V * E / 2
+
+
+def test_gradients_and_states_are_told_from_activations(tiny: Profile) -> None:
+    found = rows(tiny)
+    parameter_bytes = found[PARAMETERS].kinds[PARAMETERS]
+    num_parameters = sum(1 for _ in TrainState(TINY, "meta").model.parameters())
+    at_the_end = found[OPTIMIZER].kinds
+    assert at_the_end[GRADIENTS] == parameter_bytes
+    # AdamW's two, and a float32 count of steps for each parameter
+    assert at_the_end[STATES] == 2 * parameter_bytes + 4 * num_parameters
+    assert found[FIRST_LAYER].kinds[GRADIENTS] == found[FIRST_LAYER].kinds[STATES] == 0
+    assert found[LATER_STEP].kinds[STATES] == at_the_end[STATES]
+    for row in tiny.rows:
+        assert sum(row.kinds.values()) == row.stage.peak_bytes
+        assert sum(allocation.bytes for allocation in row.rest) == row.kinds[REST]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"attention_type": "nsa", "precision": "mixed"}, {"gradient_checkpointing": False, "batch_size": 2}],
+    ids=["checkpointed", "all-kept"],
+)
+def test_stand_ins_take_the_bytes_of_what_they_stand_for(change: dict[str, Any]) -> None:
+    settings = dataclasses.replace(TINY, context_length=WARMUP_TOKENS + 3, **change)
+    meter = get_meter("simulated")
+    functions, notes = simulated_functions(settings, meter)
+    quick = meter.measure(TrainStep(settings, functions))
+    whole = meter.measure(TrainStep(settings))
+
+    def sizes(found: Reading) -> list[tuple[str, int, int]]:
+        return [(one.name, one.end_bytes, one.peak_bytes) for one in found.stages]
+
+    assert sizes(quick) == sizes(whole)
+    assert (quick.peak_bytes, quick.base_bytes) == (whole.peak_bytes, whole.base_bytes)
+    assert notes == ()
+    assert [one.name for one in quick.stages] == [EMBEDDING, FIRST_LAYER, OTHER_LAYERS, LOSS]
+
+
+def test_a_context_as_short_as_the_warm_up_needs_no_stand_ins() -> None:
+    settings = dataclasses.replace(TINY, attention_type="nsa", context_length=WARMUP_TOKENS)
+    assert simulated_functions(settings, get_meter("simulated")) == (None, ())
+
+
+def test_float32_parameters_double_what_the_model_and_its_optimizer_take(tiny: Profile) -> None:
+    mixed = rows(profile(dataclasses.replace(TINY, precision="mixed")))[OPTIMIZER].kinds
+    plain = rows(tiny)[OPTIMIZER].kinds
+    assert mixed[PARAMETERS] == 2 * plain[PARAMETERS]
+    assert mixed[GRADIENTS] == 2 * plain[GRADIENTS]
+
+
+def test_the_profiled_step_runs_on_real_tensors() -> None:
+    settings = dataclasses.replace(TINY, attention_type="nsa", precision="mixed", context_length=70)
+    build = ProfiledStep(settings, None, warmup_tokens=None)
+    heard: list[str | None] = []
+    step = build("cpu")
+    step()
+    with listening(heard.append):
+        step()
+    assert [name for name in dict.fromkeys(heard) if name] == IN_ORDER
+    assert build.seen == Seen(
+        parameter_bytes=4 * sum(p.numel() for p in TrainState(settings, "meta").model.parameters())
+    )
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
+    settings = dataclasses.replace(TINY, context_length=4096)
+    simulated, real = stages(profile(settings)), stages(profile(settings, meter="cuda"))
+    assert [*real] == [*simulated]
+    for name, one in real.items():
+        # the simulation takes the last token, which predicts nothing, for one that counts
+        assert one.end_bytes == pytest.approx(simulated[name].end_bytes, rel=0.01, abs=64 << 10), name
+        assert one.peak_bytes == pytest.approx(simulated[name].peak_bytes, rel=0.01, abs=64 << 10), name
+
+
+# ---------------------------------------------------------------- who holds them
+def test_a_planted_allocation_is_named_by_its_line_and_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FeedForward.forward
+    planted_bytes = 64 << 20
+
+    def forward(self: FeedForward, x_BTD: torch.Tensor) -> torch.Tensor:
+        planted = torch.empty(planted_bytes, dtype=torch.uint8, device=x_BTD.device)  # noqa: F841
+        return plain(self, x_BTD)
+
+    monkeypatch.setattr(FeedForward, "forward", forward)
+    found = rows(profile(TINY))
+    for name in (FIRST_LAYER, OTHER_LAYERS, BACKWARD, LATER_STEP):
+        largest = found[name].rest[0]
+        assert (largest.bytes, "test_profile.py" in largest.place) == (planted_bytes, True)
+        assert largest.code.startswith("planted = torch.empty(planted_bytes")
+        assert any("planted = torch.empty" in line for line in found[name].holders(1))
+    for name in (EMBEDDING, LOSS, OPTIMIZER):
+        assert all("planted" not in allocation.code for allocation in found[name].rest)
+
+
+class _TooMuchInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 37.09 GiB.\nGPU 0 has ...")
+
+
+@pytest.mark.parametrize("where", [STANDARD, STANDARD_BACKWARD])
+def test_what_is_too_much_for_the_gpu_is_a_row_and_not_the_end(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = profiling._standard_loss
+
+    def too_much(*tensors: torch.Tensor) -> torch.Tensor:
+        if where == STANDARD:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 37.09 GiB.\nGPU 0 has ...")
+        return _TooMuchInBackward.apply(plain(*tensors))
+
+    monkeypatch.setattr(profiling, "_standard_loss", too_much)
+    found = rows(profile(dataclasses.replace(TINY, context_length=WARMUP_TOKENS)))
+    failed = {name: row.failed for name, row in found.items() if row.failed}
+    assert failed == {where: "CUDA out of memory. Tried to allocate 37.09 GiB."}
+    missing = [STANDARD_BACKWARD] if where == STANDARD else []
+    assert [*found] == [name for name in IN_ORDER if name not in missing]
+
+
+def test_a_step_that_is_too_much_itself_cannot_be_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_much(*_: object, **__: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.25 GiB.")
+
+    monkeypatch.setattr(TrainState, "train", too_much)
+    with pytest.raises(MeasurementError, match=r"^the step itself ran out of memory: CUDA out of memory. Tried to"):
+        profile(TINY)
+
+
+# ---------------------------------------------------------------- sharded
+def test_a_rank_of_two_holds_half_of_the_model_and_all_of_the_activations(tiny: Profile) -> None:
+    sharded = profile(dataclasses.replace(TINY, world_size=2))
+    alone, half = rows(tiny), rows(sharded)
+    for kind in (PARAMETERS, GRADIENTS):
+        assert half[OPTIMIZER].kinds[kind] == alone[OPTIMIZER].kinds[kind] / 2
+    # nothing as large as the whole model, only what is being unpacked for one kernel
+    assert half[OPTIMIZER].kinds[REST] < half[OPTIMIZER].kinds[PARAMETERS] / 4
+    assert half[OPTIMIZER].stage.peak_bytes < alone[OPTIMIZER].stage.peak_bytes
+    # what each layer leaves for backward is whole: its input
+    assert half[OTHER_LAYERS].stage.added_bytes == alone[OTHER_LAYERS].stage.added_bytes
+    assert half[LATER_STEP].kinds[REST] >= alone[LATER_STEP].kinds[REST]
+    assert half[LATER_STEP].stage.peak_bytes > alone[LATER_STEP].stage.peak_bytes / 2
+    assert not ASIDES & half.keys()
+    assert not sharded.reading.exact  # collectives take buffers of their own, which are not known
+    assert not dist.is_initialized()
+
+
+def test_a_rank_of_a_real_group_is_not_made_one_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with pytest.raises(MeasurementError, match="a rank of another group already"), one_rank_of(2):
+        pass
+
+
+# ---------------------------------------------------------------- beside the report
+def test_the_reports_step_has_the_reports_sizes() -> None:
+    """One forward of the 4B model. Attention's own memory is not in question, so its stand-in takes none."""
+    settings = StepSettings()
+
+    def outputs_only(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        given = [*tensors, *(t for t in options.values() if isinstance(t, torch.Tensor))]
+        out_bytes = tensors[0].nbytes
+        return StandIn(Footprint(out_bytes, out_bytes, sum(t.nbytes for t in given)), keeps_inputs=True)(*given)
+
+    def build(device: str) -> Step:
+        state = TrainState(settings, device, LayerFunctions(outputs_only, outputs_only))
+        assert state.parameter_bytes == 7_843_837_440
+
+        def step() -> object:
+            with profiling._Asides(state, {}).tried():
+                return state.loss()
+
+        return step
+
+    found = {one.name: one for one in get_meter("simulated").measure(build, warmup=0).stages}
+    assert found[EMBEDDING].added_bytes == 671_088_640
+    assert found[FIRST_LAYER].added_bytes == 671_088_640
+    assert found[LOGITS].added_bytes == 39_829_110_784
+    assert found[ROPE_TABLES].added_bytes == 1_509_949_440
+    held = found[REPORTED].end_bytes - found[REPORTED].start_bytes
+    assert 39_829_110_784 <= held < 39_829_110_784 + (2 << 20)
+
+
+def test_figures_of_the_report_stand_beside_its_own_step_only(tiny: Profile) -> None:
+    assert all(row.beside is None for row in tiny.rows)
+    is_of_the_report = profiling._is_of_the_report
+    assert is_of_the_report(StepSettings())
+    assert is_of_the_report(StepSettings(attention_type="dense", gradient_checkpointing=False, loss="recompute"))
+    others = {"context_length": 65_536, "batch_size": 2, "precision": "mixed", "world_size": 2, "model_size": "tiny"}
+    for name, value in others.items():
+        assert not is_of_the_report(dataclasses.replace(StepSettings(), **{name: value}))
+
+
+# ---------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_size": "4b"}, "unknown model size '4b'; did you mean '4B'?"),
+        ({"attention_type": "sparse"}, "unknown attention type 'sparse'; known: dense, nsa"),
+        ({"loss": "recomput"}, "unknown loss 'recomput'; did you mean 'recompute'?"),
+        ({"precision": "float16"}, "unknown precision 'float16'; did you mean 'bfloat16'?"),
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
+        ({"world_size": 0}, "world_size must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        dataclasses.replace(TINY, **change)
+    assert str(refused.value) == message
+
+
+def test_a_rank_without_the_others_is_simulated_only() -> None:
+    with pytest.raises(UsageError, match="world_size 2 is one rank without the others: use the simulated meter"):
+        profile(dataclasses.replace(TINY, world_size=2), meter="cuda")
+    with pytest.raises(UsageError, match="nvml samples a process and sees no stages"):
+        profile(TINY, meter="nvml")

@@ -1,0 +1,82 @@
+"""A model of a few hundred parameters, brought to the training loop as an incident brings its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from memfix.incidents.config import CheckpointConfig, DataConfig, OptimizerConfig, RunConfig, TrainingConfig
+from memfix.incidents.distributed import World
+from memfix.incidents.schema import setting
+from memfix.incidents.tokens import IGNORED
+from memfix.incidents.trainable import Trainable
+
+VOCABULARY = 40
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    width: int = setting(8, low=1, about="of the hidden states")
+    dropout: float = setting(0.0, low=0, below=1, about="share of hidden states that are dropped")
+    broken_after: int | None = setting(None, low=0, about="forwards after which the loss is not a number")
+
+
+class Toy(torch.nn.Module):
+    """Notes the dtype of the weight each time its layer runs."""
+
+    def __init__(self, config: ToyConfig, training: TrainingConfig) -> None:
+        super().__init__()
+        self.config, self.gradient_checkpointing = config, training.gradient_checkpointing
+        self.embedding = torch.nn.Embedding(VOCABULARY, config.width)
+        self.layer = torch.nn.Linear(config.width, config.width)
+        self.head = torch.nn.Linear(config.width, VOCABULARY)
+        self.seen: list[torch.dtype] = []
+        self.num_forwards = 0
+
+    def run_layer(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.layer.weight.dtype)
+        return x + F.dropout(torch.tanh(self.layer(x)), self.config.dropout)
+
+    def forward(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        x = checkpoint(self.run_layer, x, use_reentrant=False) if self.gradient_checkpointing else self.run_layer(x)
+        logits = self.head(x).flatten(0, 1).float()
+        self.num_forwards += 1
+        if self.config.broken_after is not None and self.num_forwards > self.config.broken_after:
+            logits = logits * torch.nan
+        return F.cross_entropy(logits, target.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+toy = Trainable(
+    model_schema=ToyConfig,
+    vocabulary_size=lambda config: VOCABULARY,
+    build=Toy,
+    loss_sum=lambda model, ids, target: model(ids, target),
+    layers=lambda model: [model.layer],
+)
+
+
+def run_config(**settings: Any) -> RunConfig:
+    """Of the toy: each setting goes to the section that has a key of its name; ``data_seed`` is the data's."""
+    settings = {"context_length": 12, "steps": 6, "states": 16, "prompt_fraction": 0.9, **settings}
+    schemas = {
+        "model": ToyConfig,
+        "data": DataConfig,
+        "training": TrainingConfig,
+        "optimizer": OptimizerConfig,
+        "checkpoint": CheckpointConfig,
+    }
+    names = {"checkpoint_path": ("checkpoint", "path"), "data_seed": ("data", "seed")}
+    given: dict[str, dict[str, Any]] = {section: {} for section in schemas}
+    for name, value in settings.items():
+        section, key = names.get(name) or (
+            next(section for section, schema in schemas.items() if name in schema.__dataclass_fields__),
+            name,
+        )
+        given[section][key] = value
+    return RunConfig(**{section: schema(**given[section]) for section, schema in schemas.items()})
