@@ -71,7 +71,7 @@ class TiledPass:
         in_place = wants_gradient and wide == weight_VD.dtype
         self.values_RV = None if in_place else weight_VD.new_empty(size_RV, dtype=wide)
         self.slope_RV = weight_VD.new_empty(size_RV, dtype=wide) if caps else None
-        self.one = weight_VD.new_ones((), dtype=wide) if caps else weight_VD
+        self.one = weight_VD.new_ones((), dtype=wide) if caps else None
 
     @staticmethod
     def bytes_of(rows_per_chunk: int, vocabulary: int, dtype: torch.dtype, *, caps: bool) -> int:
@@ -141,7 +141,7 @@ class TiledPass:
             values_RV.add_(head.bias_V, alpha=1 / temperature if cap is None else 1 / cap)
         if cap is not None:
             values_RV.tanh_()
-            if slope_RV is not None:
+            if slope_RV is not None and self.one is not None:
                 torch.addcmul(self.one, values_RV, values_RV, value=-1, out=slope_RV)
             values_RV.mul_(cap / temperature)
 

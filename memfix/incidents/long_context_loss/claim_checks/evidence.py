@@ -20,6 +20,7 @@ from ....meters import get_meter
 from ....meters.base import Reading
 from ....registry import contracts
 from ....units import GiB
+from ...one_rank import one_rank_of
 from ...profile import Profile
 from ..model import SIZES, Decoder, build_model
 from ..private_rope import private_tables
@@ -119,8 +120,6 @@ class Evidence:
     @functools.cached_property
     def sharded(self) -> Reading:
         """A later step on one rank of two."""
-        from ...one_rank import one_rank_of
-
         settings = StepSettings(world_size=2)
         functions, _ = simulated_functions(settings, self.meter, self._say)
         self._say("4B: a train step on one rank of two")

@@ -35,12 +35,12 @@ class Batch:
 
     @staticmethod
     def made(batch: int = 2, tokens: int = 37) -> Batch:
-        made = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
-        labels_BT = torch.randint(50, (batch, tokens), generator=made["generator"])  # type: ignore[call-overload]
+        generator = torch.Generator().manual_seed(0)
+        labels_BT = torch.randint(50, (batch, tokens), generator=generator)
         labels_BT[:, ::7] = IGNORED
         labels_BT.flatten()[2 * CHUNK : 3 * CHUNK + 1] = IGNORED
-        hidden_BTD = torch.randn(batch, tokens, 16, **made).requires_grad_()  # type: ignore[call-overload]
-        weight_VD = torch.randn(50, 16, **made).requires_grad_()  # type: ignore[call-overload]
+        hidden_BTD = torch.randn(batch, tokens, 16, generator=generator, dtype=torch.float64).requires_grad_()
+        weight_VD = torch.randn(50, 16, generator=generator, dtype=torch.float64).requires_grad_()
         return Batch(hidden_BTD, weight_VD, labels_BT)
 
     def old_loss(self) -> torch.Tensor:
