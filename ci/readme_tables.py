@@ -28,37 +28,40 @@ def ops_table() -> list[str]:
     return lines
 
 
-def speed_table() -> list[str]:
-    """Train time against naive's on the H200, interleaved in one process."""
-    lines = ["| train step on one H200 | form | naive | ratio |", "|---|--:|--:|--:|"]
-    for finding in json.loads((RESULTS / "speed.json").read_text())["findings"]:
-        if finding["check"] == "speed":
-            figures = finding["figures"]
-            times = f"{format_seconds(figures['first_s'])} | {format_seconds(figures['second_s'])}"
-            lines.append(
-                f"| {finding['op']}/{finding['form']} [{finding['case']}] | {times} | {figures['ratio']:.2f}x |"
-            )
+def agreement_table() -> list[str]:
+    """Peaks of the loss benchmark's train steps that the H200's allocator counted, beside the simulated ones."""
+    data = json.loads((ROOT / "benchmarks/results/cpu/loss_peaks.json").read_text())
+    rows, where = data["rows"], data["measured_on"]
+    same = [row for row in rows if row["predicted"] == row["measured"]]
+    lines = [
+        f"{len(same)} of {len(rows)} train steps agree to the byte on {where['gpu']} "
+        f"(torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}).",
+        "",
+        "| train step at 131,072 tokens | simulated bytes | H200 allocator | difference |",
+        "|---|--:|--:|--:|",
+    ]
+    for row in rows:
+        if row["tokens"] == 131_072:
+            difference = row["predicted"] - row["measured"]
+            lines.append(f"| `{row['form']}` | {row['predicted']:,} | {row['measured']:,} | {difference:+,} |")
     return lines
 
 
-def agreement_table() -> list[str]:
-    """Requested bytes that the H200's allocator counted, beside the simulated ones."""
-    lock = read_lock(ROOT / "benchmarks/memory.lock")
-    measured = json.loads((RESULTS / "gate.json").read_text())
-    rows = {(r["op"], r["form"], r["case"], r["phase"]): r["bytes"] for r in measured["readings"]}
-    same = [key for key in rows if rows[key] == lock[key]]
-    where = measured["surroundings"]
+def profile_table() -> list[str]:
+    """The incident's train step by stages: the report's figure, ours simulated, and the H200's for dense attention."""
+    nsa, dense = (json.loads((ROOT / f"benchmarks/results/cpu/profile_{a}.json").read_text()) for a in ("nsa", "dense"))
+    real = json.loads((RESULTS / "profile.json").read_text())
     lines = [
-        f"{len(same)} of {len(rows)} readings agree to the byte on {where['gpu']} "
-        f"(torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}).",
-        "",
-        "| train step | simulated bytes | H200 allocator | difference |",
-        "|---|--:|--:|--:|",
+        "| stage, highest bytes in it | report | NSA, simulated | dense, simulated | dense, H200 |",
+        "|---|--:|--:|--:|--:|",
     ]
-    for key in _naive_first(rows):
-        op, form, case, phase = key
-        if phase == "train" and case != "small":
-            lines.append(f"| {op}/{form} [{case}] | {lock[key]:,} | {rows[key]:,} | {lock[key] - rows[key]:+,} |")
+    for of_nsa, of_dense, of_real in zip(nsa["stages"], dense["stages"], real["stages"], strict=True):
+        cells = [format_bytes(stage["peak_bytes"]) for stage in (of_nsa, of_dense, of_real)]
+        if of_real["failed"]:
+            cells[-1] = "out of memory"
+        name = ("· " if of_nsa["aside"] else "") + of_nsa["name"]
+        report = of_nsa["report"]["figure"] if of_nsa["report"] else ""
+        lines.append(f"| {name} | {report} | {' | '.join(cells)} |")
     return lines
 
 
@@ -134,7 +137,8 @@ def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
 
 TABLES = {
     "ops": ops_table,
-    "speed": speed_table,
+    "loss_speed": loss_speed_table,
+    "profile": profile_table,
     "agreement": agreement_table,
     "third_party": third_party_table,
     "oracle": oracle_table,

@@ -6,6 +6,7 @@ rather left alone, since a simulated step launches nothing.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import multiprocessing
@@ -37,13 +38,21 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
     return _child().apply(function)
 
 
+def _take_one_core() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # the process that waits for it has the other cores in use
+
+
 @functools.cache
 def _child() -> Pool:
     """One for all checks of this process: it takes seconds to start."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
     try:
-        return multiprocessing.get_context("spawn").Pool(1)
+        child = multiprocessing.get_context("spawn").Pool(1, _take_one_core)
+        atexit.register(child.terminate)
+        return child
     finally:
         if before is None:
             del os.environ[VARIABLE]

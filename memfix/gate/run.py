@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks.effort import Effort
-from ..checks.examine import Examination, examine
+from ..checks.examine import Examination
 from ..checks.finding import Finding
 from ..checks.memory import bytes_of
 from ..contract import Contract
@@ -19,6 +19,7 @@ from .base import Base, examine_under, law_changes, laws_under, lock_changes
 from .judge import Verdict, judge, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
 from .peaks import Peaks, peaks_path, read_peaks, write_peaks
+from .workers import examine_all
 
 Say = Callable[[str], None]
 
@@ -39,7 +40,7 @@ def run_gate(
     base = Base.of(base_ref, Path(__file__).resolve().parents[1]) if base_ref else None
     meter, fallback = usable_meter(meter_name)
     notes = [fallback] if fallback else []
-    examinations = [examine(contract, meter, effort, say) for contract in contracts]
+    examinations = examine_all(contracts, meter, effort, say)
     notes += _estimates(examinations)
     extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []
     lock_speaks = lock_path is not None and meter.name == "simulated"

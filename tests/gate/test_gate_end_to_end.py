@@ -66,7 +66,8 @@ def test_one_extra_chunk_fails_and_the_form_case_bytes_and_line_are_named(checko
     edit(
         checkout / "memfix/ops/linear_cross_entropy/recompute.py",
         "        in_place = wants_gradient and wide == weight_VD.dtype\n",
-        "        in_place = wants_gradient and wide == weight_VD.dtype\n        self.extra_CV = weight_VD.new_empty(size_CV)\n",
+        "        in_place = wants_gradient and wide == weight_VD.dtype\n"
+        "        self.extra_CV = weight_VD.new_empty(size_CV)\n",
     )
     done = gate(checkout, "linear_cross_entropy", "--profile", "dev")
     assert done.returncode == 1

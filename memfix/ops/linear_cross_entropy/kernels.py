@@ -311,24 +311,26 @@ def column_sums(
 
 # ---------------------------------------------------------------- the pass over logits in memory
 @triton.jit
-def _logits_of(values, bias, classes, inside, cap, inverse_temperature, HAS_BIAS: tl.constexpr, CAPS: tl.constexpr):
+def _logits_of(
+    values, bias, classes, inside, HAS_BIAS: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr
+):
     """Logits from the results of a product, and the slope of the cap."""
     logits = values
     slope = tl.full(values.shape, 1.0, values.dtype)
     if HAS_BIAS:
         logits += tl.load(bias + classes, mask=inside, other=0.0).to(values.dtype)[None, :]
-    if CAPS:
-        bent = 1.0 - 2.0 / (tl.exp(logits * (2.0 / cap)) + 1.0)  # tanh
+    if CAP > 0:
+        bent = 1.0 - 2.0 / (tl.exp(logits * (2.0 / CAP)) + 1.0)  # tanh
         slope = 1.0 - bent * bent
-        logits = bent * cap
-    return logits * inverse_temperature, slope
+        logits = bent * CAP
+    return logits * INVERSE_TEMPERATURE, slope
 
 
 @triton.jit
 def pass_over_logits(
     values_RV, values_stride, bias, class_weight, target, surprise, logsumexp, smooth,
-    softmax, own, square, smooth_share, gradient_RV, gradient_stride, num_tokens, vocabulary, cap, inverse_temperature,
-    HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAPS: tl.constexpr,
+    softmax, own, square, smooth_share, gradient_RV, gradient_stride, num_tokens, vocabulary,
+    HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr,
     HAS_LOGSUMEXP: tl.constexpr, SMOOTHS: tl.constexpr,
     HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
     TOKENS: tl.constexpr, CLASSES: tl.constexpr,
@@ -336,6 +338,7 @@ def pass_over_logits(
     """The sums of a token from its logits, then the gradient of these: twice over its row.
 
     ``gradient`` may be ``values``: a block is read before it is written. See ``terms.Coefficients`` for the gradient.
+    ``CAP``, 0 for none, and the temperature are constants: as arguments they would be float32, also for float64 logits.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
@@ -352,7 +355,7 @@ def pass_over_logits(
         classes = first + at
         inside = classes < vocabulary
         values = tl.load(rows + classes[None, :], mask=counts[:, None] & inside[None, :], other=0.0)
-        logits, _ = _logits_of(values, bias, classes, inside, cap, inverse_temperature, HAS_BIAS, CAPS)
+        logits, _ = _logits_of(values, bias, classes, inside, HAS_BIAS, CAP, INVERSE_TEMPERATURE)
         at_target = tl.where(classes[None, :] == column[:, None], logits, at_target)
         if SMOOTHS:
             weight = tl.where(inside, 1.0, 0.0).to(dtype)
@@ -391,7 +394,7 @@ def pass_over_logits(
             inside = classes < vocabulary
             block = counts[:, None] & inside[None, :]
             values = tl.load(rows + classes[None, :], mask=block, other=0.0)
-            logits, slope = _logits_of(values, bias, classes, inside, cap, inverse_temperature, HAS_BIAS, CAPS)
+            logits, slope = _logits_of(values, bias, classes, inside, HAS_BIAS, CAP, INVERSE_TEMPERATURE)
             result = rise[:, None] * tl.exp((logits - base[:, None]) - log_total[:, None])
             result -= tl.where(classes[None, :] == column[:, None], share[:, None], 0.0)
             if SMOOTHS:
