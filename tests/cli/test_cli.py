@@ -28,7 +28,7 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("an op was examined")
 
-    monkeypatch.setattr(run, "examine", measured)
+    monkeypatch.setattr(run, "examine_all", measured)
 
 
 # ---------------------------------------------------------------- refusals

@@ -32,7 +32,7 @@ def test_the_tiny_config_trains_and_its_loss_falls(memfix: Any, tmp_path: Path) 
     assert title == f"{INCIDENT}: 40 steps, processes: 1, cpu, float32"
     assert [line.split("/")[0].split()[1] for line in lines] == ["1", "5", "10", "15", "20", "25", "30", "35", "40"]
     assert " tokens/s  peak " in lines[-1]
-    assert lines[-1].endswith(" MiB host RSS")
+    assert lines[-1].endswith("iB host RSS")
     start, *steps, end = (json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines())
     assert (start["event"], end) == ("start", {"event": "end"})
     assert (start["config"]["data"]["context_length"], start["processes"], start["device"]) == (64, 1, "cpu")

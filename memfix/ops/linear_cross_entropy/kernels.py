@@ -92,7 +92,9 @@ def exponentials(
             logits = tl.dot(left, right.T, logits)
         tokens = first_token + tl.arange(0, TOKENS)
         classes = first_class + tl.arange(0, CLASSES)
-        writes = (tokens < num_tokens) & (own_steps > 0)
+        writes = tokens < num_tokens
+        if STRAYS_ONLY:
+            writes &= own_steps > 0
         at_part = parts + tokens.to(tl.int64) * num_parts + part
         if HAS_BIAS:
             logits += tl.load(bias + classes, mask=classes < vocabulary, other=0.0).to(tl.float32)[None, :]
