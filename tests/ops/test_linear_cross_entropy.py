@@ -493,3 +493,22 @@ def test_loss_works_inside_a_checkpointed_region(wrap: Callable[[Callable[[], to
     expected = F.cross_entropy(x["hidden"] @ x["weight"].T, x["target"])
     loss = wrap(lambda: linear_cross_entropy(x["hidden"], x["weight"], x["target"], form="recompute"))
     torch.testing.assert_close(gradients(loss, x["hidden"], x["weight"]), gradients(expected, x["hidden"], x["weight"]))
+
+
+# ---------------------------------------------------------------- where kernels run
+def test_kernels_are_refused_on_the_cpu_in_words() -> None:
+    x = made(torch.bfloat16)
+    with pytest.raises(
+        RuntimeError, match="form 'triton' runs on a GPU, and the tensors are on the CPU; take form='re"
+    ):
+        linear_cross_entropy(x["hidden"], x["weight"], x["target"], form="triton")
+
+
+@pytest.mark.parametrize("width", [16, 6])
+def test_log_probabilities_run_on_kernels_where_there_is_a_gpu(peak_memory: Any, width: int) -> None:
+    """With rows that the copy engine takes and with others; the simulated device is a GPU to the code."""
+    hidden = torch.empty(64, width, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    weight = torch.empty(200, width, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    token = torch.empty(64, dtype=torch.int64, device="meta")
+    reading = peak_memory(token_log_probabilities, hidden, weight, token, rows_per_chunk=16, backward=True)
+    assert any("triton.py" in (row.place or "") for row in reading.alive_at_peak)

@@ -12,7 +12,7 @@ from .chunks import chunked_linear_cross_entropy
 from .products import sum_dtype
 from .recompute import TiledPass
 from .terms import Terms
-from .triton import kernel_pass, triton_is_there
+from .triton import KERNELS, triton_is_there
 
 ROWS_PER_CHUNK = 4096
 
@@ -39,7 +39,8 @@ def token_log_probabilities(
     """
     require_leading_dims("token", hidden, token)
     terms = Terms(ignore_index=ignore_index, reduction="none", softcap=softcap, temperature=temperature)
-    form, make_pass = ("triton", kernel_pass) if hidden.is_cuda and triton_is_there() else ("recompute", TiledPass)
+    has_kernels = hidden.is_cuda and triton_is_there()
+    form = "triton" if has_kernels else "recompute"
     if max_bytes is not None:
         if rows_per_chunk is not None:
             raise ValueError(f"give rows_per_chunk or max_bytes, not both; got {rows_per_chunk} and {max_bytes!r}")
@@ -47,7 +48,9 @@ def token_log_probabilities(
     rows = ROWS_PER_CHUNK if rows_per_chunk is None else rows_per_chunk
     hidden_ND, token_N = hidden.reshape(-1, hidden.shape[-1]), token.reshape(-1)
     require_linear_cross_entropy(hidden_ND, weight, token_N, bias, None, rows, target_name="token")
-    surprise_N = chunked_linear_cross_entropy(
-        hidden_ND, weight, token_N, bias, None, terms, rows, make_pass, loss_dtype=sum_dtype(hidden.dtype)
-    )
+    how = KERNELS if has_kernels else {"make_pass": TiledPass}
+    with torch.cuda.device_of(hidden):
+        surprise_N = chunked_linear_cross_entropy(
+            hidden_ND, weight, token_N, bias, None, terms, rows, **how, loss_dtype=sum_dtype(hidden.dtype)
+        )
     return -surprise_N.reshape(token.shape)

@@ -62,22 +62,19 @@ def triton_linear_cross_entropy(
         z_loss=z_loss,
     )
     require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
-    return chunked_linear_cross_entropy(
-        hidden_ND,
-        weight_VD,
-        target_N,
-        bias_V,
-        class_weight_V,
-        terms,
-        rows_per_chunk,
-        kernel_pass,
-        _weight_sum,
-        scale_in_place,
-    )
+    with torch.cuda.device_of(hidden_ND):  # kernels are launched on the current device; backward's is the tensors'
+        return chunked_linear_cross_entropy(
+            hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, **KERNELS
+        )
 
 
-def kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
+def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
     """The pass that suits the classifier and the device."""
+    if head.weight_VD.device.type == "cpu" and not _is_interpreted():
+        raise RuntimeError(
+            "form 'triton' runs on a GPU, and the tensors are on the CPU; take form='recompute', or set "
+            "TRITON_INTERPRET=1 before Python starts"
+        )
     made = ExponentialsPass if ExponentialsPass.suits(head) else LogitsPass
     return made(head, rows_per_chunk, wants_gradient)
 
@@ -355,6 +352,14 @@ def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
 
     elements = 4096
     kernels.scale_in_place[(-(-tensor.numel() // elements),)](tensor, factor, tensor.numel(), ELEMENTS=elements)
+
+
+KERNELS: dict[str, Any] = {
+    "make_pass": _kernel_pass,
+    "make_weight_sum": _weight_sum,
+    "scale_": scale_in_place,
+}
+"""What ``chunked_linear_cross_entropy`` takes to run on kernels: the three know each other's results."""
 
 
 def _tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> Any:
