@@ -38,10 +38,11 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
     return _child().apply(function)
 
 
-def _take_one_core() -> None:
+def take_one_core() -> None:
+    """For a child's start. Small tensors gain nothing from torch's own threads, and other processes use the cores."""
     import torch
 
-    torch.set_num_threads(1)  # the process that waits for it has the other cores in use
+    torch.set_num_threads(1)
 
 
 @functools.cache
@@ -50,7 +51,7 @@ def _child() -> Pool:
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
     try:
-        child = multiprocessing.get_context("spawn").Pool(1, _take_one_core)
+        child = multiprocessing.get_context("spawn").Pool(1, take_one_core)
         atexit.register(child.terminate)
         return child
     finally:

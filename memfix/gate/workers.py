@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import Examination, examine
+from ..checks.interpreter import take_one_core
 from ..contract import Contract
 from ..meters import get_meter
 from ..meters.base import Meter
@@ -30,7 +31,7 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
         return [examine(contract, meter, effort, say) for contract in contracts]
     found: dict[str, Examination] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=_take_one_core) as workers:
+    with ProcessPoolExecutor(num_workers, context, initializer=take_one_core) as workers:
         # those with most to do first, so that the last to end is not one that began late
         by_work = sorted(contracts, key=lambda c: len(c.forms) * len(c.cases) + len(c.inputs), reverse=True)
         asked = [workers.submit(_examine_by_name, contract.name, effort.name) for contract in by_work]
@@ -40,13 +41,6 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
             waiting = [contract.name for contract in contracts if contract.name not in found]
             say(f"{examination.op} is examined" + (f"; still at {', '.join(waiting)}" if waiting else ""))
     return [found[contract.name] for contract in contracts]
-
-
-def _take_one_core() -> None:
-    """Of torch's own threads, too: small tensors gain nothing from more, and the workers share the cores."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _examine_by_name(op: str, effort: str) -> Examination:

@@ -8,12 +8,12 @@ weight in the dtype of the weight; in return its backward may be run as often as
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .arguments import require_linear_cross_entropy
-from .full_logits import full_logits_loss, joined
-from .targets import require_targets_in_range
+from .full_logits import chunks_of_full_logits, full_logits_loss
 from .terms import Terms
 
 
@@ -43,16 +43,6 @@ def checkpoint_linear_cross_entropy(
         softcap=softcap,
         z_loss=z_loss,
     )
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
-    require_targets_in_range(target_N, weight_VD.shape[0], ignore_index)
-    of_a_chunk = "none" if reduction == "none" else "sum"
-    parts = (
-        checkpoint(
-            full_logits_loss,
-            *(hidden_CD, weight_VD, target_C, bias_V, class_weight_V, terms, of_a_chunk),
-            use_reentrant=False,
-            preserve_rng_state=False,  # nothing is drawn
-        )
-        for hidden_CD, target_C in zip(hidden_ND.split(rows_per_chunk), target_N.split(rows_per_chunk), strict=True)
-    )
-    return joined(parts, target_N, class_weight_V, terms)
+    # nothing is drawn at random, so no state of a generator need be kept
+    run = partial(checkpoint, full_logits_loss, use_reentrant=False, preserve_rng_state=False)
+    return chunks_of_full_logits(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, run)

@@ -81,7 +81,7 @@ def multiply_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     tensor.mul_(factor.reshape(1))
 
 
-def _wide_weight_sum(
+def wide_weight_sum(
     head: Head,
     weight_VD: torch.Tensor,
     hidden_ND: torch.Tensor,
@@ -89,6 +89,7 @@ def _wide_weight_sum(
     num_chunks: int,
     is_deferred: bool,
 ) -> WeightSum:
+    """Summed as wide as sums are, whatever pass made the gradient."""
     return WeightGradient(weight_VD, in_one_product=num_chunks <= 1 and not is_deferred)
 
 
@@ -118,7 +119,7 @@ def chunked_linear_cross_entropy(
     terms: Terms,
     rows_per_chunk: int,
     make_pass: MakePass,
-    make_weight_sum: MakeWeightSum = _wide_weight_sum,
+    make_weight_sum: MakeWeightSum = wide_weight_sum,
     scale_: Scale = multiply_in_place,
     num_classes: int | None = None,
     loss_dtype: torch.dtype | None = None,

@@ -1,14 +1,16 @@
-"""The loss of some rows by torch's own operators, their logits made in full and left to autograd."""
+"""The loss by torch's own operators, the logits of some rows or of all made in full and left to autograd."""
 
-# C tokens of a chunk, or all of them; D width, V vocabulary
+# N tokens, C tokens of a chunk, or all of them; D width, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 
+from .arguments import require_linear_cross_entropy
+from .targets import require_targets_in_range
 from .terms import Terms
 
 
@@ -39,6 +41,32 @@ def full_logits_loss(
         return loss, None
     square_C = logits_CV.logsumexp(1).square().where(target_C != terms.ignore_index, 0)
     return loss, square_C if reduction == "none" else square_C.sum()
+
+
+def chunks_of_full_logits(
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    target_N: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    class_weight_V: torch.Tensor | None,
+    terms: Terms,
+    rows_per_chunk: int | None = None,
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = full_logits_loss,
+) -> torch.Tensor:
+    """The loss of all tokens, at once or ``rows_per_chunk`` at a time; ``run`` is how ``full_logits_loss`` is called.
+
+    On a GPU a target out of range stops the device, as in torch: looking for it would make the host wait.
+    """
+    rows = 1 if rows_per_chunk is None else rows_per_chunk
+    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows)
+    require_targets_in_range(target_N, weight_VD.shape[0], terms.ignore_index)
+    of_a_chunk = "none" if terms.reduction == "none" else "sum"
+    rows = hidden_ND.shape[0] if rows_per_chunk is None else rows_per_chunk
+    parts = (
+        run(hidden_CD, weight_VD, target_C, bias_V, class_weight_V, terms, of_a_chunk)
+        for hidden_CD, target_C in zip(hidden_ND.split(rows), target_N.split(rows), strict=True)
+    )
+    return joined(parts, target_N, class_weight_V, terms)
 
 
 def joined(

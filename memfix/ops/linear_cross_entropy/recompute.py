@@ -58,12 +58,15 @@ def recompute_linear_cross_entropy(
 class TiledPass:
     """A chunk in tiles. Logits as wide as sums are made where their gradient goes; others in a tile of float32."""
 
+    keeps_slope = True
+    """Whether the slope of a cap takes memory beside the logits."""
+
     def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
         self.head = head
         weight_VD = head.weight_VD
         self.weight_DV = weight_VD.T
         wide = sum_dtype(weight_VD.dtype)
-        caps = head.terms.softcap is not None and wants_gradient
+        caps = self.keeps_slope and head.terms.softcap is not None and wants_gradient
         # a cap needs its slope beside the logits: the tile is then as small again
         self.rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
         size_RV, size_CV = (self.rows_per_tile, head.vocabulary), (rows_per_chunk, head.vocabulary)
@@ -102,8 +105,7 @@ class TiledPass:
         gradient_RV: torch.Tensor | None,
     ) -> None:
         num_rows = hidden_RD.shape[0]
-        values_RV = _first(num_rows, self.values_RV) if self.values_RV is not None else gradient_RV
-        assert values_RV is not None
+        values_RV = self._room_for_logits(num_rows, gradient_RV)
         slope_RV = None if self.slope_RV is None else _first(num_rows, self.slope_RV)
         self._logits(hidden_RD, values_RV, slope_RV)
         highest_R = None if sums.logsumexp_K is None else values_RV.amax(1)
@@ -132,6 +134,11 @@ class TiledPass:
         if slope_RV is not None:
             at_target_R1 = at_target_R1 * slope_RV.gather(1, column_R1)
         gradient_RV.scatter_(1, column_R1, at_target_R1.to(gradient_RV.dtype))
+
+    def _room_for_logits(self, num_rows: int, gradient_RV: torch.Tensor | None) -> torch.Tensor:
+        values_RV = _first(num_rows, self.values_RV) if self.values_RV is not None else gradient_RV
+        assert values_RV is not None
+        return values_RV
 
     def _logits(self, hidden_RD: torch.Tensor, values_RV: torch.Tensor, slope_RV: torch.Tensor | None) -> None:
         """``hidden @ weight.T + bias``, capped and divided by the temperature; and the slope of the cap."""

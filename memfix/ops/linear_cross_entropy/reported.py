@@ -41,6 +41,7 @@ def reported_linear_cross_entropy(
     require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
     require_targets_in_range(target_N, weight_VD.shape[0], ignore_index)
     of_a_chunk = "none" if reduction == "none" else "sum"
+    # a loop of its own: slices, as the report wrote them, have another backward than the split of the other forms
     chunks = (slice(start, start + rows_per_chunk) for start in range(0, hidden_ND.shape[0], rows_per_chunk))
     parts = (
         full_logits_loss(hidden_ND[chunk], weight_VD, target_N[chunk], bias_V, class_weight_V, terms, of_a_chunk)

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_linear_cross_entropy
-from .full_logits import full_logits_loss, joined
-from .targets import require_targets_in_range
+from .full_logits import chunks_of_full_logits
 from .terms import Terms
 
 
@@ -25,10 +23,7 @@ def standard_linear_cross_entropy(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> torch.Tensor:
-    """``F.cross_entropy(hidden @ weight.T + bias, target)``: three ``[N, V]`` tensors at the peak of a train step.
-
-    On a GPU a target out of range stops the device, as in torch: looking for it would make the host wait.
-    """
+    """``F.cross_entropy(hidden @ weight.T + bias, target)``: three ``[N, V]`` tensors at the peak of a train step."""
     terms = Terms(
         ignore_index=ignore_index,
         reduction=reduction,
@@ -36,8 +31,4 @@ def standard_linear_cross_entropy(
         softcap=softcap,
         z_loss=z_loss,
     )
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V)
-    require_targets_in_range(target_N, weight_VD.shape[0], ignore_index)
-    of_all = "none" if reduction == "none" else "sum"
-    whole = full_logits_loss(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, of_all)
-    return joined([whole], target_N, class_weight_V, terms)
+    return chunks_of_full_logits(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms)

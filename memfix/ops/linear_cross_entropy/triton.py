@@ -6,7 +6,7 @@ token, which goes into the narrow operand of the two other products. Everything 
 smoothing, other GPUs) takes one pass over float32 logits.
 """
 
-# C tokens of a chunk, R tokens of a tile of a chunk, D width, V vocabulary, H classes of a part of it
+# C tokens of a chunk, R tokens of a tile of a chunk, D width, V vocabulary
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from typing import Any
 import torch
 
 from .arguments import require_linear_cross_entropy
-from .chunks import Head, WeightSum, chunked_linear_cross_entropy
-from .logits_gradient import DenseGradient
-from .narrowing import WeightGradient
-from .products import product_into, sum_dtype
+from .chunks import Head, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
+from .products import product_into
+from .recompute import TiledPass
 from .targets import Counted
 from .terms import Coefficients, Sums, Terms
 
-TILES_PER_CHUNK = 4
-"""Of a chunk's logits, a quarter at a time is in float32: half the bytes of its 16-bit gradient."""
 _TILE_TOKENS, _TILE_CLASSES, _TILE_DEPTH = 128, 256, 64
 _ALIGNED_BYTES = 16  # what the GPU's copy engine asks of addresses and strides
 
@@ -79,36 +76,14 @@ def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> Expon
     return made(head, rows_per_chunk, wants_gradient)
 
 
-class LogitsPass:
-    """A chunk in tiles: float32 logits from the product, then one kernel for their sums and their gradient."""
+class LogitsPass(TiledPass):
+    """A tile of float32 logits from the product, then one kernel for their sums and their gradient."""
 
-    def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
-        self.head = head
-        weight_VD = head.weight_VD
-        wide = sum_dtype(weight_VD.dtype)
-        self.rows_per_tile = -(-rows_per_chunk // TILES_PER_CHUNK)
-        self.gradient_CV = weight_VD.new_empty((rows_per_chunk, head.vocabulary)) if wants_gradient else None
-        in_place = wants_gradient and wide == weight_VD.dtype
-        tile_RV = (self.rows_per_tile, head.vocabulary)
-        self.values_RV = None if in_place else weight_VD.new_empty(tile_RV, dtype=wide)
+    keeps_slope = False
 
-    def __call__(
-        self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
-    ) -> DenseGradient | None:
-        num_rows = hidden_CD.shape[0]
-        for start in range(0, num_rows, self.rows_per_tile):
-            tile = slice(start, min(start + self.rows_per_tile, num_rows))
-            gradient_RV = None if self.gradient_CV is None else self.gradient_CV[tile]
-            values_RV = gradient_RV if self.values_RV is None else self.values_RV[: tile.stop - start]
-            assert values_RV is not None
-            product_into(values_RV, hidden_CD[tile], self.head.weight_VD.T)
-            own = None if coefficients is None else coefficients.rows(tile)
-            self._launch(values_RV, target_C[tile], sums.rows(tile), own, gradient_RV)
-        return None if self.gradient_CV is None else DenseGradient(self.gradient_CV[:num_rows], self.head.weight_VD)
-
-    def _launch(
+    def _visit_tile(
         self,
-        values_RV: torch.Tensor,
+        hidden_RD: torch.Tensor,
         target_R: torch.Tensor,
         sums: Sums,
         coefficients: Coefficients | None,
@@ -118,7 +93,9 @@ class LogitsPass:
 
         head, terms = self.head, self.head.terms
         parts: Any = coefficients
-        num_tokens = values_RV.shape[0]
+        num_tokens = hidden_RD.shape[0]
+        values_RV = self._room_for_logits(num_tokens, gradient_RV)
+        product_into(values_RV, hidden_RD, self.weight_DV)
         classes = 8192 if head.vocabulary > 4096 else 1024
         at_once = _tokens_at_once(num_tokens)
         pass_over_logits[(-(-num_tokens // at_once),)](
@@ -280,9 +257,7 @@ class ExponentialsWeightSum:
     weight under autocast, is added up as it is.
     """
 
-    def __init__(
-        self, head: Head, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, counted: Counted, num_chunks: int
-    ) -> None:
+    def __init__(self, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, counted: Counted, num_chunks: int) -> None:
         self.hidden_ND, self.counted, self.chunks_left = hidden_ND, counted, num_chunks
         self.out_VD = weight_VD.new_empty(weight_VD.shape)
         self.share_K = weight_VD.new_empty(counted.number, dtype=torch.float32)
@@ -343,8 +318,8 @@ def _weight_sum(
     is_deferred: bool,
 ) -> WeightSum:
     if ExponentialsPass.suits(head):
-        return ExponentialsWeightSum(head, weight_VD, hidden_ND, counted, num_chunks)
-    return WeightGradient(weight_VD, in_one_product=num_chunks <= 1 and not is_deferred)
+        return ExponentialsWeightSum(weight_VD, hidden_ND, counted, num_chunks)
+    return wide_weight_sum(head, weight_VD, hidden_ND, counted, num_chunks, is_deferred)
 
 
 def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
