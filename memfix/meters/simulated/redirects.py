@@ -6,8 +6,10 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch._decomp import meta_table
 
 from . import attention
 from .composite import native_on_cuda_only
@@ -28,12 +30,12 @@ def paths_as_on_cuda(tracker: StorageTracker) -> Iterator[None]:
             for name, kernel in _CHOICES.items():
                 for key in ("CUDA", "AutogradCUDA"):  # below autograd, so that a recomputation sees it too
                     library.impl(name, kernel, key, allow_override=True)  # a nested one overrides ours
-            for name, kernel in _FAKES_THAT_TORCH_LACKS.items():
+            for name, kernel in (_FAKES_THAT_TORCH_LACKS | _FAKES_THAT_TORCH_MISTAKES).items():
                 library.impl(name, kernel, "Meta", allow_override=True)
             attention.install(library, tracker.gpu, tracker.notes)
             for name in native_on_cuda_only():
                 library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
-        with attention.preferences_of(tracker.gpu):
+        with attention.preferences_of(tracker.gpu), mock.patch.dict(meta_table, _preferred_to_decompositions()):
             yield
     finally:
         library._destroy()
@@ -138,6 +140,18 @@ _FAKES_THAT_TORCH_LACKS = {
     "cudnn_grid_sampler_backward": lambda tensor, grid, grad: (torch.empty_like(tensor), torch.empty_like(grid)),
     "_logcumsumexp": lambda tensor, dim: torch.empty_like(tensor, memory_format=torch.contiguous_format),
 }
+
+_FAKES_THAT_TORCH_MISTAKES = {  # its 2.11 takes the dtype for beta
+    "addmm.dtype": lambda added, left, right, dtype, **named: left.new_empty(
+        (left.shape[0], right.shape[1]), dtype=dtype
+    ),
+    "addmm.dtype_out": lambda added, left, right, dtype, *, out, **named: out,
+}
+
+
+def _preferred_to_decompositions() -> dict[Any, Any]:
+    named = ((name.split("."), kernel) for name, kernel in _FAKES_THAT_TORCH_MISTAKES.items())
+    return {getattr(getattr(aten, operator), overload): kernel for (operator, overload), kernel in named}
 
 
 def _only_for_dispatch(*args: Any, **kwargs: Any) -> Any:
