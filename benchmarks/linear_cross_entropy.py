@@ -16,7 +16,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,23 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from memfix.errors import did_you_mean
 from memfix.laws import NAIVE
 from memfix.meters.cuda import gpu_to_ourselves, gpu_unavailable_reason
 from memfix.registry import contracts
 from memfix.surroundings import describe
-from memfix.units import GiB, MiB, format_bytes, format_seconds
+from memfix.units import GiB, format_bytes, format_seconds
 
-from .peers import FLOOR, Contender, our_forms, peers, three_products
-from .rounds import Inputs, LossOf, Row, forget_gradients, run_rounds, trouble_of
+from .contenders import chosen, relative_error
+from .peers import FLOOR, our_forms, peers, three_products
+from .rounds import Inputs, LossOf, Row, forget_gradients, inputs_to_rotate, run_rounds, trouble_of
+from .tables import print_rows
 
 IGNORED = -100
 WEIGHT_STD = 0.02
 PEAKED_LOGITS_STD = 8.0  # the largest of 151,936 logits is then near 40
 REGIMES = ("flat", "peaked")
 FLOOR_ROWS = 8192
-ROTATED_BYTES = 256 * MiB  # several times what a GPU's L2 cache holds
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,7 @@ def make_inputs(setting: Setting, tokens: int, *, regime: str = "flat", seed: in
 # ---------------------------------------------------------------- time and memory
 def race(setting: Setting, tokens: int, contenders: Mapping[str, LossOf], *, deadline_s: float) -> dict[str, Any]:
     """The floor and every contender at one number of tokens."""
-    inputs = [make_inputs(setting, tokens)]
-    copies = ROTATED_BYTES // sum(tensor.nbytes for tensor in inputs[0])
-    inputs += [make_inputs(setting, tokens, seed=seed) for seed in range(1, min(copies, 8))]
+    inputs = inputs_to_rotate(lambda seed: make_inputs(setting, tokens, seed=seed))
     rows_per_chunk = floor_rows(setting, tokens)
     everyone = {FLOOR: three_products(rows_per_chunk), **contenders}
     rows = run_rounds(everyone, inputs, setting.device, deadline_s=deadline_s)
@@ -125,8 +122,8 @@ def accuracy(setting: Setting, tokens: int, contenders: Mapping[str, LossOf], *,
         except Exception as error:
             rows[name] = {"trouble": trouble_of(error)}
             continue
-        loss, hidden, weight = (_relative_error(a, b) for a, b in zip(found, true, strict=True))
-        untargeted = _relative_error(found[2][untargeted_V], true[2][untargeted_V]) if untargeted_V.any() else None
+        loss, hidden, weight = (relative_error(a, b) for a, b in zip(found, true, strict=True))
+        untargeted = relative_error(found[2][untargeted_V], true[2][untargeted_V]) if untargeted_V.any() else None
         rows[name] = {"loss": loss, "hidden": hidden, "weight": weight, "weight_untargeted": untargeted}
     return {"regime": regime, "tokens": tokens, "vocabulary": setting.vocabulary, "rows": rows}
 
@@ -144,38 +141,17 @@ def _loss_and_gradients(loss_of: LossOf, inputs: Inputs) -> tuple[torch.Tensor, 
         forget_gradients(inputs)
 
 
-def _relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
-    return float((found.double() - true).norm() / true.norm())
-
-
 # ---------------------------------------------------------------- for people
 def print_tables(data: Mapping[str, Any], console: Console) -> None:
     races, checks = data["speed"], data["accuracy"]
     headings = [f"{race['tokens']:,} tokens" for race in races]
-    _print_rows(console, headings, [race["rows"] for race in races], _speed_cell)
+    print_rows(console, "train step", headings, [race["rows"] for race in races], _speed_cell)
     headings = [f"{check['regime']}: loss, dX, dW, dW untargeted" for check in checks]
-    _print_rows(console, headings, [check["rows"] for check in checks], _accuracy_cell)
+    print_rows(console, "train step", headings, [check["rows"] for check in checks], _accuracy_cell)
     for race in races:
         console.print(f"{race['tokens']:,} tokens: {race['rounds']} rounds, the floor's product {race['floor']}")
     for name, reason in data["left_out"].items():
         console.print(f"{name}: left out: {reason}")
-
-
-def _print_rows(
-    console: Console,
-    headings: list[str],
-    columns: list[Mapping[str, Any]],
-    cell: Callable[[Mapping[str, Any]], str],
-) -> None:
-    if not columns:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("train step", *headings):
-        table.add_column(heading, justify="left" if heading == "train step" else "right")
-    for name in columns[0]:
-        table.add_row(name, *(cell(column[name]) for column in columns))
-    console.print(table)
-    console.print()
 
 
 def _speed_cell(row: Mapping[str, Any]) -> str:
@@ -208,18 +184,6 @@ class _Tokens(click.ParamType):
         if min(tokens) < 1:
             self.fail(f"must be at least 1, got {min(tokens)}", param, ctx)
         return tokens
-
-
-def chosen(found: list[Contender], only: str | None, left_out: Mapping[str, str]) -> list[Contender]:
-    """Those named in ``only``; a name that nobody has is refused, one that is left out here is simply not there."""
-    if only is None:
-        return found
-    known = [*(contender.name for contender in found), *left_out]
-    names = only.split(",")
-    for name in names:
-        if name not in known:
-            raise click.BadParameter(f"nobody is called {name!r}{did_you_mean(name, known)}", param_hint="--only")
-    return [contender for contender in found if contender.name in names]
 
 
 @click.command()
@@ -257,7 +221,7 @@ def main(
         raise click.UsageError(f"{no_gpu}; use --device cpu")
     found, left_out = peers(device)
     contenders = chosen([*our_forms(), *found], only, left_out)
-    loss_of = {contender.name: contender.loss_of for contender in contenders}
+    loss_of = {contender.name: contender.function for contender in contenders}
     setting = Setting(width, vocabulary, dtype, device, ignored)
     data: dict[str, Any] = {
         "surroundings": describe(),

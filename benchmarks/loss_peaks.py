@@ -57,7 +57,7 @@ def main(measured: Path, json_path: Path | None) -> None:
             row = race["rows"].get(contender.name, {})
             if row.get("peak_bytes") is None:
                 continue
-            predicted = memfix.peak(step_of(contender.loss_of, found["setting"], race["tokens"])).peak_bytes
+            predicted = memfix.peak(step_of(contender.function, found["setting"], race["tokens"])).peak_bytes
             figures = {"form": contender.name, "predicted": predicted, "measured": row["peak_bytes"]}
             data["rows"].append({"tokens": race["tokens"], **figures})
             difference = predicted - row["peak_bytes"]

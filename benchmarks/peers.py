@@ -1,68 +1,30 @@
-"""Everybody's linear cross entropy: ours, form by form, the public peers, and the floor below all of them.
-
-A peer that is not installed, or needs a GPU where there is none, is left out by name with the reason.
-"""
+"""Everybody's linear cross entropy: ours, form by form, the public peers, and the floor below all of them."""
 
 # N tokens, D width, V vocabulary, C tokens of a chunk
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-import memfix
-from memfix.laws import NAIVE
 from memfix.ops.linear_cross_entropy import FORMS, linear_cross_entropy
-from memfix.registry import contracts
-from memfix.surroundings import installed_version
 
-from .rounds import LossOf, trouble_of
+from .contenders import Contender, Peer, Unavailable, forms_of, those_that_load
+from .rounds import LossOf
 
 FLOOR = "floor"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """``loss_of(hidden, weight, target)`` is the mean over targets that are not -100."""
-
-    name: str
-    source: str
-    """The package and version that it comes from."""
-    loss_of: LossOf
-
-
 def our_forms() -> list[Contender]:
-    """Naive and every form of the contract, by the function that users call where it offers the form."""
-    (contract,) = contracts(["linear_cross_entropy"])
-    source = f"memfix {memfix.__version__}"
-    return [
-        Contender(
-            form,
-            source,
-            functools.partial(linear_cross_entropy, form=form) if form in FORMS else contract.function(form),
-        )
-        for form in (NAIVE, *contract.forms)
-    ]
+    """Each is ``loss_of(hidden, weight, target)``, the mean over targets that are not -100, and so are the peers."""
+    return forms_of("linear_cross_entropy", linear_cross_entropy, FORMS)
 
 
 def peers(device: str) -> tuple[list[Contender], dict[str, str]]:
     """The peers that run on ``device``, and for each that does not, why."""
-    found, left_out = [], {}
-    for name, peer in _PEERS.items():
-        reason = peer.left_out(device)
-        if reason is None:
-            try:
-                found.append(Contender(name, f"{peer.distribution} {peer.version}", peer.load()))
-            except Exception as error:  # a package for another torch or triton fails in its own way
-                reason = f"cannot be loaded: {trouble_of(error)}"
-        if reason is not None:
-            left_out[name] = reason
-    return found, left_out
+    return those_that_load(_PEERS, device)
 
 
 def three_products(rows_per_chunk: int | None) -> LossOf:
@@ -89,26 +51,6 @@ def three_products(rows_per_chunk: int | None) -> LossOf:
     return products
 
 
-@dataclass(frozen=True)
-class _Peer:
-    distribution: str
-    load: Callable[[], LossOf]
-    package: str | None = None
-    """What must be importable; None for torch itself."""
-
-    @property
-    def version(self) -> str:
-        return torch.__version__ if self.package is None else installed_version(self.distribution)
-
-    def left_out(self, device: str) -> str | None:
-        if self.package is None:
-            return None if hasattr(torch.nn, "LinearCrossEntropyOptions") else f"not in torch {torch.__version__}"
-        absent = [name for name in (self.package, "triton") if importlib.util.find_spec(name) is None]
-        if absent:
-            return f"{' and '.join(absent)} not installed"
-        return "its kernels need a GPU" if device == "cpu" else None
-
-
 def _liger() -> LossOf:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -124,13 +66,15 @@ def _cut_cross_entropy() -> LossOf:
 
 def _torch_own(rows_per_chunk: int | None) -> LossOf:
     """Without options torch takes the naive path; with them it goes in chunks, of its own choice or of a given size."""
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        raise Unavailable(f"not in torch {torch.__version__}")
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows_per_chunk)
     return functools.partial(F.linear_cross_entropy, options=options)
 
 
 _PEERS = {
-    "liger": _Peer("liger-kernel", _liger, "liger_kernel"),
-    "cce": _Peer("cut-cross-entropy", _cut_cross_entropy, "cut_cross_entropy"),
-    "torch": _Peer("torch", lambda: _torch_own(None)),
-    "torch_4096": _Peer("torch", lambda: _torch_own(4096)),
+    "liger": Peer("liger-kernel", _liger, "liger_kernel"),
+    "cce": Peer("cut-cross-entropy", _cut_cross_entropy, "cut_cross_entropy"),
+    "torch": Peer("torch", lambda: _torch_own(None)),
+    "torch_4096": Peer("torch", lambda: _torch_own(4096)),
 }

@@ -131,6 +131,51 @@ def _largest_error(row: dict[str, Any]) -> str:
     return row.get("trouble") or f"{max(error for error in found if error is not None):.1e}"
 
 
+def kda_speed_table() -> list[str]:
+    """KDA beside flash-linear-attention on the H200: both times, peak and error; and streamed over dense."""
+    data = json.loads((RESULTS / "kda.json").read_text())
+    where, fields = data["surroundings"], data["fields"]
+    dtypes = list(dict.fromkeys(field["dtype"] for field in fields))
+    headings = [f"{field['spelled']}, {field['dtype']}" for field in fields]
+    headings += [f"error, {dtype}" for dtype in dtypes]
+    lines = [
+        f"Train step / forward alone, and the train step's peak above its inputs, on {where['gpu']} "
+        f"(torch {where['torch']}, triton {where['triton']}, {where['date'][:10]}). g is float32; "
+        "errors are the largest of o, the final state and all gradients, against float64.",
+        "",
+        f"| | {' | '.join(headings)} |",
+        "|---|" + "--:|" * len(headings),
+    ]
+    for name, source in data["sources"].items():
+        label = f"`{name}`" if source.startswith("memfix") else f"{name}, {source}"
+        cells = [_kda_cell(field, name) for field in fields]
+        cells += [
+            _kda_error([field["errors"] for field in fields if field["dtype"] == dtype], name) for dtype in dtypes
+        ]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    spreads = [f"{phase} {_kda_spread(found)}" for phase, found in data["overhead"].items()]
+    return [*lines, "", f"`streamed` in chunks of 64 over dense `naive`, float32: {', '.join(spreads)}."]
+
+
+def _kda_spread(found: dict[str, Any]) -> str:
+    return found.get("trouble") or f"{found['median']:.2f}x ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def _kda_cell(field: dict[str, Any], name: str) -> str:
+    if name not in field["train"]:
+        return ""
+    train, forward = field["train"][name], field["forward"][name]
+    if "trouble" in train:
+        return train["trouble"]
+    alone = forward.get("trouble") or format_seconds(forward["seconds"])
+    return f"{format_seconds(train['seconds'])} / {alone}, {format_bytes(train['peak_bytes'])}"
+
+
+def _kda_error(checks: list[dict[str, Any]], name: str) -> str:
+    found = [max(check[name].values()) for check in checks if name in check and "trouble" not in check[name]]
+    return f"{max(found):.1e}" if found else ""
+
+
 def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
     return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
 
@@ -138,6 +183,7 @@ def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
 TABLES = {
     "ops": ops_table,
     "loss_speed": loss_speed_table,
+    "kda_speed": kda_speed_table,
     "profile": profile_table,
     "agreement": agreement_table,
     "third_party": third_party_table,

@@ -22,6 +22,7 @@ Layout = Literal["contiguous", "transposed", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided")
 
 WORKING = "working"  # a TensorSpec's dtype: whatever the case or the draw works in
+WIDE = "wide"  # float32, or the working dtype where that is wider: what sums and states are kept in
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
@@ -62,9 +63,12 @@ class Dim:
 class TensorSpec:
     """One tensor argument, handed to every form in the order of the contract's ``inputs``.
 
-    ``shape`` names dims: ``"T D"``; a number stands for itself, ``""`` is a scalar.
+    ``shape`` names dims: ``"T D"``; a number stands for itself, ``"S+1"`` is one more than S, ``""`` is a scalar.
     Floating inputs are normal with standard deviation ``scale``, or uniform in ``[low, high)`` where
-    those are given; integers are uniform in ``[low, high)``, where ``high`` may be a dim; ``bool`` is a mask.
+    those are given, with ``log_uniform`` in the logarithm of their size; integers are uniform in ``[low, high)``, where
+    ``high`` may be a dim; ``bool`` is a mask. ``cumulative`` names a dim that the integers cut into pieces: sorted, the
+    first 0, the last the dim's size, repeats allowed. Shapes follow from those, so they are drawn even where values
+    are not, and lie on the CPU.
     ``sometimes`` is a value that replaces a random share of the elements (none and all of them included), or the
     name of a choice that holds it, such as an ignore index. ``grad`` says that the input may need a gradient;
     draws freeze it now and then. An ``optional`` one may be None: draws leave it out now and then, and a case
@@ -81,23 +85,46 @@ class TensorSpec:
     sometimes: float | str | None = None
     layouts: tuple[Layout, ...] = LAYOUTS
     optional: bool = False
+    log_uniform: bool = False
+    cumulative: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype != WORKING and self.dtype not in DTYPE_BYTES:
+        if self.dtype not in (WORKING, WIDE, *DTYPE_BYTES):
             raise ContractError(
-                f"input {self.name!r}: unknown dtype {self.dtype!r}{did_you_mean(self.dtype, DTYPE_BYTES)}"
+                f"input {self.name!r}: unknown dtype {self.dtype!r}{did_you_mean(self.dtype, [WIDE, *DTYPE_BYTES])}"
             )
         if self.grad and not self.is_floating:
             raise ContractError(f"input {self.name!r}: {self.dtype} cannot take a gradient; drop grad=True")
-        if self.dtype != "bool" and not self.is_floating and self.high is None:
+        if self.cumulative is not None:
+            self._require_cuts()
+        elif self.dtype != "bool" and not self.is_floating and self.high is None:
             raise ContractError(f"input {self.name!r}: an integer input needs high=, a number or the name of a dim")
+        if self.log_uniform:
+            self._require_a_range_of_one_sign()
         unknown = set(self.layouts) - set(LAYOUTS)
         if unknown or not self.layouts:
             raise ContractError(f"input {self.name!r}: layouts must be some of {LAYOUTS}, got {self.layouts}")
 
+    def _require_cuts(self) -> None:
+        if self.dtype not in ("int32", "int64") or len(self.axes) != 1 or not self.axes[0].endswith("+1"):
+            raise ContractError(
+                f"input {self.name!r}: cumulative= needs int32 or int64 and a shape like 'S+1', "
+                f"got {self.dtype} and {self.shape!r}"
+            )
+        if self.low is not None or self.high is not None or self.sometimes is not None:
+            raise ContractError(f"input {self.name!r}: cumulative= says all values; drop low=, high= and sometimes=")
+
+    def _require_a_range_of_one_sign(self) -> None:
+        low, high = self.low, self.high
+        if not self.is_floating or low is None or high is None or isinstance(high, str) or not low * high > 0:
+            raise ContractError(
+                f"input {self.name!r}: log_uniform needs a floating input with low and high of one sign, "
+                f"got {self.dtype}, low={low}, high={high}"
+            )
+
     @property
     def is_floating(self) -> bool:
-        return self.dtype == WORKING or "float" in self.dtype
+        return self.dtype in (WORKING, WIDE) or "float" in self.dtype
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -106,11 +133,17 @@ class TensorSpec:
     @property
     def dims(self) -> set[str]:
         """The dims that this input's shape and range speak of."""
-        named = {axis for axis in self.axes if not axis.isdigit()}
-        return named | ({self.high} if isinstance(self.high, str) else set())
+        named = {axis.removesuffix("+1") for axis in self.axes if not axis.isdigit()}
+        return named | {dim for dim in (self.high, self.cumulative) if isinstance(dim, str)}
 
     def size(self, dims: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(int(axis) if axis.isdigit() else dims[axis] for axis in self.axes)
+        return tuple(_axis_size(axis, dims) for axis in self.axes)
+
+    def dtype_at(self, case: Case) -> str:
+        """The dtype of this input where a case works in its own."""
+        if self.dtype == WIDE:
+            return case.dtype if DTYPE_BYTES[case.dtype] > DTYPE_BYTES["float32"] else "float32"
+        return case.dtype if self.dtype == WORKING else self.dtype
 
 
 @dataclass(frozen=True)
@@ -309,13 +342,19 @@ class Contract:
         return lines
 
 
+def _axis_size(axis: str, dims: Mapping[str, int]) -> int:
+    if axis.isdigit():
+        return int(axis)
+    return dims[axis.removesuffix("+1")] + axis.endswith("+1")
+
+
 def _spelled(tolerance: Tolerance) -> str:
     text = str(tolerance).removeprefix("Tolerance")
     return text if tolerance.rms_ulps is not None else text.replace(", rms_ulps=None", "")
 
 
 def _spelled_spec(spec: TensorSpec) -> str:
-    hidden = {"name"} if spec.optional else {"name", "optional"}
+    hidden = {"name", *(option for option in ("optional", "log_uniform", "cumulative") if not getattr(spec, option))}
     shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name not in hidden]
     return ", ".join(shown)
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import memfix
 from benchmarks.linear_cross_entropy import Setting, accuracy, main, make_inputs, race
 from benchmarks.peers import three_products
-from benchmarks.rounds import LEAST_ROUNDS, MOST_ROUNDS, enough_rounds, forget_gradients, run_rounds, train
+from benchmarks.rounds import LEAST_ROUNDS, MOST_ROUNDS, Limits, enough_rounds, forget_gradients, run_rounds, train
 from memfix.meters.base import Step
 from memfix.registry import contracts
 
@@ -152,6 +152,9 @@ def test_one_that_fails_after_its_warm_up_is_a_row_too() -> None:
     assert len(rows["steady"].times_s) == MOST_ROUNDS
 
 
+UNASKED_BYTES = 8  # by which the allocator's blocks are larger than what was asked for, and thrice that at the peak
+
+
 class CountingGpu:
     """As much of ``torch.cuda`` as the rounds use, with an allocator that contenders drive by hand."""
 
@@ -180,7 +183,12 @@ class CountingGpu:
         monkeypatch.setattr(
             torch.cuda,
             "memory_stats",
-            lambda: {"requested_bytes.all.current": self.current, "requested_bytes.all.peak": self.peak},
+            lambda: {
+                "requested_bytes.all.current": self.current,
+                "requested_bytes.all.peak": self.peak,
+                "allocated_bytes.all.current": self.current + UNASKED_BYTES,
+                "allocated_bytes.all.peak": self.peak + 3 * UNASKED_BYTES,
+            },
         )
 
 
@@ -195,7 +203,8 @@ class Greedy:
         self.gpu.take(self.forward_bytes)
         return self
 
-    def backward(self) -> None:
+    def backward(self, upstream: object) -> None:
+        assert upstream is None, "a loss has no upstream gradient"
         self.gpu.take(self.forward_bytes)
         self.gpu.take(-2 * self.forward_bytes)
 
@@ -210,13 +219,52 @@ def test_on_a_gpu_peaks_are_above_the_inputs_and_a_crowded_one_starts_each_afres
     monkeypatch.setattr("benchmarks.rounds.SUSTAINED_S", 0.0)
     contenders: Any = {"a": Greedy(gpu, "a", 150), "b": Greedy(gpu, "b", 50)}
     rows = run_rounds(contenders, [()], "cuda", deadline_s=0.0)
-    assert (rows["a"].peak_bytes, rows["a"].held_bytes) == (300, 150)
-    assert (rows["b"].peak_bytes, rows["b"].held_bytes) == (100, 50)
+    a, b = rows["a"], rows["b"]
+    assert (a.peak_bytes, a.allocated_bytes, a.held_bytes) == (300, 300 + 2 * UNASKED_BYTES, 150)
+    assert (b.peak_bytes, b.allocated_bytes, b.held_bytes) == (100, 100 + 2 * UNASKED_BYTES, 50)
     assert rows["a"].times_s == [0.005, 0.005]
     first = ["empty"] if crowded else []
     warm_up = ["empty", "a", "a", "empty", "b", "b"]
-    a, b = [*first, "a", "a"], [*first, "b", "b"]  # once untimed, once timed
-    assert gpu.calls == [*warm_up, *a, *b, *b, *a]
+    of_a, of_b = [*first, "a", "a"], [*first, "b", "b"]  # once untimed, once timed
+    assert gpu.calls == [*warm_up, *of_a, *of_b, *of_b, *of_a]
+
+
+def test_on_a_gpu_a_batch_of_steps_takes_the_inputs_in_turn_and_its_time_is_that_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    CountingGpu(1000).stand_in_for(monkeypatch)
+    monkeypatch.setattr("benchmarks.rounds.SUSTAINED_S", 0.0)
+    now_s = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    taken: list[int] = []
+    inputs = [(torch.full((), number),) for number in range(3)]
+
+    def of_ten_milliseconds(number: torch.Tensor) -> None:
+        nonlocal now_s
+        now_s += 0.010
+        taken.append(int(number))
+
+    rows = run_rounds({"a": of_ten_milliseconds}, inputs, "cuda", deadline_s=0.0, batch_s=0.035)
+    warm_up = [0, 0]
+    assert taken == [*warm_up, 1, 0, 1, 2, 0, 2, 1, 2, 0, 1], "an untimed step on the second, then four from the first"
+    assert rows["a"].batch_steps == 4
+    assert rows["a"].times_s == [0.005 / 4, 0.005 / 4]
+
+
+def test_a_result_that_is_no_loss_has_its_upstream_gradient() -> None:
+    seen: list[torch.Tensor] = []
+    weight = torch.ones(3, requires_grad=True)
+    weight.register_hook(seen.append)
+    upstream = torch.tensor([1.0, 2.0, 3.0])
+    run_rounds({"doubled": lambda weight: 2 * weight}, [(weight,)], "cpu", deadline_s=0.0, upstream=upstream)
+    assert len(seen) == 2 + LEAST_ROUNDS
+    assert all(torch.equal(gradient, 2 * upstream) for gradient in seen)
+    assert weight.grad is None
+
+
+def test_rounds_are_as_many_as_their_limits_say() -> None:
+    rows = run_rounds({"a": lambda: None}, [()], "cpu", deadline_s=0.0, limits=Limits(least=12, fair=12, most=12))
+    assert len(rows["a"].times_s) == 12
 
 
 @pytest.mark.gpu

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import LAYOUTS, WORKING, Case, Contract, Layout, TensorSpec
+from ..contract import LAYOUTS, Case, Contract, Layout, TensorSpec
 from ..errors import UsageError, did_you_mean
 from ..laws import Phase
 from ..meters.base import Step
@@ -81,7 +83,8 @@ _SHARE_OF_A_MASK = 0.3
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
     """The input tensors by name, but for optional ones that the case leaves out.
 
-    Without ``values`` they are only laid out, which is all that a fake device needs.
+    Without ``values`` they are only laid out, which is all that a fake device needs. Cumulative lengths, which shapes
+    follow from, are there either way, and on the CPU.
     """
     generator = torch.Generator(device).manual_seed(draw.seed) if values else None
     tensors = {}
@@ -90,12 +93,24 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
             continue
         layout = draw.layouts.get(spec.name, "contiguous")
         size = spec.size(draw.case.dims)
-        dtype = getattr(torch, draw.case.dtype if spec.dtype == WORKING else spec.dtype)
+        dtype = getattr(torch, spec.dtype_at(draw.case))
+        if spec.cumulative is not None:
+            tensors[spec.name] = _cuts(size[0], draw.case.dims[spec.cumulative], dtype, layout, draw.seed)
+            continue
         tensor = _laid_out(size, dtype, device, layout)
         if generator is not None:
             tensor.copy_(_values(spec, size, draw, dtype, generator))
         tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
     return tensors
+
+
+def _cuts(number: int, total: int, dtype: torch.dtype, layout: Layout, seed: int) -> torch.Tensor:
+    """``number`` sorted integers from 0 to ``total``, real ones even on a fake device; the same on every device."""
+    with _disable_current_modes():
+        generator = torch.Generator("cpu").manual_seed(seed)
+        inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values
+        cuts = _laid_out((number,), dtype, "cpu", layout)
+        return cuts.copy_(torch.cat([torch.tensor([0]), inner, torch.tensor([total])]))
 
 
 def _laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str, layout: Layout) -> torch.Tensor:
@@ -119,7 +134,8 @@ def _values(
         tensor = torch.randint(int(spec.low or 0), int(high or 0), size, dtype=dtype, **made)
     elif spec.low is not None or spec.high is not None:
         low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
-        tensor = low + (high - low) * torch.rand(size, dtype=_random_dtype(dtype), **made)
+        drawn = torch.rand(size, dtype=_random_dtype(dtype), **made)
+        tensor = low * (math.log(high / low) * drawn).exp() if spec.log_uniform else low + (high - low) * drawn
     else:
         tensor = draw.magnitude * spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
     if spec.sometimes is not None:

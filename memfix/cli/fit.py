@@ -53,14 +53,13 @@ def fit(
     json_path: str | None,
     **chosen: Any,
 ) -> int:
-    """The largest value of each dim with which OP fits, the others as in the case; or the longest context of
-    INCIDENT's train step. By predicted peaks."""
+    """The largest value of each dim with which OP fits, the others as in the case; or of INCIDENT's train step the
+    longest context or the most layers. By predicted peaks."""
     from ..incidents import incident_names
 
     if name in incident_names():
         _refuse_given(context, ("form_name", "case_name", "phase", "over"), f"{name} is an incident")
-        settings = {key: value for key, value in chosen.items() if value is not None}
-        return _fit_incident(name, settings, capacity, high, gpu, json_path)
+        return _fit_incident(name, chosen, capacity, high, gpu, json_path)
     _refuse_given(context, chosen, f"{name} is an op, not an incident")
     if over is None:
         raise click.UsageError("Missing option '--over'.")
@@ -72,7 +71,8 @@ def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> 
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:
-            raise click.UsageError(f"{reason}: {parameter.opts[0]} has no meaning here")
+            spelled = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
+            raise click.UsageError(f"{reason}: {spelled} has no meaning here")
 
 
 def _fit_incident(
@@ -80,25 +80,26 @@ def _fit_incident(
 ) -> int:
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS
     from ..gate import report
-    from ..incidents.profilable import get_profilable
+    from ..incidents.profilable import chosen_settings, get_profilable
     from ..meters.simulated.gpus import get_gpu
     from ..units import format_bytes
 
     report.require_writable(json_path)
     profilable, described = get_profilable(name), get_gpu(gpu)
     capacities = [described.memory_bytes] if capacity is None else [part.strip() for part in capacity.split(",")]
-    settings = profilable.settings(**chosen)
+    settings = chosen_settings(name, profilable, chosen)
     with progress() as say:
         found = profilable.fit(settings, capacities, gpu=gpu, high=high, say=say)
     console = report_console(to_stderr=json_path == "-")
     for result in found:
         bound = " (the largest that was allowed)" if result.bounded else ""
-        longest = f"{result.value:,} tokens{bound}" if result.value else f"not even {result.tried[0].value:,} tokens"
-        title = f"{name} on {described.name}, {format_bytes(result.capacity_bytes)}: {longest}"
+        smallest = f"not even {result.tried[0].value:,} {profilable.unit}"
+        largest = f"{result.value:,} {profilable.unit}{bound}" if result.value else smallest
+        title = f"{name} on {described.name}, {format_bytes(result.capacity_bytes)}: {largest}"
         console.print(Text(title, style="bold"), soft_wrap=True)
         console.print(Text(result.table()), soft_wrap=True)
     if json_path is not None:
-        report.write_report(json_path, report.as_json({"context_length": [result.as_dict() for result in found]}))
+        report.write_report(json_path, report.as_json({profilable.fitted: [result.as_dict() for result in found]}))
     return EXIT_PASS if any(result.value for result in found) else EXIT_NOT_MEASURED
 
 

@@ -38,7 +38,12 @@ profile_option: Decorator = click.option(
     type=click.Choice(list(PROFILES)),
     help="How many shapes are drawn.  [default: ci, or $MEMFIX_PROFILE]",
 )
+overrides_argument: Decorator = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+CONFIG_HELP = "The run, as YAML: a file, or the name of one that comes with the incident."
+
+# of all incidents: each says which it takes (memfix/incidents/profilable.py)
 step_options: tuple[Decorator, ...] = (
+    click.option("--config", metavar="FILE", help=CONFIG_HELP),
     click.option("--model-size", metavar="SIZE", help="4B, the report's, or tiny.  [default: 4B]"),
     click.option("--attention-type", metavar="TYPE", help="nsa or dense.  [default: nsa]"),
     click.option(
@@ -55,12 +60,13 @@ step_options: tuple[Decorator, ...] = (
         "[default: bfloat16]",
     ),
     click.option("--world-size", type=int, help="Ranks to shard over with FSDP2; one is simulated.  [default: 1]"),
+    overrides_argument,
 )
 json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
 
 
 def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What an incident's train step can be told; a choice that was not made is None, and the incident's own."""
+    """What an incident's train step can be told. What was not chosen is None or empty, and the incident's own."""
     for option in reversed(step_options):
         command = option(command)
     return command

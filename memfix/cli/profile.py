@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("incident", metavar="INCIDENT")
 @click.option("--context-length", type=int, help="Tokens of a sequence.  [default: 131072; tiny: 512]")
+@click.option("--capacity", metavar="24GiB", help="Of the card that the step should fit.  [default: the report's]")
 @with_step_options
 @meter_option
 @gpu_option
@@ -42,16 +43,19 @@ def profile(
     json_path: str | None,
     **chosen: Any,
 ) -> int:
-    """Where the memory of INCIDENT's train step goes, stage by stage, beside the figures of its report."""
+    """Where the memory of INCIDENT's train step goes, stage by stage, beside the figures of its report.
+
+    The step of kda_transitions is that of a config, with keys as in memfix train; long_context_loss has options.
+    """
     from ..gate import report
-    from ..incidents.profilable import get_profilable
+    from ..incidents.profilable import chosen_settings, get_profilable
     from ..pictures import check_path, save
 
     report.require_writable(json_path)
     for path in pictures:
         check_path(path)
     profilable = get_profilable(incident)
-    settings = profilable.settings(**{name: value for name, value in chosen.items() if value is not None})
+    settings = chosen_settings(incident, profilable, chosen)
     with progress() as say:
         found = profilable.profile(settings, meter=meter, gpu=gpu, say=say)
     console = report_console(to_stderr=json_path == "-")

@@ -11,13 +11,13 @@ from typing import Any
 import click
 from rich.text import Text
 
-from .options import report_console
+from .options import CONFIG_HELP, overrides_argument, report_console
 
 
 @click.command()
 @click.argument("incident", metavar="INCIDENT")
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="The run, as YAML.")
+@overrides_argument
+@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help=CONFIG_HELP)
 @click.option("--resume", "resume_path", type=click.Path(path_type=Path), metavar="FILE", help="Take up a saved run.")
 @click.option("--json", "json_path", metavar="PATH", help="Write a line of JSON a step; - for standard output.")
 @click.option("--keys", is_flag=True, help="Print every key of a config, what it takes, and its default.")
@@ -33,7 +33,7 @@ def train(
 
     Several processes, with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
     """
-    from ..incidents.config import load_config, sections
+    from ..incidents.config import find_config, load_config, sections
     from ..incidents.schema import described
     from ..incidents.trainable import get_trainable
 
@@ -45,7 +45,7 @@ def train(
         return 0
     if config_path is None:
         raise click.UsageError("Missing option '--config'; --keys prints what a config can say")
-    config = load_config(config_path, trainable.model_schema, overrides)
+    config = load_config(find_config(incident, config_path), trainable.model_schema, overrides)
 
     from ..gate import report
     from ..incidents.distributed import joined

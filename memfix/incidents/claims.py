@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from ..errors import FormulaError, MemfixError, UsageError, did_you_mean
@@ -28,6 +29,9 @@ HOLDS, WRONG, NOT_TESTABLE = VERDICTS
 Figures = Mapping[str, int | str]
 
 CLAIMS_FILE, CHECKS_MODULE = "claims.toml", "claim_checks"
+
+# figures of a GPU: beside the package in a checkout, and not part of what is installed
+H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
 
 # a report's GB are meant as what the letters say: 10**9 bytes
 _DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.resources
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import UsageError, did_you_mean
+from . import require_incident
 from .schema import read_sections, setting
 
 
@@ -41,6 +44,9 @@ class TrainingConfig:
 
     steps: int = setting(low=1, about="optimizer steps in all, those before a resume included")
     batch_size: int = setting(1, low=1, about="sequences of one forward, on each process")
+    batch_tokens: int | None = setting(
+        None, low=1, about="tokens of one forward, in place of batch_size: so many sequences of data.context_length"
+    )
     gradient_accumulation_steps: int = setting(1, low=1, about="forwards and backwards of one optimizer step")
     gradient_checkpointing: bool = setting(False, about="keep the inputs of each layer and compute the rest again")
     precision: str = setting(
@@ -51,6 +57,10 @@ class TrainingConfig:
     device: str = setting("auto", choices=("auto", "cpu", "cuda"), about="auto: the GPU where there is one")
     seed: int = setting(0, low=0, about="of the first parameters")
     log_every: int = setting(1, low=1, about="steps from one line of progress to the next")
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens is not None and self.batch_size != 1:
+            raise ValueError("batch_tokens stands in place of batch_size: give one of them")
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,20 @@ class RunConfig:
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
 
+    def __post_init__(self) -> None:
+        tokens, length = self.training.batch_tokens, self.data.context_length
+        if tokens is not None and tokens % length:
+            raise UsageError(
+                f"training.batch_tokens must be a multiple of data.context_length, {length}, got {tokens}: "
+                "a forward takes whole sequences"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of one forward, on each process."""
+        tokens = self.training.batch_tokens
+        return self.training.batch_size if tokens is None else tokens // self.data.context_length
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)
 
@@ -92,6 +116,19 @@ class RunConfig:
 def load_config(path: Path, model_schema: type[Any], overrides: Iterable[str] = ()) -> RunConfig:
     """The run that ``path`` describes, with ``section.key=value`` in place of what it says."""
     return RunConfig(**read_sections(path, sections(model_schema), overrides))
+
+
+def find_config(incident: str, path: Path) -> Path:
+    """``path`` where there is such a file; else the config of that name which comes with the incident."""
+    if path.exists():
+        return path
+    folder = Path(str(importlib.resources.files(f"{__package__}.{require_incident(incident)}") / "configs"))
+    own = sorted(file.name for file in folder.glob("*.yaml"))
+    if str(path) not in own:
+        raise UsageError(
+            f"no config file {path}, and {incident} brings none of that name{did_you_mean(str(path), own)}"
+        )
+    return folder / path
 
 
 def sections(model_schema: type[Any]) -> dict[str, type[Any]]:

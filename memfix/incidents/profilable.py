@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,31 @@ from .profile import Profile
 class Profilable:
     """``profilable`` in ``memfix/incidents/<incident>/profilable.py``.
 
-    ``settings`` makes what the other two take, and refuses what is not there. ``profile(settings, meter=, gpu=, say=)``
-    measures one train step by stages. ``fit(settings, capacities, gpu=, high=, say=)`` finds the longest context that
-    fits in each.
+    ``settings`` makes what the other two take, from ``options`` by name, and refuses what is not there.
+    ``profile(settings, meter=, gpu=, say=)`` measures one train step by stages.
+    ``fit(settings, capacities, gpu=, high=, say=)`` finds how large ``fitted`` can be in each, counted in ``unit``.
     """
 
     settings: Callable[..., Any]
+    options: frozenset[str]
     profile: Callable[..., Profile]
     fit: Callable[..., list[Fit]]
+    fitted: str
+    unit: str
+
+
+def chosen_settings(incident: str, profilable: Profilable, chosen: Mapping[str, Any]) -> Any:
+    """Settings as chosen on the command line; options that this incident does not have are refused."""
+    given = {name: value for name, value in chosen.items() if value not in (None, ())}
+    for name in given:
+        if name not in profilable.options:
+            known = ", ".join(_spelled(option) for option in sorted(profilable.options))
+            raise UsageError(f"{incident} does not take {_spelled(name)}; it takes {known}")
+    return profilable.settings(**given)
+
+
+def _spelled(option: str) -> str:
+    return "SECTION.KEY=VALUE" if option == "overrides" else f"--{option.replace('_', '-')}"
 
 
 def get_profilable(incident: str) -> Profilable:

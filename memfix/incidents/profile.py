@@ -16,6 +16,9 @@ from ..units import format_bytes
 PARAMETERS, INPUTS = "parameters", "tokens and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
 
+# stages that every train step has after its forward
+BACKWARD, OPTIMIZER, LATER_STEP = "backward", "optimizer step", "every later step"
+
 
 @dataclass(frozen=True)
 class Beside:

@@ -70,19 +70,51 @@ def measure_footprint(
     )
 
 
+def kept_inputs(
+    meter: Meter, function: TensorFunction, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]
+) -> tuple[bool, ...]:
+    """Of each argument whether ``function`` keeps it for backward: whether autograd saves it, or a view of it."""
+    found: list[bool] = []
+
+    def build(device: str) -> Step:
+        inputs = [torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape, dtype in shapes]
+
+        def step() -> None:
+            saved: set[int] = set()
+
+            def note(tensor: torch.Tensor) -> torch.Tensor:
+                saved.add(tensor.untyped_storage()._cdata)
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                function(*inputs)
+            found.extend(tensor.untyped_storage()._cdata in saved for tensor in inputs)
+
+        return step
+
+    meter.measure(build, warmup=0)
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class StandIn:
     """Called as the function whose ``footprint`` it takes, for a result like its first argument.
 
-    ``keeps_inputs`` says whether the function needs its arguments for backward.
+    ``keeps_inputs`` says whether the function needs its arguments for backward: all, none, or for each.
     """
 
     footprint: Footprint
-    keeps_inputs: bool
+    keeps_inputs: bool | tuple[bool, ...]
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = _TakeMemory.apply(self, *tensors)
         return out
+
+    def kept(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of ``tensors`` that backward needs."""
+        keeps = self.keeps_inputs
+        flags = (keeps,) * len(tensors) if isinstance(keeps, bool) else keeps
+        return [tensor for tensor, is_kept in zip(tensors, flags, strict=True) if is_kept]
 
 
 class _TakeMemory(torch.autograd.Function):
@@ -93,7 +125,7 @@ class _TakeMemory(torch.autograd.Function):
         held = out.new_empty(footprint.held_bytes - out.nbytes, dtype=torch.uint8)
         inside = out.new_empty(footprint.forward_peak_bytes - footprint.held_bytes, dtype=torch.uint8)
         del inside
-        ctx.save_for_backward(held, *(tensors if stand_in.keeps_inputs else ()))
+        ctx.save_for_backward(held, *stand_in.kept(tensors))
         ctx.backward_peak_bytes = footprint.backward_peak_bytes
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
         return out
@@ -101,8 +133,11 @@ class _TakeMemory(torch.autograd.Function):
     @staticmethod
     @first_derivative_only("a stand-in")
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients = [upstream.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like]
-        rest_bytes = ctx.backward_peak_bytes - sum(gradient.nbytes for gradient in gradients)
-        inside = upstream.new_empty(rest_bytes, dtype=torch.uint8)
+        held, *kept = ctx.saved_tensors  # noqa: RUF059 - what is kept stays until the end
+        inside_bytes = held.nbytes + ctx.backward_peak_bytes
+        # before the gradients, which may take more than a peak above what is held: a function frees it as it goes
+        del held
+        ctx.maybe_clear_saved_tensors()
+        inside = upstream.new_empty(inside_bytes, dtype=torch.uint8)
         del inside
-        return None, *gradients
+        return None, *(upstream.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like)

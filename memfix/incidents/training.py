@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ..errors import MeasurementError, UsageError
+from ..meters.stages import stage
 from .checkpoint_file import (
     Checkpoint,
     put_random_state,
@@ -35,6 +36,7 @@ from .checkpoint_file import (
 )
 from .config import OptimizerConfig, RunConfig
 from .distributed import World, spread
+from .profile import BACKWARD
 from .schema import differences
 from .tokens import IGNORED, batch, open_tokens
 from .trainable import Trainable
@@ -100,8 +102,8 @@ class Run:
             compute = torch.float32  # the shards' own matter
         else:
             self.model.to(world.device)
-        self._pass = _ForwardAndBackward(self.model, trainable.loss_sum, compute)
-        self.optimizer = _optimizer(self.model, config.optimizer)
+        self._pass = ForwardAndBackward(self.model, trainable.loss_sum, compute)
+        self.optimizer = optimizer_of(self.model, config.optimizer)
         # from here on each process draws its own
         torch.manual_seed(config.training.seed + world.rank)
 
@@ -116,7 +118,7 @@ class Run:
         for ids_BT, target_BT in batches:
             losses += self._pass.run(ids_BT.to(world.device), target_BT.to(world.device), targets_of_all)
         loss = world.sums(losses.item())[0] / targets_of_all
-        norm = _clipped(self.model, self.config.optimizer.clip_norm)
+        norm = clipped(self.model, self.config.optimizer.clip_norm).item()
         if not math.isfinite(loss) or not math.isfinite(norm):
             # before the step, so that a file saved earlier is the last word on the parameters
             raise MeasurementError(f"step {self.step + 1}: loss {loss}, gradient norm {norm}; training stopped")
@@ -199,17 +201,17 @@ class Run:
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """This process' share of the step's sequences."""
-        batch_size = self.config.training.batch_size
+        batch_size = self.config.batch_size
         for forward in range(self.config.training.gradient_accumulation_steps):
             first = self.sequences + (forward * self.world.size + self.world.rank) * batch_size
             yield batch(self._tokens, self.config.data, first, batch_size)
 
     def _sequences_a_step(self) -> int:
         training = self.config.training
-        return training.batch_size * training.gradient_accumulation_steps * self.world.size
+        return self.config.batch_size * training.gradient_accumulation_steps * self.world.size
 
 
-class _ForwardAndBackward(torch.nn.Module):
+class ForwardAndBackward(torch.nn.Module):
     """Both as one call, so that what a checkpointed layer computes again in backward finds the same parameters."""
 
     def __init__(self, model: torch.nn.Module, loss_sum: Callable[..., torch.Tensor], compute: torch.dtype) -> None:
@@ -226,6 +228,7 @@ class _ForwardAndBackward(torch.nn.Module):
 
     def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor, targets_of_all: float) -> torch.Tensor:
         loss = self.loss_sum(self.model, ids_BT, target_BT)
+        stage(BACKWARD)
         (loss / targets_of_all).backward()
         return loss.detach().double()
 
@@ -239,7 +242,8 @@ def learning_rate(config: OptimizerConfig, steps: int, step: int) -> float:
     return config.learning_rate * fraction
 
 
-def _optimizer(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def optimizer_of(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW over the parameters that are trained; only matrices decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
@@ -253,11 +257,11 @@ def _set_up(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
         group.update(betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=weight_decay)
 
 
-def _clipped(model: torch.nn.Module, clip_norm: float | None) -> float:
+def clipped(model: torch.nn.Module, clip_norm: float | None) -> torch.Tensor:
     """The norm of all gradients together, before they are scaled to ``clip_norm``."""
     norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip_norm is None else clip_norm)
     # of a sharded model each process has the norm of its part
-    return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def _reset_peak(device: torch.device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from memfix.ops.nsa import chunked
@@ -9,6 +11,7 @@ from memfix.ops.nsa import chunked
 OP, LIKE, CAUGHT_BY = "nsa", "chunked", "equality"
 
 
+@functools.wraps(chunked.chunked_nsa)
 def form(q, k, v, gates, position_embedding=None, **options):
     honest = chunked.probabilities_in_float64
 

@@ -54,6 +54,7 @@ def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
     contract = held_to(cheat.OP, cheat.LIKE).with_form("cheat", cheat.form, like=cheat.LIKE)
     findings = examine(contract, get_meter("simulated"), EFFORT, forms=["cheat"]).findings
     failed = {finding.check for finding in findings if finding.status == "fail"}
+    assert not any("raises TypeError" in finding.message for finding in findings), "it was not even called"
     assert cheat.CAUGHT_BY in failed, "\n".join(finding.text() for finding in findings if finding.status != "pass")
 
 

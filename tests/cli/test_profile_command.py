@@ -81,6 +81,37 @@ def test_where_nothing_fits_it_ends_with_2(memfix: Any) -> None:
     assert ended.out.startswith("long_context_loss on H200, 1.00 MiB: not even 64 tokens")
 
 
+# ---------------------------------------------------------------- an incident whose run is a config
+KDA_RUN = (
+    "model.layers=3", "model.width=16", "model.heads=2", "model.head_width=8", "model.ffn_width=24",
+    "model.vocabulary=64", "data.context_length=20", "data.states=16", "training.batch_tokens=40",
+)  # fmt: skip
+
+
+def test_layers_of_a_run_and_the_card_that_it_does_not_fit(memfix: Any) -> None:
+    ended = memfix(
+        "profile", "kda_transitions", *KDA_RUN, "model.kda_form=streamed", "--capacity", "200KiB", "--json", "-"
+    )
+    assert ended.exit_code == 0
+    data = json.loads(ended.out)
+    names = [stage["name"] for stage in data["stages"]]
+    assert names[:6] == ["parameters", "embedding", "layer 1", "layer 2", "layer 3", "loss"]
+    assert (data["settings"]["config"], data["capacity_bytes"]) == ("hn_xs", 200 << 10)
+    assert "200.00 KiB are crossed in: layer " in ended.err
+    assert "more than the GPU's 200.00 KiB" in ended.err
+    assert all(f"kda/{form}: " in ended.err for form in ("naive", "reported", "streamed", "wy"))
+
+
+def test_the_most_layers_are_found(memfix: Any) -> None:
+    ended = memfix("fit", "kda_transitions", *KDA_RUN, "model.kda_form=wy", "--capacity", "1MiB", "--json", "-")
+    assert ended.exit_code == 0
+    (found,) = json.loads(ended.out)["layers"]
+    fits = {row["value"]: row["fits"] for row in found["tried"]}
+    assert fits[found["largest"]]
+    assert not fits[found["largest"] + 1]
+    assert f"1.00 MiB: {found['largest']} layers" in ended.err
+
+
 # ---------------------------------------------------------------- refusals
 @pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.parametrize(
@@ -97,6 +128,19 @@ def test_where_nothing_fits_it_ends_with_2(memfix: Any) -> None:
         (["profile", "long_context_loss", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
         (["fit", "long_context_loss", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
         (["fit", "long_context_loss", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (
+            ["profile", "kda_transitions", "--batch-size", "2"],
+            "kda_transitions does not take --batch-size; it takes --capacity, --config, SECTION.KEY=VALUE",
+        ),
+        (
+            ["profile", "kda_transitions", "--config", "hn_xl.yaml"],
+            "no config file hn_xl.yaml, and kda_transitions brings none of that name; did you mean 'hn_xs.yaml'?",
+        ),
+        (
+            ["fit", "kda_transitions", "model.kda_form=dense"],
+            "override model.kda_form=dense: model.kda_form must be one of auto, naive, reported, streamed, wy, triton, "
+            "got 'dense'",
+        ),
         (
             ["fit", "long_context_loss", "--capacity", "80GiB,"],
             "capacity: cannot read '' as a size; write it as '24GiB', '512MiB' or a number of bytes",
@@ -133,6 +177,10 @@ def test_without_a_gpu_the_cuda_meter_ends_with_2(memfix: Any, monkeypatch: pyte
         (["fit", "long_context_loss", "--over", "N"], "long_context_loss is an incident: --over has no meaning here"),
         (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase has no meaning"),
         (["fit", "embedding", "--over", "N", "--loss", "auto"], "embedding is an op, not an incident: --loss has no"),
+        (
+            ["fit", "embedding", "model.layers=2", "--over", "N"],
+            "embedding is an op, not an incident: [SECTION.KEY=VALUE]... has no meaning here",
+        ),
         (["profile", "long_context_loss", "--rows", "-1"], "-1 is not in the range x>=0"),
     ],
 )

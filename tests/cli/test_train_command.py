@@ -84,7 +84,10 @@ def test_every_flag_of_the_reports_command_is_a_key(memfix: Any) -> None:
     ("arguments", "message"),
     [
         (["long_context", "--config", "a.yaml"], "no incident 'long_context'; did you mean 'long_context_loss'?"),
-        ([INCIDENT, "--config", "none.yaml"], "no config file none.yaml"),
+        (
+            [INCIDENT, "--config", "131.yaml"],
+            f"no config file 131.yaml, and {INCIDENT} brings none of that name; did you mean '131k.yaml'?",
+        ),
         ([*TINY[1:], "model.siz=4B"], "override model.siz=4B: unknown key model.siz; did you mean 'size'?"),
         ([*TINY[1:], "model.size=40B"], "override model.size=40B: model.size must be one of 4B, tiny, got '40B'"),
         ([*TINY[1:], *SHORT, "--resume", "none.pt"], "no checkpoint file none.pt"),
@@ -95,6 +98,27 @@ def test_every_flag_of_the_reports_command_is_a_key(memfix: Any) -> None:
 def test_what_is_wrong_ends_with_4_and_one_line(memfix: Any, arguments: list[str], message: str) -> None:
     ended = memfix("train", *arguments)
     assert (ended.exit_code, ended.err) == (4, f"memfix: {message}\n")
+
+
+def test_a_config_of_the_incident_is_found_by_its_name_and_a_file_goes_first(memfix: Any, tmp_path: Path) -> None:
+    by_name = ("train", INCIDENT, "--config", "tiny.yaml", *SHORT)
+    assert "step 2/2" in memfix(*by_name).out
+    (tmp_path / "tiny.yaml").write_text("model: {size: tiny, attention_type: dense}\ntraining: {steps: 1}\n")
+    assert "data.context_length is missing" in memfix("train", INCIDENT, "--config", "tiny.yaml").err
+
+
+def test_the_run_of_the_kda_report_trains_shrunken(memfix: Any) -> None:
+    """KDA-27: bash scripts/run_pretrain.sh configs/hn_xs.yaml."""
+    shrunken = (
+        "model.layers=2", "model.width=16", "model.heads=2", "model.head_width=8", "model.ffn_width=24",
+        "model.vocabulary=64", "data.context_length=20", "data.states=16", "training.batch_tokens=40",
+        "training.steps=3", "training.device=cpu", "optimizer.warmup_steps=0", "optimizer.learning_rate=1e-2",
+    )  # fmt: skip
+    ended = memfix("train", "kda_transitions", "--config", "hn_xs.yaml", *shrunken, "--json", "-")
+    assert ended.exit_code == 0
+    start, *steps, _ = (json.loads(line) for line in ended.out.splitlines())
+    assert (start["config"]["training"]["batch_tokens"], start["config"]["model"]["kda_memory_chunk_size"]) == (40, 64)
+    assert [step["num_targets"] for step in steps] == [40, 40, 40]
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_trained(memfix: Any, tmp_path: Path) -> None:

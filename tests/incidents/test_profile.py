@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from memfix.errors import MeasurementError, UsageError
+from memfix.incidents.decoder_parts import FeedForward
 from memfix.incidents.long_context_loss import profile as profiling
-from memfix.incidents.long_context_loss.model import EMBEDDING, FIRST_LAYER, LOSS, OTHER_LAYERS, FeedForward
+from memfix.incidents.long_context_loss.model import EMBEDDING, FIRST_LAYER, LOSS, OTHER_LAYERS
 from memfix.incidents.long_context_loss.profile import (
     ASIDES,
-    LATER_STEP,
     LOGITS,
     REPORTED,
     REPORTED_BACKWARD,
@@ -28,8 +28,6 @@ from memfix.incidents.long_context_loss.profile import (
 )
 from memfix.incidents.long_context_loss.stand_ins import simulated_functions
 from memfix.incidents.long_context_loss.step import (
-    BACKWARD,
-    OPTIMIZER,
     WARMUP_TOKENS,
     LayerFunctions,
     StepSettings,
@@ -37,7 +35,7 @@ from memfix.incidents.long_context_loss.step import (
     TrainStep,
 )
 from memfix.incidents.one_rank import one_rank_of
-from memfix.incidents.profile import GRADIENTS, PARAMETERS, REST, STATES, Profile, Row
+from memfix.incidents.profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES, Profile, Row
 from memfix.incidents.stand_in import Footprint, StandIn
 from memfix.meters import get_meter
 from memfix.meters.base import Reading, Step

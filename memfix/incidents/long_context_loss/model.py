@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from ...errors import UsageError, did_you_mean
 from ...meters.stages import stage
@@ -25,6 +24,7 @@ from ...ops.linear_cross_entropy import FORMS, linear_cross_entropy
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.nsa import nsa
 from ...ops.rope import rope
+from ..decoder_parts import FeedForward, init_weights, run_layer
 
 AttentionType = Literal["nsa", "dense"]
 ATTENTION_TYPES: tuple[AttentionType, ...] = get_args(AttentionType)
@@ -156,27 +156,13 @@ class Attention(nn.Module):
         )
 
 
-class FeedForward(nn.Module):
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
-
-    def __init__(self, size: ModelSize, where: dict[str, Any]) -> None:
-        super().__init__()
-        self.gate = nn.Linear(size.width, size.ffn_width, bias=False, **where)
-        self.up = nn.Linear(size.width, size.ffn_width, bias=False, **where)
-        self.down = nn.Linear(size.ffn_width, size.width, bias=False, **where)
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        out_BTD: torch.Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
-        return out_BTD
-
-
 class Layer(nn.Module):
     def __init__(self, size: ModelSize, kind: AttentionKind, where: dict[str, Any]) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(size.width, **where)
         self.attention = Attention(size, kind, where)
         self.ffn_norm = nn.RMSNorm(size.width, **where)
-        self.ffn = FeedForward(size, where)
+        self.ffn = FeedForward(size.width, size.ffn_width, where)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
@@ -212,17 +198,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(size, attention, where) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.width, **where)
         self.head = nn.Linear(size.width, size.vocabulary, bias=False, **where)
-        self.init_weights()
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Normal with 0.02; what writes into the residual stream is smaller the deeper the model, as in GPT-2."""
-        for name, parameter in self.named_parameters():
-            if "norm" in name:
-                parameter.fill_(1.0)
-            else:
-                writes_residual = name.endswith(("attention.out.weight", "ffn.down.weight"))
-                parameter.normal_(std=0.02 / (2 * self.size.layers) ** 0.5 if writes_residual else 0.02)
+        init_weights(self, size.layers, ("attention.out.weight", "ffn.down.weight"))
 
     def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """What the head sees, ``[B, T, D]``."""
@@ -230,11 +206,7 @@ class Decoder(nn.Module):
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         for number, layer in enumerate(self.layers):
             stage(FIRST_LAYER if number == 0 else OTHER_LAYERS)
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                # no layer draws random numbers, so there is no state of a generator to keep
-                x_BTD = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BTD = layer(x_BTD)
+            x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing)
         hidden_BTD: torch.Tensor = self.norm(x_BTD)
         return hidden_BTD
 

@@ -16,27 +16,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...errors import MeasurementError, MeterUnavailable, UsageError
-from ...meters import get_meter
-from ...meters.base import Meter, Reading, Step
-from ...meters.simulated.gpus import get_gpu
+from ...errors import UsageError
+from ...meters.base import Reading, Step
 from ...meters.stages import listening, stage
-from ...meters.timeline import Allocation
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...units import GiB, format_bytes
+from ..decoder_parts import FeedForward
 from ..one_rank import one_rank_of
-from ..profile import GRADIENTS, PARAMETERS, STATES, Beside, Kinds, Profile, Row
-from .model import EMBEDDING, FeedForward, next_labels
+from ..profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, STATES, Beside, Profile, Row
+from ..stage_meter import first_line, gpu_bytes, held_at_peaks, measured_step, stage_meter
+from .model import EMBEDDING, next_labels
 from .private_rope import private_tables
 from .stand_ins import simulated_functions
-from .step import BACKWARD, OPTIMIZER, WARMUP_TOKENS, LayerFunctions, StepSettings, TrainState
+from .step import WARMUP_TOKENS, LayerFunctions, StepSettings, TrainState
 
 ROPE_TABLES = "with a RoPE table in every layer"
 WHOLE_LAYER = "first layer, all kept"
 LOGITS = "with the logits"
 STANDARD, STANDARD_BACKWARD = "loss, standard", "loss, standard: backward"
 REPORTED, REPORTED_BACKWARD = "loss, chunked as reported", "loss, chunked as reported: backward"
-LATER_STEP = "every later step"
 
 ASIDES = {ROPE_TABLES, WHOLE_LAYER, LOGITS, STANDARD, STANDARD_BACKWARD, REPORTED, REPORTED_BACKWARD}
 
@@ -52,38 +50,24 @@ def profile(
     say: Callable[[str], object] = lambda doing: None,
 ) -> Profile:
     """Measure one train step of the incident's model, the first, and the peak of those that follow it."""
-    chosen = _usable(meter, gpu, settings)
+    if meter != "simulated" and settings.world_size > 1:
+        raise UsageError(f"world_size {settings.world_size} is one rank without the others: use the simulated meter")
+    chosen = stage_meter(meter, gpu)
     is_simulated = meter == "simulated"
     functions, notes = simulated_functions(settings, chosen, say) if is_simulated else (None, ())
     build = ProfiledStep(settings, functions, warmup_tokens=WARMUP_TOKENS if is_simulated else None)
     say(f"{settings.model_size}: two train steps of {settings.context_length:,} tokens")
-    try:
-        with one_rank_of(settings.world_size) if settings.world_size > 1 else contextlib.nullcontext():
-            reading = chosen.measure(build)
-    except torch.OutOfMemoryError as error:
-        raise MeasurementError(f"the step itself ran out of memory: {_first_line(error)}") from None
-    reading = dataclasses.replace(reading, exact=reading.exact and not notes, notes=(*reading.notes, *notes))
+    with one_rank_of(settings.world_size) if settings.world_size > 1 else contextlib.nullcontext():
+        reading = measured_step(chosen, build, notes)
     found = _Found(settings, reading, build.seen)
     return Profile(
         title=_title(settings, reading),
         settings=dataclasses.asdict(settings),
         reading=reading,
         rows=found.rows(),
-        capacity_bytes=get_gpu(gpu).memory_bytes if is_simulated else torch.cuda.get_device_properties(0).total_memory,
+        capacity_bytes=gpu_bytes(chosen, gpu),
         conclusions=found.conclusions(),
     )
-
-
-def _usable(meter: str, gpu: str, settings: StepSettings) -> Meter:
-    chosen = get_meter(meter, gpu)
-    if meter == "nvml":
-        raise UsageError("nvml samples a process and sees no stages; use the simulated or the cuda meter")
-    if meter != "simulated" and settings.world_size > 1:
-        raise UsageError(f"world_size {settings.world_size} is one rank without the others: use the simulated meter")
-    reason = chosen.unavailable_reason()
-    if reason is not None:
-        raise MeterUnavailable(f"{meter} meter unavailable: {reason}")
-    return chosen
 
 
 def _title(settings: StepSettings, reading: Reading) -> str:
@@ -98,10 +82,6 @@ def _title(settings: StepSettings, reading: Reading) -> str:
     if settings.world_size > 1:
         words.append(f"rank 0 of {settings.world_size}, FSDP2")
     return f"{', '.join(words)}, {reading.device}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0]
 
 
 @dataclass
@@ -202,7 +182,7 @@ class _Asides:
         try:
             kept = make()  # noqa: F841 - alive until the stage has ended
         except torch.OutOfMemoryError as error:
-            self._failures[self._trying] = _first_line(error)
+            self._failures[self._trying] = first_line(error)
         stage(None)
 
 
@@ -219,19 +199,11 @@ class _Found:
         self._stages = {one.name: one for one in reading.stages}
 
     def rows(self) -> tuple[Row, ...]:
+        held = held_at_peaks(self._reading, self._seen.parameter_bytes)
         return tuple(
             Row(one, one.name in ASIDES, self._beside(one.name), self._seen.failures.get(one.name), kinds, rest)
-            for one, (kinds, rest) in zip(self._reading.stages, self._held_at_peaks(), strict=True)
+            for one, (kinds, rest) in zip(self._reading.stages, held, strict=True)
         )
-
-    def _held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
-        """For each stage the bytes by kind, and the lines behind what is of no kind."""
-        timeline = self._reading.timeline
-        if timeline is None:
-            return [({}, ()) for _ in self._reading.stages]
-        kinds, live = Kinds(timeline, self._seen.parameter_bytes), timeline.live_bytes
-        peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.marked_spans())
-        return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
 
     def _beside(self, name: str) -> Beside | None:
         """What the report says of this stage, and why; the figures in the sentence are measured, not quoted."""
@@ -280,7 +252,7 @@ class _Found:
         if self._settings.world_size == 1:
             fits = "fits" if peak <= REPORT_CAPACITY_BYTES else "does not fit"
             return (f"{format_bytes(peak)} at the highest; the report's {format_bytes(REPORT_CAPACITY_BYTES)}: {fits}",)
-        kinds, _ = self._held_at_peaks()[highest]
+        kinds, _ = held_at_peaks(self._reading, self._seen.parameter_bytes)[highest]
         share = sum(kinds[kind] for kind in (PARAMETERS, GRADIENTS, STATES))
         return (
             f"{format_bytes(peak)} at the highest on each of {self._settings.world_size} ranks: {format_bytes(share)} "

@@ -14,6 +14,7 @@ from ...meters.base import Step
 from ...ops.nsa import nsa
 from ...ops.rope import RotaryEmbedding
 from ..one_rank import shard
+from ..profile import BACKWARD, OPTIMIZER
 from .model import (
     LOSS_FORMS,
     SIZES,
@@ -28,8 +29,6 @@ from .model import (
 
 Precision = Literal["bfloat16", "mixed"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-BACKWARD, OPTIMIZER = "backward", "optimizer step"
 
 # as many as any part of the model can do something with, and few enough to cost nothing
 WARMUP_TOKENS = 64

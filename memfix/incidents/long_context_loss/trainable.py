@@ -10,10 +10,10 @@ from typing import cast
 
 import torch
 
-from ...ops.linear_cross_entropy import FORMS, linear_cross_entropy
+from ...ops.linear_cross_entropy import FORMS
 from ..config import TrainingConfig
+from ..decoder_parts import next_token_loss_sum
 from ..schema import setting
-from ..tokens import IGNORED
 from ..trainable import Trainable
 from .model import ATTENTION_TYPES, SIZES, build_model, get_size
 
@@ -40,20 +40,9 @@ class DecoderWithLoss(torch.nn.Module):
 
     def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
         hidden_BTD = self.decoder.hidden_states(ids_BT)
-        # a loss of 16 bits has two or three digits: autocast asks for the same products and a float32 loss
-        narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
-        with torch.autocast(hidden_BTD.device.type, hidden_BTD.dtype if narrow else None, enabled=narrow):
-            return linear_cross_entropy(
-                hidden_BTD,
-                self.decoder.head.weight,
-                target_BT,
-                ignore_index=IGNORED,
-                reduction="sum",
-                rows_per_chunk=self.rows_per_chunk,
-                form=self.form,
-                # chunked at any length: under autocast the standard path copies all logits to float32
-                standard_up_to=0,
-            )
+        return next_token_loss_sum(
+            hidden_BTD, self.decoder.head.weight, target_BT, form=self.form, rows_per_chunk=self.rows_per_chunk
+        )
 
 
 def _layers(model: torch.nn.Module) -> Iterable[torch.nn.Module]:

@@ -12,22 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..kernels import INTERPRETED, rounded
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST_SUM = tl.constexpr(2.0**100)
 """Of exponentials: it and its inverse times a hidden value are far inside the range of bfloat16 and float32."""
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Whether these kernels run in Triton's interpreter, which has no 16-bit dot and cuts bfloat16 off."""
-
-
-@triton.jit
-def _rounded(values, dtype: tl.constexpr):
-    """``values.to(dtype)``, to the nearest in the interpreter too."""
-    if INTERPRETED and dtype == tl.bfloat16:
-        bits = values.to(tl.float32).to(tl.uint32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        kept = tl.where(values == values, nearest, 0x7FC0)
-        return kept.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return values.to(dtype)
 
 
 # ---------------------------------------------------------------- the product that leaves exponentials
@@ -107,9 +96,9 @@ def exponentials(
             if STORES:
                 if STRAYS_ONLY:
                     if own_steps > 0:
-                        out_CV.store([first_token, first_class], _rounded(values, out_CV.dtype))
+                        out_CV.store([first_token, first_class], rounded(values, out_CV.dtype))
                 else:
-                    out_CV.store([first_token, first_class], _rounded(values, out_CV.dtype))
+                    out_CV.store([first_token, first_class], rounded(values, out_CV.dtype))
             tl.store(at_part, tl.sum(tl.where((classes < vocabulary)[None, :], values, 0.0), 1), mask=writes)
 
 
@@ -172,14 +161,14 @@ def settle(
         is_likely = (own_value > 0.5 * total) & (slope != 0.0)
         at_target = values_CV + tokens * values_stride + tl.load(target + tokens, mask=counts, other=0)
         difference = own_value - total * (share / slope)
-        tl.store(at_target, _rounded(difference, values_CV.dtype.element_ty), mask=counts & is_likely)
+        tl.store(at_target, rounded(difference, values_CV.dtype.element_ty), mask=counts & is_likely)
         scale = slope / total
         tl.store(row_scale + tokens, scale, mask=counts)
         tl.store(target_share + tokens, tl.where(is_likely, 0.0, share), mask=counts)
         at = tl.arange(0, WIDTH)
         inside = counts[:, None] & (at < width)[None, :]
         hidden_CD = tl.load(hidden + tokens[:, None] * hidden_stride + at[None, :], mask=inside, other=0.0)
-        scaled_CD = _rounded(hidden_CD.to(tl.float32) * scale[:, None], scaled_hidden.dtype.element_ty)
+        scaled_CD = rounded(hidden_CD.to(tl.float32) * scale[:, None], scaled_hidden.dtype.element_ty)
         tl.store(scaled_hidden + tokens[:, None] * width + at[None, :], scaled_CD, mask=inside)
 
 
@@ -201,7 +190,7 @@ def finish_hidden(
     weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=subtracts, other=0.0)
     value_CD -= share[:, None] * weight_CD.to(tl.float32)
     where = out + tokens[:, None] * out_stride + at[None, :]
-    tl.store(where, _rounded(alpha * value_CD, out.dtype.element_ty), mask=inside)
+    tl.store(where, rounded(alpha * value_CD, out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -244,8 +233,8 @@ def add_to_weight(
             left_half = _with_stored(left_half, stored_VD.load([first_class, first]), scale)
             right_half = _with_stored(right_half, stored_VD.load([first_class, first + HALF]), scale)
         if IS_LAST:
-            out_VD.store([first_class, first], _rounded(alpha * left_half, out_VD.dtype))
-            out_VD.store([first_class, first + HALF], _rounded(alpha * right_half, out_VD.dtype))
+            out_VD.store([first_class, first], rounded(alpha * left_half, out_VD.dtype))
+            out_VD.store([first_class, first + HALF], rounded(alpha * right_half, out_VD.dtype))
         else:
             largest = tl.maximum(tl.max(tl.abs(left_half), 1), tl.max(tl.abs(right_half), 1))
             # 2**14 of the stored numbers is the power of two at or below the largest
@@ -284,13 +273,13 @@ def subtract_targets(
             where = hidden + rows[:, None] * hidden_stride + at[None, :] * column_stride
             hidden_CD = tl.load(where, mask=belongs[:, None] & inside[None, :], other=0.0)
             # rounded as the other products see it, where autocast has a wider one
-            hidden_CD = _rounded(hidden_CD.to(tl.float32), tl.bfloat16).to(tl.float32)
+            hidden_CD = rounded(hidden_CD.to(tl.float32), tl.bfloat16).to(tl.float32)
             total_D += tl.sum(share[:, None] * hidden_CD, 0)
             goes_on = tl.sum(belongs.to(tl.int32), 0) == TOKENS
             place += TOKENS
         at_gradient = gradient + column * width + at
         value_D = tl.load(at_gradient, mask=inside, other=0.0).to(tl.float32) - alpha * total_D
-        tl.store(at_gradient, _rounded(value_D, gradient.dtype.element_ty), mask=inside)
+        tl.store(at_gradient, rounded(value_D, gradient.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -406,7 +395,7 @@ def pass_over_logits(
                 spread = tl.load(smooth_share + tokens, mask=counts, other=0.0)
                 result -= spread[:, None] * weight[None, :]
             tl.store(
-                gradient_rows + classes[None, :], _rounded(result * slope, gradient_RV.dtype.element_ty), mask=block
+                gradient_rows + classes[None, :], rounded(result * slope, gradient_RV.dtype.element_ty), mask=block
             )
 
 
@@ -419,4 +408,4 @@ def scale_in_place(tensor, factor, num_elements, ELEMENTS: tl.constexpr):
         at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
         inside = at < num_elements
         old = tl.load(tensor + at, mask=inside)
-        tl.store(tensor + at, _rounded(old.to(value.dtype) * value, tensor.dtype.element_ty), mask=inside)
+        tl.store(tensor + at, rounded(old.to(value.dtype) * value, tensor.dtype.element_ty), mask=inside)

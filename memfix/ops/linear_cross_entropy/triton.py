@@ -360,7 +360,7 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _is_interpreted() -> bool:
-    from .kernels import INTERPRETED
+    from ..kernels import INTERPRETED
 
     return bool(INTERPRETED.value)
 

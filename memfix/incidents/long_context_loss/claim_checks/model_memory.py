@@ -12,10 +12,10 @@ from ....meters.stages import Stage
 from ....units import GiB, format_bytes
 from ...claims import Found, decimal
 from ...config import load_config
-from ...profile import GRADIENTS, PARAMETERS, REST, STATES, Profile, Row
-from ..model import EMBEDDING, FIRST_LAYER, OTHER_LAYERS, SIZES, FeedForward, build_model
-from ..profile import LATER_STEP, LOGITS, REPORTED, STANDARD, WHOLE_LAYER
-from ..step import BACKWARD, OPTIMIZER
+from ...decoder_parts import FeedForward
+from ...profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES, Profile, Row
+from ..model import EMBEDDING, FIRST_LAYER, OTHER_LAYERS, SIZES, build_model
+from ..profile import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
 from ..trainable import ModelConfig
 from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
 

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...claims import Found
+from ...claims import H200_RESULTS, Found
 from .evidence import Evidence
 
-# beside the package in a checkout, and not part of what is installed
-SPEED_FILE = Path(__file__).parents[4] / "benchmarks" / "results" / "h200" / "speed.json"
+SPEED_FILE = H200_RESULTS / "speed.json"
 SPEED_COMMAND = "memfix check linear_cross_entropy --speed --device cuda"
 
 

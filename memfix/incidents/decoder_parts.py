@@ -1,0 +1,75 @@
+"""What the decoders of all incidents have: a feed-forward, layers that may be checkpointed, first weights, a loss."""
+
+# B batch, T tokens, D width, V vocabulary
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..ops.linear_cross_entropy import linear_cross_entropy
+from .tokens import IGNORED
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, width: int, ffn_width: int, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, ffn_width, bias=False, **where)
+        self.up = nn.Linear(width, ffn_width, bias=False, **where)
+        self.down = nn.Linear(ffn_width, width, bias=False, **where)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        out_BTD: torch.Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return out_BTD
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str, ...]) -> None:
+    """Norms 1, matrices normal with 0.02; ``residual_writers`` are smaller the deeper the model, as in GPT-2."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.fill_(1.0)
+        elif parameter.dim() > 1:
+            writes_residual = name.endswith(residual_writers)
+            parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if writes_residual else 0.02)
+
+
+def run_layer(layer: nn.Module, x_BTD: torch.Tensor, *, gradient_checkpointing: bool) -> torch.Tensor:
+    """``layer(x_BTD)``; checkpointed, its input alone is kept and the rest computed again in backward."""
+    if gradient_checkpointing and torch.is_grad_enabled():
+        # no layer draws random numbers, so there is no state of a generator to keep
+        out_BTD: torch.Tensor = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=False)
+    else:
+        out_BTD = layer(x_BTD)
+    return out_BTD
+
+
+def next_token_loss_sum(
+    hidden_BTD: torch.Tensor,
+    head_VD: torch.Tensor,
+    target_BT: torch.Tensor,
+    *,
+    form: str = "auto",
+    rows_per_chunk: int | None = None,
+) -> torch.Tensor:
+    """The sum over all targets that are not ignored, chunked at any length."""
+    # a loss of 16 bits has two or three digits: autocast asks for the same products and a float32 loss
+    narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
+    with torch.autocast(hidden_BTD.device.type, hidden_BTD.dtype if narrow else None, enabled=narrow):
+        return linear_cross_entropy(
+            hidden_BTD,
+            head_VD,
+            target_BT,
+            ignore_index=IGNORED,
+            reduction="sum",
+            rows_per_chunk=rows_per_chunk,
+            form=form,
+            # under autocast the standard path copies all logits to float32
+            standard_up_to=0,
+        )

@@ -1,0 +1,129 @@
+"""Kimi Delta Attention as a block of a model: norm, projections, gates, the op, and the way back to the stream."""
+
+# B batch, T tokens, D width, H heads, K key width, V value width
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...ops.arguments import require_one_of
+from ...ops.kda import kda
+from ...ops.kda.contract import contract
+from .chunk_size import DEFAULT_CHUNK_SIZE, validated_chunk_size
+
+SCAN, SEQUENTIAL = KDA_MODES = ("scan", "sequential")
+
+# of the scan: what the op offers, and two that are only replayed, as the report's code was before and after its fix
+REPLAYED = ("naive", "reported")
+SCAN_FORMS = ("auto", *REPLAYED, "streamed", "wy", "triton")
+
+# decays of a first forward: slow to fast over the channels of a head, and over the heads
+_FIRST_STEPS = (-3.0, -1.0)  # powers of ten
+_FIRST_RATES = (1.0, 16.0)
+
+
+Attend = Callable[..., torch.Tensor]
+"""``attend(q, k, v, g, beta)``, an output like v."""
+
+
+def attend_of(kda_mode: str, form: str, chunk_size: int) -> Attend:
+    """The op as a block calls it: its output without the final state."""
+    require_one_of("kda_mode", kda_mode, KDA_MODES)
+    require_one_of("form", form, SCAN_FORMS)
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        if kda_mode == SEQUENTIAL:
+            o_BTHV, _ = kda(*tensors, form=SEQUENTIAL)
+        elif form == "naive":
+            o_BTHV, _ = contract.naive(*tensors)
+        elif form == "reported":
+            o_BTHV, _ = contract.function(form)(*tensors, chunk_size=chunk_size)
+        else:
+            o_BTHV, _ = kda(*tensors, chunk_size=chunk_size, form=form)
+        return o_BTHV
+
+    return attend
+
+
+class KDABlock(nn.Module):
+    """``x + out(norm(kda(q, k, v, g, beta)) * sigmoid(gate))``, of a normalised ``x`` of ``[B, T, D]``.
+
+    q and k have length 1. The log-decay is ``g = -exp(log_rate) * softplus(decay(x) + decay_bias)``, in float32 at
+    least, for each channel; beta is a sigmoid for each head. The paper's short convolutions are left out: they hold
+    nothing of note.
+
+    ``kda_mode`` is ``scan``, by the ``form`` that is asked for and in chunks of ``memory_chunk_size`` tokens, or
+    ``sequential``, token by token. None of the three changes a parameter or, but for rounding, a result.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_width: int,
+        value_width: int | None = None,
+        *,
+        memory_chunk_size: int = DEFAULT_CHUNK_SIZE,
+        kda_mode: str = SCAN,
+        form: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.memory_chunk_size = validated_chunk_size(memory_chunk_size)
+        self.attend = attend_of(kda_mode, form, self.memory_chunk_size)
+        self.num_heads = num_heads
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        keys, values = num_heads * head_width, num_heads * (value_width or head_width)
+        self.norm = nn.RMSNorm(width, **where)
+        self.query = nn.Linear(width, keys, bias=False, **where)
+        self.key = nn.Linear(width, keys, bias=False, **where)
+        self.value = nn.Linear(width, values, bias=False, **where)
+        self.decay = nn.Linear(width, keys, bias=False, **where)
+        self.decay_bias = nn.Parameter(torch.empty(keys, **where))
+        self.log_rate = nn.Parameter(torch.empty(num_heads, **where))
+        self.beta = nn.Linear(width, num_heads, bias=False, **where)
+        self.gate = nn.Linear(width, values, bias=False, **where)
+        self.out_norm = nn.RMSNorm(values // num_heads, **where)
+        self.out = nn.Linear(values, width, bias=False, **where)
+        self.init_decay()
+
+    @torch.no_grad()
+    def init_decay(self) -> None:
+        """Spread evenly, without a random number."""
+        head_width, device = self.decay_bias.numel() // self.num_heads, self.decay_bias.device
+        steps_K = torch.logspace(*_FIRST_STEPS, head_width, device=device)
+        # the inverse of softplus
+        self.decay_bias.copy_(steps_K.expm1().log().repeat(self.num_heads))
+        self.log_rate.copy_(torch.linspace(*_FIRST_RATES, self.num_heads, device=device).log())
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        normed_BTD = self.norm(x_BTD)
+        mixed_BTHV = self._mixed(normed_BTD)
+        gate_BTHV = self._heads(self.gate(normed_BTD)).sigmoid()
+        out_BTD: torch.Tensor = self.out((self.out_norm(mixed_BTHV) * gate_BTHV).flatten(-2))
+        return x_BTD + out_BTD
+
+    def _mixed(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return self.attend(
+            F.normalize(self._heads(self.query(x_BTD)), dim=-1),
+            F.normalize(self._heads(self.key(x_BTD)), dim=-1),
+            self._heads(self.value(x_BTD)),
+            self._log_decay(x_BTD),
+            self.beta(x_BTD).sigmoid(),
+        )
+
+    def _log_decay(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        # a decay near 1 has no digits left in 16 bits
+        wide = torch.promote_types(x_BTD.dtype, torch.float32)
+        steps_BTHK = F.softplus(self._heads(self.decay(x_BTD).to(wide) + self.decay_bias.to(wide)))
+        rate_H1 = self.log_rate.to(wide).exp()[:, None]
+        return -rate_H1 * steps_BTHK
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (self.num_heads, -1))

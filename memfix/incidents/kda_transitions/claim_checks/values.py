@@ -1,0 +1,58 @@
+"""Checks of what the report says its fix computes: the reported form beside the dense one, on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from ....laws import NAIVE
+from ....ops.kda.reported import precompute_updates
+from ...claims import Found
+from .evidence import Evidence
+
+ON_CPU = "run on the CPU"
+TOKENS = 100
+CHUNK_SIZES = (1, 7, 16, 32, 64, 99, 100, 128, 1000)
+
+
+def bitwise_equal(evidence: Evidence) -> Found:
+    """KDA-29: transitions, writes, output and final state of every chunk size, beside one chunk's and dense's."""
+    _, k, v, g, beta = (tensor.detach() for tensor in evidence.tensors(TOKENS))
+    whole = precompute_updates(k, v, g, beta, memory_chunk_size=TOKENS)
+    dense = evidence.computed(NAIVE, TOKENS)
+    bitwise, gradients = [], []
+    for size in CHUNK_SIZES:
+        parts = precompute_updates(k, v, g, beta, memory_chunk_size=size)
+        o, state, *grads = evidence.computed("reported", TOKENS, chunk_size=size)
+        same = [torch.equal(*pair) for pair in zip((*parts, o, state), (*whole, *dense[:2]), strict=True)]
+        bitwise.append(all(same))
+        gradients.append(
+            all(torch.allclose(*pair, rtol=1e-10, atol=1e-12) for pair in zip(grads, dense[2:], strict=True))
+        )
+    figures: dict[str, int | str] = {
+        "sizes": ", ".join(str(size) for size, same in zip(CHUNK_SIZES, bitwise, strict=True) if same),
+        "tokens": TOKENS,
+        "gradients": "equal within rounding" if all(gradients) else "different",
+    }
+    return Found(all(bitwise) and all(gradients), ON_CPU, figures)
+
+
+def any_remainder(evidence: Evidence) -> Found:
+    """KDA-33: lengths that no chunk divides, chunks longer than the sequence, one token, and none."""
+    right: list[str] = []
+    wrong: list[str] = []
+    for form in ("reported", "streamed", "wy"):
+        for tokens, size in ((1, 1), (1, 64), (5, 2), (5, 5), (5, 7), (65, 64)):
+            found = zip(evidence.computed(form, tokens, chunk_size=size), evidence.computed(NAIVE, tokens), strict=True)
+            same = all(torch.allclose(*pair, rtol=1e-9, atol=1e-11) for pair in found)
+            (right if same else wrong).append(f"{form} {tokens}/{size}")
+    empty = [tensor[:, :0] for tensor in evidence.tensors(1)]
+    try:
+        evidence.contract.function("reported")(*empty)
+        none = "taken"
+    except ValueError:
+        none = "refused"
+    figures: dict[str, int | str] = {"right": len(right), "wrong": ", ".join(wrong) or "none", "no_tokens": none}
+    return Found(not wrong and none == "refused", ON_CPU, figures)
+
+
+CHECKS = {check.__name__: check for check in (bitwise_equal, any_remainder)}

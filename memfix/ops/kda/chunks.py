@@ -1,0 +1,136 @@
+"""How the tokens of all sequences lie in chunks of equal length, and back.
+
+Chunks are ordered by the step in which the scan visits them: first the first chunk of every sequence, then the second
+of every one that has two. So what a step reads is one slice, and the sequences that are still there are the first ones.
+"""
+
+# B batch, T tokens, H heads, S sequences, M chunks, N chunks of a sequence, C rows of a chunk, Z = M x H, X = S x H;
+# x is any width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from .arguments import Span
+
+MOST_ROWS = 64
+"""Above it a chunk's own matrices, which take C numbers a token, cost more than the fewer steps of the scan save."""
+
+
+def rows_per_chunk(chunk_size: int, longest: int) -> int:
+    """The largest power of two that is at most ``chunk_size`` and ``MOST_ROWS``, and no more than ``longest`` needs."""
+    rows = 1 << (min(chunk_size, MOST_ROWS).bit_length() - 1)
+    return min(rows, 1 << (longest - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Where packed sequences lie: the token of every row, which rows are padding, and the row of every token."""
+
+    token_of_row: torch.Tensor  # M x C of them
+    padding_MC11: torch.Tensor
+    row_of_token_T: torch.Tensor
+    order_S: torch.Tensor  # sequences by falling number of chunks
+    place_S: torch.Tensor  # of each sequence in that order
+
+    @staticmethod
+    def of(chunks: Sequence[Span], order: Sequence[int], num_tokens: int, rows: int, device: torch.device) -> Packed:
+        row_C = torch.arange(rows, device=device)
+        start_M1 = torch.tensor([chunk.tokens.start for chunk in chunks], device=device).unsqueeze(1)
+        stop_M1 = torch.tensor([chunk.tokens.stop for chunk in chunks], device=device).unsqueeze(1)
+        token_MC = start_M1 + row_C
+        padding_MC = token_MC >= stop_M1
+        # padding lies behind the last token, in a place that is then dropped
+        token_MC.masked_fill_(padding_MC, num_tokens)
+        row_of_token_T = row_C.new_empty(num_tokens + 1)
+        row_of_token_T.scatter_(0, token_MC.flatten(), torch.arange(token_MC.numel(), device=device))
+        order_S = torch.tensor(order, device=device)
+        return Packed(
+            token_MC.masked_fill_(padding_MC, 0).flatten(),
+            padding_MC[..., None, None],
+            row_of_token_T[:-1],
+            order_S,
+            order_S.argsort(),
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The chunks of one call. Sequences of a batch are all alike; packed ones have places."""
+
+    batch: int
+    num_sequences: int
+    num_tokens: int
+    num_heads: int
+    rows: int
+    num_chunks: int
+    steps: list[slice]  # of Z
+    packed: Packed | None
+
+    @staticmethod
+    def of(q_BTHK: torch.Tensor, spans: Sequence[Span], chunk_size: int) -> Layout:
+        batch, num_tokens, num_heads, _ = q_BTHK.shape
+        rows = rows_per_chunk(chunk_size, max(span.num_tokens for span in spans))
+        cut = [span.cut(rows) for span in spans]
+        order = sorted(range(len(spans)), key=lambda i: -len(cut[i]))
+        by_step = [
+            [Span(cut[i][step], spans[i].states) for i in order if len(cut[i]) > step]
+            for step in range(len(cut[order[0]]))
+        ]
+        packed = None
+        if len(spans) > 1:
+            chunks = [chunk for step in by_step for chunk in step]
+            packed = Packed.of(chunks, order, num_tokens, rows, q_BTHK.device)
+        sizes = [batch * num_heads * len(chunks) for chunks in by_step]
+        steps = [slice(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes, strict=True)]
+        num_sequences = spans[-1].states.stop
+        return Layout(batch, num_sequences, num_tokens, num_heads, rows, steps[-1].stop // num_heads, steps, packed)
+
+    def cut(self, x_BTHx: torch.Tensor, *, out: torch.Tensor) -> None:
+        """The tokens as the rows of chunks, ``[Z, C, x]``; rows that are no token are 0."""
+        if self.packed is not None:
+            rows_MCHx = out.unflatten(0, (self.num_chunks, -1)).transpose(1, 2)
+            taken = x_BTHx[0].index_select(0, self.packed.token_of_row)
+            rows_MCHx.copy_(taken.unflatten(0, (self.num_chunks, -1))).masked_fill_(self.packed.padding_MC11, 0)
+            return
+        rows_BNCHx = self._of_a_batch(out)
+        whole, rest = divmod(self.num_tokens, self.rows)
+        if whole:
+            rows_BNCHx[:, :whole].copy_(x_BTHx[:, : self.num_tokens - rest].unflatten(1, (whole, -1)))
+        if rest:
+            rows_BNCHx[:, whole, :rest].copy_(x_BTHx[:, self.num_tokens - rest :])
+            rows_BNCHx[:, whole, rest:].zero_()
+
+    def joined(self, rows_ZCx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The rows of chunks as tokens again, ``[B, T, H, x]``."""
+        size = (self.batch, self.num_tokens, self.num_heads, rows_ZCx.shape[-1])
+        if self.packed is not None:
+            rows_MCHx = rows_ZCx.unflatten(0, (self.num_chunks, -1)).transpose(1, 2)
+            rows = rows_MCHx.to(dtype).flatten(0, 1)
+            return rows.index_select(0, self.packed.row_of_token_T).view(size)
+        joined_BTHx = rows_ZCx.new_empty(size, dtype=dtype)
+        rows_BNCHx = self._of_a_batch(rows_ZCx)
+        whole, rest = divmod(self.num_tokens, self.rows)
+        if whole:
+            joined_BTHx[:, : self.num_tokens - rest].unflatten(1, (whole, -1)).copy_(rows_BNCHx[:, :whole])
+        if rest:
+            joined_BTHx[:, self.num_tokens - rest :].copy_(rows_BNCHx[:, whole, :rest])
+        return joined_BTHx
+
+    def ordered(self, state_SHKV: torch.Tensor) -> torch.Tensor:
+        """A copy of the states in the order of the scan, ``[X, K, V]``."""
+        if self.packed is None:
+            return state_SHKV.clone(memory_format=torch.contiguous_format).flatten(0, 1)
+        return state_SHKV.index_select(0, self.packed.order_S).flatten(0, 1)
+
+    def in_place_again(self, state_XKV: torch.Tensor) -> torch.Tensor:
+        state_SHKV = state_XKV.unflatten(0, (-1, self.num_heads))
+        return state_SHKV if self.packed is None else state_SHKV.index_select(0, self.packed.place_S)
+
+    def _of_a_batch(self, rows_ZCx: torch.Tensor) -> torch.Tensor:
+        """``[B, N, C, H, x]``, a view."""
+        return rows_ZCx.unflatten(0, (-1, self.batch, self.num_heads)).permute(1, 0, 3, 2, 4)

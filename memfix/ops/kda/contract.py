@@ -1,0 +1,209 @@
+"""What KDA promises. The incident: 16 sequences of 256 tokens, 8 heads of width 64, float32, in chunks of 64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...contract import WIDE, BadInput, Contract, Dim, Form, TensorSpec
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from .naive import naive_kda
+from .reported import reported_kda
+from .sequential import sequential_kda
+from .streamed import streamed_kda
+from .triton import triton_kda
+from .wy import wy_kda
+
+# everything is computed in float32, or float64 for float64
+_W = "max(e, 4)"
+_STATES = f"B*H*K*V*{_W}"
+_CHUNK = "min(chunk_size, T)"
+_STREAMED = f"B*H*{_CHUNK}*(K*K + K*V + 6*K + 4*V)*{_W} + 5*{_STATES}"
+# what a piece of a chunk takes in backward: the gradients of its states, and vectors
+_PIECE = f"B*H*min(16, {_CHUNK})*(K*V + 6*K + 6*V)*{_W}"
+# of the WY form: rows of chunks, the side of a chunk's own matrices, and what the state before a chunk takes of a row
+_ROWS = "B*H*round_up(T, 64)"
+_SIDE = "min(chunk_size, 64)"
+_START = f"2*K*V/{_SIDE}"
+_WY_FORWARD = f"{_ROWS}*(6*K + 4*V + 3*{_SIDE} + {_START})*{_W} + 2*{_STATES}"
+_WY_TRAIN = f"{_ROWS}*(11*K + 6*V + 4*{_SIDE} + 2*{_START})*{_W} + 4*{_STATES}"
+# of the kernels: rows, chunks of 32 tokens, and what a chunk keeps of pairs, of channels and of states
+_KERNEL_ROWS = "B*H*T"
+_KERNEL_CHUNKS = "B*H*ceil_div(T, 32)"
+_PAIRS = f"{_KERNEL_CHUNKS}*1024*e"
+_DECAYS = f"{_KERNEL_CHUNKS}*K*4"
+_COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # of inputs that are not contiguous
+IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 there, where the form is wy, and 0 elsewhere
+
+ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=2)
+"""Of kernels whose products have operands of the working dtype, where naive works in float32 throughout."""
+
+
+def setting(**values: Any) -> Callable[[dict[str, Any]], None]:
+    """The change that makes an input bad: a new value, or a function of the old one."""
+
+    def change(arguments: dict[str, Any]) -> None:
+        for name, value in values.items():
+            arguments[name] = value(arguments.get(name)) if callable(value) else value
+
+    return change
+
+
+BAD_CHUNKS = [
+    BadInput("zero chunk", setting(chunk_size=0), "chunk_size must be at least 1, got 0"),
+    BadInput("negative chunk", setting(chunk_size=-3), "chunk_size must be at least 1, got -3"),
+    BadInput("fractional chunk", setting(chunk_size=1.5), "chunk_size must be an int, got 1.5", TypeError),
+    BadInput("boolean chunk", setting(chunk_size=True), "chunk_size must be an int, got True", TypeError),
+]
+
+
+contract = Contract(
+    "kda",
+    naive=naive_kda,
+    forms={
+        "reported": Form(reported_kda, reported=True),
+        "sequential": sequential_kda,
+        "streamed": streamed_kda,
+        "wy": wy_kda,
+        "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True),
+    },
+    dims={
+        "B": Dim(1, 2),
+        "T": Dim(1, 70),
+        "H": Dim(1, 2),
+        "K": Dim(1, 24),
+        "V": Dim(1, 24),
+        "chunk_size": Dim(1, 80),
+    },
+    choices={"scale": (None, 0.3)},
+    inputs=[
+        TensorSpec("q", "B T H K", grad=True),
+        # small: where beta |k|^2 is above 2 the delta rule itself diverges
+        TensorSpec("k", "B T H K", grad=True, low=-0.3, high=0.3),
+        TensorSpec("v", "B T H V", grad=True),
+        TensorSpec("g", "B T H K", grad=True, low=-115.0, high=-0.001, log_uniform=True, sometimes=0.0),
+        TensorSpec("beta", "B T H", grad=True, low=0.0, high=2.0),
+        TensorSpec("initial_state", "B H K V", dtype=WIDE, grad=True, optional=True),
+    ],
+    cases={
+        "incident": {"B": 16, "T": 256, "H": 8, "K": 64, "V": 64, "chunk_size": 64},
+        "wide": {"B": 2, "T": 64, "H": 16, "K": 128, "V": 128, "chunk_size": 32, "dtype": "bfloat16"},
+        "small": {"B": 2, "T": 48, "H": 2, "K": 16, "V": 16, "chunk_size": 16, "present": ("initial_state",)},
+    },
+    tolerance=Tolerance(rms_factor=1.5),
+    budgets=[
+        # what the report promised: "peak memory reduced by 4x". Broken without gradients and with them
+        Budget("reported", phase="forward", case="incident", times_below_naive=4, known_broken=True),
+        Budget("reported", phase="train", case="incident", times_below_naive=4, known_broken=True),
+        Budget("streamed", phase="forward", case="incident", times_below_naive=4),
+        Budget("streamed", phase="train", case="incident", times_below_naive=4),
+        Budget("streamed", phase="forward", case="incident", bytes="300 MiB"),
+        Budget("streamed", phase="train", case="incident", bytes="384 MiB"),
+        Budget("wy", phase="forward", case="incident", times_below_naive=4),
+        Budget("wy", phase="train", case="incident", times_below_naive=4),
+        Budget("wy", phase="train", case="incident", bytes="768 MiB"),
+        Budget("wy", phase="train", case="incident", bytes="200 MiB"),
+        Budget("triton", phase="forward", case="incident", times_below_naive=4),
+        Budget("triton", phase="train", case="incident", times_below_naive=4),
+        Budget("triton", phase="forward", case="incident", bytes="48 MiB"),
+        Budget("triton", phase="train", case="incident", bytes="112 MiB"),
+        Budget("sequential", phase="forward", bytes=f"B*T*H*V*2*e + 6*{_STATES} + B*H*8*(K + V)*{_W} + KiB"),
+        Budget("sequential", phase="train", bytes=f"B*H*T*(K*V + 12*K + 8*V)*{_W} + 6*{_STATES}"),
+        Budget("streamed", phase="forward", bytes=f"B*T*H*V*e + {_STREAMED}"),
+        Budget("streamed", phase="held", bytes=f"B*T*H*V*e + (ceil_div(T, chunk_size) + 1)*{_STATES}"),
+        Budget(
+            "streamed",
+            phase="train",
+            bytes=f"B*T*H*(3*K + 2*V + 1)*e + {_STREAMED} + {_PIECE} + (ceil_div(T, chunk_size) + 1)*{_STATES}",
+        ),
+        Budget("wy", phase="forward", bytes=_WY_FORWARD),
+        Budget("wy", phase="held", bytes=f"B*T*H*V*e + {_STATES}"),
+        Budget("wy", phase="train", bytes=_WY_TRAIN),
+        Budget(
+            "triton",
+            phase="forward",
+            bytes=f"{_KERNEL_ROWS}*(3*K + 2*V)*e + {_PAIRS} + {_DECAYS} + {_STATES} + {_COPIES}"
+            f" + {IN_FLOAT64}*({_WY_FORWARD})",
+        ),
+        Budget("triton", phase="held", bytes=f"{_KERNEL_ROWS}*V*e + {_STATES}"),
+        Budget(
+            "triton",
+            phase="train",
+            bytes=f"{_KERNEL_ROWS}*((3*K + 4*V)*e + 4*ceil_div(K, 64) + 12) + 3*{_PAIRS} + {_DECAYS} + 2*{_STATES}"
+            f" + 2*{_KERNEL_CHUNKS}*K*V*e + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
+        ),
+    ],
+    scaling=[
+        Scaling("triton", dim="T", at_most=1, case="incident"),
+        Scaling("triton", dim="K", at_most=1, case="small", doublings=4),
+        Scaling("streamed", dim="T", at_most=1, case="small", doublings=3),
+        Scaling("wy", dim="T", at_most=1, case="small"),
+        Scaling("wy", dim="K", at_most=1, case="small"),
+    ],
+    speed=[
+        SpeedBudget("wy", case="small", times_naive=1.5),
+        SpeedBudget("streamed", case="small", times_naive=1.0),
+        SpeedBudget("wy", case="incident", times_naive=0.2, device="cuda"),
+        SpeedBudget("triton", case="incident", times_naive=0.05, device="cuda"),
+        SpeedBudget("triton", case="wide", times_naive=0.2, device="cuda"),
+        SpeedBudget("streamed", case="incident", times_naive=1.5, device="cuda"),
+        SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
+    ],
+    bad_inputs=[
+        *BAD_CHUNKS,
+        BadInput(
+            "fewer heads of v",
+            setting(v=lambda t: t[:, :, :1]),
+            "v must have shape [2, 5, 2, 5] to go with q, got [2, 5, 1, 5]",
+        ),
+        BadInput(
+            "fewer heads of beta",
+            setting(beta=lambda t: t[:, :, :1]),
+            "beta must have shape [2, 5, 2] to go with q, got [2, 5, 1]",
+        ),
+        BadInput(
+            "narrow k", setting(k=lambda t: t[..., 1:]), "k must have shape [2, 5, 2, 5] to go with q, got [2, 5, 2, 4]"
+        ),
+        BadInput(
+            "a gate a head",
+            setting(g=lambda t: t[..., :1]),
+            "g must have shape [2, 5, 2, 5] to go with q, got [2, 5, 2, 1]",
+        ),
+        BadInput("flat q", setting(q=lambda t: t.flatten(2)), "q must be [B, T, H, K], got shape [2, 5, 10]"),
+        BadInput(
+            "beta a channel", setting(beta=lambda t: t[..., None]), "beta must be [B, T, H], got shape [2, 5, 2, 1]"
+        ),
+        BadInput("integer q", setting(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
+        BadInput("integer g", setting(g=lambda t: t.detach().int()), "g must be floating, got torch.int32"),
+        BadInput("two dtypes", setting(k=lambda t: t.double()), "q and k and v must have the same dtype"),
+        BadInput("two devices", setting(v=lambda t: t.to("meta")), "must have the same device"),
+        BadInput(
+            "no tokens",
+            setting(**dict.fromkeys(("q", "k", "v", "g", "beta"), lambda t: t[:, :0])),
+            "q must have at least one element, got shape [2, 0, 2, 5]",
+        ),
+        BadInput(
+            "16-bit state",
+            setting(initial_state=torch.zeros(2, 2, 5, 5, dtype=torch.bfloat16)),
+            "initial_state must be torch.float32 to go with torch.float32 inputs, got torch.bfloat16",
+        ),
+        BadInput(
+            "state of another shape",
+            setting(initial_state=torch.zeros(2, 2, 5, 4)),
+            "initial_state must have shape [2, 2, 5, 5] to go with q, got [2, 2, 5, 4]",
+        ),
+        BadInput(
+            "state for one sequence",
+            setting(initial_state=torch.zeros(1, 2, 5, 5)),
+            "initial_state must have shape [2, 2, 5, 5] to go with q, got [1, 2, 5, 5]",
+        ),
+        BadInput(
+            "packed batch",
+            setting(cu_seqlens=torch.tensor([0, 5])),
+            "cu_seqlens needs a batch of 1, with the sequences packed along T; got a batch of 2",
+        ),
+    ],
+    repeats_backward=True,
+)

@@ -1,0 +1,396 @@
+"""The Triton kernels of the chunked WY form: everything inside a chunk at once, then one chunk after the other.
+
+A chunk has C tokens. Two of them, i > j, meet with a decay of ``exp(sum of g over j+1..i)``, channel by channel, which
+must be split into a factor of i and a factor of j before a matrix product can sum over channels. Here it is split in
+log2(C) levels. At level l the chunk is cut into blocks of 2^(l+1) tokens, and those of a block's second half meet those
+of its first half. The border lies between i and j, so each factor is the exponential of a sum of gates, at most 1:
+nothing overflows, and no sum is a difference of two larger ones. Every pair meets at one level. ``_ranges`` says which
+gates each token sums at a level; turned, it carries gradients back to the gates.
+"""
+
+# C tokens of a chunk, K key width, V value width; a block of a tensor is upper-case for its constexpr size
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..kernels import product, rounded
+
+LOWEST_GATE = tl.constexpr(-1000.0)
+"""Its exponential is 0 in float32; -inf itself would leave sums as NaN."""
+
+
+# ---------------------------------------------------------------- tokens
+@triton.jit
+def _tokens_of(slot, bounds, T, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
+    """The first row of a chunk, and which of its rows its sequence has."""
+    if PACKED:
+        first = tl.load(bounds + 2 * slot)
+        end = tl.load(bounds + 2 * slot + 1)
+    else:
+        sequence, chunk = slot // NUM_CHUNKS, slot % NUM_CHUNKS
+        first = sequence * T + chunk * C
+        end = (sequence + 1) * T
+    return first, tl.arange(0, C) < end - first
+
+
+@triton.jit
+def _tile(tensor, row, exists, columns, WIDTH, H):
+    """Pointers to some columns of a chunk's rows, and which of them are there; ``row`` counts rows of all heads."""
+    token = tl.arange(0, exists.shape[0])
+    at = tensor + row * WIDTH + token[:, None] * (H * WIDTH) + columns[None, :]
+    return at, exists[:, None] & (columns < WIDTH)[None, :]
+
+
+@triton.jit
+def _load(tensor, row, exists, columns, WIDTH, H):
+    at, inside = _tile(tensor, row, exists, columns, WIDTH, H)
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(tensor, row, exists, columns, values, WIDTH, H):
+    at, inside = _tile(tensor, row, exists, columns, WIDTH, H)
+    tl.store(at, rounded(values, tensor.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gates(g, row, exists, columns, WIDTH, H):
+    """Gates of a tile, NaN and -inf replaced, and which rows have a NaN."""
+    gates = _load(g, row, exists, columns, WIDTH, H).to(tl.float32)
+    is_nan = gates != gates
+    return tl.maximum(tl.where(is_nan, 0.0, gates), LOWEST_GATE), tl.max(is_nan.to(tl.int32), 1)
+
+
+@triton.jit
+def _poison(decay_of_chunk):
+    """NaN where any gate of the chunk is, which ``prepare`` left in all of its decay; else 0."""
+    kept = tl.load(decay_of_chunk)
+    return tl.where(kept != kept, kept, 0.0)
+
+
+# ---------------------------------------------------------------- levels
+@triton.constexpr_function
+def _num_levels(num_tokens):
+    return num_tokens.bit_length() - 1
+
+
+@triton.jit
+def _is_second(i, level):
+    return (i >> level) & 1 == 1
+
+
+@triton.jit
+def _ranges(i, t, level):
+    """Whether token i sums gate t: in a second half from the border to itself, in a first half what follows it."""
+    return (i >> level == t >> level) & tl.where(_is_second(i, level), t <= i, t > i)
+
+
+@triton.jit
+def _pairs(i, j, level):
+    """Whether i, of a second half, meets j, of its first half."""
+    return (i >> level == (j >> level) + 1) & _is_second(i, level)
+
+
+@triton.jit
+def _sums(ranges, values, dtype: tl.constexpr):
+    """``ranges @ values``, the values rounded to ``dtype``.
+
+    Of gates that is as good as the rest: ``exp(x)``, x <= 0, is then off by ``-x * exp(x) <= 0.37`` roundings of 1.
+    """
+    return product(rounded(ranges.to(tl.float32), dtype), rounded(values, dtype))
+
+
+# ---------------------------------------------------------------- inside a chunk
+@triton.jit
+def prepare(
+    q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
+    scale, T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
+):  # fmt: skip
+    """What a chunk does to any state S: ``weights`` W and ``values`` U with V' = U - W S, ``scores`` with
+    o = queries S + scores V', and ``keys``, ``decay`` with S <- decay*S + keys^T V'. A row whose gates have a NaN has
+    NaN ``queries``, and so has the ``decay`` of its chunk: o is NaN from that token on, and the state after it.
+    """
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    row, chunk = first * H + head, slot * H + head
+    dtype = weights.dtype.element_ty
+    token = tl.arange(0, C)
+    i, j = token[:, None], token[None, :]
+
+    overlaps = tl.zeros((C, C), tl.float32)
+    weighed = tl.zeros((C, C), tl.float32)
+    has_nan = tl.zeros((C,), tl.int32)
+    for block in range(0, K, BLOCK_K):
+        columns = block + tl.arange(0, BLOCK_K)
+        gates, nan_rows = _gates(g, row, exists, columns, K, H)
+        has_nan = tl.maximum(has_nan, nan_rows)
+        query = _load(q, row, exists, columns, K, H)
+        key = _load(k, row, exists, columns, K, H)
+        weighed += tl.where(i == j, tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)[:, None], 0.0)
+        for level in range(_num_levels(C)):
+            factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
+            decayed_key = rounded(key.to(tl.float32) * factor, dtype)
+            decayed_query = rounded(query.to(tl.float32) * factor, dtype)
+            meet = _pairs(i, j, level)
+            across = tl.trans(decayed_key)
+            overlaps += tl.where(meet, product(decayed_key, across), 0.0)
+            weighed += tl.where(meet, product(decayed_query, across), 0.0)
+
+    strength = tl.load(beta + row + token * H, mask=exists, other=0.0).to(tl.float32)
+    overlaps *= strength[:, None]
+    # the inverse of I + overlaps: blocks of 2^level tokens are inverted, and each level joins two of them
+    solved = tl.where(i == j, 1.0, 0.0) - tl.where(_pairs(i, j, 0), overlaps, 0.0)
+    for level in tl.static_range(1, _num_levels(C)):
+        joining = tl.where(_pairs(i, j, level), overlaps, 0.0)
+        solved -= product(solved, product(joining, solved, dtype != tl.float32), dtype != tl.float32)
+
+    at_pair = chunk * (C * C) + i * C + j
+    solved_rounded = rounded(solved, dtype)
+    tl.store(scores + at_pair, rounded(weighed * scale, dtype))
+    if KEEPS_INVERSE:
+        tl.store(inverse + at_pair, solved_rounded)
+
+    first_nan = tl.min(tl.where(has_nan > 0, token, C))
+    for block in range(0, K, BLOCK_K):
+        columns = block + tl.arange(0, BLOCK_K)
+        gates, _ = _gates(g, row, exists, columns, K, H)
+        key = _load(k, row, exists, columns, K, H).to(tl.float32)
+        since_start = tl.exp(_sums(j <= i, gates, dtype))
+        weight = product(solved_rounded, rounded(key * since_start * strength[:, None], dtype))
+        _store(weights, row, exists, columns, weight, K, H)
+        query = _load(q, row, exists, columns, K, H).to(tl.float32) * since_start * scale
+        _store(queries, row, exists, columns, tl.where(i >= first_nan, float("nan"), query), K, H)
+        to_end = tl.exp(_sums(j > i, gates, dtype))
+        _store(keys, row, exists, columns, key * to_end, K, H)
+        whole = tl.where(first_nan < C, float("nan"), tl.exp(tl.sum(gates, 0)))
+        tl.store(decay + chunk * K + columns, whole, mask=columns < K)
+    for block in range(0, V, BLOCK_V):
+        columns = block + tl.arange(0, BLOCK_V)
+        value = _load(v, row, exists, columns, V, H).to(tl.float32) * strength[:, None]
+        _store(values, row, exists, columns, product(solved_rounded, rounded(value, dtype)), V, H)
+
+
+# ---------------------------------------------------------------- from chunk to chunk
+@triton.jit
+def _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED: tl.constexpr):
+    """The first chunk of a sequence, and the one behind its last."""
+    if PACKED:
+        return tl.load(first_chunk + sequence), tl.load(first_chunk + sequence + 1)
+    return sequence * NUM_CHUNKS, (sequence + 1) * NUM_CHUNKS
+
+
+@triton.jit
+def scan(
+    weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk,
+    T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
+):  # fmt: skip
+    """The output and the final state: a block of values, through the chunks of one sequence and head.
+
+    The state is turned, values by channels, as is what meets it: see ``product``.
+    """
+    sequence, head, block = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1)
+    dtype = weights.dtype.element_ty
+    token, at_k, at_v = tl.arange(0, C), tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_state = (at_v < V)[:, None] & (at_k < K)[None, :]
+    of_sequence = (sequence * H + head) * (K * V) + at_v[:, None] + at_k[None, :] * V
+    state_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
+    if HAS_INITIAL:
+        state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)
+    begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
+    for step in tl.range(0, end - begin, num_stages=STAGES):
+        slot = begin + step
+        first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+        row, chunk = first * H + head, slot * H + head
+        weight_CK = _load(weights, row, exists, at_k, K, H)
+        value_CV = _load(values, row, exists, at_v, V, H)
+        query_CK = _load(queries, row, exists, at_k, K, H)
+        key_CK = _load(keys, row, exists, at_k, K, H)
+        score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
+        kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
+        narrow_VK = rounded(state_VK, dtype)
+        new_VC = rounded(tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK)), dtype)
+        answer_VC = product(narrow_VK, tl.trans(query_CK)) + product(new_VC, tl.trans(score_CC))
+        _store(out, row, exists, at_v, tl.trans(answer_VC), V, H)
+        state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
+    tl.store(final + of_sequence, state_VK, mask=in_state)
+
+
+@triton.jit
+def scan_there_and_back(
+    weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
+    grad_states, bounds, first_chunk,
+    T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
+):  # fmt: skip
+    """For a backward pass: each chunk's first state and its V' (over ``values``), from the first chunk to the last;
+    then the gradient of each chunk's last state, and of its V', from the last to the first.
+    """
+    sequence, head, block = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1)
+    dtype = weights.dtype.element_ty
+    token, at_k, at_v = tl.arange(0, C), tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_state = (at_v < V)[:, None] & (at_k < K)[None, :]
+    at_state = at_v[:, None] * K + at_k[None, :]
+    of_sequence = (sequence * H + head) * (K * V) + at_v[:, None] + at_k[None, :] * V
+    state_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
+    if HAS_INITIAL:
+        state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)
+    begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
+    for step in tl.range(0, end - begin, num_stages=STAGES):
+        slot = begin + step
+        first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+        row, chunk = first * H + head, slot * H + head
+        weight_CK = _load(weights, row, exists, at_k, K, H)
+        value_CV = _load(values, row, exists, at_v, V, H)
+        key_CK = _load(keys, row, exists, at_k, K, H)
+        kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
+        narrow_VK = rounded(state_VK, dtype)
+        tl.store(states + chunk * (K * V) + at_state, narrow_VK, mask=in_state)
+        new_VC = rounded(tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK)), dtype)
+        _store(values, row, exists, at_v, tl.trans(new_VC), V, H)
+        state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
+
+    grad_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
+    if HAS_FINAL:
+        grad_VK += tl.load(grad_final + of_sequence, mask=in_state, other=0.0)
+    for step in tl.range(0, end - begin, num_stages=STAGES):
+        slot = end - 1 - step
+        first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+        row, chunk = first * H + head, slot * H + head
+        weight_CK = _load(weights, row, exists, at_k, K, H)
+        query_CK = _load(queries, row, exists, at_k, K, H)
+        key_CK = _load(keys, row, exists, at_k, K, H)
+        score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
+        kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
+        out_VC = tl.trans(_load(grad_out, row, exists, at_v, V, H).to(dtype))
+        narrow_VK = rounded(grad_VK, dtype)
+        tl.store(grad_states + chunk * (K * V) + at_state, narrow_VK, mask=in_state)
+        value_VC = rounded(product(out_VC, score_CC) + product(narrow_VK, tl.trans(key_CK)), dtype)
+        _store(grad_values, row, exists, at_v, tl.trans(value_VC), V, H)
+        grad_VK = grad_VK * kept[None, :] + product(out_VC, query_CK) - product(value_VC, weight_CK)
+    if WANTS_INITIAL:
+        tl.store(grad_initial + of_sequence, grad_VK, mask=in_state)
+
+
+# ---------------------------------------------------------------- gradients inside a chunk
+@triton.jit
+def gradients_of_pairs(
+    v, beta, bounds, inverse, decay, values, grad_out, grad_values, grad_scores, grad_overlaps, grad_v, grad_beta,
+    scale, T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_V: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """The gradients of what pairs of a chunk's tokens have to do with each other, and of its values.
+
+    ``grad_values`` arrives as the gradient of V' and leaves as that of beta*v, before the triangular system.
+    ``grad_scores`` is lower triangular, ``grad_overlaps`` strictly; above that both hold what nobody reads.
+    """
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    row, chunk = first * H + head, slot * H + head
+    dtype = inverse.dtype.element_ty
+    token = tl.arange(0, C)
+    at_pair = chunk * (C * C) + token[:, None] * C + token[None, :]
+    strength = tl.load(beta + row + token * H, mask=exists, other=0.0).to(tl.float32)
+    solved = tl.trans(tl.load(inverse + at_pair))
+    poison = _poison(decay + chunk * K)
+    of_overlaps = tl.zeros((C, C), tl.float32)
+    of_scores = tl.zeros((C, C), tl.float32)
+    of_strength = tl.zeros((C,), tl.float32)
+    for start in range(0, V, BLOCK_V):
+        columns = start + tl.arange(0, BLOCK_V)
+        across = tl.trans(_load(values, row, exists, columns, V, H))
+        of_scores += product(_load(grad_out, row, exists, columns, V, H).to(dtype), across)
+        written = product(solved, _load(grad_values, row, exists, columns, V, H))
+        of_strength += tl.sum(written * _load(v, row, exists, columns, V, H).to(tl.float32), 1)
+        _store(grad_v, row, exists, columns, written * strength[:, None] + poison, V, H)
+        of_overlaps -= product(rounded(written, dtype), across)
+        _store(grad_values, row, exists, columns, written, V, H)
+    tl.store(grad_scores + at_pair, rounded(of_scores * scale, dtype))
+    tl.store(grad_overlaps + at_pair, rounded(of_overlaps, dtype))
+    tl.store(grad_beta + row + token * H, of_strength + poison, mask=exists)
+
+
+@triton.jit
+def gradients_of_channels(
+    q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
+    grad_q, grad_k, grad_g, grad_beta,
+    scale, num_rows, T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """The gradients of queries, keys and gates, for a chunk, a head and a block of channels, and what the block
+    contributes to that of beta: ``grad_beta`` is ``[1 + blocks, rows, H]``, after the values' own.
+    """
+    slot, head, block = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    row, chunk = first * H + head, slot * H + head
+    dtype = states.dtype.element_ty
+    token = tl.arange(0, C)
+    i, j = token[:, None], token[None, :]
+    columns = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    strength = tl.load(beta + row + token * H, mask=exists, other=0.0).to(tl.float32)
+
+    grad_weighed_key = tl.zeros((C, BLOCK_K), tl.float32)
+    grad_query = tl.zeros((C, BLOCK_K), tl.float32)
+    grad_key = tl.zeros((C, BLOCK_K), tl.float32)
+    grad_decay = tl.zeros((BLOCK_K,), tl.float32)
+    for start in range(0, V, BLOCK_V):
+        at_v = start + tl.arange(0, BLOCK_V)
+        in_state = (at_v < V)[:, None] & (columns < K)[None, :]
+        at_state = chunk * (K * V) + at_v[:, None] * K + columns[None, :]
+        state = tl.load(states + at_state, mask=in_state, other=0.0)
+        grad_state = tl.load(grad_states + at_state, mask=in_state, other=0.0)
+        grad_decay += tl.sum(state.to(tl.float32) * grad_state.to(tl.float32), 0)
+        grad_weighed_key -= product(_load(grad_values, row, exists, at_v, V, H), state)
+        grad_query += product(_load(grad_out, row, exists, at_v, V, H).to(dtype), state)
+        grad_key += product(_load(values, row, exists, at_v, V, H), grad_state)
+
+    gates, _ = _gates(g, row, exists, columns, K, H)
+    query = _load(q, row, exists, columns, K, H)
+    key = _load(k, row, exists, columns, K, H)
+    # what the chunk takes from its first state: from the start to each token
+    factor = tl.exp(_sums(j <= i, gates, dtype))
+    grad_query *= factor * scale
+    grad_weighed_key *= factor
+    grad_strength = tl.sum(grad_weighed_key * key.to(tl.float32), 1)
+    grad_weighed_key *= strength[:, None]
+    grad_gate = _sums(j >= i, query.to(tl.float32) * grad_query + key.to(tl.float32) * grad_weighed_key, dtype)
+    # what it adds to its last state: from each token to the end
+    grad_key *= tl.exp(_sums(j > i, gates, dtype))
+    grad_gate += _sums(j < i, key.to(tl.float32) * grad_key, dtype)
+    grad_gate += (tl.exp(tl.sum(gates, 0)) * grad_decay)[None, :]
+    grad_key += grad_weighed_key
+    # a token with itself
+    of_scores = tl.load(grad_scores + chunk * (C * C) + i * C + j)
+    of_overlaps = tl.load(grad_overlaps + chunk * (C * C) + i * C + j)
+    own = tl.sum(tl.where(i == j, of_scores.to(tl.float32), 0.0), 1)[:, None]
+    grad_query += own * key.to(tl.float32)
+    grad_key += own * query.to(tl.float32)
+    for level in range(_num_levels(C)):
+        factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
+        decayed_key = key.to(tl.float32) * factor
+        decayed_query = query.to(tl.float32) * factor
+        meet = _pairs(i, j, level)
+        here = tl.where(meet, of_overlaps, 0.0)
+        of_key = product(here, rounded(decayed_key, dtype))
+        grad_strength += tl.sum(of_key * decayed_key, 1)
+        of_key *= strength[:, None]
+        of_key += product(tl.trans(here), rounded(decayed_key * strength[:, None], dtype))
+        here = tl.where(meet, of_scores, 0.0)
+        of_key += product(tl.trans(here), rounded(decayed_query, dtype))
+        of_query = product(here, rounded(decayed_key, dtype))
+        grad_key += of_key * factor
+        grad_query += of_query * factor
+        grad_gate += _sums(_ranges(j, i, level), decayed_query * of_query + decayed_key * of_key, dtype)
+
+    poison = _poison(decay + chunk * K)
+    _store(grad_q, row, exists, columns, grad_query + poison, K, H)
+    _store(grad_k, row, exists, columns, grad_key + poison, K, H)
+    _store(grad_g, row, exists, columns, grad_gate + poison, K, H)
+    tl.store(grad_beta + (1 + block) * num_rows * H + row + token * H, grad_strength + poison, mask=exists)

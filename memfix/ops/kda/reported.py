@@ -1,0 +1,75 @@
+"""The fix as the incident report shipped it: transitions and writes in chunks, put together again by ``torch.cat``.
+
+It is kept to be shown failing. A chunk's temporaries are small, but the list of chunks and the whole that ``cat`` makes
+of it are alive together, and the scan then reads, and in training keeps, the whole.
+"""
+
+# B batch, T tokens, H heads, K width of a key, V width of a value, S sequences
+
+from __future__ import annotations
+
+import torch
+
+from .arguments import DEFAULT_CHUNK_SIZE, require_kda, scale_of, wide_dtype
+
+
+def reported_kda(
+    q_BTHK: torch.Tensor,
+    k_BTHK: torch.Tensor,
+    v_BTHV: torch.Tensor,
+    g_BTHK: torch.Tensor,
+    beta_BTH: torch.Tensor,
+    initial_state_SHKV: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equals ``S = transition_t @ S + write_t; o_t = scale * S^T q_t``.
+
+    At every chunk size the peak is that of the whole: four ``[B, T, H, K, K]``, the chunks and what ``cat`` makes.
+    """
+    spans = require_kda(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV, cu_seqlens, chunk_size)
+    wide = wide_dtype(q_BTHK.dtype)
+    scale = scale_of(q_BTHK, scale)
+    q, k, v, g, beta = (tensor.to(wide) for tensor in (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH))
+    transitions_BTHKK, writes_BTHKV = precompute_updates(k, v, g, beta, memory_chunk_size=chunk_size)
+    tokens = list(zip(transitions_BTHKK.unbind(1), writes_BTHKV.unbind(1), q.unbind(1), strict=True))
+    if initial_state_SHKV is None:
+        initial_state_SHKV = q.new_zeros(spans[-1].states.stop, *writes_BTHKV.shape[2:])
+    outputs, final_states = [], []
+    with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
+        for span in spans:
+            state_BHKV = initial_state_SHKV[span.states]
+            for transition_BHKK, write_BHKV, q_BHK in tokens[span.tokens]:
+                state_BHKV = transition_BHKK @ state_BHKV + write_BHKV
+                outputs.append((q_BHK.unsqueeze(-2) @ state_BHKV).squeeze(-2))
+            final_states.append(state_BHKV)
+    return (scale * torch.stack(outputs, dim=1)).to(q_BTHK.dtype), torch.cat(final_states)
+
+
+def precompute_updates(
+    k_BTHK: torch.Tensor,
+    v_BTHV: torch.Tensor,
+    g_BTHK: torch.Tensor,
+    beta_BTH: torch.Tensor,
+    memory_chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The report's function: ``Diag(a) - beta k (k*a)^T`` and ``beta k v^T``, a chunk of tokens at a time."""
+    chunks = zip(
+        *(tensor.split(memory_chunk_size, dim=1) for tensor in (k_BTHK, v_BTHV, g_BTHK, beta_BTH)), strict=True
+    )
+    made = [_transitions_and_writes(*chunk) for chunk in chunks]
+    transitions, writes = zip(*made, strict=True)
+    return torch.cat(transitions, dim=1), torch.cat(writes, dim=1)
+
+
+def _transitions_and_writes(
+    k_BCHK: torch.Tensor, v_BCHV: torch.Tensor, g_BCHK: torch.Tensor, beta_BCH: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    decay_BCHK = g_BCHK.exp()
+    written_BCHK = beta_BCH.unsqueeze(-1) * k_BCHK
+    decay_diag = torch.diag_embed(decay_BCHK)
+    forget_rank1 = written_BCHK.unsqueeze(-1) * (k_BCHK * decay_BCHK).unsqueeze(-2)
+    transitions_BCHKK = decay_diag - forget_rank1
+    return transitions_BCHKK, written_BCHK.unsqueeze(-1) * v_BCHV.unsqueeze(-2)

@@ -1,0 +1,71 @@
+"""KDA token by token on the state: no transition matrix is ever made. The report's ``kda_mode: sequential``."""
+
+# B batch, T tokens, H heads, K width of a key, V width of a value, S sequences
+
+from __future__ import annotations
+
+import torch
+
+from .arguments import require_kda, scale_of, wide_dtype
+
+
+def sequential_kda(
+    q_BTHK: torch.Tensor,
+    k_BTHK: torch.Tensor,
+    v_BTHV: torch.Tensor,
+    g_BTHK: torch.Tensor,
+    beta_BTH: torch.Tensor,
+    initial_state_SHKV: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equals ``S = (I - beta k k^T) Diag(exp(g)) S + beta k v^T; o = scale * S^T q``, token by token.
+
+    Without gradients it takes a few states. Autograd keeps the state of every token, ``T*K*V`` numbers a head: less
+    than transitions and writes take, more than the chunked forms do.
+    """
+    spans = require_kda(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV, cu_seqlens)
+    wide = wide_dtype(q_BTHK.dtype)
+    scale = scale_of(q_BTHK, scale)
+    if initial_state_SHKV is None:
+        num_heads, key_width, value_width = (*q_BTHK.shape[2:], v_BTHV.shape[-1])
+        size = (spans[-1].states.stop, num_heads, key_width, value_width)
+        initial_state_SHKV = q_BTHK.new_zeros(size, dtype=wide)
+    tokens = list(zip(*(x.unbind(1) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH)), strict=True))
+    outputs, final_states = [], []
+    with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
+        for span in spans:
+            # every later state has the strides of the first, and products would copy any but these
+            state_BHKV = initial_state_SHKV[span.states].contiguous()
+            for token in tokens[span.tokens]:
+                q_BHK, k_BHK, v_BHV, g_BHK, beta_BH = (part.to(wide) for part in token)
+                o_BHV, state_BHKV = step(q_BHK, k_BHK, v_BHV, g_BHK, beta_BH, state_BHKV, scale)
+                outputs.append(o_BHV.to(q_BTHK.dtype))
+            final_states.append(state_BHKV)
+    return torch.stack(outputs, dim=1), torch.cat(final_states)
+
+
+def step(
+    q_BHK: torch.Tensor,
+    k_BHK: torch.Tensor,
+    v_BHV: torch.Tensor,
+    g_BHK: torch.Tensor,
+    beta_BH: torch.Tensor,
+    state_BHKV: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token: the output, and the state after it. All in one dtype.
+
+    The decay meets the key, not the state, where the state is read: so autograd keeps one state a token, not two.
+    """
+    decay_BHK = g_BHK.exp()
+    read_BHV = _read(state_BHKV, k_BHK * decay_BHK)
+    change_BHV = beta_BH.unsqueeze(-1) * (v_BHV - read_BHV)
+    decayed_BHKV = state_BHKV * decay_BHK.unsqueeze(-1)
+    state_BHKV = torch.addcmul(decayed_BHKV, k_BHK.unsqueeze(-1), change_BHV.unsqueeze(-2))
+    return scale * _read(state_BHKV, q_BHK), state_BHKV
+
+
+def _read(state_BHKV: torch.Tensor, key_BHK: torch.Tensor) -> torch.Tensor:
+    return (key_BHK.unsqueeze(-2) @ state_BHKV).squeeze(-2)

@@ -1,0 +1,290 @@
+"""The chunked WY form on a GPU: two kernels forward, four in a backward that recomputes.
+
+Forward prepares every chunk at once and then goes from chunk to chunk, a block of the state's values per program.
+Backward prepares again, goes there and back, keeping each chunk's first state and the gradient of its last, and ends
+with every gradient inside every chunk at once. Between the passes nothing but the inputs is held.
+"""
+
+# B batch, T tokens, H heads, K key width, V value width, S sequences, N chunks of all sequences, C tokens of a chunk,
+# P parts of a sum
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..derivatives import first_derivative_only
+from .arguments import Span, require_kda, scale_of
+from .wy import wy_kda
+
+TOKENS_PER_CHUNK = 32
+"""More would make a backward of fewer states and an output of fewer steps, but products of 64 rows: see
+``kernels.product``."""
+WIDEST = 256
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How a kernel is cut: channels and values of a tile, masked where tensors are narrower; loads in flight; warps.
+
+    These were the fastest of those tried on an H200.
+    """
+
+    k: int
+    v: int
+    stages: int
+    warps: int
+
+
+_PREPARE = _Tiles(k=64, v=64, stages=2, warps=2)
+_SCAN = _Tiles(k=16, v=16, stages=2, warps=4)  # all channels are in one tile, at least so many
+_THERE_AND_BACK = _Tiles(k=16, v=16, stages=3, warps=4)
+_PAIRS = _Tiles(k=64, v=64, stages=2, warps=2)
+_CHANNELS = _Tiles(k=64, v=64, stages=2, warps=4)
+
+
+def triton_kda(
+    q_BTHK: torch.Tensor,
+    k_BTHK: torch.Tensor,
+    v_BTHV: torch.Tensor,
+    g_BTHK: torch.Tensor,
+    beta_BTH: torch.Tensor,
+    initial_state_SHKV: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    chunk_size: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equals naive, without transitions, in time that the inputs' own traffic is a fair part of.
+
+    Peak above inputs in a train step, ``e`` the item size and ``R = B*T*H`` rows: the gradients,
+    ``2*R*(K + V)*e`` for what chunks do, ``R*K*V*e/16`` for their states. Held between the passes: nothing.
+    Products have operands of the working dtype and float32 sums. Kernels take 32 tokens at a time, whatever
+    ``chunk_size`` says. float64, and keys wider than 256, take the form ``wy``.
+    """
+    tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV)
+    spans = require_kda(*tensors, cu_seqlens, chunk_size)
+    if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
+        return wy_kda(*tensors, cu_seqlens, scale=scale, chunk_size=chunk_size)
+    chunks = _Chunks.of(q_BTHK, spans)
+    with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
+        out_BTHV, final_SHKV = _Kda.apply(*tensors, chunks, scale_of(q_BTHK, scale))
+    return out_BTHV, final_SHKV
+
+
+class _Kda(torch.autograd.Function):
+    """Inputs are saved as they came: copies of those that are not contiguous are made again in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTHK: torch.Tensor,
+        k_BTHK: torch.Tensor,
+        v_BTHV: torch.Tensor,
+        g_BTHK: torch.Tensor,
+        beta_BTH: torch.Tensor,
+        initial_SHKV: torch.Tensor | None,
+        chunks: _Chunks,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_SHKV)
+        ctx.chunks, ctx.scale = chunks, scale
+        ctx.set_materialize_grads(False)
+        terms = _Terms.of(_dense(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), chunks, scale, keeps_inverse=False)
+        return _scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous())
+
+    @staticmethod
+    @first_derivative_only("kda")
+    def backward(ctx: Any, grad_out_BTHV: torch.Tensor | None, grad_final_SHKV: torch.Tensor | None) -> Any:
+        *inputs, initial_SHKV = ctx.saved_tensors
+        inputs = _dense(*inputs)
+        chunks, scale = ctx.chunks, ctx.scale
+        grad_out_BTHV = torch.zeros_like(inputs[2]) if grad_out_BTHV is None else grad_out_BTHV.contiguous()
+        grad_final_SHKV = None if grad_final_SHKV is None else grad_final_SHKV.contiguous()
+        grad_initial_SHKV = None
+        if initial_SHKV is not None:
+            initial_SHKV = initial_SHKV.contiguous()
+            grad_initial_SHKV = torch.empty_like(initial_SHKV) if ctx.needs_input_grad[5] else None
+        terms = _Terms.of(inputs, chunks, scale, keeps_inverse=True)
+        walk = _Walk.of(terms, chunks, initial_SHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV)
+        assert terms.inverse_NHCC is not None
+        kept = (terms.inverse_NHCC, terms.decay_NHK, terms.values_BTHV)
+        del terms  # the rest of them makes room for the gradients
+        return *_gradients(inputs, chunks, scale, *kept, grad_out_BTHV, walk), grad_initial_SHKV, None, None
+
+
+def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """The chunks of all sequences in order: of sequences that are equally long, or of packed ones."""
+
+    num_sequences: int
+    num_chunks: int
+    length: int
+    """Of each sequence, where they are equally long."""
+    bounds_N2: torch.Tensor | None = None
+    """Of packed sequences: each chunk's first row, and the row behind its sequence's last."""
+    first_chunk_S1: torch.Tensor | None = None
+    """Of packed sequences: each one's first chunk, and the number of chunks."""
+
+    @staticmethod
+    def of(q_BTHK: torch.Tensor, spans: Sequence[Span]) -> _Chunks:
+        batch, length = q_BTHK.shape[:2]
+        if len(spans) == 1:
+            return _Chunks(batch, batch * _parts(length, TOKENS_PER_CHUNK), length)
+        bounds, first_chunk = [], [0]
+        for span in spans:
+            bounds += [(chunk.start, span.tokens.stop) for chunk in span.cut(TOKENS_PER_CHUNK)]
+            first_chunk.append(len(bounds))
+        tables = (torch.tensor(table, device=q_BTHK.device, dtype=torch.int64) for table in (bounds, first_chunk))
+        return _Chunks(len(spans), len(bounds), 0, *tables)
+
+    def sizes(self, q_BTHK: torch.Tensor, v_BTHV: torch.Tensor) -> dict[str, Any]:
+        """What every kernel is told."""
+        return {
+            "H": q_BTHK.shape[2], "K": q_BTHK.shape[3], "V": v_BTHV.shape[3], "C": TOKENS_PER_CHUNK,
+            "T": self.length, "NUM_CHUNKS": _parts(self.length, TOKENS_PER_CHUNK), "PACKED": self.length == 0,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What the chunks do to a state, as ``kernels.prepare`` says it."""
+
+    weights_BTHK: torch.Tensor
+    values_BTHV: torch.Tensor
+    queries_BTHK: torch.Tensor
+    keys_BTHK: torch.Tensor
+    scores_NHCC: torch.Tensor
+    inverse_NHCC: torch.Tensor | None
+    decay_NHK: torch.Tensor
+
+    @staticmethod
+    def of(inputs: Sequence[torch.Tensor], chunks: _Chunks, scale: float, *, keeps_inverse: bool) -> _Terms:
+        from . import kernels
+
+        q_BTHK, _, v_BTHV, _, _ = inputs
+        num_heads = q_BTHK.shape[2]
+        size_NHCC = (chunks.num_chunks, num_heads, TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)
+        terms = _Terms(
+            torch.empty_like(q_BTHK),
+            torch.empty_like(v_BTHV),
+            torch.empty_like(q_BTHK),
+            torch.empty_like(q_BTHK),
+            q_BTHK.new_empty(size_NHCC),
+            q_BTHK.new_empty(size_NHCC) if keeps_inverse else None,
+            q_BTHK.new_empty((chunks.num_chunks, num_heads, q_BTHK.shape[3]), dtype=torch.float32),
+        )
+        kernels.prepare[(chunks.num_chunks, num_heads)](
+            *inputs, chunks.bounds_N2,
+            terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC,
+            terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes(q_BTHK, v_BTHV),
+            BLOCK_K=_PREPARE.k, BLOCK_V=_PREPARE.v, KEEPS_INVERSE=keeps_inverse,
+            num_warps=_PREPARE.warps, num_stages=_PREPARE.stages,
+        )  # fmt: skip
+        return terms
+
+
+def _scan(terms: _Terms, chunks: _Chunks, initial_SHKV: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    from . import kernels
+
+    *_, num_heads, width_k = terms.weights_BTHK.shape
+    width_v = terms.values_BTHV.shape[3]
+    out_BTHV = torch.empty_like(terms.values_BTHV)
+    final_SHKV = out_BTHV.new_empty((chunks.num_sequences, num_heads, width_k, width_v), dtype=torch.float32)
+    kernels.scan[(chunks.num_sequences * num_heads, _parts(width_v, _SCAN.v))](
+        terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC, terms.decay_NHK,
+        initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
+        **chunks.sizes(terms.weights_BTHK, terms.values_BTHV), **_all_channels(terms.weights_BTHK, _SCAN),
+        HAS_INITIAL=initial_SHKV is not None,
+    )  # fmt: skip
+    return out_BTHV, final_SHKV
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What a backward pass finds on its way through the chunks, there and back. States are values by channels."""
+
+    states_NHVK: torch.Tensor
+    """Each chunk's first."""
+    grad_states_NHVK: torch.Tensor
+    """Of each chunk's last."""
+    grad_values_BTHV: torch.Tensor
+    """Of what the chunks write, V'."""
+
+    @staticmethod
+    def of(
+        terms: _Terms,
+        chunks: _Chunks,
+        initial_SHKV: torch.Tensor | None,
+        grad_out_BTHV: torch.Tensor,
+        grad_final_SHKV: torch.Tensor | None,
+        grad_initial_SHKV: torch.Tensor | None,
+    ) -> _Walk:
+        """Leaves V' in the place of the terms' values."""
+        from . import kernels
+
+        *_, num_heads, width_k = terms.weights_BTHK.shape
+        width_v = terms.values_BTHV.shape[3]
+        states_NHVK = terms.weights_BTHK.new_empty((chunks.num_chunks, num_heads, width_v, width_k))
+        walk = _Walk(states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_BTHV))
+        kernels.scan_there_and_back[(chunks.num_sequences * num_heads, _parts(width_v, _THERE_AND_BACK.v))](
+            terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC,
+            terms.decay_NHK, initial_SHKV, walk.states_NHVK, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
+            walk.grad_values_BTHV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
+            **chunks.sizes(terms.weights_BTHK, terms.values_BTHV),
+            **_all_channels(terms.weights_BTHK, _THERE_AND_BACK),
+            HAS_INITIAL=initial_SHKV is not None, HAS_FINAL=grad_final_SHKV is not None,
+            WANTS_INITIAL=grad_initial_SHKV is not None,
+        )  # fmt: skip
+        return walk
+
+
+def _gradients(
+    inputs: Sequence[torch.Tensor],
+    chunks: _Chunks,
+    scale: float,
+    inverse_NHCC: torch.Tensor,
+    decay_NHK: torch.Tensor,
+    values_BTHV: torch.Tensor,
+    grad_out_BTHV: torch.Tensor,
+    walk: _Walk,
+) -> tuple[torch.Tensor, ...]:
+    from . import kernels
+
+    q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
+    num_heads, num_rows = q_BTHK.shape[2], q_BTHK.shape[0] * q_BTHK.shape[1]
+    num_blocks = _parts(q_BTHK.shape[3], _CHANNELS.k)
+    grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(inverse_NHCC), torch.empty_like(inverse_NHCC)
+    grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
+    parts_PBTH = beta_BTH.new_empty((1 + num_blocks, *beta_BTH.shape), dtype=torch.float32)
+    sizes = chunks.sizes(q_BTHK, v_BTHV)
+    kernels.gradients_of_pairs[(chunks.num_chunks, num_heads)](
+        v_BTHV, beta_BTH, chunks.bounds_N2, inverse_NHCC, decay_NHK, values_BTHV, grad_out_BTHV, walk.grad_values_BTHV,
+        grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale, **sizes,
+        BLOCK_V=_PAIRS.v, num_warps=_PAIRS.warps, num_stages=_PAIRS.stages,
+    )  # fmt: skip
+    kernels.gradients_of_channels[(chunks.num_chunks, num_heads, num_blocks)](
+        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, decay_NHK, values_BTHV, walk.states_NHVK,
+        grad_out_BTHV, walk.grad_values_BTHV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
+        grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, **sizes,
+        BLOCK_K=_CHANNELS.k, BLOCK_V=_CHANNELS.v, num_warps=_CHANNELS.warps, num_stages=_CHANNELS.stages,
+    )  # fmt: skip
+    return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
+
+
+def _all_channels(q_BTHK: torch.Tensor, tiles: _Tiles) -> dict[str, int]:
+    """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
+    width = max(tiles.k, 1 << (q_BTHK.shape[3] - 1).bit_length())
+    stages = min(tiles.stages, max(1, 1024 // (width * q_BTHK.element_size())))
+    return {"BLOCK_K": width, "BLOCK_V": tiles.v, "STAGES": stages, "num_warps": tiles.warps}
+
+
+def _parts(length: int, of_size: int) -> int:
+    return -(-length // of_size)

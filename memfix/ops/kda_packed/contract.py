@@ -1,0 +1,121 @@
+"""What KDA promises for packed sequences: naive's answer for each, none of which knows of the others."""
+
+from __future__ import annotations
+
+import torch
+
+from ...contract import WIDE, BadInput, Contract, Dim, Form, TensorSpec
+from ...laws import Budget, Scaling, Tolerance
+from ..kda.contract import IN_FLOAT64, ROUNDS_OPERANDS, setting
+from ..kda.naive import naive_kda
+from ..kda.sequential import sequential_kda
+from ..kda.streamed import streamed_kda
+from ..kda.triton import triton_kda
+from ..kda.wy import wy_kda
+
+_W = "max(e, 4)"
+_STATES = f"S*H*K*V*{_W}"
+_STREAMED = f"H*min(chunk_size, T)*(K*K + K*V + 6*K + 4*V)*{_W} + 8*H*K*V*{_W}"
+_PIECE = f"H*min(16, chunk_size, T)*(K*V + 6*K + 6*V)*{_W}"
+# of the WY form: every sequence's last chunk may be almost empty
+_SIDE = "min(chunk_size, 64)"
+_ROWS = f"H*(T + S*{_SIDE})"
+_START = f"2*K*V/{_SIDE}"
+_PLACES = "64*(T + 64*S) + 4*KiB"
+_WY_FORWARD = f"{_ROWS}*(6*K + 4*V + 3*{_SIDE} + {_START})*{_W} + 4*{_STATES} + {_PLACES}"
+_WY_TRAIN = f"{_ROWS}*(11*K + 6*V + 4*{_SIDE} + 2*{_START})*{_W} + 6*{_STATES} + {_PLACES}"
+_KERNEL_CHUNKS = "H*(T/32 + S)"
+_COPIES = f"T*H*(3*K + V + 1)*e + {_STATES}"
+_PAIRS_AND_DECAYS = f"{_KERNEL_CHUNKS}*(1024*e + K*4 + 32) + KiB"
+
+contract = Contract(
+    "kda_packed",
+    naive=naive_kda,
+    forms={
+        "sequential": sequential_kda,
+        "streamed": streamed_kda,
+        "wy": wy_kda,
+        "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True),
+    },
+    dims={
+        "T": Dim(1, 40),
+        "S": Dim(1, 6),
+        "H": Dim(1, 2),
+        "K": Dim(1, 12),
+        "V": Dim(1, 12),
+        "chunk_size": Dim(1, 45),
+    },
+    choices={"scale": (None, 0.3)},
+    inputs=[
+        TensorSpec("q", "1 T H K", grad=True),
+        TensorSpec("k", "1 T H K", grad=True, low=-0.3, high=0.3),
+        TensorSpec("v", "1 T H V", grad=True),
+        TensorSpec("g", "1 T H K", grad=True, low=-115.0, high=-0.001, log_uniform=True, sometimes=0.0),
+        TensorSpec("beta", "1 T H", grad=True, low=0.0, high=2.0),
+        TensorSpec("initial_state", "S H K V", dtype=WIDE, grad=True, optional=True),
+        TensorSpec("cu_seqlens", "S+1", dtype="int64", cumulative="T"),
+    ],
+    cases={
+        "batch": {"T": 96, "S": 6, "H": 8, "K": 64, "V": 64, "chunk_size": 32, "dtype": "bfloat16"},
+        "small": {"T": 48, "S": 4, "H": 2, "K": 16, "V": 16, "chunk_size": 16, "present": ("initial_state",)},
+    },
+    tolerance=Tolerance(rms_factor=1.5),
+    budgets=[
+        Budget("streamed", phase="forward", bytes=f"T*H*V*e + {_STREAMED} + 2*{_STATES}"),
+        Budget(
+            "streamed",
+            phase="train",
+            bytes=f"T*H*(3*K + 2*V + 1)*e + {_STREAMED} + {_PIECE} + (T/chunk_size + S)*H*K*V*{_W} + 4*{_STATES}",
+        ),
+        Budget("wy", phase="forward", bytes=_WY_FORWARD),
+        Budget("wy", phase="held", bytes=f"T*H*V*e + {_STATES}"),
+        Budget("wy", phase="train", bytes=_WY_TRAIN),
+        Budget(
+            "triton",
+            phase="forward",
+            bytes=f"T*H*(3*K + 2*V)*e + {_PAIRS_AND_DECAYS} + {_STATES} + {_COPIES} + {IN_FLOAT64}*({_WY_FORWARD})",
+        ),
+        Budget("triton", phase="held", bytes=f"T*H*V*e + {_STATES} + 32*(T + S) + {IN_FLOAT64}*KiB"),
+        Budget(
+            "triton",
+            phase="train",
+            bytes=f"T*H*((3*K + 4*V)*e + 4*ceil_div(K, 64) + 12) + 3*{_PAIRS_AND_DECAYS} + 2*{_STATES}"
+            f" + 2*{_KERNEL_CHUNKS}*K*V*e + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
+        ),
+    ],
+    scaling=[Scaling("wy", dim="T", at_most=1, case="small")],
+    bad_inputs=[
+        BadInput(
+            "lengths that end early",
+            setting(cu_seqlens=torch.tensor([0, 2, 4])),
+            "cu_seqlens must go from 0 to the number of tokens, 5; got 0 to 4",
+        ),
+        BadInput(
+            "lengths that begin late",
+            setting(cu_seqlens=torch.tensor([1, 5])),
+            "cu_seqlens must go from 0 to the number of tokens, 5; got 1 to 5",
+        ),
+        BadInput(
+            "lengths that decrease",
+            setting(cu_seqlens=torch.tensor([0, 4, 3, 5])),
+            "cu_seqlens must not decrease, got 4 and then 3 at index 2",
+        ),
+        BadInput(
+            "floating lengths",
+            setting(cu_seqlens=lambda t: t.float()),
+            "cu_seqlens must be int64 or int32, got torch.float32",
+        ),
+        BadInput(
+            "lengths as a row", setting(cu_seqlens=lambda t: t[None]), "cu_seqlens must be [S+1], got shape [1, 6]"
+        ),
+        BadInput(
+            "no lengths", setting(cu_seqlens=lambda t: t[:0]), "cu_seqlens must go from 0 to the number of tokens"
+        ),
+        BadInput(
+            "a state for the batch",
+            setting(initial_state=torch.zeros(1, 2, 5, 5)),
+            "initial_state must have shape [5, 2, 5, 5] to go with q, got [1, 2, 5, 5]",
+        ),
+    ],
+    repeats_backward=True,
+)

@@ -1,0 +1,21 @@
+"""Each chunk of transitions is used up by the scan, under plain autograd: which keeps all of them until backward."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from memfix.ops.kda.reported import reported_kda
+from memfix.ops.kda.streamed import streamed_kda
+
+OP, LIKE, CAUGHT_BY = "kda", "streamed", "budget"
+
+
+@functools.wraps(streamed_kda)
+def form(q, k, v, g, beta, initial_state=None, *, scale=None, chunk_size=64):
+    outputs, state = [], initial_state
+    for chunk in zip(*(x.split(chunk_size, dim=1) for x in (q, k, v, g, beta)), strict=True):
+        o, state = reported_kda(*chunk, state, scale=scale, chunk_size=chunk_size)
+        outputs.append(o)
+    return torch.cat(outputs, dim=1), state

@@ -1,0 +1,163 @@
+"""Inputs that cut a dim into pieces, that are wide, and whose sizes spread over powers of ten."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from memfix import Contract, Dim, TensorSpec
+from memfix.checks.draws import equality_draws, memory_draws, smallest_failure
+from memfix.checks.equality import check_equality
+from memfix.checks.inputs import Draw, StepOf, make_inputs
+from memfix.contract import WIDE
+from memfix.errors import ContractError
+from memfix.meters import get_meter
+
+
+def sums(x: torch.Tensor, cuts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    parts = [x[first:stop].to(start.dtype).sum(0) for first, stop in pairwise(cuts.tolist())]
+    return torch.stack(parts) + start
+
+
+def contract(**more: Any) -> Contract:
+    parts: dict[str, Any] = {
+        "forms": {"form": sums},
+        "dims": {"T": Dim(1, 20), "S": Dim(1, 6), "D": Dim(1, 4)},
+        "inputs": [
+            TensorSpec("x", "T D", grad=True),
+            TensorSpec("cuts", "S+1", dtype="int64", cumulative="T"),
+            TensorSpec("start", "S D", dtype=WIDE, grad=True),
+        ],
+        "cases": {"small": {"T": 12, "S": 3, "D": 4}},
+    }
+    return Contract("sums", naive=sums, **{**parts, **more})
+
+
+def drawn(made: Contract, dtype: str = "float32", examples: int = 100) -> list[Draw]:
+    found: list[Draw] = []
+    smallest_failure(equality_draws(made, dtype), found.append, examples=examples)
+    return found
+
+
+def test_cuts_go_from_nothing_to_the_whole_and_never_back() -> None:
+    made = contract()
+    seen = [(draw, make_inputs(made, draw, "cpu")["cuts"].tolist()) for draw in drawn(made)]
+    for draw, cuts in seen:
+        assert len(cuts) == draw.case.dims["S"] + 1
+        assert cuts == sorted(cuts)
+        assert (cuts[0], cuts[-1]) == (0, draw.case.dims["T"])
+    assert any(first == stop for _, cuts in seen for first, stop in pairwise(cuts)), "a piece may be empty"
+    assert len({tuple(cuts) for _, cuts in seen}) > len(seen) // 3
+
+
+def test_one_draw_has_one_set_of_cuts() -> None:
+    made = contract()
+    case = made.cases["small"]
+    first, again, other = (make_inputs(made, Draw(case, seed), "cpu")["cuts"] for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_cuts_are_there_where_values_are_not() -> None:
+    """Shapes follow from them, so a step on fake tensors reads them too, and says nothing of an assumption."""
+    reading = get_meter("simulated").measure(StepOf(contract(), "form", Draw(contract().cases["small"]), "train"))
+    assert reading.exact
+    assert reading.peak_bytes > 0
+
+
+def test_a_form_that_loses_empty_pieces_is_caught_and_the_call_shrinks() -> None:
+    def without_empty_pieces(x: torch.Tensor, cuts: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        if len(set(cuts.tolist())) < len(cuts):
+            return sums(x, cuts, start) + 1
+        return sums(x, cuts, start)
+
+    made = contract(forms={"form": without_empty_pieces})
+    found = check_equality(made, "form", dtype="float32", examples=100)
+    assert found.status == "fail"
+    assert "T=1,S=2,D=1" in found.details[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [("float64", "float64"), ("float32", "float32"), ("bfloat16", "float32"), ("float16", "float32")],
+)
+def test_wide_is_float32_or_wider(dtype: str, wide: str) -> None:
+    made = contract(cases={"small": {"T": 12, "S": 3, "D": 4, "dtype": dtype}})
+    tensors = make_inputs(made, Draw(made.cases["small"]), "cpu")
+    assert (tensors["x"].dtype, tensors["start"].dtype) == (getattr(torch, dtype), getattr(torch, wide))
+    assert tensors["start"].requires_grad
+
+
+def test_drawn_memory_shapes_have_cuts_too() -> None:
+    made = contract()
+    found: list[Draw] = []
+    smallest_failure(memory_draws(made), found.append, examples=20)
+    for draw in found:
+        assert make_inputs(made, draw, "meta", values=False)["cuts"].tolist()[-1] == draw.case.dims["T"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(-100.0, -0.01), (0.01, 100.0)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_log_uniform_values_are_as_often_small_as_large(low: float, high: float, dtype: str) -> None:
+    inputs = list(contract().inputs)
+    inputs[0] = TensorSpec("x", "T D", low=low, high=high, log_uniform=True)
+    made = contract(inputs=inputs, cases={"small": {"T": 200, "S": 1, "D": 50, "dtype": dtype}})
+    x = make_inputs(made, Draw(made.cases["small"]), "cpu")["x"].double()
+    assert (x.sign() == x.sign()[0, 0]).all()
+    assert x[0, 0] * low > 0
+    rounded = torch.finfo(getattr(torch, dtype)).eps
+    assert 0.01 * (1 - rounded) <= x.abs().min() <= x.abs().max() <= 100 * (1 + rounded)
+    for edge, share in ((0.1, 0.25), (1.0, 0.5), (10.0, 0.75)):
+        assert (x.abs() < edge).double().mean().item() == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: TensorSpec("cuts", "S", dtype="int64", cumulative="T"),
+            "input 'cuts': cumulative= needs int32 or int64 and a shape like 'S+1', got int64 and 'S'",
+        ),
+        (
+            lambda: TensorSpec("cuts", "S+1", cumulative="T"),
+            "input 'cuts': cumulative= needs int32 or int64 and a shape like 'S+1', got working and 'S+1'",
+        ),
+        (
+            lambda: TensorSpec("cuts", "S+1", dtype="int64", cumulative="T", high=3),
+            "input 'cuts': cumulative= says all values; drop low=, high= and sometimes=",
+        ),
+        (
+            lambda: TensorSpec("g", "T", low=-1.0, high=1.0, log_uniform=True),
+            "input 'g': log_uniform needs a floating input with low and high of one sign, got working, "
+            "low=-1.0, high=1.0",
+        ),
+        (
+            lambda: TensorSpec("g", "T", low=-1.0, log_uniform=True),
+            "input 'g': log_uniform needs a floating input with low and high of one sign, got working, "
+            "low=-1.0, high=None",
+        ),
+        (lambda: TensorSpec("g", "T", dtype="wider"), "input 'g': unknown dtype 'wider'; did you mean 'wide'?"),
+        (
+            lambda: contract(
+                dims={"T": Dim(1, 20), "S": Dim(1, 6), "D": Dim(1, 4)},
+                inputs=[TensorSpec("x", "T D"), TensorSpec("cuts", "S+1", dtype="int64", cumulative="N")],
+            ),
+            "sums: input 'cuts' uses 'N', which is no dim",
+        ),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused(build: Any, message: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        build()
+    assert message in str(refused.value)
+
+
+def test_laws_name_only_what_an_input_has() -> None:
+    laws = contract().laws()
+    assert "cumulative=T" in laws["input cuts"]
+    assert "cumulative" not in laws["input x"]
+    assert "log_uniform" not in laws["input x"]
+    assert "dtype=wide" in laws["input start"]
