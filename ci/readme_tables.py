@@ -153,6 +153,8 @@ def kda_speed_table() -> list[str]:
             _kda_error([field["errors"] for field in fields if field["dtype"] == dtype], name) for dtype in dtypes
         ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
+    if "overhead" not in data:  # of a run without the incident's shape
+        return lines
     spreads = [f"{phase} {_kda_spread(found)}" for phase, found in data["overhead"].items()]
     return [*lines, "", f"`streamed` in chunks of 64 over dense `naive`, float32: {', '.join(spreads)}."]
 

@@ -47,7 +47,7 @@ def check_equality(
     """
     if device == "cpu" and contract.forms[form].has_kernels and not is_interpreting():
         again = partial(
-            check_equality, _portable(contract), form, dtype=dtype, examples=max(3, examples // SHARE), random=random
+            check_equality, _portable(contract), form, dtype=dtype, examples=max(2, examples // SHARE), random=random
         )
         return _interpreted(again, contract, form)
     failure = smallest_failure(
@@ -113,17 +113,7 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception) -> Find
 
 def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu") -> None:
     """One call, held against naive. Raises ``Unequal`` or whatever the form raises."""
-    try:
-        inputs = make_inputs(contract, draw, device)
-        wide = _in_dtype(inputs, torch.float64)
-        truth = _evaluate(contract, NAIVE, draw, wide)
-        if getattr(torch, draw.case.dtype) == torch.float64:
-            naive = _off_as_in_float32(contract, draw, inputs, truth)
-        else:
-            naive = _evaluate(contract, NAIVE, draw, inputs)
-        nearby = [_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw)]
-    except Exception as error:
-        raise NaiveFailed(f"{type(error).__name__}: {error}") from error
+    reference = _Reference.at(contract, draw, device)
     # another call of the same shape goes first: an answer that is remembered is then the wrong one
     with _PoisonFreshMemory():
         _evaluate(contract, form, draw, make_inputs(contract, replace(draw, seed=draw.seed + 1), device))
@@ -133,7 +123,7 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
-    _compare(answer, naive, truth, nearby, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
+    _compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
 
 
 # ---------------------------------------------------------------- running a form
@@ -143,6 +133,50 @@ class _Answer:
 
     tensors: Mapping[str, torch.Tensor | None]
     dtypes: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What naive says of one call."""
+
+    naive: _Answer
+    """In the working dtype: what rounding alone costs."""
+    truth: _Answer
+    """In float64."""
+    nearby: tuple[_Answer, ...]
+    """In float64, of inputs that are off by what sums are allowed."""
+
+    @staticmethod
+    def at(contract: Contract, draw: Draw, device: str) -> _Reference:
+        """The last ones are remembered: the forms of an op are held against the same calls, one after the other."""
+        key = (
+            contract.name, contract.naive, tuple(contract.inputs), contract.tolerance, contract.repeats_backward,
+            draw.spelled(), device,
+        )  # fmt: skip
+        if key not in _REMEMBERED:
+            if len(_REMEMBERED) >= _MOST_REMEMBERED:
+                del _REMEMBERED[next(iter(_REMEMBERED))]
+            _REMEMBERED[key] = _Reference._made(contract, draw, device)
+        return _REMEMBERED[key]
+
+    @staticmethod
+    def _made(contract: Contract, draw: Draw, device: str) -> _Reference:
+        try:
+            inputs = make_inputs(contract, draw, device)
+            wide = _in_dtype(inputs, torch.float64)
+            truth = _evaluate(contract, NAIVE, draw, wide)
+            if getattr(torch, draw.case.dtype) == torch.float64:
+                naive = _off_as_in_float32(contract, draw, inputs, truth)
+            else:
+                naive = _evaluate(contract, NAIVE, draw, inputs)
+            nearby = tuple(_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw))
+        except Exception as error:
+            raise NaiveFailed(f"{type(error).__name__}: {error}") from error
+        return _Reference(naive, truth, nearby)
+
+
+_REMEMBERED: dict[tuple[object, ...], _Reference] = {}
+_MOST_REMEMBERED = 256
 
 
 @dataclass(frozen=True)
@@ -265,14 +299,8 @@ _ENOUGH_FOR_AN_AVERAGE = 16
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
 
-def _compare(
-    answer: _Answer,
-    naive: _Answer,
-    truth: _Answer,
-    nearby: list[_Answer],
-    tolerance: Tolerance,
-    dtype: torch.dtype,
-) -> None:
+def _compare(answer: _Answer, reference: _Reference, tolerance: Tolerance, dtype: torch.dtype) -> None:
+    naive, truth = reference.naive, reference.truth
     if len(answer.dtypes) != len(naive.dtypes):
         raise Unequal(f"returns {len(answer.dtypes)} tensors, naive {len(naive.dtypes)}")
     if answer.dtypes != naive.dtypes:
@@ -289,7 +317,7 @@ def _compare(
             raise Unequal(f"gives no {name}")
         if got.shape != true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(true.shape)}")
-        moved = [t for near in nearby if (t := near.tensors[name]) is not None]
+        moved = [t for near in reference.nearby if (t := near.tensors[name]) is not None]
         _compare_tensor(name, got, rounded, true, moved, tolerance, dtype)
 
 

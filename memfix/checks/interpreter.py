@@ -16,7 +16,7 @@ from multiprocessing.pool import Pool
 from typing import TypeVar
 
 VARIABLE = "TRITON_INTERPRET"
-SHARE = 10
+SHARE = 20
 """An interpreted kernel takes hundreds of times as long: of this many examples one is drawn."""
 
 Result = TypeVar("Result")

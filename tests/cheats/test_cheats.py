@@ -17,7 +17,11 @@ from memfix.checks.examine import examine
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
 
-EFFORT = Effort("cheats", equality_examples=40, memory_examples=8)
+# one that gives the right answer, and takes too much memory for it, need not be asked often whether it does
+EFFORTS = {
+    True: Effort("wrong answers", equality_examples=40, memory_examples=2),
+    False: Effort("too much memory", equality_examples=4, memory_examples=8),
+}
 CHEATS = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 
 
@@ -52,7 +56,8 @@ def held_to(op: str, like: str) -> Contract:
 def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
     cheat = load(path)
     contract = held_to(cheat.OP, cheat.LIKE).with_form("cheat", cheat.form, like=cheat.LIKE)
-    findings = examine(contract, get_meter("simulated"), EFFORT, forms=["cheat"]).findings
+    effort = EFFORTS[cheat.CAUGHT_BY == "equality"]
+    findings = examine(contract, get_meter("simulated"), effort, forms=["cheat"]).findings
     failed = {finding.check for finding in findings if finding.status == "fail"}
     assert not any("raises TypeError" in finding.message for finding in findings), "it was not even called"
     assert cheat.CAUGHT_BY in failed, "\n".join(finding.text() for finding in findings if finding.status != "pass")

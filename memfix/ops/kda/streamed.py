@@ -73,7 +73,8 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     @first_derivative_only("kda")
     def backward(ctx: Any, grad_o_BTHV: torch.Tensor, grad_state_SHKV: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, starts = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+        saved = ctx.saved_tensors  # once: under a checkpoint each look unpacks them anew
+        inputs, starts = saved[:5], saved[5:]
         with torch.autocast(grad_o_BTHV.device.type, enabled=False):
             scan = _Scan.of(inputs, *ctx.options)
             gradients = scan.backward(grad_o_BTHV, grad_state_SHKV, starts)
