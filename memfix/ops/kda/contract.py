@@ -38,8 +38,8 @@ _COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # of inputs that are no
 IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 there, where the form is wy, and 0 elsewhere
 
 ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3)
-"""Of kernels whose products have operands of the working dtype, where naive works in float32 throughout: of a state, which
-stays float32, naive has no rounding of its own to compare with."""
+"""Of kernels whose products have operands of the working dtype, where naive works in float32 throughout: of a state,
+which stays float32, naive has no rounding of its own to compare with."""
 
 
 def setting(**values: Any) -> Callable[[dict[str, Any]], None]:
@@ -72,11 +72,11 @@ contract = Contract(
     },
     dims={
         "B": Dim(1, 2),
-        "T": Dim(1, 36),
+        "T": Dim(1, 64),
         "H": Dim(1, 2),
         "K": Dim(1, 12),
         "V": Dim(1, 12),
-        "chunk_size": Dim(1, 40),
+        "chunk_size": Dim(1, 70),
     },
     choices={"scale": (None, 0.3)},
     inputs=[
