@@ -207,6 +207,16 @@ class BadInput:
     error: type[Exception] = ValueError
 
 
+def setting(**values: Any) -> Callable[[dict[str, Any]], None]:
+    """A ``change`` that gives arguments new values, or what a function makes of the old one."""
+
+    def change(arguments: dict[str, Any]) -> None:
+        for name, value in values.items():
+            arguments[name] = value(arguments.get(name)) if callable(value) else value
+
+    return change
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contract:
     """An op: what is true (``naive``), the forms that save memory, and what each of them promises.

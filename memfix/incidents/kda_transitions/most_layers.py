@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...fit import DEFAULT_HIGH, Fit, Tried, bytes_of_capacity, fit_growing
 from ...meters import usable_meter
 from ...meters.base import Meter, Reading
+from ..stage_meter import measured_step
 from ..train_state import RepeatedStep
 from .settings import ProfileSettings
 from .stand_ins import SimulatedOp, op_name, simulated_op
@@ -63,8 +64,6 @@ def _reading(
     settings: ProfileSettings, layers: int, op: SimulatedOp, meter: Meter, say: Callable[[str], object]
 ) -> Reading:
     say(f"{settings.name}, {op_name(settings.run)}: a train step of {layers} layers")
-    reading = meter.measure(RepeatedStep(trainable, settings.with_model(layers=layers).run, op.put_into))
+    build = RepeatedStep(trainable, settings.with_model(layers=layers).run, op.put_into)
     # the timelines of all that is tried would be large
-    return dataclasses.replace(
-        reading, exact=reading.exact and not op.notes, notes=(*reading.notes, *op.notes), timeline=None
-    )
+    return dataclasses.replace(measured_step(meter, build, op.notes), timeline=None)

@@ -17,11 +17,10 @@ What was chosen where that leaves it open:
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 
 from ..arguments import require_one_of, require_shape
+from ..availability import triton_is_there
 from .arguments import DEFAULT_CHUNK_SIZE
 from .decode import decode_kda
 from .sequential import sequential_kda
@@ -74,4 +73,4 @@ def kda(
 
 
 def _suits_kernels(q_BTHK: torch.Tensor) -> bool:
-    return q_BTHK.is_cuda and q_BTHK.dtype != torch.float64 and importlib.util.find_spec("triton") is not None
+    return q_BTHK.is_cuda and q_BTHK.dtype != torch.float64 and triton_is_there()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from ...contract import WIDE, BadInput, Contract, Dim, Form, TensorSpec
+from ...contract import WIDE, BadInput, Contract, Dim, Form, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .naive import naive_kda
 from .reported import reported_kda
@@ -42,16 +39,6 @@ ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3)
 which stays float32, naive has no rounding of its own to compare with."""
 
 
-def setting(**values: Any) -> Callable[[dict[str, Any]], None]:
-    """The change that makes an input bad: a new value, or a function of the old one."""
-
-    def change(arguments: dict[str, Any]) -> None:
-        for name, value in values.items():
-            arguments[name] = value(arguments.get(name)) if callable(value) else value
-
-    return change
-
-
 BAD_CHUNKS = [
     BadInput("zero chunk", setting(chunk_size=0), "chunk_size must be at least 1, got 0"),
     BadInput("negative chunk", setting(chunk_size=-3), "chunk_size must be at least 1, got -3"),
@@ -60,16 +47,31 @@ BAD_CHUNKS = [
 ]
 
 
+FORMS = {
+    "sequential": sequential_kda,
+    "streamed": streamed_kda,
+    "wy": wy_kda,
+    "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True),
+}
+
+
+def inputs(batch: str, sequences: str) -> list[TensorSpec]:
+    """The tensors of a call, by the names of its batch and of its states."""
+    return [
+        TensorSpec("q", f"{batch} T H K", grad=True),
+        # small: where beta |k|^2 is above 2 the delta rule itself diverges
+        TensorSpec("k", f"{batch} T H K", grad=True, low=-0.3, high=0.3),
+        TensorSpec("v", f"{batch} T H V", grad=True),
+        TensorSpec("g", f"{batch} T H K", grad=True, low=-115.0, high=-0.001, log_uniform=True, sometimes=0.0),
+        TensorSpec("beta", f"{batch} T H", grad=True, low=0.0, high=2.0),
+        TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
+    ]
+
+
 contract = Contract(
     "kda",
     naive=naive_kda,
-    forms={
-        "reported": Form(reported_kda, reported=True),
-        "sequential": sequential_kda,
-        "streamed": streamed_kda,
-        "wy": wy_kda,
-        "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True),
-    },
+    forms={"reported": Form(reported_kda, reported=True), **FORMS},
     dims={
         "B": Dim(1, 2),
         "T": Dim(1, 64),
@@ -79,15 +81,7 @@ contract = Contract(
         "chunk_size": Dim(1, 70),
     },
     choices={"scale": (None, 0.3)},
-    inputs=[
-        TensorSpec("q", "B T H K", grad=True),
-        # small: where beta |k|^2 is above 2 the delta rule itself diverges
-        TensorSpec("k", "B T H K", grad=True, low=-0.3, high=0.3),
-        TensorSpec("v", "B T H V", grad=True),
-        TensorSpec("g", "B T H K", grad=True, low=-115.0, high=-0.001, log_uniform=True, sometimes=0.0),
-        TensorSpec("beta", "B T H", grad=True, low=0.0, high=2.0),
-        TensorSpec("initial_state", "B H K V", dtype=WIDE, grad=True, optional=True),
-    ],
+    inputs=inputs("B", "B"),
     cases={
         "incident": {"B": 16, "T": 256, "H": 8, "K": 64, "V": 64, "chunk_size": 64},
         "small": {"B": 2, "T": 48, "H": 2, "K": 16, "V": 16, "chunk_size": 16, "present": ("initial_state",)},
@@ -204,5 +198,5 @@ contract = Contract(
             "cu_seqlens needs a batch of 1, with the sequences packed along T; got a batch of 2",
         ),
     ],
-    repeats_backward=False,
+    repeats_backward=True,
 )

@@ -184,6 +184,18 @@ def _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED: tl.constexpr):
 
 
 @triton.jit
+def _block_of_state(H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):
+    """What a program walks with: its sequence and head, all channels and a block of values, which of them are there,
+    and where they lie in the states that come in and go out, turned.
+    """
+    sequence, head, block = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1)
+    at_k, at_v = tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_state = (at_v < V)[:, None] & (at_k < K)[None, :]
+    of_sequence = (sequence * H + head) * (K * V) + at_v[:, None] + at_k[None, :] * V
+    return sequence, head, at_k, at_v, in_state, of_sequence
+
+
+@triton.jit
 def scan(
     weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk,
     T, NUM_CHUNKS, H, K, V,
@@ -194,11 +206,9 @@ def scan(
 
     The state is turned, values by channels, as is what meets it: see ``product``.
     """
-    sequence, head, block = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1)
+    sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
-    token, at_k, at_v = tl.arange(0, C), tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
-    in_state = (at_v < V)[:, None] & (at_k < K)[None, :]
-    of_sequence = (sequence * H + head) * (K * V) + at_v[:, None] + at_k[None, :] * V
+    token = tl.arange(0, C)
     state_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
     if HAS_INITIAL:
         state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)
@@ -232,12 +242,10 @@ def scan_there_and_back(
     """For a backward pass: each chunk's first state and its V' (over ``values``), from the first chunk to the last;
     then the gradient of each chunk's last state, and of its V', from the last to the first.
     """
-    sequence, head, block = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1)
+    sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
-    token, at_k, at_v = tl.arange(0, C), tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
-    in_state = (at_v < V)[:, None] & (at_k < K)[None, :]
+    token = tl.arange(0, C)
     at_state = at_v[:, None] * K + at_k[None, :]
-    of_sequence = (sequence * H + head) * (K * V) + at_v[:, None] + at_k[None, :] * V
     state_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
     if HAS_INITIAL:
         state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)

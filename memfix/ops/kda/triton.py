@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from ..availability import require_kernels
 from ..derivatives import first_derivative_only
-from .arguments import Span, require_kda, scale_of
+from .arguments import DEFAULT_CHUNK_SIZE, Span, require_kda, scale_of
 from .wy import wy_kda
 
 TOKENS_PER_CHUNK = 32
 """More would make a backward of fewer states and an output of fewer steps, but products of 64 rows: see
-``kernels.product``."""
+``memfix.ops.kernels.product``."""
 WIDEST = 256
 
 
@@ -56,7 +57,7 @@ def triton_kda(
     cu_seqlens: torch.Tensor | None = None,
     *,
     scale: float | None = None,
-    chunk_size: int = 64,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Equals naive, without transitions, in time that the inputs' own traffic is a fair part of.
 
@@ -69,6 +70,7 @@ def triton_kda(
     spans = require_kda(*tensors, cu_seqlens, chunk_size)
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
         return wy_kda(*tensors, cu_seqlens, scale=scale, chunk_size=chunk_size)
+    require_kernels(q_BTHK, instead="wy")
     chunks = _Chunks.of(q_BTHK, spans)
     with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
         out_BTHV, final_SHKV = _Kda.apply(*tensors, chunks, scale_of(q_BTHK, scale))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import WIDE, BadInput, Contract, Dim, Form, TensorSpec
+from ...contract import BadInput, Contract, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
-from ..kda.contract import IN_FLOAT64, ROUNDS_OPERANDS, setting
+from ..kda.contract import FORMS, IN_FLOAT64, inputs
 from ..kda.naive import naive_kda
-from ..kda.sequential import sequential_kda
-from ..kda.streamed import streamed_kda
-from ..kda.triton import triton_kda
-from ..kda.wy import wy_kda
 
 _W = "max(e, 4)"
 _STATES = f"S*H*K*V*{_W}"
@@ -31,12 +27,7 @@ _PAIRS_AND_DECAYS = f"{_KERNEL_CHUNKS}*(1024*e + K*4 + 32) + KiB"
 contract = Contract(
     "kda_packed",
     naive=naive_kda,
-    forms={
-        "sequential": sequential_kda,
-        "streamed": streamed_kda,
-        "wy": wy_kda,
-        "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True),
-    },
+    forms=FORMS,
     dims={
         "T": Dim(1, 34),
         "S": Dim(1, 6),
@@ -46,15 +37,7 @@ contract = Contract(
         "chunk_size": Dim(1, 38),
     },
     choices={"scale": (None, 0.3)},
-    inputs=[
-        TensorSpec("q", "1 T H K", grad=True),
-        TensorSpec("k", "1 T H K", grad=True, low=-0.3, high=0.3),
-        TensorSpec("v", "1 T H V", grad=True),
-        TensorSpec("g", "1 T H K", grad=True, low=-115.0, high=-0.001, log_uniform=True, sometimes=0.0),
-        TensorSpec("beta", "1 T H", grad=True, low=0.0, high=2.0),
-        TensorSpec("initial_state", "S H K V", dtype=WIDE, grad=True, optional=True),
-        TensorSpec("cu_seqlens", "S+1", dtype="int64", cumulative="T"),
-    ],
+    inputs=[*inputs("1", "S"), TensorSpec("cu_seqlens", "S+1", dtype="int64", cumulative="T")],
     cases={
         "batch": {"T": 96, "S": 6, "H": 8, "K": 64, "V": 64, "chunk_size": 32, "dtype": "bfloat16"},
         "small": {"T": 48, "S": 4, "H": 2, "K": 16, "V": 16, "chunk_size": 16, "present": ("initial_state",)},
@@ -117,5 +100,5 @@ contract = Contract(
             "initial_state must have shape [5, 2, 5, 5] to go with q, got [1, 2, 5, 5]",
         ),
     ],
-    repeats_backward=False,
+    repeats_backward=True,
 )

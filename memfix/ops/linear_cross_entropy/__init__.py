@@ -10,12 +10,12 @@ import torch
 
 from ...units import parse_bytes
 from ..arguments import require_at_least_one, require_one_of
+from ..availability import triton_is_there
 from .arguments import require_leading_dims
 from .chunk_size import rows_within, usual_rows
 from .log_probabilities import token_log_probabilities
 from .module import LinearCrossEntropy
 from .terms import Terms
-from .triton import triton_is_there
 
 __all__ = ["FORMS", "LinearCrossEntropy", "chosen_form", "linear_cross_entropy", "token_log_probabilities"]
 

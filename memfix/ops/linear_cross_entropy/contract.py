@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, TensorSpec
+from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .checkpoint import checkpoint_linear_cross_entropy
 from .naive import naive_linear_cross_entropy
@@ -26,13 +26,6 @@ _ADDS_UP_ROUNDED = Tolerance(ulps=4, rms_factor=4)
 # naive rounds the logits, which is most of its error where they are tens; and it knows the upstream gradient in time,
 # where these multiply by it what is rounded already
 _KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
-
-
-def _set(name: str, value: Any) -> Any:
-    def change(arguments: dict[str, Any]) -> None:
-        arguments[name] = value(arguments[name]) if callable(value) else value
-
-    return change
 
 
 def _target_of(value: int) -> Any:
@@ -123,46 +116,46 @@ contract = Contract(
         SpeedBudget("checkpoint", case="incident", times_naive=2.0, device="cuda"),
     ],
     bad_inputs=[
-        BadInput("zero chunk", _set("rows_per_chunk", 0), "rows_per_chunk must be at least 1, got 0"),
-        BadInput("negative chunk", _set("rows_per_chunk", -3), "rows_per_chunk must be at least 1, got -3"),
+        BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
+        BadInput("negative chunk", setting(rows_per_chunk=-3), "rows_per_chunk must be at least 1, got -3"),
         BadInput(
             "fractional chunk",
-            _set("rows_per_chunk", 1.5),
+            setting(rows_per_chunk=1.5),
             "rows_per_chunk must be an int, got 1.5",
             TypeError,
         ),
         BadInput(
             "unknown reduction",
-            _set("reduction", "max"),
+            setting(reduction="max"),
             "reduction must be one of mean, sum, none, got 'max'",
         ),
-        BadInput("batched hidden", _set("hidden", lambda t: t[None]), "hidden must be [N, D], got shape [1, 5, 5]"),
-        BadInput("narrow weight", _set("weight", lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
-        BadInput("short target", _set("target", lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
-        BadInput("floating target", _set("target", lambda t: t.float()), "target must be int64, got torch.float32"),
-        BadInput("two dtypes", _set("weight", lambda t: t.double()), "must have the same dtype"),
-        BadInput("two devices", _set("target", lambda t: t.to("meta")), "must have the same device"),
-        BadInput("no rows", _set("hidden", lambda t: t[:0]), "must have the same number of rows N"),
-        BadInput("integer hidden", _set("hidden", lambda t: t.detach().int()), "hidden must be floating"),
+        BadInput("batched hidden", setting(hidden=lambda t: t[None]), "hidden must be [N, D], got shape [1, 5, 5]"),
+        BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
+        BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
+        BadInput("floating target", setting(target=lambda t: t.float()), "target must be int64, got torch.float32"),
+        BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
+        BadInput("two devices", setting(target=lambda t: t.to("meta")), "must have the same device"),
+        BadInput("no rows", setting(hidden=lambda t: t[:0]), "must have the same number of rows N"),
+        BadInput("integer hidden", setting(hidden=lambda t: t.detach().int()), "hidden must be floating"),
         BadInput(
             "target above the vocabulary",
             _target_of(7),
             "target must be at least 0 and below the vocabulary of 5, or ignore_index -100; got 7 at index 2",
         ),
         BadInput("negative target", _target_of(-1), "or ignore_index -100; got -1 at index 2"),
-        BadInput("softcap of zero", _set("softcap", 0.0), "softcap must be above 0, got 0.0"),
-        BadInput("softcap in words", _set("softcap", "30"), "softcap must be a number, got '30'", TypeError),
-        BadInput("much smoothing", _set("label_smoothing", 1.1), "label_smoothing must be between 0 and 1, got 1.1"),
-        BadInput("negative smoothing", _set("label_smoothing", -0.1), "label_smoothing must be between 0 and 1"),
-        BadInput("negative z-loss", _set("z_loss", -1e-4), "z_loss must be at least 0, got -0.0001"),
-        BadInput("z-loss of nan", _set("z_loss", float("nan")), "z_loss must be at least 0, got nan"),
-        BadInput("short bias", _set("bias", torch.ones(4)), "must have the same number of classes V, got 4, 5"),
-        BadInput("bias as a matrix", _set("bias", torch.ones(5, 1)), "bias must be [V], got shape [5, 1]"),
-        BadInput("short class weight", _set("class_weight", torch.ones(6)), "the same number of classes V, got 6, 5"),
-        BadInput("integer class weight", _set("class_weight", torch.ones(5).int()), "class_weight must be floating"),
+        BadInput("softcap of zero", setting(softcap=0.0), "softcap must be above 0, got 0.0"),
+        BadInput("softcap in words", setting(softcap="30"), "softcap must be a number, got '30'", TypeError),
+        BadInput("much smoothing", setting(label_smoothing=1.1), "label_smoothing must be between 0 and 1, got 1.1"),
+        BadInput("negative smoothing", setting(label_smoothing=-0.1), "label_smoothing must be between 0 and 1"),
+        BadInput("negative z-loss", setting(z_loss=-1e-4), "z_loss must be at least 0, got -0.0001"),
+        BadInput("z-loss of nan", setting(z_loss=float("nan")), "z_loss must be at least 0, got nan"),
+        BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
+        BadInput("bias as a matrix", setting(bias=torch.ones(5, 1)), "bias must be [V], got shape [5, 1]"),
+        BadInput("short class weight", setting(class_weight=torch.ones(6)), "the same number of classes V, got 6, 5"),
+        BadInput("integer class weight", setting(class_weight=torch.ones(5).int()), "class_weight must be floating"),
         BadInput(
             "class weight with a gradient",
-            _set("class_weight", torch.ones(5, requires_grad=True)),
+            setting(class_weight=torch.ones(5, requires_grad=True)),
             "class_weight takes no gradient",
         ),
     ],

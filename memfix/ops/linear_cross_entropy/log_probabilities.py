@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import torch
 
+from ..availability import triton_is_there
 from .arguments import require_leading_dims, require_linear_cross_entropy
 from .chunk_size import rows_within
 from .chunks import chunked_linear_cross_entropy
 from .products import sum_dtype
 from .recompute import TiledPass
 from .terms import Terms
-from .triton import KERNELS, triton_is_there
+from .triton import KERNELS
 
 ROWS_PER_CHUNK = 4096
 

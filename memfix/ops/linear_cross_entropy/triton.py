@@ -10,11 +10,11 @@ smoothing, other GPUs) takes one pass over float32 logits.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
 
+from ..availability import is_interpreted, require_kernels
 from .arguments import require_linear_cross_entropy
 from .chunks import Head, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
 from .products import product_into
@@ -24,10 +24,6 @@ from .terms import Coefficients, Sums, Terms
 
 _TILE_TOKENS, _TILE_CLASSES, _TILE_DEPTH = 128, 256, 64
 _ALIGNED_BYTES = 16  # what the GPU's copy engine asks of addresses and strides
-
-
-def triton_is_there() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def triton_linear_cross_entropy(
@@ -49,8 +45,6 @@ def triton_linear_cross_entropy(
     Peak above inputs in a bfloat16 train step, ``C = rows_per_chunk``: ``2*N*D + 2*V*D + 2*C*V + 6*C*D`` bytes and
     ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take what ``recompute`` does.
     """
-    if not triton_is_there():
-        raise RuntimeError("form 'triton' needs the package triton, which is not installed; take form='recompute'")
     terms = Terms(
         ignore_index=ignore_index,
         reduction=reduction,
@@ -59,6 +53,7 @@ def triton_linear_cross_entropy(
         z_loss=z_loss,
     )
     require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
+    require_kernels(hidden_ND, instead="recompute")
     with torch.cuda.device_of(hidden_ND):  # kernels are launched on the current device; backward's is the tensors'
         return chunked_linear_cross_entropy(
             hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, **KERNELS
@@ -67,11 +62,6 @@ def triton_linear_cross_entropy(
 
 def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
     """The pass that suits the classifier and the device."""
-    if head.weight_VD.device.type == "cpu" and not _is_interpreted():
-        raise RuntimeError(
-            "form 'triton' runs on a GPU, and the tensors are on the CPU; take form='recompute', or set "
-            "TRITON_INTERPRET=1 before Python starts"
-        )
     made = ExponentialsPass if ExponentialsPass.suits(head) else LogitsPass
     return made(head, rows_per_chunk, wants_gradient)
 
@@ -352,22 +342,16 @@ def _has_aligned_rows(tensor: torch.Tensor) -> bool:
 
 
 def _copies_tiles(device: torch.device) -> bool:
-    return _is_interpreted() or torch.cuda.get_device_capability(device)[0] >= 9
+    return is_interpreted() or torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _num_processors(device: torch.device) -> int:
-    return 4 if _is_interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _is_interpreted() -> bool:
-    from ..kernels import INTERPRETED
-
-    return bool(INTERPRETED.value)
+    return 4 if is_interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _tokens_at_once(num_tokens: int) -> int:
     """A program takes one token; in the interpreter, where a program costs more than its work, all of them."""
-    return _power_of_two(num_tokens) if _is_interpreted() else 1
+    return _power_of_two(num_tokens) if is_interpreted() else 1
 
 
 def _power_of_two(number: int) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ...contract import BadInput, Contract, Dim, TensorSpec
+from ...contract import BadInput, Contract, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .chunked import chunked_nsa
 from .naive import naive_nsa
@@ -33,14 +31,6 @@ _TRAIN = (
     f"max({_M}*R*(3*{_W} + 1), num_selected*select_block*(D + 3*R + 8)*{_W}, R*(queries_per_chunk + window)*4*{_W})"
 )
 _GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
-
-
-def _set(**values: Any) -> Any:
-    def change(arguments: dict[str, Any]) -> None:
-        for name, value in values.items():
-            arguments[name] = value(arguments.get(name)) if callable(value) else value
-
-    return change
 
 
 contract = Contract(
@@ -99,45 +89,47 @@ contract = Contract(
         SpeedBudget("chunked", case="medium", times_naive=3.0, device="cuda"),
     ],
     bad_inputs=[
-        BadInput("zero chunk", _set(queries_per_chunk=0), "queries_per_chunk must be at least 1, got 0"),
+        BadInput("zero chunk", setting(queries_per_chunk=0), "queries_per_chunk must be at least 1, got 0"),
         BadInput(
             "fractional chunk",
-            _set(queries_per_chunk=1.5),
+            setting(queries_per_chunk=1.5),
             "queries_per_chunk must be an int, got 1.5",
             TypeError,
         ),
-        BadInput("zero window", _set(window=0), "window must be at least 1, got 0"),
-        BadInput("nothing selected", _set(num_selected=0), "num_selected must be at least 1, got 0"),
-        BadInput("negative block", _set(select_block=-4), "select_block must be at least 1, got -4"),
+        BadInput("zero window", setting(window=0), "window must be at least 1, got 0"),
+        BadInput("nothing selected", setting(num_selected=0), "num_selected must be at least 1, got 0"),
+        BadInput("negative block", setting(select_block=-4), "select_block must be at least 1, got -4"),
         BadInput(
             "stride above the block",
-            _set(compress_stride=6, compress_block=5),
+            setting(compress_stride=6, compress_block=5),
             "compress_stride must be at most compress_block (5), or tokens are in no block; got 6",
         ),
         BadInput(
             "gates for fewer heads",
-            _set(gates=lambda t: t[:, :, :, :2]),
+            setting(gates=lambda t: t[:, :, :, :2]),
             "gates must have shape [2, 5, 3, 3, 3] to go with q, got [2, 5, 3, 2, 3]",
         ),
         BadInput(
-            "flat gates", _set(gates=lambda t: t[..., 0]), "gates must be [B, T, G, R, 3], got shape [2, 5, 3, 3]"
+            "flat gates", setting(gates=lambda t: t[..., 0]), "gates must be [B, T, G, R, 3], got shape [2, 5, 3, 3]"
         ),
-        BadInput("ungrouped q", _set(q=lambda t: t.flatten(2, 3)), "q must be [B, T, G, R, D], got shape [2, 5, 9, 5]"),
         BadInput(
-            "short v", _set(v=lambda t: t[:, 1:]), "v must have shape [2, 5, 3, 5] to go with q, got [2, 4, 3, 5]"
+            "ungrouped q", setting(q=lambda t: t.flatten(2, 3)), "q must be [B, T, G, R, D], got shape [2, 5, 9, 5]"
         ),
-        BadInput("wide k", _set(k=lambda t: t.repeat(1, 1, 1, 2)), "k must have shape [2, 5, 3, 5] to go with q"),
-        BadInput("integer q", _set(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
-        BadInput("two dtypes", _set(k=lambda t: t.double()), "must have the same dtype"),
-        BadInput("two devices", _set(v=lambda t: t.to("meta")), "must have the same device"),
+        BadInput(
+            "short v", setting(v=lambda t: t[:, 1:]), "v must have shape [2, 5, 3, 5] to go with q, got [2, 4, 3, 5]"
+        ),
+        BadInput("wide k", setting(k=lambda t: t.repeat(1, 1, 1, 2)), "k must have shape [2, 5, 3, 5] to go with q"),
+        BadInput("integer q", setting(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
+        BadInput("two dtypes", setting(k=lambda t: t.double()), "must have the same dtype"),
+        BadInput("two devices", setting(v=lambda t: t.to("meta")), "must have the same device"),
         BadInput(
             "no tokens",
-            _set(**dict.fromkeys(("q", "k", "v", "gates"), lambda t: t[:, :0])),
+            setting(**dict.fromkeys(("q", "k", "v", "gates"), lambda t: t[:, :0])),
             "q must have at least one element, got shape [2, 0, 3, 3, 5]",
         ),
         BadInput(
             "embedding of another block",
-            _set(position_embedding=lambda _: torch.zeros(4, 5)),
+            setting(position_embedding=lambda _: torch.zeros(4, 5)),
             "position_embedding must have shape [5, 5] to go with q, got [4, 5]",
         ),
     ],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...contract import BadInput, Contract, Dim, Form, TensorSpec
+from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .naive import naive_rope
 from .reported import reported_low_precision_rope
@@ -14,13 +12,6 @@ _FROM_THE_START = {"offset": 0, "dtype": "bfloat16"}
 _X = "B*T*H*D*e"
 # in 16 bits one chunk's half is worked on in float32; wider dtypes are written straight into the output
 _SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
-
-
-def _set(name: str, value: Any) -> Any:
-    def change(arguments: dict[str, Any]) -> None:
-        arguments[name] = value(arguments[name]) if callable(value) else value
-
-    return change
 
 
 contract = Contract(
@@ -69,17 +60,17 @@ contract = Contract(
         SpeedBudget("shared_table", case="incident", times_naive=1.0, device="cuda"),
     ],
     bad_inputs=[
-        BadInput("odd width", _set("x", lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
-        BadInput("integer x", _set("x", lambda t: t.detach().int()), "x must be floating, got torch.int32"),
-        BadInput("no heads", _set("x", lambda t: t[0, 0]), "x must be [..., T, H, D], got shape [3, 4]"),
-        BadInput("negative offset", _set("offset", -1), "offset must be at least 0, got -1"),
-        BadInput("fractional offset", _set("offset", 0.5), "offset must be an int, got 0.5", TypeError),
-        BadInput("base of zero", _set("base", 0.0), "base must be above 0 and finite, got 0.0"),
-        BadInput("infinite base", _set("base", float("inf")), "base must be above 0 and finite, got inf"),
-        BadInput("base that is no number", _set("base", "10000"), "base must be a number, got '10000'", TypeError),
+        BadInput("odd width", setting(x=lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
+        BadInput("integer x", setting(x=lambda t: t.detach().int()), "x must be floating, got torch.int32"),
+        BadInput("no heads", setting(x=lambda t: t[0, 0]), "x must be [..., T, H, D], got shape [3, 4]"),
+        BadInput("negative offset", setting(offset=-1), "offset must be at least 0, got -1"),
+        BadInput("fractional offset", setting(offset=0.5), "offset must be an int, got 0.5", TypeError),
+        BadInput("base of zero", setting(base=0.0), "base must be above 0 and finite, got 0.0"),
+        BadInput("infinite base", setting(base=float("inf")), "base must be above 0 and finite, got inf"),
+        BadInput("base that is no number", setting(base="10000"), "base must be a number, got '10000'", TypeError),
         BadInput(
             "zero chunk",
-            _set("positions_per_chunk", 0),
+            setting(positions_per_chunk=0),
             "positions_per_chunk must be at least 1, got 0",
         ),
     ],
