@@ -39,7 +39,7 @@ def test_every_claim_of_the_report_is_there_once_and_in_order() -> None:
 
 
 def test_verdicts_as_recorded() -> None:
-    assert counts(claim.verdict for claim in CLAIMS.values()) == {HOLDS: 23, WRONG: 5, NOT_TESTABLE: 6}
+    assert counts(claim.verdict for claim in CLAIMS.values()) == {HOLDS: 24, WRONG: 6, NOT_TESTABLE: 4}
 
 
 def test_every_check_belongs_to_a_claim_and_every_claim_to_a_check() -> None:
@@ -49,8 +49,7 @@ def test_every_check_belongs_to_a_claim_and_every_claim_to_a_check() -> None:
 
 def test_a_claim_that_is_not_testable_says_why() -> None:
     for claim in CLAIMS.values():
-        if claim.id not in ON_A_GPU:
-            assert bool(claim.reason) == (claim.verdict == NOT_TESTABLE), claim.id
+        assert bool(claim.reason) == (claim.verdict == NOT_TESTABLE), claim.id
         assert claim.reason or claim.correction, claim.id
 
 
@@ -150,7 +149,7 @@ def speed_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", sorted(ON_A_GPU))
 def test_without_measurements_speed_is_left_to_a_gpu(name: str, evidence: Evidence, speed_file: Path) -> None:
     got = answer(CLAIMS[name], CHECKS, evidence)
-    assert (got.verdict, got.drifted) == (NOT_TESTABLE, False)
+    assert got.verdict == NOT_TESTABLE
     assert got.true == "not measured yet: python -m benchmarks.kda on a GPU"
     speed_file.write_text("{}")
     assert answer(CLAIMS[name], CHECKS, evidence).verdict == NOT_TESTABLE
@@ -169,7 +168,7 @@ def test_5_percent_is_held_against_what_was_measured(
     assert got.true.startswith("streamed at chunk 64 over dense: forward +4 % (+1 to +40), train ")
 
 
-@pytest.mark.parametrize(("of_128", "verdict"), [(2.0, HOLDS), (5.0, WRONG)])
+@pytest.mark.parametrize(("of_128", "verdict"), [(2.0, HOLDS), (3.1, HOLDS), (5.0, WRONG)])
 def test_the_order_of_chunks_is_held_against_what_was_measured(
     of_128: float, verdict: str, evidence: Evidence, speed_file: Path
 ) -> None:

@@ -167,10 +167,13 @@ def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
     settings = dataclasses.replace(TINY, context_length=4096)
     simulated, real = stages(profile(settings)), stages(profile(settings, meter="cuda"))
     assert [*real] == [*simulated]
+    # a GPU's base has the workspaces of cuBLAS, and whatever else this process keeps there, from the first stage on
+    kept_bytes = real[PARAMETERS].end_bytes - simulated[PARAMETERS].end_bytes
+    assert kept_bytes >= 0
     for name, one in real.items():
         # the simulation takes the last token, which predicts nothing, for one that counts
-        assert one.end_bytes == pytest.approx(simulated[name].end_bytes, rel=0.01, abs=64 << 10), name
-        assert one.peak_bytes == pytest.approx(simulated[name].peak_bytes, rel=0.01, abs=64 << 10), name
+        assert one.end_bytes - kept_bytes == pytest.approx(simulated[name].end_bytes, rel=0.01, abs=64 << 10), name
+        assert one.peak_bytes - kept_bytes == pytest.approx(simulated[name].peak_bytes, rel=0.01, abs=64 << 10), name
 
 
 # ---------------------------------------------------------------- who holds them

@@ -20,6 +20,9 @@ from ..kernels import product, rounded
 LOWEST_GATE = tl.constexpr(-1000.0)
 """Its exponential is 0 in float32; -inf itself would leave sums as NaN."""
 
+COUNTS = ("T", "NUM_CHUNKS", "H", "num_rows")
+"""Not specialized: a kernel serves every length and number of heads. What aligns its rows is their width."""
+
 
 # ---------------------------------------------------------------- tokens
 @triton.jit
@@ -103,7 +106,7 @@ def _sums(ranges, values, dtype: tl.constexpr):
 
 
 # ---------------------------------------------------------------- inside a chunk
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def prepare(
     q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
     scale, T, NUM_CHUNKS, H, K, V,
@@ -195,7 +198,7 @@ def _block_of_state(H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):
     return sequence, head, at_k, at_v, in_state, of_sequence
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def scan(
     weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk,
     T, NUM_CHUNKS, H, K, V,
@@ -231,7 +234,7 @@ def scan(
     tl.store(final + of_sequence, state_VK, mask=in_state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def scan_there_and_back(
     weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
     grad_states, bounds, first_chunk,
@@ -287,7 +290,7 @@ def scan_there_and_back(
 
 
 # ---------------------------------------------------------------- gradients inside a chunk
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradients_of_pairs(
     v, beta, bounds, inverse, decay, values, grad_out, grad_values, grad_scores, grad_overlaps, grad_v, grad_beta,
     scale, T, NUM_CHUNKS, H, K, V,
@@ -324,7 +327,7 @@ def gradients_of_pairs(
     tl.store(grad_beta + row + token * H, of_strength + poison, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradients_of_channels(
     q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
     grad_q, grad_k, grad_g, grad_beta,

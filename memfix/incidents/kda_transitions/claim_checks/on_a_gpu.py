@@ -13,6 +13,7 @@ SPEED_FILE = H200_RESULTS / "kda.json"
 NOT_MEASURED = "not measured yet: python -m benchmarks.kda on a GPU"
 H200 = "measured on the H200"
 PHASES = ("forward", "train")
+NOISE = 1.05  # two times of one form differ as much
 
 
 def _measured(key: str) -> Any:
@@ -30,7 +31,7 @@ def smaller_chunks_are_slower(evidence: Evidence) -> Found:
         phase: " / ".join(f"{value:.3g} ms" for value in of_phase) for phase, of_phase in times.items()
     }
     figures["phases"] = len(times)
-    falls = all(one >= other for of_phase in times.values() for one, other in itertools.pairwise(of_phase))
+    falls = all(NOISE * one >= other for of_phase in times.values() for one, other in itertools.pairwise(of_phase))
     return Found(falls, H200, figures)
 
 
