@@ -44,7 +44,7 @@ def test_incidents_are_listed_with_their_verdicts(memfix: Any) -> None:
     heading, *rows, note = ended.out.splitlines()
     assert heading.split() == ["incident", "claims", "holds", "wrong", "not", "testable"]
     assert [row.split() for row in rows] == [
-        ["kda_transitions", "34", "23", "5", "6"],
+        ["kda_transitions", "34", "24", "6", "4"],
         ["long_context_loss", "57", "26", "26", "5"],
     ]
     assert note == "as recorded; memfix incidents NAME computes them"
