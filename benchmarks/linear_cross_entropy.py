@@ -12,6 +12,7 @@ float64 with flat and with peaked logits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import sys
@@ -25,6 +26,7 @@ import click
 import torch
 from rich.console import Console
 
+from memfix.contract import FLOOR
 from memfix.laws import NAIVE
 from memfix.meters.cuda import gpu_to_ourselves, gpu_unavailable_reason
 from memfix.registry import contracts
@@ -32,7 +34,7 @@ from memfix.surroundings import describe
 from memfix.units import GiB, format_bytes, format_seconds
 
 from .contenders import chosen, relative_error
-from .peers import FLOOR, our_forms, peers, three_products
+from .peers import our_forms, peers
 from .rounds import Inputs, LossOf, Row, forget_gradients, inputs_to_rotate, run_rounds, trouble_of
 from .tables import print_rows
 
@@ -79,19 +81,21 @@ def make_inputs(setting: Setting, tokens: int, *, regime: str = "flat", seed: in
 def race(setting: Setting, tokens: int, contenders: Mapping[str, LossOf], *, deadline_s: float) -> dict[str, Any]:
     """The floor and every contender at one number of tokens."""
     inputs = inputs_to_rotate(lambda seed: make_inputs(setting, tokens, seed=seed))
-    rows_per_chunk = floor_rows(setting, tokens)
-    everyone = {FLOOR: three_products(rows_per_chunk), **contenders}
+    rows_per_piece = floor_rows(setting, tokens)
+    (contract,) = contracts(["linear_cross_entropy"])
+    floor = functools.partial(contract.function(FLOOR), rows_per_piece=rows_per_piece)
+    everyone: dict[str, LossOf] = {FLOOR: floor, **contenders}
     rows = run_rounds(everyone, inputs, setting.device, deadline_s=deadline_s)
     return {
         "tokens": tokens,
-        "floor": "whole" if rows_per_chunk is None else f"in chunks of {rows_per_chunk:,} rows",
+        "floor": "whole" if rows_per_piece is None else f"in pieces of {rows_per_piece:,} rows",
         "rounds": len(rows[FLOOR].times_s),
         "rows": {name: _figures(row, rows[FLOOR]) for name, row in rows.items()},
     }
 
 
 def floor_rows(setting: Setting, tokens: int) -> int | None:
-    """None where the whole ``[N, V]`` product takes at most a third of the memory, else the rows of its chunks."""
+    """None where the whole ``[N, V]`` product takes at most a third of the memory, else the rows of its pieces."""
     room = GiB if setting.device == "cpu" else torch.cuda.mem_get_info()[1] // 3
     product_bytes = tokens * setting.vocabulary * getattr(torch, setting.dtype).itemsize
     return None if product_bytes <= room else FLOOR_ROWS

@@ -1,6 +1,4 @@
-"""Everybody's linear cross entropy: ours, form by form, the public peers, and the floor below all of them."""
-
-# N tokens, D width, V vocabulary, C tokens of a chunk
+"""Everybody's linear cross entropy: ours, form by form, and the public peers."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from memfix.ops.linear_cross_entropy import FORMS, linear_cross_entropy
 from .contenders import Contender, Peer, Unavailable, forms_of, those_that_load
 from .rounds import LossOf
 
-FLOOR = "floor"
-
 
 def our_forms() -> list[Contender]:
     """Each is ``loss_of(hidden, weight, target)``, the mean over targets that are not -100, and so are the peers."""
@@ -25,30 +21,6 @@ def our_forms() -> list[Contender]:
 def peers(device: str) -> tuple[list[Contender], dict[str, str]]:
     """The peers that run on ``device``, and for each that does not, why."""
     return those_that_load(_PEERS, device)
-
-
-def three_products(rows_per_chunk: int | None) -> LossOf:
-    """The floor: ``x W^T``, ``G W`` and ``G^T x``, which no train step of this loss can do without.
-
-    ``G`` is the product itself, of the size of its gradient. With ``rows_per_chunk`` the ``[N, V]`` product is made
-    in pieces, and ``G^T x`` is summed in place.
-    """
-
-    @torch.no_grad()
-    def products(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> None:
-        if rows_per_chunk is None:
-            product_NV = torch.mm(hidden_ND, weight_VD.T)
-            torch.mm(product_NV, weight_VD)
-            torch.mm(product_NV.T, hidden_ND)
-            return
-        grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), torch.empty_like(weight_VD)
-        for start in range(0, hidden_ND.shape[0], rows_per_chunk):
-            hidden_CD = hidden_ND[start : start + rows_per_chunk]
-            product_CV = torch.mm(hidden_CD, weight_VD.T)
-            torch.mm(product_CV, weight_VD, out=grad_hidden_ND[start : start + rows_per_chunk])
-            torch.addmm(grad_weight_VD, product_CV.T, hidden_CD, beta=float(start > 0), out=grad_weight_VD)
-
-    return products
 
 
 def _liger() -> LossOf:

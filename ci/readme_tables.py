@@ -178,6 +178,21 @@ def _kda_error(checks: list[dict[str, Any]], name: str) -> str:
     return f"{max(found):.1e}" if found else ""
 
 
+def gate_power_table() -> list[str]:
+    """How often the time gate fails, by how much slower the code was made, on each machine that was asked."""
+    measured = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob("*/gate_power*.json"))]
+    shares = list(dict.fromkeys(share for data in measured for share in data["planted_percent"]))
+    headings = [f"{share} % slower" if float(share) else "identical" for share in shares]
+    lines = [f"| gates that fail | {' | '.join(headings)} | longest gate |", "|---|" + "--:|" * (len(headings) + 1)]
+    for data in measured:
+        rows, where = data["planted_percent"], data["surroundings"]
+        machine = where["gpu"] if data["device"] == "cuda" else f"CPU, {where['machine']}"
+        cells = [f"{rows[share]['failed']} of {rows[share]['gates']}" if share in rows else "" for share in shares]
+        longest = max(row["longest_s"] for row in rows.values())
+        lines.append(f"| `{data['op']}` `{data['form']}`, {machine} | {' | '.join(cells)} | {longest:.0f} s |")
+    return lines
+
+
 def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
     return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
 
@@ -186,6 +201,7 @@ TABLES = {
     "ops": ops_table,
     "loss_speed": loss_speed_table,
     "kda_speed": kda_speed_table,
+    "gate_power": gate_power_table,
     "profile": profile_table,
     "agreement": agreement_table,
     "third_party": third_party_table,

@@ -21,6 +21,8 @@ from .laws import NAIVE, Budget, Scaling, SpeedBudget, Tolerance
 Layout = Literal["contiguous", "transposed", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided")
 
+FLOOR = "floor"  # called for by name like a form, and no form: nobody holds it against naive
+
 WORKING = "working"  # a TensorSpec's dtype: whatever the case or the draw works in
 WIDE = "wide"  # float32, or the working dtype where that is wider: what sums and states are kept in
 
@@ -223,6 +225,9 @@ class Contract:
 
     A form is called with the inputs in order; a dim or a choice that is one of its keywords
     (``rows_per_chunk``, ``reduction``) is handed to it by name, so naive need not know of chunks.
+
+    ``floor`` is called like a form and does, without autograd, the work that no train step of the op can do without,
+    such as its matrix products: what the time of a form is set against where naive's says little.
     """
 
     name: str = field(kw_only=False)
@@ -239,6 +244,7 @@ class Contract:
     speed: Sequence[SpeedBudget] = ()
     bad_inputs: Sequence[BadInput] = ()
     repeats_backward: bool = False
+    floor: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         forms = {key: form if isinstance(form, Form) else Form(form) for key, form in self.forms.items()}
@@ -291,6 +297,8 @@ class Contract:
     def function(self, form: str) -> Callable[..., Any]:
         if form == NAIVE:
             return self.naive
+        if form == FLOOR and self.floor is not None:
+            return self.floor
         if form not in self.forms:
             raise ContractError(f"{self.name} has no form {form!r}{did_you_mean(form, [NAIVE, *self.forms])}")
         return self.forms[form].function
@@ -385,8 +393,9 @@ def _validate(contract: Contract) -> None:
         raise ContractError(f"{name}: a contract needs at least one form and one input")
     if not contract.cases:
         raise ContractError(f"{name}: a contract needs at least one case, or nothing would be measured")
-    if NAIVE in contract.forms:
-        raise ContractError(f"{name}: 'naive' is the reference and cannot be the name of a form")
+    for word, what in ((NAIVE, "the reference"), (FLOOR, "the work below all forms")):
+        if word in contract.forms:
+            raise ContractError(f"{name}: {word!r} is {what} and cannot be the name of a form")
     for kind, names in (("form", contract.forms), ("case", contract.cases)):
         for word in names:
             if not re.fullmatch(r"\w+", word):  # the lock file and the tests' names hold it
@@ -454,7 +463,7 @@ def _validate_known_unequal(contract: Contract, key: str, form: Form) -> None:
 def _validate_signatures(contract: Contract) -> None:
     settings = {*contract.dims, *contract.choices}
     used = set(contract.shape_dims())
-    for form in (NAIVE, *contract.forms):
+    for form in (NAIVE, *contract.forms, *([FLOOR] if contract.floor is not None else [])):
         function = contract.function(form)
         if not callable(function):
             raise ContractError(f"{contract.name}: {form} must be callable, got {function!r}")

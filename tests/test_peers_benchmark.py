@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 import memfix
 from benchmarks.linear_cross_entropy import Setting, accuracy, main, make_inputs, race
-from benchmarks.peers import three_products
 from benchmarks.rounds import LEAST_ROUNDS, MOST_ROUNDS, Limits, enough_rounds, forget_gradients, run_rounds, train
 from memfix.meters.base import Step
 from memfix.registry import contracts
@@ -286,16 +285,6 @@ def test_a_peak_is_the_cuda_meters() -> None:
 
 
 # ---------------------------------------------------------------- what is run
-@pytest.mark.parametrize("rows_per_chunk", [None, 8, 16, 5])
-def test_the_floor_is_three_products_of_the_whole_size(rows_per_chunk: int | None) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    inputs = make_inputs(SMALL, 16)
-    with FlopCounterMode(display=False) as counter:
-        three_products(rows_per_chunk)(*inputs)
-    assert counter.get_total_flops() == 3 * 2 * 16 * SMALL.width * SMALL.vocabulary
-
-
 def test_inputs_are_random_and_as_many_are_ignored_as_asked() -> None:
     hidden, weight, target = make_inputs(Setting(32, 500, "bfloat16", "cpu", ignored=0.5), 4096)
     assert hidden.dtype == weight.dtype == torch.bfloat16

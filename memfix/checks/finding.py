@@ -17,7 +17,8 @@ Status = Literal["pass", "fail", "error", "note"]
 class Finding:
     """One check of one form. ``message`` is a whole sentence's worth on one line; ``details`` come below it.
 
-    ``figures`` are the numbers of the message, for machines.
+    ``figures`` are the numbers of the message, for machines. ``source`` is the line behind it, as
+    ``memfix/ops/loss/chunked.py:41``, where one is known.
     """
 
     check: str
@@ -30,6 +31,7 @@ class Finding:
     details: tuple[str, ...] = ()
     reproduce: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def subject(self) -> str:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from .lock import Key, read_lock
 
 OPS = "memfix/ops"
 LAW_FILES = ("naive.py", "contract.py")
+JUDGED = ("memfix", "benchmarks/memory.lock")
+_NAMED = 3
+_SHORT = 12
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class Base:
     @staticmethod
     def of(ref: str, package: Path) -> Base:
         """``package`` is the folder of the working tree's memfix."""
-        root = Path(_git(package.parent, "rev-parse", "--show-toplevel").strip())
+        try:
+            root = Path(_git(package.parent, "rev-parse", "--show-toplevel").strip())
+        except UsageError as error:
+            raise UsageError(f"--base needs a git checkout of memfix, and {package.parent} is none: {error}") from None
         if package.resolve() != (root / "memfix").resolve():
             raise UsageError(
                 f"--base compares commits of memfix itself; {package} is not the memfix of the checkout {root}"
@@ -48,8 +55,21 @@ class Base:
         try:
             commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
         except UsageError:
+            if _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
+                raise MemfixError(
+                    f"--base: {root} is a shallow clone without the commit {ref!r}; "
+                    "run git fetch --unshallow, or check out with fetch-depth: 0"
+                ) from None
             raise UsageError(f"--base: no commit {ref!r} in {root}; fetch it, or name another") from None
-        return Base(root, commit, ref)
+        return Base(root, commit, ref[:_SHORT] if ref == commit else ref)
+
+    def notes(self) -> list[str]:
+        """What a reader must know of the tree that is judged."""
+        changed = _git(self.root, "status", "--porcelain", "--", *JUDGED).splitlines()
+        if not changed:
+            return []
+        names = ", ".join(line[3:] for line in changed[:_NAMED]) + (", ..." if len(changed) > _NAMED else "")
+        return [f"the working tree has uncommitted changes, and they are judged too: {names}"]
 
     def ops_with_other_laws(self) -> list[str]:
         """Ops of the working tree whose naive form or contract reads differently at the base."""
@@ -143,13 +163,22 @@ def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list
 
 
 def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[Finding]:
-    """One row for each entry that this change raises."""
+    """One row for each entry that this change raises or lowers, one for each form whose entries come or go."""
     rows = []
     for key in sorted(now.keys() & before.keys()):
-        if now[key] > before[key]:
+        if now[key] != before[key]:
             op, form, case, phase = key
-            message = f"lock raised: {format_bytes(now[key])}; at {ref}: {format_bytes(before[key])}"
-            rows.append(Finding("law", op, form, "note", message, case, phase))
+            word = "raised" if now[key] > before[key] else "lowered"
+            message = f"lock {word}: {format_bytes(now[key])}; at {ref}: {format_bytes(before[key])}"
+            figures = {"bytes": now[key], "before_bytes": before[key]}
+            rows.append(Finding("law", op, form, "note", message, case, phase, figures=figures))
+    for keys, message in (
+        (before.keys() - now.keys(), f"gone from the lock; at {ref} it has"),
+        (now.keys() - before.keys(), f"new in the lock since {ref}:"),
+    ):
+        for (op, form), number in sorted(Counter(key[:2] for key in keys).items()):
+            entries = f"{number} entr{'y' if number == 1 else 'ies'}"
+            rows.append(Finding("law", op, form, "note", f"{message} {entries}"))
     return rows
 
 
@@ -179,7 +208,7 @@ def _git(folder: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
     except FileNotFoundError:
-        raise UsageError("--base needs git, and there is none on the PATH") from None
+        raise MemfixError("--base needs git, and there is none on the PATH; install git") from None
     except subprocess.CalledProcessError as error:
         raise UsageError(f"git {' '.join(arguments[:2])}: {error.stderr.strip() or 'failed'}") from None
     return done.stdout

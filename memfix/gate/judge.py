@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..checks.finding import Finding, exit_code_of
 from ..checks.memory import bytes_of, explained
 from ..errors import EXIT_PASS, EXIT_REGRESSION
 from ..meters.base import Reading
-from ..meters.difference import changes
+from ..meters.difference import Change, changes
 from ..meters.timeline import Allocation
 from ..units import format_bytes, format_change
 from .lock import Key, spelled
@@ -87,7 +87,8 @@ def judge(
     findings += _nothing_measured(examinations)
     if lock is not None:
         findings += judge_lock(examinations, lock, peaks)
-    return Verdict(tuple(examinations), (*findings, *extra), meter, tuple(notes), surroundings or {})
+    sourced = _with_sources([*findings, *extra], readings_by_key(examinations))
+    return Verdict(tuple(examinations), sourced, meter, tuple(notes), surroundings or {})
 
 
 def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], peaks: Peaks) -> list[Finding]:
@@ -110,7 +111,7 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
         for key in lock
         if key[0] in judged_ops and key not in readings and key not in unmeasured and key[:2] not in unequal
     ]
-    return findings + [_lock_finding(key, "fail", stale) for key in gone]
+    return findings + [_lock_finding(key, "fail", stale, figures={"locked_bytes": lock[key]}) for key in gone]
 
 
 def judge_entry(
@@ -125,21 +126,25 @@ def judge_entry(
     """One reading against its entry. ``alive_then`` is what was alive at the locked peak, where that is known;
     ``accept`` is the command by which a person takes the new figure."""
     if locked is None:
-        return _lock_finding(key, "fail", f"{format_bytes(used)} measured, and no entry in the lock; {_accept(accept)}")
+        message = f"{format_bytes(used)} measured, and no entry in the lock; {_accept(accept)}"
+        return _lock_finding(key, "fail", message, figures={"bytes": used})
+    figures = {"bytes": used, "locked_bytes": locked}
     if used > locked:
         message = (
             f"{used:,} bytes ({format_bytes(used)}), lock {locked:,} ({format_bytes(locked)}): "
             f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
         )
-        details = (*_what_grew(reading, alive_then), *explained(reading), f"  {_accept(accept)}")
-        return _lock_finding(key, "fail", message, details)
+        grown = _what_grew(reading, alive_then)
+        details = (*(f"  {change}" for change in grown), *explained(reading), f"  {_accept(accept)}")
+        source = _first_line([*(change.now for change in grown if change.now), *reading.alive_at_peak])
+        return _lock_finding(key, "fail", message, details, figures, source)
     if used < locked:
         message = f"{format_bytes(used)}, {locked - used:,} bytes below the lock; run {accept} to keep the gain"
-        return _lock_finding(key, "note", message)
-    return _lock_finding(key, "pass", f"{used:,} bytes, as locked")
+        return _lock_finding(key, "note", message, figures=figures)
+    return _lock_finding(key, "pass", f"{used:,} bytes, as locked", figures=figures)
 
 
-def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[str]:
+def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[Change]:
     """The rows of this peak that the locked one had not, largest first."""
     if not alive_then:
         return []
@@ -150,12 +155,51 @@ def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[str]:
         for change in changes(alive_then, reading.alive_at_peak)
         if change.bytes > (unseen if change.before is None else 0)
     ]
-    return [f"  {change}" for change in grown[:_GROWN_ROWS]]
+    return grown[:_GROWN_ROWS]
 
 
-def _lock_finding(key: Key, status: Any, message: str, details: tuple[str, ...] = ()) -> Finding:
+def _first_line(rows: Sequence[Allocation]) -> str:
+    """``memfix/ops/loss/chunked.py:41`` of the first row that knows its line."""
+    return next((row.place.split(" in ")[0] for row in rows if row.place), "")
+
+
+def _with_sources(findings: Sequence[Finding], readings: Mapping[Any, Reading]) -> tuple[Finding, ...]:
+    """A broken budget points at the line that the lock saw grow there, or else at what was largest at its peak.
+
+    At a drawn shape, for which there is neither, it points at the line that grew elsewhere in the same form.
+    """
+    grown = [finding for finding in findings if finding.check == "lock" and finding.source]
+    by_key = {_key(finding): finding.source for finding in grown}
+    by_form = {(finding.op, finding.form): finding.source for finding in reversed(grown)}
+
+    def source_of(finding: Finding) -> str:
+        key = _key(finding)
+        if key in readings:
+            return by_key.get(key) or _first_line(readings[key].alive_at_peak)
+        return by_form.get((finding.op, finding.form), "")
+
+    return tuple(
+        replace(finding, source=source_of(finding))
+        if finding.status == "fail" and "limit_bytes" in finding.figures and not finding.source
+        else finding
+        for finding in findings
+    )
+
+
+def _key(finding: Finding) -> Any:
+    return finding.op, finding.form, finding.case, finding.phase
+
+
+def _lock_finding(
+    key: Key,
+    status: Any,
+    message: str,
+    details: tuple[str, ...] = (),
+    figures: Mapping[str, float] = MappingProxyType({}),
+    source: str = "",
+) -> Finding:
     op, form, case, phase = key
-    return Finding("lock", op, form, status, message, case, phase, details)
+    return Finding("lock", op, form, status, message, case, phase, details, figures=dict(figures), source=source)
 
 
 def _nothing_measured(examinations: Sequence[Examination]) -> list[Finding]:

@@ -39,7 +39,7 @@ def run_gate(
     lock = read_lock(lock_path) if lock_path else {}
     base = Base.of(base_ref, Path(__file__).resolve().parents[1]) if base_ref else None
     meter, fallback = usable_meter(meter_name)
-    notes = [fallback] if fallback else []
+    notes = [*(base.notes() if base else []), *([fallback] if fallback else [])]
     examinations = examine_all(contracts, meter, effort, say)
     notes += _estimates(examinations)
     extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []
@@ -109,7 +109,7 @@ def _under_base(
 def _under_laws_of(ref: str, found: list[dict[str, Any]]) -> list[Finding]:
     return [
         Finding("base law", f["op"], f["form"], f["status"], f"under the laws of {ref}: {f['check']}: {f['message']}",
-                f["case"], f["phase"], tuple(f["details"]))
+                f["case"], f["phase"], tuple(f["details"]), figures=f["figures"], source=f["source"])
         for f in found
         if f["status"] in ("pass", "fail", "error")
     ]  # fmt: skip

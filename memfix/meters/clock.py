@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .base import Step
+
+LEAST_PAIRS = 8
+_CYCLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -19,31 +26,94 @@ class Race:
     pairs: int
 
 
-def race(first: Step, second: Step, *, device: str, pairs: int = 15, warmup: int = 2) -> Race:
-    """Time ``first`` and ``second`` in ABBA order."""
-    for _ in range(warmup):
-        first()
-        second()
+def race(
+    first: Step,
+    second: Step,
+    *,
+    device: str,
+    pairs: int = 15,
+    warmup: int = 2,
+    sample_s: float = 0.0,
+    most_s: float = math.inf,
+) -> Race:
+    """Time ``first`` and ``second`` in ABBA order.
+
+    A sample is as many consecutive steps as fill ``sample_s``, the same number of both. Where ``pairs`` of them would
+    take longer than ``most_s``, there are fewer, but not fewer than ``LEAST_PAIRS``.
+    """
+    steps = (first, second)
+    longest_s = max(_warmed_up(step, device, warmup) for step in steps)
+    repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
+    affordable = most_s / (2 * repeats * longest_s) if longest_s > 0 else pairs
+    pairs = min(pairs, max(LEAST_PAIRS, int(min(affordable, pairs))))
     times: tuple[list[float], list[float]] = ([], [])
-    for pair in range(pairs):
-        order = (0, 1) if pair % 2 == 0 else (1, 0)
-        for which in order:
-            times[which].append(_elapsed_s((first, second)[which], device))
+    with _without_collections():
+        for pair in range(pairs):
+            order = (0, 1) if pair % 2 == 0 else (1, 0)
+            for which in order:
+                times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
     ratios = [a / b for a, b in zip(*times, strict=True)]
     return Race(statistics.median(ratios), statistics.median(times[0]), statistics.median(times[1]), pairs)
 
 
-def _elapsed_s(step: Step, device: str) -> float:
+def slowed(step: Step, factor: float, device: str) -> Step:
+    """``step``, taking ``factor`` times as long on purpose: what a clock must be able to see.
+
+    The CPU waits for a share of the time that each call took it; a GPU, which may be ahead or behind, for a share of
+    the time that a step takes there.
+    """
+    cycles = 0
+    if device.startswith("cuda"):
+        import torch
+
+        cycle_s = _elapsed_s(lambda: torch.cuda._sleep(_CYCLES), device, 1) / _CYCLES
+        cycles = round((factor - 1) * _warmed_up(step, device, 3) / cycle_s)
+
+    def slower() -> object:
+        start = time.perf_counter()
+        result = step()
+        if cycles:
+            torch.cuda._sleep(cycles)
+        end = start + factor * (time.perf_counter() - start)
+        while time.perf_counter() < end:
+            pass
+        return result
+
+    return slower
+
+
+def _warmed_up(step: Step, device: str, times: int) -> float:
+    """Seconds of the shortest of so many calls, in the first of which anything may be made or compiled."""
+    return min(_elapsed_s(step, device, 1) for _ in range(max(times, 2)))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Python looks for garbage in between, not whenever a step happens to have made enough of it."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _elapsed_s(step: Step, device: str, repeats: int) -> float:
+    """Of so many steps in a row, to the end of their kernels."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
-        step()
+        for _ in range(repeats):
+            step()
         return time.perf_counter() - start
     import torch
 
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     begin.record()
-    step()
+    for _ in range(repeats):
+        step()
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end) / 1e3

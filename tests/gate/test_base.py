@@ -69,6 +69,11 @@ def test_a_ref_is_resolved_to_its_commit_and_kept_for_the_messages(checkout: Che
     assert checkout.base(ref) == Base(checkout.root, head, ref)
 
 
+def test_a_whole_hash_is_short_in_the_messages(checkout: Checkout) -> None:
+    head = checkout.git("rev-parse", "HEAD").strip()
+    assert checkout.base(head) == Base(checkout.root, head, head[:12])
+
+
 @pytest.mark.parametrize("ref", ["origin/main", "-x", ""])
 def test_an_unknown_ref_is_refused_with_the_checkout_it_is_missing_from(checkout: Checkout, ref: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -79,14 +84,57 @@ def test_an_unknown_ref_is_refused_with_the_checkout_it_is_missing_from(checkout
 
 def test_a_package_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(UsageError, match=r"^git rev-parse --show-toplevel: fatal: not a git repository"):
+    with pytest.raises(
+        UsageError, match=r"^--base needs a git checkout of memfix, and .* is none: .*not a git repository"
+    ):
         Base.of("HEAD", tmp_path / "memfix")
 
 
 def test_a_missing_git_is_said(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout.root))
-    with pytest.raises(UsageError, match=r"^--base needs git, and there is none on the PATH$"):
+    with pytest.raises(MemfixError, match=r"^--base needs git, and there is none on the PATH; install git$") as failed:
         checkout.base()
+    assert failed.value.exit_code == EXIT_NOT_MEASURED
+
+
+@pytest.fixture
+def shallow(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of the last commit alone."""
+    checkout.write_op("loss", contract="contract 2\n")
+    checkout.commit()
+    folder = tmp_path_factory.mktemp("shallow") / "clone"
+    checkout.git("clone", "--quiet", "--depth=1", checkout.root.as_uri(), str(folder))
+    return folder
+
+
+def test_a_commit_that_a_shallow_clone_has_not_is_not_called_unknown(checkout: Checkout, shallow: Path) -> None:
+    before = checkout.git("rev-parse", "HEAD~1").strip()
+    with pytest.raises(MemfixError) as failed:
+        Base.of(before, shallow / "memfix")
+    assert str(failed.value) == (
+        f"--base: {shallow} is a shallow clone without the commit {before!r}; "
+        "run git fetch --unshallow, or check out with fetch-depth: 0"
+    )
+    assert failed.value.exit_code == EXIT_NOT_MEASURED
+
+
+def test_a_commit_that_a_shallow_clone_has_is_compared_with(shallow: Path) -> None:
+    assert Base.of("HEAD", shallow / "memfix").ops_with_other_laws() == []
+
+
+def test_uncommitted_changes_of_what_is_judged_are_said(checkout: Checkout) -> None:
+    assert checkout.base().notes() == []
+    checkout.write("notes.txt", "not judged")
+    assert checkout.base().notes() == []
+    checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
+    checkout.write("memfix/ops/loss/new.py", "")
+    assert checkout.base().notes() == [
+        "the working tree has uncommitted changes, and they are judged too: "
+        "memfix/ops/loss/chunked.py, memfix/ops/loss/new.py"
+    ]
+    for number in range(3):
+        checkout.write(f"memfix/{number}.py", "")
+    assert checkout.base().notes()[0].endswith(", ...")
 
 
 def test_a_package_that_is_not_at_the_root_of_the_checkout_is_refused(tmp_path: Path) -> None:
@@ -246,14 +294,30 @@ def test_a_lock_that_the_base_has_not_is_empty(checkout: Checkout, tmp_path_fact
     assert base.lock(outside) == {}
 
 
-def test_a_raised_entry_is_a_row_and_a_lowered_new_or_removed_one_is_not() -> None:
+def test_raised_and_lowered_entries_are_a_row_each() -> None:
     def key(case: str) -> tuple[str, str, str, str]:
         return ("loss", "chunked", case, "train")
 
-    before = {key("raised"): 1024, key("lowered"): 1024, key("same"): 7, key("removed"): 1}
-    now = {key("raised"): 2048, key("lowered"): 512, key("same"): 7, key("new"): 9}
-    assert lock_changes(before, now, "main") == [
-        Finding("law", "loss", "chunked", "note", "lock raised: 2.00 KiB; at main: 1.00 KiB", "raised", "train")
+    before = {key("raised"): 1024, key("lowered"): 1024, key("same"): 7}
+    now = {key("raised"): 2048, key("lowered"): 512, key("same"): 7}
+    lowered, raised = lock_changes(before, now, "main")
+    assert (raised.subject, raised.message) == (
+        "loss/chunked [raised, train]", "lock raised: 2.00 KiB; at main: 1.00 KiB"
+    )  # fmt: skip
+    assert (lowered.subject, lowered.message) == (
+        "loss/chunked [lowered, train]", "lock lowered: 512 B; at main: 1.00 KiB"
+    )  # fmt: skip
+    assert {(row.check, row.status) for row in (lowered, raised)} == {("law", "note")}
+    assert dict(raised.figures) == {"bytes": 2048, "before_bytes": 1024}
+
+
+def test_an_op_that_was_renamed_is_gone_and_new() -> None:
+    before = {("loss", "chunked", case, "train"): 1 for case in ("small", "big")}
+    now = {("new_loss", form, "small", "train"): 1 for form in ("chunked", "other")}
+    assert [(row.subject, row.message) for row in lock_changes(before, now, "main")] == [
+        ("loss/chunked", "gone from the lock; at main it has 2 entries"),
+        ("new_loss/chunked", "new in the lock since main: 1 entry"),
+        ("new_loss/other", "new in the lock since main: 1 entry"),
     ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,10 +17,11 @@ from memfix.checks.examine import Examination
 from memfix.checks.finding import Finding
 from memfix.errors import EXIT_USAGE, UsageError
 from memfix.gate import report
-from memfix.gate.judge import Verdict, judge
+from memfix.gate.judge import Verdict, judge, judge_entry
 from memfix.gate.report import github
+from memfix.gate.report.changed import changed_rows
 from memfix.gate.report.junit import as_junit
-from memfix.gate.report.markdown import as_markdown
+from memfix.gate.report.markdown import LIMIT, as_markdown
 from memfix.gate.report.terminal import print_verdict
 from memfix.meters.base import Allocation, Reading
 
@@ -120,12 +123,154 @@ def test_a_reading_survives_json() -> None:
     assert Reading.from_dict(json.loads(json.dumps(there.as_dict()))) == there
 
 
+# ---------------------------------------------------------------- what changed
+GROWN = Finding(
+    "lock", "loss", "chunked", "fail", "3,072 bytes, lock 2,048", "big", "train",
+    ("  +1.00 KiB: `x.float()` loss.py:41",),
+    figures={"bytes": 3072, "locked_bytes": 2048}, source="loss.py:41",
+)  # fmt: skip
+OVER_BUDGET = Finding(
+    "budget", "loss", "chunked", "fail", "peak 3.00 KiB, budget 2.50 KiB", "big", "train",
+    figures={"bytes": 3072, "limit_bytes": 2560},
+)  # fmt: skip
+SLOWER = Finding(
+    "time", "loss", "chunked", "fail", "5.2 % slower than main", "small", "train",
+    figures={
+        "ratio": 1.0521, "low": 1.048, "high": 1.0612, "pairs": 150, "seconds": 0.00211, "base_seconds": 0.002,
+    },
+)  # fmt: skip
+AS_FAST = Finding(
+    "time", "loss", "reported", "pass", "as fast as main", "small", "train",
+    figures={"ratio": 0.9987, "low": 0.99, "high": 1.004, "pairs": 150, "seconds": 0.001, "naive_seconds": 0.001},
+)  # fmt: skip
+RAISED = Finding(
+    "law", "loss", "chunked", "note", "lock raised: 2.00 KiB; at main: 1.00 KiB", "small", "train",
+    figures={"bytes": 2048, "before_bytes": 1024},
+)  # fmt: skip
+LOWERED = Finding(
+    "law", "loss", "reported", "note", "lock lowered: 1.00 KiB; at main: 2.00 KiB", "small", "train",
+    figures={"bytes": 1024, "before_bytes": 2048},
+)  # fmt: skip
+
+
+def changed(*findings: Finding) -> list[tuple[str, ...]]:
+    return [row[1:] for row in changed_rows(make_verdict(*findings))]
+
+
+def test_lock_and_budgets_of_one_reading_are_one_row_with_bytes_and_line() -> None:
+    assert changed(PASS, OVER_BUDGET, GROWN) == [
+        ("chunked", "big", "train", "2.00 KiB", "3.00 KiB", "+1,024 B (+50.0 %)", "loss.py:41", "FAIL lock, budget")
+    ]
+
+
+def test_a_broken_budget_alone_stands_against_its_limit_and_points_at_the_largest_row_of_its_peak() -> None:
+    broken = replace(OVER_BUDGET, figures={"bytes": 2048, "limit_bytes": 1024})
+    assert changed(broken) == [
+        ("chunked", "big", "train", "budget 1.00 KiB", "2.00 KiB", "2.0x over", "loss.py:7", "FAIL budget")
+    ]
+
+
+def test_a_budget_that_breaks_at_a_drawn_shape_points_at_the_line_that_the_lock_saw_grow() -> None:
+    drawn = replace(OVER_BUDGET, case="drawn")
+    assert [row[6] for row in changed(drawn, GROWN)] == ["loss.py:41", "loss.py:41"]
+    assert [row[6] for row in changed(drawn)] == [""]
+
+
+def test_bytes_above_the_lock_point_at_the_row_that_grew_and_not_at_the_largest() -> None:
+    key = ("loss", "chunked", "big", "train")
+    large, small = (
+        Allocation(9000, "mm", "loss.py:7 in dense", "x @ w"),
+        Allocation(10, "exp", "loss.py:8 in dense", "x.exp()"),
+    )
+    grown = replace(small, bytes=500)
+    now = replace(reading(9500), alive_at_peak=(large, grown))
+    assert judge_entry(key, 9500, 9010, now, (large, small)).source == "loss.py:8"
+    assert judge_entry(key, 9500, 9010, now).source == "loss.py:7", "nothing is known of the locked peak"
+    assert judge_entry(key, 9500, 9500, now, (large, small)).source == ""
+
+
+def test_a_failure_without_bytes_names_no_line() -> None:
+    assert changed(Finding("equality", "loss", "chunked", "fail", "not equal")) == [
+        ("chunked", "", "", "", "", "", "", "FAIL equality")
+    ]
+
+
+def test_a_slower_form_is_a_row_with_its_ratio_and_interval_and_one_as_fast_is_none() -> None:
+    slower = ("chunked", "small", "train", "base 2 ms", "2.11 ms", "1.052x [1.048, 1.061]", "", "FAIL time")
+    assert changed(SLOWER, AS_FAST) == [slower]
+    grown = replace(GROWN, case="small")
+    assert [row[-1] for row in changed(SLOWER, grown)] == ["FAIL lock", "FAIL time"], "bytes and times are rows apart"
+
+
+def test_entries_of_the_lock_that_differ_from_the_base_are_rows() -> None:
+    assert changed(RAISED, LOWERED, PASS) == [
+        ("chunked", "small", "train", "1.00 KiB", "2.00 KiB", "+1,024 B (2.0x over)", "", "lock raised"),
+        ("reported", "small", "train", "2.00 KiB", "1.00 KiB", "-1,024 B (-50.0 %)", "", "lock lowered"),
+    ]
+
+
+def test_an_entry_that_nothing_measures_and_a_reading_without_one_are_rows() -> None:
+    gone = Finding("lock", "loss", "old", "fail", "stale", "big", "train", figures={"locked_bytes": 2048})
+    new = Finding("lock", "loss", "new", "fail", "no entry", "big", "train", figures={"bytes": 1024})
+    assert changed(gone, new) == [
+        ("new", "big", "train", "no entry", "1.00 KiB", "", "", "FAIL lock"),
+        ("old", "big", "train", "2.00 KiB", "gone", "", "", "FAIL lock"),
+    ]
+
+
+def test_failures_come_first_and_what_grew_most_before_the_others() -> None:
+    more = replace(GROWN, case="huge", figures={"bytes": 9 << 20, "locked_bytes": 1 << 20})
+    rows = changed(RAISED, ERROR, GROWN, more)
+    assert [(row[1], row[-1]) for row in rows] == [
+        ("huge", "FAIL lock"),
+        ("big", "FAIL lock"),
+        ("small", "not measured: memory"),
+        ("small", "lock raised"),
+    ]
+
+
 # ---------------------------------------------------------------- Markdown
-def test_markdown_has_the_summary_a_row_for_each_form_and_case_and_every_failure() -> None:
+def test_markdown_opens_with_the_verdict_and_what_changed_and_folds_the_rest() -> None:
     assert as_markdown(VERDICT).splitlines() == [
         f"### {SUMMARY}",
         "",
         "> cuda meter unavailable",
+        "",
+        "| op | form | case | phase | before | now | change | source line | verdict |",
+        "|---|---|---|---|---:|---:|---:|---|---|",
+        "| loss | chunked | big | train |  |  |  |  | FAIL budget |",
+        "| loss | reported | small | train |  |  |  |  | not measured: memory |",
+        "",
+        "#### Laws that this change changes",
+        "",
+        "- **loss** budget chunked [big, train] changed: 2 KiB; at main: 1 KiB",
+        "",
+        "#### Failed",
+        "",
+        "<details open><summary>budget: loss/chunked [big, train]</summary>",
+        "",
+        "```text",
+        "loss/chunked [big, train]: peak 2.00 KiB, budget 1.00 KiB (100%)",
+        "  alive at the peak",
+        "  2.00 KiB mm",
+        "  reproduce: memfix check loss --at N=3",
+        "```",
+        "",
+        "</details>",
+        "",
+        "",
+        "#### Could not be measured",
+        "",
+        "<details open><summary>memory: loss/reported [small, train]</summary>",
+        "",
+        "```text",
+        "loss/reported [small, train]: could not be measured: <no & GPU>",
+        "```",
+        "",
+        "</details>",
+        "",
+        "",
+        "<details><summary>Everything that was judged</summary>",
         "",
         "| op | form | case | forward | held | train | train below naive | verdict |",
         "|---|---|---|---:|---:|---:|---:|---|",
@@ -135,27 +280,53 @@ def test_markdown_has_the_summary_a_row_for_each_form_and_case_and_every_failure
         "| loss | chunked | big | - | - | 2.00 KiB | 512.0x | FAIL budget |",
         "| loss | reported | big | - | - | 1.00 KiB | 1024.0x | pass |",
         "",
-        "#### Laws that this change changes",
-        "",
-        "- **loss** budget chunked [big, train] changed: 2 KiB; at main: 1 KiB",
-        "",
-        "#### Failed",
-        "",
-        "budget",
-        "```",
-        "loss/chunked [big, train]: peak 2.00 KiB, budget 1.00 KiB (100%)",
-        "  alive at the peak",
-        "  2.00 KiB mm",
-        "  reproduce: memfix check loss --at N=3",
-        "```",
-        "",
-        "#### Could not be measured",
-        "",
-        "memory",
-        "```",
-        "loss/reported [small, train]: could not be measured: <no & GPU>",
-        "```",
+        "</details>",
     ]
+
+
+def test_markdown_shows_the_line_as_code_and_every_ratio_of_times_in_the_fold() -> None:
+    text = as_markdown(make_verdict(GROWN, SLOWER, AS_FAST))
+    assert "| 2.00 KiB | 3.00 KiB | +1,024 B (+50.0 %) | `loss.py:41` | FAIL lock |" in text
+    fold = text[text.index("Everything that was judged") :]
+    assert "| loss | chunked | small | train | base | 1.052x | [1.048, 1.061] | 150 | FAIL time |" in fold
+    assert "| loss | reported | small | train | naive | 0.999x | [0.990, 1.004] | 150 | pass |" in fold
+
+
+def test_markdown_of_a_pass_says_that_there_is_no_change() -> None:
+    assert "Every check passed, and there is no change to show." in as_markdown(make_verdict(PASS)).splitlines()
+
+
+def test_markdown_of_times_alone_counts_their_forms() -> None:
+    text = as_markdown(Verdict((), (SLOWER, AS_FAST), "cpu clock"))
+    assert text.splitlines()[0] == (
+        "### memfix gate: regression: 1 op, 2 forms, 1 check passed, 1 failed, meter cpu clock"
+    )
+    assert "forward | held" not in text
+
+
+def test_markdown_stays_within_a_comment_and_counts_what_it_leaves_out() -> None:
+    many = [replace(GROWN, case=f"case {number}", message="x" * 3000) for number in range(400)]
+    text = as_markdown(make_verdict(*many))
+    assert len(text) <= LIMIT
+    rows, blocks = text.count("| FAIL lock |"), text.count("<details") - 1
+    assert rows > 50
+    assert blocks > 1
+    assert f"_{400 - rows} more changed rows left out here: the JSON report and the log have them all._" in text
+    assert f"_{400 - blocks} more of these left out here:" in text
+    assert text.count("</details>") == blocks + 1
+
+
+def test_a_long_failure_is_cut_and_says_by_how_much() -> None:
+    text = as_markdown(make_verdict(replace(GROWN, details=("y" * 10_000,))))
+    assert "more characters left out here: the JSON report and the log have them all" in text
+    assert len(text) < 10_000
+
+
+def test_what_a_form_says_cannot_leave_its_cell_or_its_fence() -> None:
+    hostile = Finding("memory", "loss", "a|b\n| c", "error", "```\n# not a heading</details>", "small", "train")
+    lines = as_markdown(make_verdict(hostile)).splitlines()
+    assert "| loss | a\\|b \\| c | small | train |  |  |  |  | not measured: memory |" in lines
+    assert lines.count("````text") == lines.count("````") == 1
 
 
 # ---------------------------------------------------------------- JUnit
@@ -172,6 +343,11 @@ def test_junit_counts_failures_errors_and_notes() -> None:
     assert suite[1][0].get("message") == FAIL.message
     assert suite[1][0].text == FAIL.text()
     assert suite[2][0].get("message") == "could not be measured: <no & GPU>"
+
+
+def test_junit_names_the_file_and_the_line() -> None:
+    (suite,) = ElementTree.fromstring(as_junit(make_verdict(PASS, GROWN)))
+    assert [(case.get("file"), case.get("line")) for case in suite] == [(None, None), ("loss.py", "41")]
 
 
 def test_junit_parses_where_a_message_holds_terminal_colours() -> None:
@@ -194,6 +370,52 @@ def test_github_annotates_failures_errors_and_changed_laws_each_on_one_line(
         "::error title=memfix memory::loss/reported [small, train]: could not be measured: <no & GPU>",
         "::warning title=memfix law::loss: budget chunked [big, train] changed: 2 KiB; at main: 1 KiB",
     ]
+
+
+@pytest.fixture
+def annotations(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., list[str]]:
+    """What GitHub is told, in a repository whose folder ``sub`` is worked in."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/loss.py").touch()
+    monkeypatch.chdir(tmp_path / "sub")
+
+    def annotations(*findings: Finding) -> list[str]:
+        github.announce(make_verdict(*findings))
+        return capsys.readouterr().err.splitlines()
+
+    return annotations
+
+
+def test_a_failure_is_annotated_once_on_its_line(annotations: Callable[..., list[str]]) -> None:
+    assert annotations(OVER_BUDGET, GROWN) == [
+        "::error file=sub/loss.py,line=41,title=memfix lock%2C budget::"
+        "loss/chunked [big, train]: 3,072 bytes, lock 2,048"
+        "%0A  peak 3.00 KiB, budget 2.50 KiB%0A  +1.00 KiB: `x.float()` loss.py:41"
+    ]
+
+
+@pytest.mark.parametrize("source", ["", "gone.py:41", "/usr/lib/loss.py:41", "../../loss.py:41", "loss.py"])
+def test_a_line_outside_of_the_repository_is_not_pointed_at(source: str, annotations: Callable[..., list[str]]) -> None:
+    (line,) = annotations(replace(GROWN, source=source))
+    assert line.startswith("::error title=memfix lock::")
+
+
+def test_no_more_annotations_than_are_shown_and_the_last_counts_the_others(
+    annotations: Callable[..., list[str]],
+) -> None:
+    many = [replace(GROWN, case=f"case {number}") for number in range(github.SHOWN + 1)]
+    assert len(annotations(*many[:-1])) == github.SHOWN
+    lines = annotations(*many)
+    assert len(lines) == github.SHOWN
+    assert lines[-1] == "::error title=memfix::2 more: the job summary has them"
+
+
+def test_a_raised_lock_is_a_warning_and_a_lowered_one_a_notice(annotations: Callable[..., list[str]]) -> None:
+    assert [line.split(" ")[0] for line in annotations(RAISED, LOWERED)] == ["::warning", "::notice"]
 
 
 def test_github_titles_are_escaped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +470,17 @@ def test_the_terminal_shows_the_table_then_errors_then_failures_then_the_verdict
         "  reproduce: memfix check loss --at N=3",
         "",
         SUMMARY,
+    ]
+
+
+def test_the_terminal_shows_ratios_of_times_and_no_empty_table_of_bytes() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_verdict(Verdict((), (SLOWER, AS_FAST), "cpu clock"), console)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[:3] == [
+        ["op", "form", "case", "phase", "against", "time", "interval", "pairs", "verdict"],
+        ["loss", "chunked", "small", "train", "base", "1.052x", "[1.048,", "1.061]", "150", "FAIL", "time"],
+        ["reported", "small", "train", "naive", "0.999x", "[0.990,", "1.004]", "150", "pass"],
     ]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...checks.finding import Finding
 from ...checks.memory import bytes_of
 from ...errors import UsageError
 from ...laws import NAIVE, PHASES
@@ -65,13 +66,42 @@ def _word(verdict: Verdict, op: str, form: str, case: str | None = None) -> str:
 
 def summary_line(verdict: Verdict) -> str:
     """The last line: the verdict in one sentence."""
-    num_forms = sum(len(e.forms) - 1 for e in verdict.examinations)
+    ops, forms = _judged(verdict)
     counts = {status: len(verdict.with_status(status)) for status in ("pass", "fail", "error")}
-    parts = [counted(len(verdict.examinations), "op"), counted(num_forms, "form")]
+    parts = [counted(ops, "op"), counted(forms, "form")]
     parts += [f"{counted(counts['pass'], 'check')} passed"]
     parts += [f"{counts['fail']} failed"] if counts["fail"] else []
     parts += [f"{counts['error']} could not be measured"] if counts["error"] else []
     return f"memfix gate: {verdict.word}: {', '.join(parts)}, meter {verdict.meter}"
+
+
+def _judged(verdict: Verdict) -> tuple[int, int]:
+    """How many ops and forms; a verdict without examinations, such as that of times, knows them by its findings."""
+    if verdict.examinations:
+        return len(verdict.examinations), sum(len(e.forms) - 1 for e in verdict.examinations)
+    forms = {(finding.op, finding.form) for finding in verdict.findings if finding.form}
+    return len({op for op, _ in forms}), len(forms)
+
+
+def by_subject(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Several budgets and the lock often fail on one reading: they are one block, the lock's exact bytes first."""
+    blocks: dict[str, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: finding.check != "lock"):
+        blocks.setdefault(finding.subject, []).append(finding)
+    return blocks
+
+
+def checks_of(findings: Sequence[Finding]) -> str:
+    """``lock, budget``"""
+    return ", ".join(dict.fromkeys(finding.check for finding in findings))
+
+
+def told_once(subject: str, findings: Sequence[Finding]) -> list[str]:
+    """Every message, then every line below them, each once."""
+    first, *others = dict.fromkeys(finding.message for finding in findings)
+    lines = [f"{subject}: {first}", *(f"  {message}" for message in others)]
+    lines += dict.fromkeys(line for finding in findings for line in finding.details)
+    return lines + [f"  reproduce: {finding.reproduce}" for finding in findings if finding.reproduce]
 
 
 def counted(number: int, thing: str) -> str:

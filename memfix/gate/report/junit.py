@@ -21,6 +21,9 @@ def as_junit(verdict: Verdict) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"memfix.{finding.op}", name=f"{finding.check}: {finding.subject}"
         )
+        file, _, line = finding.source.rpartition(":")
+        if file:
+            case.attrib |= {"file": file, "line": line}
         tag = {"fail": "failure", "error": "error", "note": "skipped"}.get(finding.status)
         if tag is not None:
             ElementTree.SubElement(case, tag, message=_printable(finding.message)).text = _printable(finding.text())

@@ -141,7 +141,8 @@ contract = Contract(
         SpeedBudget("streamed", case="small", times_naive=1.0),
         SpeedBudget("wy", case="incident", times_naive=0.2, device="cuda"),
         SpeedBudget("triton", case="incident", times_naive=0.05, device="cuda"),
-        SpeedBudget("streamed", case="incident", times_naive=1.5, device="cuda"),
+        # the report promised "~5 % slower"; without half of the traffic it is three times as fast
+        SpeedBudget("streamed", case="incident", times_naive=1.05, device="cuda"),
         SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
     ],
     bad_inputs=[

@@ -9,6 +9,7 @@ import torch
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .checkpoint import checkpoint_linear_cross_entropy
+from .floor import three_products
 from .naive import naive_linear_cross_entropy
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
@@ -38,6 +39,7 @@ def _target_of(value: int) -> Any:
 contract = Contract(
     "linear_cross_entropy",
     naive=naive_linear_cross_entropy,
+    floor=three_products,
     forms={
         "reported": Form(reported_linear_cross_entropy, reported=True, tolerance=_ADDS_UP_ROUNDED),
         "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ADDS_UP_ROUNDED),
@@ -109,10 +111,11 @@ contract = Contract(
         SpeedBudget("recompute", case="small", times_naive=3.0),
         SpeedBudget("recompute", case="medium", times_naive=5.0, device="cuda"),
         SpeedBudget("triton", case="medium", times_naive=1.25, device="cuda"),
-        SpeedBudget("triton", case="incident", times_naive=1.0, device="cuda"),
+        SpeedBudget("triton", case="incident", times_naive=0.95, device="cuda"),
         SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
-        SpeedBudget("recompute", case="incident", times_naive=3.0, device="cuda"),
-        SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
+        SpeedBudget("recompute", case="incident", times_naive=1.3, device="cuda"),
+        # the report promised 5 to 10 %; at the medium case, with less to compute, its loop takes more
+        SpeedBudget("reported", case="incident", times_naive=1.10, device="cuda"),
         SpeedBudget("checkpoint", case="incident", times_naive=2.0, device="cuda"),
     ],
     bad_inputs=[

@@ -53,7 +53,6 @@ def triton_linear_cross_entropy(
         z_loss=z_loss,
     )
     require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
-    require_kernels(hidden_ND, instead="recompute")
     with torch.cuda.device_of(hidden_ND):  # kernels are launched on the current device; backward's is the tensors'
         return chunked_linear_cross_entropy(
             hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, **KERNELS
@@ -62,6 +61,7 @@ def triton_linear_cross_entropy(
 
 def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
     """The pass that suits the classifier and the device."""
+    require_kernels(head.weight_VD, instead="recompute")
     made = ExponentialsPass if ExponentialsPass.suits(head) else LogitsPass
     return made(head, rows_per_chunk, wants_gradient)
 

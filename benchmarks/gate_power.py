@@ -1,0 +1,112 @@
+"""What the time gate is worth on this machine: how often it fails identical code, and how often code that is slower.
+
+    python -m benchmarks.gate_power [--op kda --form wy --case small] [--gates 20] [--planted 0,3,5,10] [--json PATH]
+
+Every gate is a real one: the working tree against HEAD's copy, in fresh processes, with its canary and its second
+opinion. Slower code is today's form made slower on purpose by that share (``memfix.meters.clock.slowed``). With
+``--at-once`` several gates run side by side, where starting processes takes longest: on a GPU one measures at a time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from memfix.errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION
+from memfix.files import write_whole
+from memfix.gate.report import as_json
+from memfix.gate.timing.places import Place, places_of
+from memfix.gate.timing.run import run_time_gate
+from memfix.meters.cuda import gpu_unavailable_reason
+from memfix.registry import contracts
+from memfix.surroundings import describe
+
+WORDS = {EXIT_PASS: "passed", EXIT_REGRESSION: "failed", EXIT_NOT_MEASURED: "could_not_measure"}
+
+
+def one_gate(op: str, place: Place, device: str, slower_by: float, *, is_alone: bool) -> dict[str, Any]:
+    """Its verdict, the ratio that it read last, and how long it took."""
+    start = time.perf_counter()
+    verdict = run_time_gate(
+        contracts([op]), device=device, base_ref="HEAD", places={op: [place]}, slower_by=slower_by,
+        needs_idle_gpu=is_alone,
+    )  # fmt: skip
+    (found,) = (finding for finding in verdict.findings if finding.check == "time")
+    figures = {name: found.figures.get(name) for name in ("ratio", "low", "high", "limit", "processes")}
+    return {"verdict": WORDS[verdict.exit_code], "took_s": time.perf_counter() - start, **figures}
+
+
+def row_of(gates: list[dict[str, Any]]) -> dict[str, Any]:
+    ratios = [gate["ratio"] for gate in gates if gate["ratio"] is not None]
+    return {
+        "gates": len(gates),
+        **{word: sum(gate["verdict"] == word for gate in gates) for word in WORDS.values()},
+        "ratio": statistics.median(ratios) if ratios else None,
+        "low": min(ratios, default=None),
+        "high": max(ratios, default=None),
+        "longest_s": max(gate["took_s"] for gate in gates),
+        "each": gates,
+    }
+
+
+def print_rows(rows: dict[str, dict[str, Any]], console: Console) -> None:
+    console.print(f"{'slower by':>10} {'gates':>6} {'failed':>7} {'no word':>8} {'ratio read':>24} {'longest':>9}")
+    for planted, row in rows.items():
+        read = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})" if row["ratio"] else "none"
+        console.print(
+            f"{planted + ' %':>10} {row['gates']:>6} {row['failed']:>7} {row['could_not_measure']:>8} {read:>24} "
+            f"{row['longest_s']:>7.1f} s"
+        )
+
+
+@click.command()
+@click.option("--op", default="kda", show_default=True)
+@click.option("--form", default="wy", show_default=True)
+@click.option("--case", help="Which case.  [default: the first at which the form is timed]")
+@click.option("--gates", type=click.IntRange(1), default=20, show_default=True, help="For each share.")
+@click.option("--planted", default="0,3,5,10", show_default=True, metavar="PERCENT,...", help="Shares to plant.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
+@click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Gates side by side.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path))
+def main(
+    op: str, form: str, case: str | None, gates: int, planted: str, device: str | None, at_once: int,
+    json_path: Path | None,
+) -> None:  # fmt: skip
+    """The false alarms and the power of the time gate, here."""
+    device = device or ("cpu" if gpu_unavailable_reason() else "cuda")
+    (contract,) = contracts([op])
+    timed = [place for place in places_of(contract, device) if place.form == form and case in (None, place.case)]
+    if not timed:
+        raise click.UsageError(f"{op}/{form} is not timed on {device}" + (f" at {case}" if case else ""))
+    place = Place(form, timed[0].case, timed[0].phase)
+    try:
+        shares = {text.strip(): float(text) / 100 for text in planted.split(",")}
+    except ValueError:
+        raise click.BadParameter(f"percentages, got {planted!r}", param_hint="--planted") from None
+    rows: dict[str, dict[str, Any]] = {}
+    console = Console(width=100)
+    for text, share in shares.items():
+        with ThreadPoolExecutor(at_once) as side_by_side:
+            found = list(
+                side_by_side.map(
+                    lambda _, by=share: one_gate(op, place, device, by, is_alone=at_once == 1), range(gates)
+                )
+            )
+        rows[text] = row_of(found)
+        if json_path is not None:
+            where = {"op": op, "form": form, "case": place.case, "phase": place.phase, "device": device}
+            data = {"surroundings": describe(), **where, "at_once": at_once, "planted_percent": rows}
+            write_whole(json_path, as_json(data), "the figures")
+    console.print(f"{op}/{form} at {place.case}, {place.phase}, on {device}")
+    print_rows(rows, console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What is measured of an op at a form and a case, for ASV and for pytest-benchmark: peaks, steps to time, and ratios.
+
+Runs with the memfix of any commit, so it asks little of it. Peaks are simulated where there is no GPU, the same on
+every machine. On a GPU the allocator counts them; what runs out of memory there is simulated, so that every form has a
+peak and a ratio to naive. Times are taken where a form fits: within 64 MiB on a CPU, without running out of memory on a
+GPU. Ratios of times are interleaved in one process, and are n/a where either side is.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfix.checks.inputs import Draw, StepOf, phases_of
+from memfix.laws import NAIVE, Phase
+from memfix.meters import get_meter
+from memfix.meters.base import Step
+from memfix.meters.clock import race
+from memfix.registry import all_contracts
+from memfix.units import format_bytes
+
+FLOOR = "floor"  # memfix.contract's, which earlier commits have not
+PHASES: tuple[Phase, ...] = ("forward", "train")
+CPU_LIMIT_BYTES = 64 * 2**20
+WARMUP, WARMUP_S = 3, 0.2
+"""Steps before any is timed; fewer where they take longer than this."""
+SAMPLES = (3, 20, 1.0)
+"""Of a step's time: at least, at most, and the seconds after which no more are taken."""
+LEAST_PAIRS, MOST_PAIRS, SECONDS_OF_PAIRS = 3, 30, 1.0
+
+
+class NotHere(NotImplementedError):
+    """Why a figure cannot be had on this machine; ASV takes it as n/a."""
+
+
+def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Measures once a process, and once a run under ASV: its benchmarks are processes that share a working folder.
+
+    A figure that is not to be had here is kept as the reason.
+    """
+
+    @functools.cache
+    def kept(*words: str) -> Any:
+        file = Path("-".join([function.__name__, *words]) + ".json")
+        is_under_asv = Path("cache.pickle").exists()
+        if is_under_asv and file.exists():
+            return json.loads(file.read_text(encoding="utf-8"))
+        figures = function(*words)
+        if is_under_asv:
+            file.write_text(json.dumps(figures), encoding="utf-8")
+        return figures
+
+    return functools.wraps(function)(kept)
+
+
+@functools.cache  # asking can take as long as a small step
+def device() -> str:
+    if torch.cuda._is_in_bad_fork():
+        raise RuntimeError("an op touched CUDA when it was imported, before ASV forked: add --launch-method spawn")
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def step_of(op: str, form: str, case: str, phase: Phase) -> StepOf:
+    contract = all_contracts()[op]
+    return StepOf(contract, form, Draw(contract.cases[case]), phase)
+
+
+def phases(op: str) -> list[Phase]:
+    return [phase for phase in PHASES if phase in phases_of(all_contracts()[op])]
+
+
+# ---------------------------------------------------------------- bytes
+@_kept
+def peaks(op: str, form: str, case: str) -> dict[str, dict[str, int]]:
+    """By phase: requested ``bytes`` above the inputs, and ``with_inputs``."""
+    found: dict[str, dict[str, int]] = {}
+    for phase in phases(op):
+        reading = _reading(step_of(op, form, case, phase))
+        found[phase] = {"bytes": reading.peak_bytes, "with_inputs": reading.base_bytes + reading.peak_bytes}
+    return found
+
+
+def peak_bytes(op: str, form: str, case: str, phase: Phase) -> int:
+    return peaks(op, form, case)[phase]["bytes"]
+
+
+def times_below_naive(op: str, form: str, case: str, phase: Phase) -> float:
+    own = peak_bytes(op, form, case, phase)
+    if own == 0:
+        raise NotHere(f"{op}/{form} takes no memory at {case}")
+    return round(peak_bytes(op, NAIVE, case, phase) / own, 3)
+
+
+def _reading(build: StepOf) -> Any:
+    if device() == "cuda":
+        try:
+            return get_meter("cuda").measure(build)
+        except torch.OutOfMemoryError:
+            pass
+    return get_meter("simulated").measure(build)
+
+
+# ---------------------------------------------------------------- time
+def warm_step(build: StepOf) -> Step:
+    """The step, built and warmed up where it fits this machine. On a GPU it returns before its kernels have ended."""
+    if device() == "cpu":
+        _refuse_on_cpu(build)
+        torch.set_num_threads(1)
+    try:
+        step = build(device())
+        spent_s = 0.0
+        for _ in range(WARMUP):
+            if spent_s < WARMUP_S:
+                spent_s += elapsed_s(step)
+    except torch.OutOfMemoryError:
+        raise NotHere(f"{build.contract.name}/{build.form} runs out of memory on this GPU") from None
+    return step
+
+
+def to_its_end(step: Step) -> None:
+    """One step, until its kernels have ended: what a clock on the wall must see."""
+    step()
+    if device() == "cuda":
+        torch.cuda.synchronize()
+
+
+def elapsed_s(step: Step) -> float:
+    begin = time.perf_counter()
+    to_its_end(step)
+    return time.perf_counter() - begin
+
+
+def _refuse_on_cpu(build: StepOf) -> None:
+    contract, form, case = build.contract, build.form, build.draw.case.name
+    if getattr(contract.forms.get(form), "has_kernels", False):
+        raise NotHere(f"the kernels of {contract.name}/{form} are interpreted on a CPU: their time says nothing")
+    if form == FLOOR:
+        reading = get_meter("simulated").measure(build)
+        needed = reading.base_bytes + reading.peak_bytes
+    else:
+        needed = peaks(contract.name, form, case)[build.phase]["with_inputs"]
+    if needed > CPU_LIMIT_BYTES:
+        limit = format_bytes(CPU_LIMIT_BYTES)
+        raise NotHere(f"{contract.name}/{form} needs {format_bytes(needed)}, a CPU is given {limit}")
+
+
+RATIOS = ("overhead", "over_floor")
+
+
+def ratio(op: str, form: str, case: str, name: str) -> float:
+    """The form's time over naive's (``overhead``) or over the floor's (``over_floor``), in the longest phase."""
+    found = _ratio(op, form, case, name)
+    if isinstance(found, str):
+        raise NotHere(found)
+    return found
+
+
+@_kept
+def _ratio(op: str, form: str, case: str, name: str) -> float | str:
+    peaks(op, form, case)  # asked for next, by a process that would have to open the GPU for it
+    phase = phases(op)[-1]
+    naive, floor = step_of(op, NAIVE, case, phase), step_of(op, FLOOR, case, "forward")
+    try:
+        return _interleaved(step_of(op, form, case, phase), naive if name == "overhead" else floor)
+    except NotHere as reason:
+        return str(reason)
+
+
+def ratios_of(op: str, form: str) -> list[str]:
+    """Those that a form has by its contract."""
+    has = {"overhead": form != NAIVE, "over_floor": getattr(all_contracts()[op], "floor", None) is not None}
+    return [name for name in RATIOS if has[name]]
+
+
+def _interleaved(first: StepOf, second: StepOf) -> float:
+    """As many pairs as a second holds, but enough of them for a median."""
+    steps = [warm_step(build) for build in (first, second)]
+    pairs = int(SECONDS_OF_PAIRS / sum(map(elapsed_s, steps)))
+    try:
+        found = race(*steps, device=device(), pairs=max(LEAST_PAIRS, min(MOST_PAIRS, pairs)))
+    except torch.OutOfMemoryError:
+        raise NotHere(f"{first.form} and {second.form} do not fit this GPU one after the other") from None
+    return round(found.ratio, 4)

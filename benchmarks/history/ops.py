@@ -1,0 +1,132 @@
+"""ASV benchmarks of every op, form and case in the registry: ``LinearCrossEntropyRecomputeSmall.track_peak_train``.
+
+The list of benchmarks is the same on every machine, because ASV publishes what the last run listed; what cannot be had
+here is n/a, with the reason under ``--show-stderr``. Each is a process. Importing this file leaves CUDA alone, so a
+fork server may start them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch._dynamo  # noqa: F401 - it and the simulated GPU are loaded here, once, for a fork server
+
+from memfix.contract import Case, Contract
+from memfix.laws import NAIVE, Phase
+from memfix.meters.base import Step
+from memfix.meters.simulated import environment  # noqa: F401
+from memfix.registry import all_contracts
+
+from . import figures
+
+KINDS = ("time", "track_peak", "track_times_below_naive", *(f"track_{name}" for name in figures.RATIOS))
+
+
+def setup_cache() -> bool:
+    """Nothing is made here: having one, all benchmarks run in one folder, where ``figures`` keeps what it measured.
+
+    What it returns is handed to them all: a setup that takes nothing would be run for the cache too.
+    """
+    return True
+
+
+setup_cache.pretty_source = ""  # type: ignore[attr-defined]  # or each of hundreds of benchmarks shows its code
+
+
+def _tracked(measure: Callable[[], float], unit: str, pretty: str) -> Callable[..., float]:
+    """A figure. It is measured in ``setup``, since only there ASV takes a refusal as n/a."""
+    value = functools.cache(measure)
+
+    def track(self: object, cache: bool) -> float:
+        return value()
+
+    return _described(track, lambda cache: value(), pretty, unit=unit)
+
+
+def _timed(op: str, form: str, case: str, phase: Phase, pretty: str) -> Callable[..., None]:
+    """Time of one step, to the end of its kernels."""
+
+    @functools.cache
+    def step() -> Step:
+        return figures.warm_step(figures.step_of(op, form, case, phase))
+
+    def time(self: object, cache: bool) -> None:
+        figures.to_its_end(step())
+
+    # one process, warmed up by the setup, which ASV calls before every sample: it builds the step once
+    return _described(time, lambda cache: step(), pretty, rounds=1, number=1, repeat=figures.SAMPLES, warmup_time=0)
+
+
+def _described(benchmark: Any, setup: Any, pretty: str, **attributes: Any) -> Any:
+    """The attributes that ASV looks for on the function itself."""
+    benchmark.setup = setup
+    benchmark.pretty_source, setup.pretty_source = f"# {pretty}", ""
+    benchmark.__qualname__ = benchmark.__name__  # or the code shown begins with "class <locals>"
+    for name, value in attributes.items():
+        setattr(benchmark, name, value)
+    return benchmark
+
+
+def fingerprint(contract: Contract, case: Case) -> str:
+    """Results are only compared at the same shape and the same inputs. What a spec leaves at its default is left out,
+    so that a field which specs are given later begins no new history."""
+    inputs = []
+    for spec in contract.inputs:
+        defaults = {field.name: field.default for field in dataclasses.fields(spec)}
+        inputs.append({name: value for name, value in vars(spec).items() if value != defaults[name]})
+    return hashlib.sha256(f"{case.spelled()} {inputs}".encode()).hexdigest()[:16]
+
+
+def class_name(*words: str) -> str:
+    parts = re.split(r"[^0-9A-Za-z]+", " ".join(words))
+    return "".join(part[:1].upper() + part[1:] for part in parts)
+
+
+def _members(contract: Contract, form: str, case: Case) -> dict[str, Any]:
+    op, words = contract.name, (contract.name, form, case.name)
+    members: dict[str, Any] = {"version": fingerprint(contract, case), "timeout": 600}
+
+    def track(kind: str, phase: Phase, unit: str, figure: Callable[..., float], *last: str) -> None:
+        measure = functools.partial(figure, *words, *last)
+        members[f"track_{kind}_{phase}"] = _tracked(measure, unit, f"{op}/{form}, {phase}, at {case.spelled()}")
+
+    for phase in figures.phases(op):
+        members[f"time_{phase}"] = _timed(*words, phase, f"{op}/{form}, {phase}, at {case.spelled()}")
+        track("peak", phase, "bytes", figures.peak_bytes, phase)
+        if form != NAIVE:
+            track("times_below_naive", phase, "times", figures.times_below_naive, phase)
+    for name in figures.ratios_of(op, form):
+        track(name, phase, "times", figures.ratio, name)
+    return members
+
+
+def _benchmark_classes() -> dict[str, type]:
+    classes: dict[str, type] = {}
+    for contract in all_contracts().values():
+        for form in (NAIVE, *contract.forms):
+            for case in contract.cases.values():
+                name = class_name(contract.name, form, case.name)
+                if name in classes:
+                    raise ValueError(f"two benchmarks are named {name}: rename a form or a case of {contract.name}")
+                classes[name] = type(name, (), _members(contract, form, case))
+    return classes
+
+
+globals().update(_benchmark_classes())
+
+
+def __getattr__(name: str) -> type:
+    """What only a later commit has: ASV asks every commit for the benchmarks of one of them, and skips these."""
+    if not name[:1].isupper():
+        raise AttributeError(name)
+
+    def setup(self: object, cache: bool) -> None:
+        raise NotImplementedError(f"this commit has no {name}")
+
+    methods = {f"{kind}_{phase}": lambda self, cache: None for kind in KINDS for phase in figures.PHASES}
+    return type(name, (), {"setup": setup, **methods})

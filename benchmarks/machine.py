@@ -1,0 +1,63 @@
+"""This machine in ASV's machine file: beside CPU and memory the GPU, its driver, torch, triton and cuDNN.
+
+    python -m benchmarks.machine
+
+prints the name under which its results are kept. It is what the machine is, not what it is called.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+
+import click
+import torch
+from asv.machine import Machine, MachineCollection
+from asv.util import UserError
+
+from memfix.errors import MemfixError
+from memfix.surroundings import gpu_and_driver, installed_version
+from memfix.units import GiB
+
+from .command import run
+
+
+def facts() -> dict[str, str]:
+    """ASV draws one line for every combination of these, so they are what a time depends on."""
+    own = Machine.get_defaults()
+    gpu, driver = gpu_and_driver() or ("none", "none")
+    cudnn = torch.backends.cudnn.version()
+    name = gpu if gpu != "none" else f"{own['cpu']} {own['num_cpu']}"
+    return {
+        "machine": re.sub(r"[^0-9a-z]+", "-", re.sub(r"\(\w+\)", "", name.lower())).strip("-"),
+        "os": platform.system(),
+        "arch": own["arch"],
+        "cpu": own["cpu"],
+        "num_cpu": own["num_cpu"],
+        "ram": f"{round(int(own['ram']) / GiB)} GiB",
+        "gpu": gpu,
+        "driver": driver,
+        "torch": torch.__version__,
+        "triton": installed_version("triton"),
+        "cudnn": "none" if cudnn is None else str(cudnn),
+    }
+
+
+def write_machine_file() -> str:
+    """Into the file that ASV keeps for this user; returns the machine's name."""
+    known = facts()
+    try:
+        MachineCollection.save(known["machine"], known)
+    except (UserError, OSError) as error:
+        raise MemfixError(f"cannot write ASV's machine file: {error}") from None
+    return known["machine"]
+
+
+@click.command()
+def main() -> None:
+    """Write this machine into ASV's machine file and print its name."""
+    click.echo(write_machine_file())
+
+
+if __name__ == "__main__":
+    run(main, "machine")

@@ -1,0 +1,196 @@
+"""``asv run`` over commits with the interpreter that is there: nothing is built and nothing installed.
+
+    python -m benchmarks.walk                      # HEAD
+    python -m benchmarks.walk HEAD~3..HEAD --bench Rope --quick
+
+Each commit's memfix is taken from git into a folder of its own, and the benchmarks of the working tree run with it, the
+oldest first. So a commit is measured as it is, and a tree whose memfix differs from HEAD is refused. Results are in the
+folder that ``asv.conf.json`` names, each with what NVML said of the GPU before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memfix.errors import EXIT_NOT_MEASURED, MeasurementError, MemfixError, UsageError
+from memfix.gate.timing.copies import take_package
+from memfix.meters.readiness import ready_within
+from memfix.surroundings import gpu_and_driver, installed_version
+
+from .asv_results import (
+    Drift,
+    Listing,
+    Outcome,
+    file_under_versions,
+    keep_gone_benchmarks,
+    listing_of,
+    named,
+    require_whole,
+)
+from .command import run
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ("memfix", "benchmarks/history", "asv.conf.json")
+
+
+def git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise MeasurementError("git is not installed, and results belong to commits") from None
+    if done.returncode:
+        raise UsageError(done.stderr.strip().removeprefix("fatal: ") or f"git {arguments[0]} failed")
+    return done.stdout.strip()
+
+
+def require_clean_history() -> None:
+    try:
+        top = git("rev-parse", "--show-toplevel")
+    except UsageError as error:
+        raise MeasurementError(f"results belong to commits, and {ROOT} is no git checkout: {error}") from None
+    if Path(top) != ROOT:
+        raise MeasurementError(f"results belong to commits of memfix, and {ROOT} lies inside the repository {top}")
+    changed = git("status", "--porcelain", "--", *MEASURED).splitlines()
+    if changed:
+        names = ", ".join(line.split(maxsplit=1)[1] for line in changed[:3]) + (", ..." if changed[3:] else "")
+        raise MeasurementError(f"the tree differs from HEAD, and its times belong to no commit: {names}; commit them")
+
+
+def commits_of(revisions: str) -> list[str]:
+    """Oldest first. ``A..B`` is what git means by it: without A."""
+    is_shallow = git("rev-parse", "--is-shallow-repository") == "true"
+    how = ("--reverse", "--first-parent") if ".." in revisions else ("--max-count=1",)
+    try:
+        found = git("rev-list", *how, revisions, "--").split()
+    except UsageError as error:
+        if is_shallow:
+            raise MeasurementError(f"{error}: this clone is shallow; run git fetch --unshallow") from None
+        raise UsageError(f"{error}: name commits that this repository has") from None
+    boundary = Path(git("rev-parse", "--git-path", "shallow"))
+    cut = set((ROOT / boundary).read_text().split()) if is_shallow else set()
+    if ".." in revisions and cut.intersection(found):
+        raise MeasurementError(f"this clone is shallow and ends within {revisions}; run git fetch --unshallow")
+    if not found:
+        raise UsageError(f"{revisions} holds no commit; A..B is what B has and A has not")
+    return found
+
+
+class Walk:
+    """Runs ASV commit by commit and remembers what cannot be told from the results afterwards."""
+
+    def __init__(self, results: Path, machine: str, asv_options: list[str], wait_s: float) -> None:
+        self.results, self.machine, self.asv_options, self.wait_s = results, machine, asv_options, wait_s
+        self.before: Listing = listing_of(results)
+        self.listed: Listing = {}
+        """Of the commit visited last."""
+        self.ever_listed: Listing = dict(self.before)
+        self.troubles: list[str] = []
+
+    def visit(self, commit: str) -> None:
+        click.secho(f"\n{commit[:8]} {git('show', '--no-patch', '--format=%s', commit)}", bold=True)
+        gpu = self._ready_gpu()
+        begin = time.perf_counter()
+        code = self._run_asv(commit, self.asv_options)
+        found = sorted((self.results / self.machine).glob(f"{commit[:8]}-existing-*.json"))
+        if not found:
+            self.troubles.append(f"{commit[:8]}: ASV saved nothing (its exit code {code}); see its messages above")
+            return
+        python = platform.python_version().rpartition(".")[0]
+        kept = file_under_versions(found[0], python, installed_version("torch"), readiness=gpu)
+        self._say_drift(self.listed, commit)
+        outcome = Outcome.of(kept, self.listed)
+        if outcome.raised:
+            self.troubles.append(f"{commit[:8]}: raised, see above: {named(outcome.raised)}")
+        click.echo(
+            f"{commit[:8]}: {outcome.measured} measured, {outcome.not_here} n/a here, {len(outcome.raised)} raised, "
+            f"{time.perf_counter() - begin:.0f} s"
+        )
+
+    def finish(self, last: str) -> None:
+        """The list of benchmarks is HEAD's, whatever was visited, and with it those that are gone and were measured."""
+        head = git("rev-parse", "HEAD")
+        if last != head:
+            self._run_asv(head, ["--bench=just-discover"])
+        self._say_drift(self.before, head)
+        keep_gone_benchmarks(self.results, self.ever_listed)
+
+    def _say_drift(self, earlier: Listing, commit: str) -> None:
+        self.listed = listing_of(self.results)
+        self.ever_listed = {**self.ever_listed, **self.listed}
+        for line in Drift.between(earlier, self.listed).lines(commit[:8]):
+            click.echo(line)
+
+    def _ready_gpu(self) -> dict[str, Any] | None:
+        """What NVML says of the GPU before a commit is measured; None where there is none."""
+        if gpu_and_driver() is None:
+            return None
+        reading = ready_within(self.wait_s)
+        click.echo(reading.line())
+        if not reading.is_ready:
+            raise MeasurementError(f"{'; '.join(reading.troubles)}: a time taken now is not this code's own")
+        return dataclasses.asdict(reading)
+
+    def _run_asv(self, commit: str, options: list[str]) -> int:
+        beside = os.environ.get("ASV_PYTHONPATH")
+        command = [sys.executable, "-m", "asv", "run", "-E", f"existing:{sys.executable}", "--show-stderr"]
+        command += ["--set-commit-hash", commit, "--machine", self.machine, *options]
+        with tempfile.TemporaryDirectory(prefix="memfix-walk-") as package:
+            take_package(ROOT, commit, Path(package))  # only memfix itself: the benchmarks are the working tree's
+            environment = {**os.environ, "ASV_PYTHONPATH": package + (f":{beside}" if beside else "")}
+            environment.setdefault("OMP_NUM_THREADS", "1")
+            environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that asks for a GPU may be forked
+            return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def results_folder() -> Path:
+    from asv.config import Config
+
+    return ROOT / Config.load(str(ROOT / "asv.conf.json")).results_dir
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("revisions", default="HEAD")
+@click.option("--bench", multiple=True, metavar="REGEX", help="Only these: Rope, 'Incident.*track_peak', ...")
+@click.option("--quick", is_flag=True, help="Each step timed once: to see that all runs.")
+@click.option("--launch-method", type=click.Choice(["forkserver", "spawn"]), help="spawn: where an import uses CUDA.")
+@click.option("--wait", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds, for a busy GPU.")
+def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str | None, wait: float) -> None:
+    """Run the ASV benchmarks at REVISIONS: HEAD, another commit, or a range A..B.
+
+    Exit codes: 0 fine, 2 could not measure, 4 usage.
+    """
+    if installed_version("asv") == "not installed":
+        raise MemfixError("asv is not installed; pip install 'memfix[bench]', or ci/gpu-site for a machine offline")
+    require_clean_history()
+    commits = commits_of(revisions)
+    results = results_folder()
+    require_whole(results)
+
+    from .machine import write_machine_file
+
+    options = [f"--bench={regex}" for regex in bench] + ["--quick"] * quick
+    options += [f"--launch-method={launch_method}"] if launch_method else []
+    walk = Walk(results, write_machine_file(), options, wait)
+    for commit in commits:
+        walk.visit(commit)
+    walk.finish(commits[-1])
+    click.echo(f"\n{len(commits)} commit{'s' * (len(commits) > 1)} in {results.relative_to(ROOT)}/{walk.machine}")
+    for trouble in walk.troubles:
+        click.echo(f"walk: {trouble}", err=True)
+    if walk.troubles:
+        click.echo(f"walk: could not measure everything (exit {EXIT_NOT_MEASURED})", err=True)
+        sys.exit(EXIT_NOT_MEASURED)
+
+
+if __name__ == "__main__":
+    run(main, "walk")

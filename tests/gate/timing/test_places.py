@@ -1,0 +1,76 @@
+"""Where forms are timed: at their budgets, and nowhere that says nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from memfix.contract import Contract, Dim, Form, TensorSpec
+from memfix.gate.timing.places import Place, places_of, smallest_case
+from memfix.laws import Budget, SpeedBudget
+from memfix.registry import all_contracts
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def contract(*, speed: list[SpeedBudget], forms: dict[str, Any] | None = None, grad: bool = True) -> Contract:
+    return Contract(
+        "toy",
+        naive=double,
+        forms=forms or {"fast": Form(double), "kernel": Form(double, has_kernels=True), "plain": Form(double)},
+        dims={"N": Dim(1, 8)},
+        inputs=[TensorSpec("x", "N", grad=grad)],
+        cases={"large": {"N": 100}, "small": {"N": 4}},
+        speed=speed,
+        budgets=[Budget("reported", bytes=1, known_broken=True)] if forms and "reported" in forms else [],
+    )
+
+
+def test_a_form_is_timed_at_its_budgets_and_another_where_they_are() -> None:
+    speed = [
+        SpeedBudget("fast", case="large", times_naive=2.0),
+        SpeedBudget("fast", case="small", times_naive=1.0, device="cuda"),
+    ]
+    assert places_of(contract(speed=speed), "cpu") == [
+        Place("fast", "large", "train", 2.0),
+        Place("plain", "large", "train"),
+    ]
+    assert places_of(contract(speed=speed), "cuda") == [
+        Place("fast", "small", "train", 1.0),
+        Place("kernel", "small", "train"),
+        Place("plain", "small", "train"),
+    ]
+
+
+def test_without_any_budget_it_is_the_smallest_case() -> None:
+    toy = contract(speed=[], grad=False)
+    assert smallest_case(toy).name == "small"
+    assert places_of(toy, "cpu") == [Place("fast", "small", "forward"), Place("plain", "small", "forward")]
+
+
+def test_what_a_report_shipped_is_timed_only_by_its_budget() -> None:
+    forms = {"reported": Form(double, reported=True), "fast": Form(double)}
+    assert {place.form for place in places_of(contract(speed=[], forms=forms), "cpu")} == {"fast"}
+    with_law = contract(speed=[SpeedBudget("reported", case="small", times_naive=2.0)], forms=forms)
+    assert {place.form for place in places_of(with_law, "cpu")} == {"reported", "fast"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_form_of_every_op_is_timed_somewhere(device: str) -> None:
+    for op in all_contracts().values():
+        timed = {place.form for place in places_of(op, device)}
+        for name, form in op.forms.items():
+            left_out = form.reported or form.known_unequal or (form.has_kernels and device == "cpu")
+            assert left_out or name in timed, f"{op.name}/{name}"
+
+
+def test_a_cpu_is_given_only_what_it_can_time() -> None:
+    for op in all_contracts().values():
+        for place in places_of(op, "cpu"):
+            case = op.cases[place.case]
+            elements = sum(math.prod(spec.size(case.dims)) for spec in op.inputs)
+            assert elements < 2**24, f"{op.name} {place}"

@@ -1,0 +1,124 @@
+"""The time gate's course, with processes that say what a test tells them to: retries, canaries, and what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from memfix.checks.finding import Finding
+from memfix.errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION, MeterUnavailable, UsageError
+from memfix.gate.timing import run
+from memfix.gate.timing.child import Subject, Timed
+from memfix.gate.timing.places import BASE, CANARY, Place
+from memfix.gate.timing.run import run_time_gate
+from memfix.meters.clock import Race
+from memfix.registry import contracts
+
+PLACE = Place("shared_table", "small", "train")
+WITH_BUDGET = Place("shared_table", "small", "train", 1.0)
+SEEN = [1.1] * 5
+SAME = [1.0, 1.01, 0.99, 1.0, 1.002]
+SLOWER = [1.06, 1.05, 1.055, 1.05, 1.06]
+
+Answers = dict[str, list[list[float] | str]]
+"""By what a form is timed against: the ratios of each batch of processes, or a trouble."""
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    answers: Answers = {CANARY: [SEEN, SEEN]}
+
+    def answered(self: Any, subjects: Sequence[Subject], numbers: Iterable[int]) -> Iterator[Timed]:
+        for subject in subjects:
+            batch = answers[subject[1]].pop(0)
+            if isinstance(batch, str):
+                yield Timed(subject, None, batch, is_new="new" in batch)
+            else:
+                yield from (Timed(subject, Race(ratio, 1e-3, 1e-3, 30)) for ratio in batch)
+
+    monkeypatch.setattr(run._Referee, "_in_fresh_processes", answered)
+    return answers
+
+
+def gate(place: Place = PLACE) -> tuple[int, dict[str, Finding]]:
+    verdict = run_time_gate(contracts(["rope"]), device="cpu", base_ref="HEAD", places={"rope": [place]})
+    return verdict.exit_code, {finding.check: finding for finding in verdict.findings}
+
+
+def test_identical_code_passes(processes: Answers) -> None:
+    processes[BASE] = [SAME]
+    code, found = gate()
+    assert code == EXIT_PASS
+    assert found["time"].message.startswith(
+        "takes 1.000x (0.990 to 1.010; 5 processes, 150 pairs) its own time at HEAD"
+    )
+    assert found["time"].figures["ratio"] == 1.0
+    assert found["canary"].status == "pass"
+
+
+def test_a_slower_form_fails_when_a_second_opinion_says_so_too(processes: Answers) -> None:
+    processes[BASE] = [SLOWER, SLOWER]
+    code, found = gate()
+    assert (code, found["time"].status) == (EXIT_REGRESSION, "fail")
+    assert found["time"].details == ("  before that: 1.055x (1.050 to 1.060; 5 processes, 150 pairs)",)
+    assert found["time"].reproduce == "memfix gate rope --time --base HEAD --device cpu"
+
+
+def test_one_bad_minute_is_no_failure(processes: Answers) -> None:
+    processes[BASE] = [SLOWER, SAME]
+    code, found = gate()
+    assert code == EXIT_PASS
+    assert found["time"].message.endswith("; measured again, it was within")
+
+
+def test_processes_that_disagree_are_joined_by_more(processes: Answers) -> None:
+    processes[BASE] = [[1.0, 1.01, 1.2, 1.0, 1.3], [1.0, 1.0], [0.99, 1.0]]
+    code, found = gate()
+    assert code == EXIT_PASS
+    assert found["time"].figures["processes"] == 9
+
+
+def test_a_canary_that_is_not_seen_is_no_measurement(processes: Answers) -> None:
+    processes[BASE] = [SAME]
+    processes[CANARY] = [SAME, SAME]
+    code, found = gate()
+    assert (code, found["canary"].status) == (EXIT_NOT_MEASURED, "error")
+    assert "no time of this machine can be believed now" in found["canary"].message
+
+
+def test_a_form_that_the_base_has_not_is_shown_and_not_judged(processes: Answers) -> None:
+    processes[BASE] = ["the form is new"]
+    code, found = gate()
+    assert (found["time"].status, found["time"].message) == ("note", "no time at HEAD: the form is new")
+    assert code == EXIT_PASS
+
+
+def test_a_form_that_raises_could_not_be_measured(processes: Answers) -> None:
+    processes[BASE] = ["ValueError: no"]
+    code, found = gate()
+    assert (code, found["time"].message) == (EXIT_NOT_MEASURED, "not timed against base: ValueError: no")
+
+
+def test_a_budget_beside_naive_is_a_row_of_its_own(processes: Answers) -> None:
+    processes[BASE], processes["naive"] = [SAME], [SLOWER, SLOWER]
+    code, found = gate(WITH_BUDGET)
+    assert (code, found["time"].status, found["speed"].status) == (EXIT_REGRESSION, "pass", "fail")
+    assert "naive's time, allowed 1x on cpu" in found["speed"].message
+
+
+def test_a_gate_that_timed_nothing_says_so() -> None:
+    verdict = run_time_gate(contracts(["rope"]), device="cpu", places={"rope": []})
+    assert verdict.exit_code == EXIT_NOT_MEASURED
+    assert verdict.findings[-1].message == "nothing was timed on cpu"
+
+
+def test_a_base_that_does_not_exist_and_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="--base: no commit 'no-such-commit'"):
+        run_time_gate(contracts(["rope"]), device="cpu", base_ref="no-such-commit")
+    import torch
+
+    if not torch.cuda.is_available():
+        with pytest.raises(MeterUnavailable, match="no time on cuda: torch sees no GPU; take --device cpu"):
+            run_time_gate(contracts(["rope"]), device="cuda")

@@ -1,0 +1,61 @@
+"""The whole command on a checkout in which a form has become slower."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FORM = Path("memfix/ops/rope/shared_table.py")
+PLANTED = """
+
+import functools
+
+_once = shared_table_rope
+
+
+@functools.wraps(_once)
+def shared_table_rope(*inputs, **options):
+    for _ in range(2):
+        _once(*inputs, **options)
+    return _once(*inputs, **options)
+"""
+AT_LEAST = 1.2
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """This package as one commit."""
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    shutil.copytree(ROOT / "memfix", tmp_path / "memfix", ignore=shutil.ignore_patterns("__pycache__"))
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "base")
+    return tmp_path
+
+
+def test_a_form_that_does_its_work_three_times_fails_with_its_ratio(checkout: Path) -> None:
+    with (checkout / FORM).open("a", encoding="utf-8") as file:
+        file.write(PLANTED)
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    environment.pop("GITHUB_ACTIONS", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "memfix", "gate", "rope", "--time", "--base", "main", "--processes", "1", "--json", "-"],
+        cwd=checkout, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    data = json.loads(done.stdout)
+    (row,) = (found for found in data["findings"] if found["check"] == "time")
+    assert row["status"] == "fail"
+    assert row["figures"]["ratio"] > AT_LEAST
+    assert any("uncommitted changes" in note for note in data["notes"])

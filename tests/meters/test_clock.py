@@ -1,0 +1,73 @@
+"""Two steps in turn: their ratio, how long a sample is, and a slowdown that is known."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+
+from memfix.meters.clock import LEAST_PAIRS, race, slowed
+
+
+def waits(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+class Counted:
+    """A step that knows how often it ran and in what order."""
+
+    def __init__(self, name: str, log: list[str], seconds: float = 1e-4) -> None:
+        self.name, self.log, self.seconds = name, log, seconds
+
+    def __call__(self) -> None:
+        self.log.append(self.name)
+        waits(self.seconds)
+
+
+def test_pairs_come_in_turns_and_change_sides() -> None:
+    log: list[str] = []
+    race(Counted("a", log), Counted("b", log), device="cpu", pairs=4, warmup=2)
+    assert "".join(log) == "aabb" + "ab" + "ba" + "ab" + "ba"
+
+
+def test_the_ratio_is_of_the_first_over_the_second() -> None:
+    found = race(lambda: waits(3e-4), lambda: waits(1e-4), device="cpu", pairs=21)
+    assert found.ratio == pytest.approx(3, rel=0.3)
+    assert found.first_s == pytest.approx(3e-4, rel=0.3)
+
+
+def test_a_short_step_is_repeated_until_a_sample_is_long_enough() -> None:
+    log: list[str] = []
+    found = race(Counted("a", log), Counted("b", log), device="cpu", pairs=2, sample_s=2e-3)
+    in_one_sample = (log.count("a") - 2) // 2
+    assert 5 <= in_one_sample <= 20
+    assert found.second_s < 1e-3  # of one step, not of the sample
+
+
+def test_long_steps_have_fewer_pairs_but_not_too_few() -> None:
+    log: list[str] = []
+    found = race(Counted("a", log, 2e-3), Counted("b", log, 2e-3), device="cpu", pairs=30, most_s=0.06)
+    assert LEAST_PAIRS <= found.pairs < 30
+    assert race(lambda: waits(2e-3), lambda: None, device="cpu", pairs=30, most_s=0.0).pairs == LEAST_PAIRS
+
+
+@pytest.mark.parametrize("factor", [1.1, 2.0])
+def test_a_slowed_step_takes_its_factor_longer_and_gives_what_it_gave(factor: float) -> None:
+    def step() -> str:
+        waits(5e-4)
+        return "result"
+
+    slower = slowed(step, factor, "cpu")
+    assert slower() == "result"
+    assert race(slower, step, device="cpu", pairs=31).ratio == pytest.approx(factor, rel=0.05)
+
+
+def test_garbage_is_collected_before_and_not_during_a_race() -> None:
+    assert gc.isenabled()
+    during: list[bool] = []
+    race(lambda: during.append(gc.isenabled()), lambda: None, device="cpu", pairs=3, warmup=2)
+    assert during == [True, True, False, False, False]
+    assert gc.isenabled()
