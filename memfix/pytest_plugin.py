@@ -5,6 +5,7 @@ Loading it imports no torch. Results travel on each test's own report, so they a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Generator, Sequence
@@ -53,7 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped, with the reason, where there is none")
+    config.addinivalue_line(
+        "markers",
+        "gpu(use='alone'): needs a CUDA GPU; skipped, with the reason, where there is none. Of xdist's workers it has "
+        "it alone; 'beside' others that measure nothing either; or only through 'meters', which see to it themselves",
+    )
     config.addinivalue_line("markers", "slow: takes long; leave out with -m 'not slow'")
     config.addinivalue_line("markers", "memfix(limit): the whole test may take at most this much GPU memory, '2GiB'")
     try:
@@ -146,14 +151,19 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """A test that needs the GPU has it to itself among this user's processes; a limit is held against its peak."""
-        marker = item.get_closest_marker("memfix")
-        if marker is None and item.get_closest_marker("gpu") is None:
+        """A test that needs the GPU has it to itself among this user's processes, unless it says otherwise; a limit
+        is held against its peak."""
+        marker, gpu = item.get_closest_marker("memfix"), item.get_closest_marker("gpu")
+        if marker is None and gpu is None:
             return (yield)
-        from .meters.cuda import gpu_to_ourselves, watched_peak
+        from .meters.cuda import gpu_beside_others, gpu_to_ourselves, watched_peak
 
         if marker is None:
-            with gpu_to_ourselves():
+            use = "alone" if gpu is None else gpu.kwargs.get("use", "alone")
+            ways: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+                "alone": gpu_to_ourselves, "beside": gpu_beside_others, "meters": contextlib.nullcontext,
+            }  # fmt: skip
+            with ways[use]():
                 return (yield)
         limit = _limit_of(marker, item)
         with gpu_to_ourselves(), watched_peak() as peak:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from .contract import BadInput, Contract
 from .laws import NAIVE, Phase, Scaling, SpeedBudget
@@ -29,13 +29,18 @@ class Session(Protocol):
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]: ...
 
 
+GpuUse = Literal["alone", "beside", "meters"]
+"""``alone``: nobody else may use the GPU. ``beside``: others may that measure nothing. ``meters``: it is used by meters
+only, which take it alone themselves."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One test of a suite: what it is called, and what it runs. ``gpu``: it needs one."""
+    """One test of a suite: what it is called, and what it runs. ``gpu``: it needs one, as the marker says."""
 
     name: str
     run: Callable[[Session], Sequence[Finding]]
-    gpu: bool = False
+    gpu: GpuUse | None = None
 
 
 def suite(*contracts: Contract) -> Callable[..., None]:
@@ -50,7 +55,7 @@ def suite(*contracts: Contract) -> Callable[..., None]:
         pytest.param(
             check,
             id=check.name if len(contracts) == 1 else f"{contract.name}-{check.name}",
-            marks=[pytest.mark.gpu] if check.gpu else [],
+            marks=[pytest.mark.gpu(use=check.gpu)] if check.gpu else [],
         )
         for contract in contracts
         for check in _checks(contract)
@@ -71,7 +76,7 @@ def _checks(contract: Contract) -> Iterator[Check]:
     for form in contract.forms:
         for dtype in contract.dtypes:
             yield Check(f"{form}-equal-{dtype}", partial(_equality, contract, form, dtype, "cpu"))
-            yield Check(f"{form}-equal-{dtype}-cuda", partial(_equality, contract, form, dtype, "cuda"), gpu=True)
+            yield Check(f"{form}-equal-{dtype}-cuda", partial(_equality, contract, form, dtype, "cuda"), gpu="beside")
         for bad in contract.bad_inputs:
             yield Check(f"{form}-refuses-{bad.name.replace(' ', '_')}", partial(_bad_input, contract, form, bad))
         if form in unequal:
@@ -84,10 +89,10 @@ def _checks(contract: Contract) -> Iterator[Check]:
         yield Check(f"{law.form}-grows-{law.dim}", partial(_scaling, contract, law))
     for timed in contract.speed:
         name = f"{timed.form}-fast-{timed.case}-{timed.device}"
-        yield Check(name, partial(_speed, contract, timed), gpu=timed.device == "cuda")
+        yield Check(name, partial(_speed, contract, timed), gpu="alone" if timed.device == "cuda" else None)
     for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
         for case in contract.cases:
-            yield Check(f"{form}-predicted-{case}", partial(_agreement, contract, form, case), gpu=True)
+            yield Check(f"{form}-predicted-{case}", partial(_agreement, contract, form, case), gpu="meters")
 
 
 def _equality(contract: Contract, form: str, dtype: str, device: str, session: Session) -> Sequence[Finding]:

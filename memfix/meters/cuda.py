@@ -40,49 +40,85 @@ def gpu_to_ourselves() -> Iterator[None]:
 
     On leaving, cached memory goes back to the device, where the next process may need it.
     """
-    import torch
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    with _lock_of_gpu(str(properties.uuid)):
+    with _lock_of_gpu().held(alone=True):
         try:
             yield
         finally:
-            gc.collect()
-            torch.cuda.empty_cache()
+            _give_back_memory()
+
+
+@contextlib.contextmanager
+def gpu_beside_others() -> Iterator[None]:
+    """For what uses a GPU and measures nothing: side by side with its like, never beside one that measures."""
+    with _lock_of_gpu().held(alone=False):
+        try:
+            yield
+        finally:
+            _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class _ProcessLock:
-    """A file lock that the process which holds it, and any child it starts meanwhile, may take again."""
+    """A file lock that the process which holds it, and any child it starts meanwhile, may take again.
+
+    Who shares it and then wants it alone lets it go first, so that two of these do not wait for each other.
+    """
 
     HELD_BY_PARENT = "MEMFIX_GPU_LOCK"
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._threads = threading.RLock()
-        self._depth = 0
+        self._alone: list[bool] = []
+        """How it is held, from the outermost block inwards."""
         self._file: Any = None
 
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def held(self, *, alone: bool) -> Iterator[None]:
+        with self._threads:
+            if self._file is None and os.environ.get(self.HELD_BY_PARENT) == self._path:
+                yield
+                return
+            self._alone.append(alone or any(self._alone))
+            self._become()
+            try:
+                yield
+            finally:
+                self._alone.pop()
+                self._become()
+
+    def _become(self) -> None:
+        """Hold it as the innermost block wants it, or not at all."""
         import fcntl
 
-        self._threads.acquire()
-        if self._depth == 0 and os.environ.get(self.HELD_BY_PARENT) != self._path:
-            self._file = open(self._path, "w")  # closed, and so unlocked, on leaving
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            os.environ[self.HELD_BY_PARENT] = self._path
-        self._depth += 1
-
-    def __exit__(self, *exception: object) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._file is not None:
-            del os.environ[self.HELD_BY_PARENT]
-            self._file.close()
+        if not self._alone:
+            os.environ.pop(self.HELD_BY_PARENT, None)
+            self._file.close()  # and so unlocked
             self._file = None
-        self._threads.release()
+            return
+        if self._file is None:
+            self._file = open(self._path, "w")  # noqa: SIM115 - held until no block wants it
+        fcntl.flock(self._file, fcntl.LOCK_EX if self._alone[-1] else fcntl.LOCK_SH)
+        if self._alone[-1]:
+            os.environ[self.HELD_BY_PARENT] = self._path
+        else:
+            os.environ.pop(self.HELD_BY_PARENT, None)
+
+
+def _lock_of_gpu() -> _ProcessLock:
+    import torch
+
+    return _lock_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
 
 
 @functools.cache
-def _lock_of_gpu(uuid: str) -> _ProcessLock:
+def _lock_of(uuid: str) -> _ProcessLock:
     return _ProcessLock(os.path.join(tempfile.gettempdir(), f"memfix-gpu-{os.getuid()}-{uuid}.lock"))
 
 
