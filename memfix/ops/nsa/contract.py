@@ -86,7 +86,7 @@ contract = Contract(
     scaling=[Scaling("chunked", dim="T", at_most=1, case="small", doublings=3)],
     speed=[
         SpeedBudget("chunked", case="small", times_naive=6.0),
-        SpeedBudget("chunked", case="medium", times_naive=3.0, device="cuda"),
+        SpeedBudget("chunked", case="medium", times_naive=4.0, device="cuda"),
     ],
     bad_inputs=[
         BadInput("zero chunk", setting(queries_per_chunk=0), "queries_per_chunk must be at least 1, got 0"),
