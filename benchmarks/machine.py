@@ -15,11 +15,10 @@ import torch
 from asv.machine import Machine, MachineCollection
 from asv.util import UserError
 
+from memfix.cli.ending import run
 from memfix.errors import MemfixError
 from memfix.surroundings import gpu_and_driver, installed_version
 from memfix.units import GiB
-
-from .command import run
 
 
 def facts() -> dict[str, str]:
@@ -60,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, "machine")
+    run(main, "python -m benchmarks.machine")

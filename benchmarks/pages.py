@@ -25,11 +25,11 @@ from pathlib import Path
 
 import click
 
+from memfix.cli.ending import run
 from memfix.errors import MemfixError
 from memfix.files import write_whole
 
 from .asv_results import named, require_whole, unlisted
-from .command import run
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".asv/packages"
@@ -194,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main, "pages")
+    run(main, "python -m benchmarks.pages")

@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from memfix.cli.ending import run
 from memfix.errors import EXIT_NOT_MEASURED, MeasurementError, MemfixError, UsageError
 from memfix.gate.timing.copies import take_package
 from memfix.meters.readiness import ready_within
@@ -37,7 +38,6 @@ from .asv_results import (
     named,
     require_whole,
 )
-from .command import run
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ("memfix", "benchmarks/history", "asv.conf.json")
@@ -136,8 +136,7 @@ class Walk:
             return None
         reading = ready_within(self.wait_s)
         click.echo(reading.line())
-        if not reading.is_ready:
-            raise MeasurementError(f"{'; '.join(reading.troubles)}: a time taken now is not this code's own")
+        reading.require()
         return dataclasses.asdict(reading)
 
     def _run_asv(self, commit: str, options: list[str]) -> int:
@@ -193,4 +192,4 @@ def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str
 
 
 if __name__ == "__main__":
-    run(main, "walk")
+    run(main, "python -m benchmarks.walk")

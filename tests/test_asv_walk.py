@@ -96,7 +96,7 @@ def test_commits_are_measured_as_they_are_and_a_renamed_form_is_still_shown(chec
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nosuch..HEAD"], 4, "bad revision 'nosuch..HEAD': name commits that this repository has (exit 4)"),
+        (["nosuch..HEAD"], 4, "bad revision 'nosuch..HEAD': name commits that this repository has"),
         (["HEAD..HEAD"], 4, "HEAD..HEAD holds no commit"),
         (["--nope"], 4, "No such option"),
     ],
@@ -115,7 +115,7 @@ def test_a_tree_that_differs_from_head_belongs_to_no_commit(checkout: Path, name
         file.write("# changed\n")
     done = walk(checkout)
     assert done.returncode == 2
-    assert f"the tree differs from HEAD, and its times belong to no commit: {name}; commit them (exit 2)" in done.stderr
+    assert f"the tree differs from HEAD, and its times belong to no commit: {name}; commit them" in done.stderr
 
 
 @needs_git
@@ -126,7 +126,7 @@ def test_a_shallow_clone_is_told_how_to_get_the_rest(checkout: Path, tmp_path: P
     for revisions in ("HEAD~1..HEAD", "HEAD~9..HEAD"):
         done = walk(tmp_path / "shallow", revisions)
         assert done.returncode == 2
-        assert "this clone is shallow; run git fetch --unshallow (exit 2)" in done.stderr
+        assert "this clone is shallow; run git fetch --unshallow" in done.stderr
 
 
 @needs_git
@@ -140,14 +140,14 @@ def test_a_broken_result_file_is_named(checkout: Path, text: str) -> None:
         done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
         assert done.returncode == 2
         assert str(broken) in done.stderr
-        assert "restore it from git, or delete it (exit 2)" in done.stderr
+        assert "restore it from git, or delete it" in done.stderr
 
 
 @needs_git
 def test_without_history_or_without_git_nothing_is_measured(checkout: Path) -> None:
     done = walk(checkout, PATH="/nonexistent")
     assert done.returncode == 2
-    assert "git is not installed, and results belong to commits (exit 2)" in done.stderr
+    assert "git is not installed, and results belong to commits" in done.stderr
     shutil.rmtree(checkout / ".git")
     done = walk(checkout)
     assert done.returncode == 2

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from .. import __version__
-from ..errors import EXIT_USAGE, MemfixError
 from .calibrate import calibrate
 from .check import check
+from .ending import run
 from .explain import explain
 from .fit import fit
 from .gate import gate
 from .incidents import incidents
 from .list import list_ops
 from .profile import profile
+from .ready import ready
 from .train import train
 
 
@@ -28,19 +27,9 @@ def cli() -> None:
     """
 
 
-for command in (gate, check, list_ops, explain, fit, calibrate, profile, incidents, train):
+for command in (gate, check, list_ops, explain, fit, calibrate, profile, incidents, train, ready):
     cli.add_command(command)
 
 
 def main() -> None:
-    """Run, and turn every known error into one line and its exit code."""
-    try:
-        sys.exit(cli.main(standalone_mode=False))
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_USAGE)
-    except MemfixError as error:
-        click.echo(f"memfix: {error}", err=True)
-        sys.exit(error.exit_code)
+    run(cli, "memfix")

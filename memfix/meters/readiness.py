@@ -1,25 +1,13 @@
-"""Whether a GPU is ready to be timed: nobody else uses it, and nothing holds its clocks down. Asks NVML, not torch.
-
-    python -m memfix.meters.readiness [--json PATH] [--wait SECONDS]
-
-Exit codes: 0 ready, 2 busy or no GPU. Clocks, power, temperature and what holds the clocks down are recorded.
-"""
+"""Whether a GPU is ready to be timed: nobody else uses it, and nothing holds its clocks down. Asks NVML, not torch."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import click
-
-from ..errors import EXIT_USAGE, MemfixError, MeterUnavailable
-from ..files import write_whole
+from ..errors import MeterUnavailable
 from ..units import GiB, format_bytes
 
 BUSY_PERCENT = 5
@@ -63,6 +51,11 @@ class Readiness:
     @property
     def is_ready(self) -> bool:
         return not self.troubles
+
+    def require(self) -> None:
+        """Refuse a GPU that is not ready."""
+        if self.troubles:
+            raise MeterUnavailable(f"{'; '.join(self.troubles)}: a time taken now is not this code's own")
 
     def line(self) -> str:
         state = "ready" if self.is_ready else f"not ready: {'; '.join(self.troubles)}"
@@ -142,27 +135,3 @@ def ready_within(seconds: float) -> Readiness:
     while not reading.is_ready and time.monotonic() < deadline:
         reading = read()
     return reading
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write what NVML said there.")
-@click.option("--wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for a busy GPU.")
-def main(json_path: Path | None, wait: float) -> None:
-    """Is the GPU idle and its clocks free?"""
-    reading = ready_within(wait)
-    if json_path is not None:
-        write_whole(json_path, json.dumps(dataclasses.asdict(reading), indent=1) + "\n", "the readiness")
-    click.echo(reading.line())
-    if not reading.is_ready:
-        raise MemfixError(f"{'; '.join(reading.troubles)}: a time taken now is not this code's own")
-
-
-if __name__ == "__main__":
-    try:
-        main.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_USAGE)
-    except MemfixError as error:
-        click.echo(f"readiness: {error} (exit {error.exit_code})", err=True)
-        sys.exit(error.exit_code)

@@ -27,7 +27,7 @@ def __getattr__(name):
 # answers for the commands that ci/gpu calls by -m; everything else is Python's own
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
-  *memfix.meters.readiness*) ;;
+  *"memfix ready"*) ;;
   "-m memfix gate --time"*) echo "called: $*"; exit "${FAKE_TIME:-0}" ;;
   "-m memfix gate"*) echo "called: $*"; exit "${FAKE_GATE:-0}" ;;
   "-m benchmarks.walk"*) echo "called: $* with $ASV_PYTHONPATH"; exit "${FAKE_ASV:-0}" ;;
@@ -101,7 +101,7 @@ def test_a_busy_gpu_is_not_measured(copy: Path) -> None:
     done = gpu(copy, "--wait", "0", FAKE_BUSY="60")
     assert done.returncode == 2
     assert not called(done)
-    assert "busy 60 % of the time: a time taken now is not this code's own (exit 2)" in done.stderr
+    assert "busy 60 % of the time: a time taken now is not this code's own" in done.stderr
 
 
 @pytest.mark.parametrize(

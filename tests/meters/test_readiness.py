@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from memfix.cli.ready import ready
 from memfix.errors import MemfixError, MeterUnavailable
 from memfix.meters import readiness
 from memfix.units import GiB
@@ -101,7 +102,7 @@ def test_a_busy_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_ends_with_2_and_keeps_what_was_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(busy=40))
-    result = CliRunner().invoke(readiness.main, ["--json", str(tmp_path / "seen.json")])
+    result = CliRunner().invoke(ready, ["--json", str(tmp_path / "seen.json")])
     assert isinstance(result.exception, MemfixError)
     assert result.exception.exit_code == 2
     assert "a time taken now is not this code's own" in str(result.exception)

@@ -71,8 +71,8 @@ def _require(device: str, needs_idle_gpu: bool) -> None:
         return
     if reason := gpu_unavailable_reason():
         raise MeterUnavailable(f"no time on {device}: {reason}; take --device cpu")
-    if needs_idle_gpu and not (seen := readiness.read()).is_ready:
-        raise MeterUnavailable(f"no time on {device} now: {'; '.join(seen.troubles)}")
+    if needs_idle_gpu:
+        readiness.read().require()
 
 
 def _subjects(places: Sequence[Place], *, with_base: bool) -> list[Subject]:

@@ -1,4 +1,4 @@
-"""How the commands in this folder end: one line for each known trouble, and memfix's exit codes."""
+"""How a command ends: every known error is one line and its exit code."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NoReturn
 
 import click
 
-from memfix.errors import EXIT_USAGE, MemfixError
+from ..errors import EXIT_USAGE, MemfixError
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """0 fine, 2 could not measure, 4 usage."""
+    """0 pass, 1 regression, 2 could not measure, 4 usage."""
     try:
-        sys.exit(command.main(prog_name=f"python -m benchmarks.{name}", standalone_mode=False))
+        sys.exit(command.main(prog_name=name, standalone_mode=False))
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)
     except MemfixError as error:
-        click.echo(f"{name}: {error} (exit {error.exit_code})", err=True)
+        click.echo(f"{name}: {error}", err=True)
         sys.exit(error.exit_code)

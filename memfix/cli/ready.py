@@ -1,0 +1,29 @@
+"""``memfix ready``: may this GPU be timed now?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from .options import json_option
+
+
+@click.command()
+@click.option("--wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for a busy GPU.")
+@json_option
+def ready(wait: float, json_path: str | None) -> int:
+    """Is the GPU idle, and are its clocks free? Ends with 2 where not, or where there is none.
+
+    Clocks, power, temperature and what holds the clocks down are said, and recorded with --json.
+    """
+    from ..gate import report
+    from ..meters.readiness import ready_within
+
+    report.require_writable(json_path)
+    reading = ready_within(wait)
+    if json_path is not None:
+        report.write_report(json_path, report.as_json(dataclasses.asdict(reading)))
+    click.echo(reading.line(), err=json_path == "-")
+    reading.require()
+    return 0
