@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,15 +20,26 @@ def smallest_failure(
     examples: int,
     random: bool = False,
     shrinks: int = 200,
+    name: str | None = None,
 ) -> tuple[Draw, Exception] | None:
     """Try ``check`` on ``examples`` draws, the same ones every time unless ``random``; the simplest draw that fails.
 
-    After the first failure at most ``shrinks`` more draws are tried on the way to the simplest.
+    After the first failure at most ``shrinks`` more draws are tried on the way to the simplest. Draws of one ``name``
+    are the same: they are remembered, and drawn again only where one of them fails.
     """
+    key = None if random or name is None else (name, examples)
+    passed: list[Draw] = []
+    failed_first = None
+    if key in _PASSED:
+        failed_first = _first_failure(check, _PASSED[key], passed)
+        if failed_first is None:
+            return None
+    check = _noting(check, passed)
     failures: list[tuple[Draw, Exception]] = []
     known: set[str] = set()
     tries_left = shrinks
 
+    # Hypothesis draws by the text of this function: another text, other draws
     def attempt(draw: Draw) -> None:
         nonlocal tries_left
         if known:
@@ -58,7 +69,42 @@ def smallest_failure(
         if not failures:
             raise
         return failures[-1]  # Hypothesis ends by replaying the smallest
+    if key is not None:
+        _PASSED.setdefault(key, passed)
+    return failed_first  # one that fails now and then has failed
+
+
+_PASSED: dict[tuple[str, int] | None, list[Draw]] = {}
+"""What is drawn where nothing fails, by name and number of examples."""
+
+
+def _noting(check: Callable[[Draw], None], passed: list[Draw]) -> Callable[[Draw], None]:
+    """The check, with what passes written down; what has passed before is not asked again."""
+    before = {draw.spelled() for draw in passed}
+
+    def noting(draw: Draw) -> None:
+        if draw.spelled() not in before:
+            check(draw)
+            passed.append(draw)
+
+    return noting
+
+
+def _first_failure(
+    check: Callable[[Draw], None], draws: Iterable[Draw], passed: list[Draw]
+) -> tuple[Draw, Exception] | None:
+    for draw in draws:
+        try:
+            check(draw)
+        except Exception as error:
+            return draw, error
+        passed.append(draw)
     return None
+
+
+def name_of_draws(contract: Contract, dtype: str) -> str:
+    """Tells all that ``equality_draws`` follow from."""
+    return repr((contract.name, contract.dims, contract.choices, contract.inputs, dtype))
 
 
 @st.composite

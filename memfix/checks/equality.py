@@ -10,25 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..contract import Contract
-from ..laws import NAIVE, Tolerance
-from .draws import equality_draws, smallest_failure
+from ..laws import NAIVE
+from .comparing import Answer, Reference, Unequal, compare, sum_rounding
+from .draws import equality_draws, name_of_draws, smallest_failure
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import SHARE, CannotInterpret, in_interpreter, is_interpreting
+from .poison import poisoned_memory
 
 
 class NaiveFailed(Exception):
     """The reference itself raised: nothing can be said of any form."""
-
-
-class Unequal(AssertionError):
-    """The form's answer differs from naive's; the message says where and by how much."""
 
 
 def check_equality(
@@ -55,6 +51,7 @@ def check_equality(
         lambda draw: compare_once(contract, form, draw, device),
         examples=examples,
         random=random,
+        name=name_of_draws(contract, dtype),
     )
     if failure is not None:
         return _failed(contract, form, *failure)
@@ -113,9 +110,9 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception) -> Find
 
 def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu") -> None:
     """One call, held against naive. Raises ``Unequal`` or whatever the form raises."""
-    reference = _Reference.at(contract, draw, device)
+    reference = _reference(contract, draw, device)
     # another call of the same shape goes first: an answer that is remembered is then the wrong one
-    with _PoisonFreshMemory():
+    with poisoned_memory(device):
         _evaluate(contract, form, draw, make_inputs(contract, replace(draw, seed=draw.seed + 1), device))
         tensors = make_inputs(contract, draw, device)
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -123,59 +120,39 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
-    _compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
+    compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
 
 
 # ---------------------------------------------------------------- running a form
-@dataclass(frozen=True)
-class _Answer:
-    """Outputs and gradients by name; ``None`` for a gradient that did not arrive."""
-
-    tensors: Mapping[str, torch.Tensor | None]
-    dtypes: tuple[torch.dtype, ...]
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """What naive says of one call."""
-
-    naive: _Answer
-    """In the working dtype: what rounding alone costs."""
-    truth: _Answer
-    """In float64."""
-    nearby: tuple[_Answer, ...]
-    """In float64, of inputs that are off by what sums are allowed."""
-
-    @staticmethod
-    def at(contract: Contract, draw: Draw, device: str) -> _Reference:
-        """The last ones are remembered: the forms of an op are held against the same calls, one after the other."""
-        key = (
-            contract.name, contract.naive, tuple(contract.inputs), contract.tolerance, contract.repeats_backward,
-            draw.spelled(), device,
-        )  # fmt: skip
-        if key not in _REMEMBERED:
-            if len(_REMEMBERED) >= _MOST_REMEMBERED:
-                del _REMEMBERED[next(iter(_REMEMBERED))]
-            _REMEMBERED[key] = _Reference._made(contract, draw, device)
-        return _REMEMBERED[key]
-
-    @staticmethod
-    def _made(contract: Contract, draw: Draw, device: str) -> _Reference:
-        try:
-            inputs = make_inputs(contract, draw, device)
-            wide = _in_dtype(inputs, torch.float64)
-            truth = _evaluate(contract, NAIVE, draw, wide)
-            if getattr(torch, draw.case.dtype) == torch.float64:
-                naive = _off_as_in_float32(contract, draw, inputs, truth)
-            else:
-                naive = _evaluate(contract, NAIVE, draw, inputs)
-            nearby = tuple(_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw))
-        except Exception as error:
-            raise NaiveFailed(f"{type(error).__name__}: {error}") from error
-        return _Reference(naive, truth, nearby)
+def _reference(contract: Contract, draw: Draw, device: str) -> Reference:
+    """What naive says. The last ones are remembered: the forms of an op are held against the same calls in turn."""
+    key = (
+        contract.name, contract.naive, tuple(contract.inputs), contract.tolerance, contract.repeats_backward,
+        draw.spelled(), device,
+    )  # fmt: skip
+    if key not in _REMEMBERED:
+        if len(_REMEMBERED) >= _MOST_REMEMBERED:
+            del _REMEMBERED[next(iter(_REMEMBERED))]
+        _REMEMBERED[key] = _reference_made(contract, draw, device)
+    return _REMEMBERED[key]
 
 
-_REMEMBERED: dict[tuple[object, ...], _Reference] = {}
+def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
+    try:
+        inputs = make_inputs(contract, draw, device)
+        wide = _in_dtype(inputs, torch.float64)
+        truth = _evaluate(contract, NAIVE, draw, wide)
+        if getattr(torch, draw.case.dtype) == torch.float64:
+            naive = _off_as_in_float32(contract, draw, inputs, truth)
+        else:
+            naive = _evaluate(contract, NAIVE, draw, inputs)
+        nearby = tuple(_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw))
+    except Exception as error:
+        raise NaiveFailed(f"{type(error).__name__}: {error}") from error
+    return Reference(naive, truth, nearby)
+
+
+_REMEMBERED: dict[tuple[object, ...], Reference] = {}
 _MOST_REMEMBERED = 256
 
 
@@ -193,13 +170,8 @@ class _Nudge:
 
 
 def _nudges(contract: Contract, draw: Draw) -> list[_Nudge]:
-    size = _sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
+    size = sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
     return [_Nudge(size, seed) for seed in (1, 2)]
-
-
-def _sum_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:
-    """The relative error that sums are given, in the dtype that they are kept in."""
-    return tolerance.sum_ulps * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
 def _evaluate(
@@ -208,7 +180,7 @@ def _evaluate(
     draw: Draw,
     tensors: Mapping[str, torch.Tensor],
     nudge: _Nudge | None = None,
-) -> _Answer:
+) -> Answer:
     """Call the form, and its backward with a random upstream gradient, twice over where the op promises it."""
     if nudge is not None:
         tensors = {
@@ -238,7 +210,7 @@ def _evaluate(
             found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
             for tensor in wanted.values():
                 tensor.grad = None
-    return _Answer(found, tuple(output.dtype for output in outputs))
+    return Answer(found, tuple(output.dtype for output in outputs))
 
 
 def _upstream(output: torch.Tensor, draw: Draw, number: int) -> torch.Tensor:
@@ -248,7 +220,7 @@ def _upstream(output: torch.Tensor, draw: Draw, number: int) -> torch.Tensor:
     return gradient.to(getattr(torch, draw.case.dtype)).to(output.dtype)
 
 
-def _off_as_in_float32(contract: Contract, draw: Draw, inputs: Mapping[str, torch.Tensor], truth: _Answer) -> _Answer:
+def _off_as_in_float32(contract: Contract, draw: Draw, inputs: Mapping[str, torch.Tensor], truth: Answer) -> Answer:
     """Naive in float64, which is the truth itself, off by what naive loses in float32, as much finer as float64 is."""
     narrow = _in_dtype(inputs, torch.float32)
     rounded = _evaluate(contract, NAIVE, draw, narrow).tensors
@@ -261,7 +233,7 @@ def _off_as_in_float32(contract: Contract, draw: Draw, inputs: Mapping[str, torc
             lost = narrowed.double() - wide
             true = true + finer * lost.where(lost.isfinite(), 0)  # where float32 overflows nothing is known
         moved[name] = true
-    return _Answer(moved, truth.dtypes)
+    return Answer(moved, truth.dtypes)
 
 
 def _in_dtype(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -271,126 +243,7 @@ def _in_dtype(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[s
     }
 
 
-class _PoisonFreshMemory(TorchDispatchMode):
-    """Fills every new uninitialised tensor with NaN, or the largest integer, so that what is not written shows."""
-
-    _FRESH = frozenset(["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"])
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if (
-            func.overloadpacket.__name__ in self._FRESH
-            and isinstance(result, torch.Tensor)
-            and result.dtype != torch.bool
-        ):
-            floating = result.is_floating_point() or result.is_complex()
-            result.fill_(float("nan") if floating else torch.iinfo(result.dtype).max)
-        return result
-
-
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     return torch.equal(a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0)) and torch.equal(a.isnan(), b.isnan())
-
-
-# ---------------------------------------------------------------- comparing
-_ENOUGH_FOR_AN_AVERAGE = 16
-_ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
-
-
-def _compare(answer: _Answer, reference: _Reference, tolerance: Tolerance, dtype: torch.dtype) -> None:
-    naive, truth = reference.naive, reference.truth
-    if len(answer.dtypes) != len(naive.dtypes):
-        raise Unequal(f"returns {len(answer.dtypes)} tensors, naive {len(naive.dtypes)}")
-    if answer.dtypes != naive.dtypes:
-        raise Unequal(f"returns {answer.dtypes[0]}, naive {naive.dtypes[0]}")
-    for name, true in truth.tensors.items():
-        if name not in answer.tensors:  # of a second backward that the form refuses
-            continue
-        got, rounded = answer.tensors[name], naive.tensors[name]
-        if true is None or rounded is None:
-            if got is not None and bool(got.ne(0).any()):
-                raise Unequal(f"gives a {name}, naive gives none")
-            continue
-        if got is None:
-            raise Unequal(f"gives no {name}")
-        if got.shape != true.shape:
-            raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(true.shape)}")
-        moved = [t for near in reference.nearby if (t := near.tensors[name]) is not None]
-        _compare_tensor(name, got, rounded, true, moved, tolerance, dtype)
-
-
-def _compare_tensor(
-    name: str,
-    got: torch.Tensor,
-    rounded: torch.Tensor,
-    true: torch.Tensor,
-    moved: list[torch.Tensor],
-    tolerance: Tolerance,
-    dtype: torch.dtype,
-) -> None:
-    got, rounded = got.double(), rounded.double()
-    # where naive overflows in the working dtype a form may do the same, or be right where naive is not
-    as_naive = (got == rounded) | (got.isnan() & rounded.isnan())
-    as_truth = (got - true).abs() <= _ROUNDINGS_WHERE_NAIVE_OVERFLOWS * torch.finfo(dtype).eps * true.abs()
-    finite = rounded.isfinite() & true.isfinite()
-    if not bool((as_naive | as_truth)[~finite].all()):
-        raise Unequal(f"{name} is neither naive's nor the truth where naive is not finite")
-    if not finite.any():
-        return
-    error = (got - true)[finite].abs()
-    own_error = (rounded - true)[finite].abs().max().item()
-    magnitude = true[finite].abs().max().item()
-    sum_error = max((near - true)[finite].abs().max().item() for near in moved)
-    sum_error += _sum_rounding(tolerance, dtype) * magnitude
-    allowed = tolerance.factor * own_error + tolerance.ulps * torch.finfo(dtype).eps * magnitude + sum_error
-    worst = error.max().item()
-    if not worst <= allowed:
-        flat = (got - true).nan_to_num(nan=float("inf")).abs().masked_fill(~finite, -1).argmax()
-        index = [int(i) for i in torch.unravel_index(flat, got.shape)]
-        raise Unequal(
-            f"{name} is off by {worst:.3g} at {index}: {got.flatten()[flat]:.6g}, "
-            f"truth {true.flatten()[flat]:.6g}; "
-            f"allowed {allowed:.3g} (naive's own error {own_error:.3g})"
-        )
-    # where a few elements outweigh the rest, naive's average can be right by luck as one element can
-    if _num_that_matter(true[finite]) >= _ENOUGH_FOR_AN_AVERAGE:
-        _compare_on_average(name, got[finite], rounded[finite], true[finite], sum_error, tolerance, dtype)
-
-
-def _compare_on_average(
-    name: str,
-    got: torch.Tensor,
-    rounded: torch.Tensor,
-    true: torch.Tensor,
-    sum_error: float,
-    tolerance: Tolerance,
-    dtype: torch.dtype,
-) -> None:
-    average, own_average, size = _rms(got - true), _rms(rounded - true), _rms(true)
-    rounding = torch.finfo(dtype).eps / 4 * size  # about what one rounding of the result costs
-    allowed = tolerance.rms_factor * (own_average + rounding) + sum_error
-    if not average <= allowed:
-        raise Unequal(
-            f"{name} is off by {average:.3g} on average, naive by {own_average:.3g}, allowed {allowed:.3g}: "
-            "it rounds more often than naive"
-        )
-    if tolerance.rms_ulps is not None and dtype in (torch.bfloat16, torch.float16):
-        # what is below the normal numbers of the dtype has fewer digits than a rounding leaves
-        allowed = tolerance.rms_ulps * torch.finfo(dtype).eps * size + torch.finfo(dtype).tiny + sum_error
-        if not average <= allowed:
-            raise Unequal(
-                f"{name} is off by {average:.3g} on average, allowed {allowed:.3g}: "
-                "it rounds what the form promises to keep in float32"
-            )
-
-
-def _num_that_matter(values: torch.Tensor) -> float:
-    """How many equal elements would spread as much: all of them where they are alike, one where one outweighs all."""
-    squares = values.pow(2)
-    return (squares.sum().pow(2) / squares.pow(2).sum()).nan_to_num(nan=0.0).item()
-
-
-def _rms(values: torch.Tensor) -> float:
-    return values.pow(2).mean().sqrt().item()

@@ -1,9 +1,13 @@
-"""Every check of one contract, in order: equal first; small only where equal."""
+"""Every check of one contract, in order: equal first; small only where equal.
+
+An examination has parts that know nothing of each other, so that several processes can share it: equality in one dtype,
+what is refused, and the memory of one form. ``put_together`` makes one examination of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..contract import Contract
@@ -33,6 +37,39 @@ class Examination:
     known_unequal_forms: frozenset[str] = frozenset()
 
 
+@dataclass
+class Found:
+    """What the parts of an examination say, by the part. A part that is missing was not asked for."""
+
+    equality: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    """By form and dtype."""
+    refusals: dict[str, list[Finding]] = field(default_factory=dict)
+    memory: dict[str, Measured] = field(default_factory=dict)
+
+    def __ior__(self, other: Found) -> Found:
+        self.equality |= other.equality
+        self.refusals |= other.refusals
+        self.memory |= other.memory
+        return self
+
+    def equal_forms(self, contract: Contract, forms: Sequence[str]) -> list[str]:
+        """Those that were found equal in every dtype."""
+        passed = {place for place, finding in self.equality.items() if finding.status == "pass"}
+        known_unequal = contract.known_unequal_forms()
+        return [f for f in forms if f not in known_unequal and all((f, dtype) in passed for dtype in contract.dtypes)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The memory of one form: its bytes at the cases, why some of them could not be had, and laws of its own."""
+
+    readings: dict[tuple[str, Phase], Reading]
+    """By case and phase."""
+    errors: tuple[Finding, ...] = ()
+    laws: tuple[Finding, ...] = ()
+    """Budgets at drawn shapes, and growth."""
+
+
 def examine(
     contract: Contract,
     meter: Meter,
@@ -44,34 +81,17 @@ def examine(
     random: bool = False,
 ) -> Examination:
     """Every check but speed, of ``forms`` or all; equality on ``device``. ``say`` is told what is under way."""
-    from .bad_inputs import check_bad_input
-    from .equality import check_equality
-
     chosen = tuple(contract.forms) if forms is None else tuple(forms)
-    findings: list[Finding] = []
-    known_unequal = frozenset(chosen) & set(contract.known_unequal_forms())
-    unequal: set[str] = set(known_unequal)
+    found = Found()
     for form in chosen:
         for dtype in contract.dtypes:
-            say(f"{contract.name}/{form}: equality in {dtype}")
-            found = check_equality(
-                contract, form, dtype=dtype, device=device, examples=effort.equality_examples, random=random
-            )
-            findings.append(found)
-            if found.status != "pass":
-                unequal.add(form)
+            found |= examine_equality(contract, [form], dtype, effort, say, device=device, random=random)
+            if found.equality[form, dtype].status != "pass":
                 break  # one shrunken failure says it; the other dtypes would say it again
-        findings.extend(check_bad_input(contract, form, bad) for bad in contract.bad_inputs)
-    equal = [form for form in chosen if form not in unequal]
-    readings = _readings(contract, (NAIVE, *equal), meter, findings, say)
-    for form in chosen:
-        if form in unequal:
-            known = "known to be not" if form in known_unequal else "not"
-            message = f"memory not judged: the form is {known} equal to naive"
-            findings.append(Finding("budget", contract.name, form, "note", message))
-        else:
-            findings.extend(_memory_findings(contract, form, readings, meter, effort, say))
-    return Examination(contract.name, (NAIVE, *chosen), tuple(findings), readings, frozenset(equal), known_unequal)
+    found |= examine_refusals(contract, chosen)
+    for form in (NAIVE, *found.equal_forms(contract, chosen)):
+        found |= examine_memory(contract, form, meter, effort, say)
+    return put_together(contract, chosen, found)
 
 
 def examine_call(contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str) -> list[Finding]:
@@ -82,56 +102,131 @@ def examine_call(contract: Contract, draw: Draw, meter: Meter, *, forms: Sequenc
     findings = []
     for form in forms:
         findings.append(check_equality_at(contract, form, draw, device=device))
-        budgets = contract.budgets_of(form, draw.case.name)
-        findings += [measure_and_judge(contract, budget, draw, meter) for budget in budgets]
+        findings += measure_and_judge(contract, contract.budgets_of(form, draw.case.name), draw, meter)
     return findings
 
 
-def _readings(
-    contract: Contract, forms: Sequence[str], meter: Meter, findings: list[Finding], say: Say
-) -> dict[Where, Reading]:
-    from .inputs import Draw, phases_of
-    from .memory import measure
-
-    readings: dict[Where, Reading] = {}
-    for form in forms:
-        for case in contract.cases.values():
-            for phase in phases_of(contract):
-                say(f"{contract.name}/{form}: memory at {case.name}, {phase}")
-                try:
-                    readings[form, case.name, phase] = measure(contract, form, Draw(case), phase, meter)
-                except Exception as error:
-                    what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
-                    message = f"could not be measured, meter {meter.name}: {what}"
-                    findings.append(Finding("memory", contract.name, form, "error", message, case.name, phase))
-    return readings
-
-
-def _memory_findings(
+# ---------------------------------------------------------------- parts
+def examine_equality(
     contract: Contract,
-    form: str,
-    readings: dict[Where, Reading],
-    meter: Meter,
+    forms: Sequence[str],
+    dtype: str,
     effort: Effort,
-    say: Say,
-) -> list[Finding]:
-    from .memory import check_drawn_budgets, forms_needed, judge_budget, judge_leak
+    say: Say = lambda _: None,
+    *,
+    device: str = "cpu",
+    random: bool = False,
+) -> Found:
+    """Forms in one dtype, one after the other: they are held against the same calls, for which naive is run once."""
+    from .equality import check_equality
+
+    found = Found()
+    for form in forms:
+        say(f"{contract.name}/{form}: equality in {dtype}")
+        found.equality[form, dtype] = check_equality(
+            contract, form, dtype=dtype, device=device, examples=effort.equality_examples, random=random
+        )
+    return found
+
+
+def examine_refusals(contract: Contract, forms: Sequence[str]) -> Found:
+    """The calls that every form must refuse."""
+    from .bad_inputs import check_bad_input
+
+    return Found(refusals={f: [check_bad_input(contract, f, bad) for bad in contract.bad_inputs] for f in forms})
+
+
+def examine_memory(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say = lambda _: None) -> Found:
+    """What one form takes at the cases; and, of all but naive, whether it keeps its laws where nobody looked."""
+    readings: dict[tuple[str, Phase], Reading] = {}
+    errors: list[Finding] = []
+    for case in contract.cases:
+        say(f"{contract.name}/{form}: memory at {case}")
+        for phase, outcome in _outcomes(contract, form, case, meter):
+            if isinstance(outcome, Reading):
+                readings[case, phase] = outcome
+            else:
+                errors.append(outcome)
+    laws = () if form == NAIVE or meter.name != "simulated" else _laws(contract, form, meter, effort, say)
+    return Found(memory={form: Measured(readings, tuple(errors), tuple(laws))})
+
+
+def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterator[tuple[Phase, Reading | Finding]]:
+    """The reading of every phase, or why it could not be had."""
+    from .inputs import Draw, phases_of
+    from .memory import measure, measure_phases
+
+    draw, phases = Draw(contract.cases[case]), phases_of(contract)
+    try:
+        yield from measure_phases(contract, form, draw, phases, meter).items()
+    except Exception:  # in one of them, perhaps not in the others
+        for phase in phases:
+            try:
+                yield phase, measure(contract, form, draw, phase, meter)
+            except Exception as error:
+                what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
+                message = f"could not be measured, meter {meter.name}: {what}"
+                yield phase, Finding("memory", contract.name, form, "error", message, case, phase)
+
+
+def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say) -> Iterator[Finding]:
+    """On the simulated meter only: a real GPU need not hold what nobody chose."""
+    from .memory import check_drawn_budgets
     from .scaling import check_scaling
+
+    say(f"{contract.name}/{form}: budgets at drawn shapes")
+    drawn = check_drawn_budgets(contract, form, meter, examples=effort.memory_examples)
+    if drawn is not None:
+        yield drawn
+    for law in contract.scaling:
+        if law.form == form:
+            say(f"{contract.name}/{form}: growth with {law.dim}")
+            yield check_scaling(contract, law, meter)
+
+
+# ---------------------------------------------------------------- together
+def put_together(contract: Contract, forms: Sequence[str], found: Found) -> Examination:
+    """One examination of ``forms``: of a form that is not equal only that is said, whatever else was found."""
+    known_unequal = frozenset(forms) & set(contract.known_unequal_forms())
+    equal = found.equal_forms(contract, forms)
+    findings: list[Finding] = []
+    for form in forms:
+        findings += _until_unequal(contract, form, found)
+        findings += found.refusals[form]
+    measured = {form: found.memory[form] for form in (NAIVE, *equal)}
+    for memory in measured.values():
+        findings += memory.errors
+    for form in forms:
+        if form in equal:
+            findings += _memory_findings(contract, form, measured)
+        else:
+            known = "known to be not" if form in known_unequal else "not"
+            message = f"memory not judged: the form is {known} equal to naive"
+            findings.append(Finding("budget", contract.name, form, "note", message))
+    readings = {
+        (form, *place): reading for form, memory in measured.items() for place, reading in memory.readings.items()
+    }
+    return Examination(contract.name, (NAIVE, *forms), tuple(findings), readings, frozenset(equal), known_unequal)
+
+
+def _until_unequal(contract: Contract, form: str, found: Found) -> Iterator[Finding]:
+    for dtype in contract.dtypes:
+        finding = found.equality[form, dtype]
+        yield finding
+        if finding.status != "pass":
+            return
+
+
+def _memory_findings(contract: Contract, form: str, measured: Mapping[str, Measured]) -> list[Finding]:
+    from .memory import forms_needed, judge_budget, judge_leak
 
     findings: list[Finding | None] = []
     for case in contract.cases.values():
-        here = {(f, phase): reading for (f, c, phase), reading in readings.items() if c == case.name}
+        here = {(f, p): r for f, memory in measured.items() for (c, p), r in memory.readings.items() if c == case.name}
         findings += [
             judge_budget(contract, budget, case, here)
             for budget in contract.budgets_of(form, case.name)
             if all((f, budget.phase) in here for f in forms_needed(budget))
         ]
         findings += [judge_leak(contract, f, case, phase, reading) for (f, phase), reading in here.items() if f == form]
-    if meter.name == "simulated":  # a real GPU need not hold what nobody chose
-        say(f"{contract.name}/{form}: budgets at drawn shapes")
-        findings.append(check_drawn_budgets(contract, form, meter, examples=effort.memory_examples))
-        for law in contract.scaling:
-            if law.form == form:
-                say(f"{contract.name}/{form}: growth with {law.dim}")
-                findings.append(check_scaling(contract, law, meter))
-    return [finding for finding in findings if finding is not None]
+    return [*(finding for finding in findings if finding is not None), *measured[form].laws]

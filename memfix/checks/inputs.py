@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,40 +172,102 @@ class StepOf:
     phase: Phase
 
     def __call__(self, device: str) -> Step:
+        steps: dict[Phase, Step] = _Steps(self.contract, self.form, self.draw, device).by_phase()
+        return steps[self.phase]
+
+
+@dataclass(frozen=True)
+class StepsOf:
+    """Builds the steps of several phases on the same inputs, each ready when it is asked for."""
+
+    contract: Contract
+    form: str
+    draw: Draw
+    phases: Sequence[Phase]
+
+    def __call__(self, device: str) -> Iterator[Step]:
+        steps = _Steps(self.contract, self.form, self.draw, device)
+        by_phase = {**steps.by_phase(), "held": steps.held_and_noted}
+        for phase in self.phases:
+            if phase == "train":
+                steps.make_upstreams()
+            yield by_phase[phase]
+
+
+class _Steps:
+    """What a form does in each phase, with the tensors that it does it to."""
+
+    def __init__(self, contract: Contract, form: str, draw: Draw, device: str) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
+        self._contract, self._form, self._draw = contract, form, draw
         is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
-        tensors = make_inputs(self.contract, self.draw, device, values=not is_fake)
+        self._tensors = make_inputs(contract, draw, device, values=not is_fake)
+        self._upstreams: list[torch.Tensor] = []
+        self._outputs: list[_Laid] | None = None
         if is_fake:
-            self._state_what_real_ones_would_be(tensors)
-        upstreams: list[torch.Tensor] = []
+            self._state_what_real_ones_would_be()
 
-        def forward() -> object:
-            with torch.no_grad():
-                return call_form(self.contract, self.form, self.draw, tensors)
+    def by_phase(self) -> dict[Phase, Step]:
+        return {"forward": self.forward, "held": self.held, "train": self.train}
 
-        def held() -> object:
-            return call_form(self.contract, self.form, self.draw, tensors)
+    def forward(self) -> object:
+        with torch.no_grad():
+            return call_form(self._contract, self._form, self._draw, self._tensors)
 
-        def train() -> None:
-            outputs = [t for t in output_tensors(held()) if t.requires_grad]
-            if not upstreams:  # made in the warm-up: the upstream gradient is an input
-                upstreams.extend(torch.ones_like(output) for output in outputs)
-            torch.autograd.backward(outputs, upstreams)
-            for tensor in tensors.values():
-                tensor.grad = None
+    def held(self) -> object:
+        return call_form(self._contract, self._form, self._draw, self._tensors)
 
-        return {"forward": forward, "held": held, "train": train}[self.phase]
+    def held_and_noted(self) -> object:
+        """The same, and how the outputs lie is written down for ``make_upstreams``."""
+        result = self.held()
+        self._outputs = [_Laid.like(tensor) for tensor in output_tensors(result) if tensor.requires_grad]
+        return result
 
-    def _state_what_real_ones_would_be(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def train(self) -> None:
+        outputs = [t for t in output_tensors(self.held()) if t.requires_grad]
+        if not self._upstreams:  # made in the warm-up: the upstream gradient is an input
+            self._upstreams = _upstreams_of(outputs)
+        torch.autograd.backward(outputs, self._upstreams)
+        for tensor in self._tensors.values():
+            tensor.grad = None
+
+    def make_upstreams(self) -> None:
+        """What a first train step needs of a step before it."""
+        if self._outputs is None:
+            self.held_and_noted()
+        self._upstreams = _upstreams_of(laid.out() for laid in self._outputs or [])
+
+    def _state_what_real_ones_would_be(self) -> None:
         """Integers in the range that they would be drawn from: what follows from it is then no assumption."""
         from ..meters.simulated.assumptions import state_range
 
-        for spec in self.contract.inputs:
-            is_drawn_from_range = spec.high is not None and (spec.sometimes is None or not self.draw.share)
-            if spec.name in tensors and not spec.is_floating and is_drawn_from_range:
-                high = self.draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
-                state_range(tensors[spec.name], int(spec.low or 0), int(high or 0))
+        for spec in self._contract.inputs:
+            is_drawn_from_range = spec.high is not None and (spec.sometimes is None or not self._draw.share)
+            if spec.name in self._tensors and not spec.is_floating and is_drawn_from_range:
+                high = self._draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
+                state_range(self._tensors[spec.name], int(spec.low or 0), int(high or 0))
+
+
+def _upstreams_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.ones_like(output) for output in outputs]
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """How a tensor lies in memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def like(tensor: torch.Tensor) -> _Laid:
+        return _Laid(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    def out(self) -> torch.Tensor:
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:

@@ -45,13 +45,20 @@ def take_one_core() -> None:
     torch.set_num_threads(1)
 
 
+def _start() -> None:
+    from .quick_interpreter import hurry
+
+    take_one_core()
+    hurry()
+
+
 @functools.cache
 def _child() -> Pool:
     """One for all checks of this process: it takes seconds to start."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
     try:
-        child = multiprocessing.get_context("spawn").Pool(1, take_one_core)
+        child = multiprocessing.get_context("spawn").Pool(1, _start)
         atexit.register(child.terminate)
         return child
     finally:

@@ -11,7 +11,7 @@ from ..laws import Scaling
 from ..meters.base import Meter
 from ..units import format_bytes
 from .finding import Finding, Status
-from .memory import bytes_of, measure
+from .memory import bytes_of, measure_phases
 
 TOLERATED_EXCESS = 0.05
 
@@ -34,7 +34,7 @@ def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
     peaks, readings = [], []
     for size in sizes:
         grown = replace(case, dims={**case.dims, law.dim: size})
-        readings.append(measure(contract, law.form, Draw(grown), law.phase, meter))
+        readings.append(measure_phases(contract, law.form, Draw(grown), [law.phase], meter)[law.phase])
         peaks.append(bytes_of(readings[-1], law.phase))
     exponent = fitted_exponent(sizes, peaks)
     holds = exponent <= law.at_most + TOLERATED_EXCESS

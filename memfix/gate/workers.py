@@ -1,21 +1,71 @@
-"""The ops of a gate side by side, one process a core, where nothing but time is shared: on the simulated meter."""
+"""The parts of a gate side by side, one process a core, where nothing but time is shared: on the simulated meter."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 
 from ..checks.effort import Effort, get_effort
-from ..checks.examine import Examination, examine
+from ..checks.examine import (
+    Examination,
+    Found,
+    examine,
+    examine_equality,
+    examine_memory,
+    examine_refusals,
+    put_together,
+)
 from ..checks.interpreter import take_one_core
 from ..contract import Contract
+from ..laws import NAIVE
 from ..meters import get_meter
 from ..meters.base import Meter
 from ..registry import all_contracts
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an op's examination. Plain data: it travels to a worker, and what was found comes back."""
+
+    op: str
+    kind: str
+    forms: tuple[str, ...]
+    dtypes: tuple[str, ...] = ()
+
+    def examine(self, effort: Effort) -> Found:
+        contract, found = all_contracts()[self.op], Found()
+        if self.kind == "memory":
+            for form in self.forms:
+                found |= examine_memory(contract, form, get_meter("simulated"), effort)
+        elif self.kind == "refusals":
+            found |= examine_refusals(contract, self.forms)
+        for dtype in self.dtypes:
+            found |= examine_equality(contract, self.forms, dtype, effort)
+        return found
+
+
+def parts_of(contract: Contract) -> Iterator[Part]:
+    """Those that take longest first, as far as it can be known.
+
+    Forms are held against the same calls in a dtype, so they stay together. Kernels are interpreted in a child, for
+    which a worker waits: they stay together in all dtypes, and come first.
+    """
+    kernels = tuple(name for name, form in contract.forms.items() if form.has_kernels)
+    others = tuple(name for name in contract.forms if name not in kernels)
+    if kernels:
+        yield Part(contract.name, "interpreted equality", kernels, tuple(contract.dtypes))
+    if others:
+        for dtype in contract.dtypes:
+            yield Part(contract.name, "equality", others, (dtype,))
+    unequal = contract.known_unequal_forms()
+    for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
+        yield Part(contract.name, "memory", (form,))
+    yield Part(contract.name, "refusals", tuple(contract.forms))
 
 
 def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say: Say) -> list[Examination]:
@@ -26,22 +76,29 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     """
     registered = all_contracts()
     travels = meter.name == "simulated" and all(registered.get(c.name) is c for c in contracts)
-    num_workers = min(len(contracts), os.cpu_count() or 1)
+    num_workers = os.cpu_count() or 1
     if not travels or num_workers < 2:
         return [examine(contract, meter, effort, say) for contract in contracts]
-    found: dict[str, Examination] = {}
+    parts = [part for contract in contracts for part in parts_of(contract)]
+    # what takes longest first, so that the last to end is not one that began late
+    parts.sort(key=lambda part: (_ORDER.index(part.kind), -len(registered[part.op].forms)))
+    waiting = {contract.name: sum(part.op == contract.name for part in parts) for contract in contracts}
+    found = {contract.name: Found() for contract in contracts}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, context, initializer=take_one_core) as workers:
-        # those with most to do first, so that the last to end is not one that began late
-        by_work = sorted(contracts, key=lambda c: len(c.forms) * len(c.cases) + len(c.inputs), reverse=True)
-        asked = [workers.submit(_examine_by_name, contract.name, effort.name) for contract in by_work]
+    with ProcessPoolExecutor(min(num_workers, len(parts)), context, initializer=take_one_core) as workers:
+        asked = {workers.submit(_examine_part, part, effort.name): part.op for part in parts}
         for done in as_completed(asked):
-            examination = done.result()
-            found[examination.op] = examination
-            waiting = [contract.name for contract in contracts if contract.name not in found]
-            say(f"{examination.op} is examined" + (f"; still at {', '.join(waiting)}" if waiting else ""))
-    return [found[contract.name] for contract in contracts]
+            op = asked[done]
+            found[op] |= done.result()
+            waiting[op] -= 1
+            if not waiting[op]:
+                others = [name for name, number in waiting.items() if number]
+                say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
+    return [put_together(contract, tuple(contract.forms), found[contract.name]) for contract in contracts]
 
 
-def _examine_by_name(op: str, effort: str) -> Examination:
-    return examine(all_contracts()[op], get_meter("simulated"), get_effort(effort))
+_ORDER = ("interpreted equality", "equality", "memory", "refusals")
+
+
+def _examine_part(part: Part, effort: str) -> Found:
+    return part.examine(get_effort(effort))

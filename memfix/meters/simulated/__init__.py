@@ -3,17 +3,20 @@
 Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
 runs give the same bytes. Rooms: ``fake_device`` and ``plain_path`` (CUDA's paths in any torch), ``environment``,
 ``answers``, ``detours``, ``redirects`` and ``attention`` (user code believes in the GPU), ``tracking`` and ``engine``
-(storages), ``composite``, ``workspace`` and ``tables`` (what kernels hide), ``assumptions`` and ``refusals`` (values
-that are not there), ``ledger`` (the bytes), ``source_lines`` (who made them), ``gpus``.
+(storages), ``known_results`` (what operators return), ``composite``, ``workspace`` and ``tables`` (what kernels hide),
+``assumptions`` and ``refusals`` (values that are not there), ``ledger`` (the bytes), ``source_lines`` (who made them),
+``gpus``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...units import format_bytes
-from ..base import Reading, StepBuilder
+from ..base import Reading, Step, StepBuilder
 from ..stages import listening, stages_of
 from . import fake_device
 from .gpus import get_gpu
@@ -32,40 +35,54 @@ class SimulatedMeter:
         return fake_device.unavailable_reason()
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        from .environment import simulated_gpu
-        from .refusals import said_in_words
-        from .source_lines import line_of
-
-        no_plain_path = fake_device.verdict().no_plain_path
-        with simulated_gpu(self.gpu, plain_path=no_plain_path is None) as tracker, said_in_words():
+        with self._simulated() as tracker:
             step = build("cuda")
             for _ in range(warmup):
                 step()
-            gc.collect()
-            ledger = tracker.ledger
-            ledger.restart()
-            tracker.notes.clear()  # what hid in the warm-up is gone
-            if warmup == 0:
-                tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
-            with listening(ledger.mark):
-                result = step()
-            ledger.settle()
-            requested, allocated = ledger.requested, ledger.allocated
-            held_bytes = requested.live - requested.base
-            peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base
-            base_bytes, timeline = requested.base, ledger.timeline(line_of)
-            _note_cycles(tracker)
-            del result
-            gc.collect()
-            leaked_bytes = requested.live - requested.base
-            notes = (*([no_plain_path] if no_plain_path else []), *tracker.notes)
+            return self._reading(tracker, step, is_first_call=warmup == 0)
+
+    def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
+        """Steps on the same state, one after the other, none of them with a warm-up: for those that need none."""
+        with self._simulated() as tracker:
+            return [self._reading(tracker, step) for step in build("cuda")]
+
+    @contextlib.contextmanager
+    def _simulated(self) -> Iterator[StorageTracker]:
+        from .environment import simulated_gpu
+        from .refusals import said_in_words
+
+        has_plain_path = fake_device.verdict().no_plain_path is None
+        with simulated_gpu(self.gpu, plain_path=has_plain_path) as tracker, said_in_words():
+            yield tracker
+
+    def _reading(self, tracker: StorageTracker, step: Step, *, is_first_call: bool = False) -> Reading:
+        from .source_lines import line_of
+
+        gc.collect()
+        ledger = tracker.ledger
+        ledger.restart()
+        tracker.notes.clear()  # what hid in the warm-up is gone
+        if is_first_call:
+            tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
+        with listening(ledger.mark):
+            result = step()
+        ledger.settle()
+        requested, allocated = ledger.requested, ledger.allocated
+        held_bytes = requested.live - requested.base
+        peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base
+        base_bytes, timeline = requested.base, ledger.timeline(line_of)
+        _note_cycles(tracker)
+        del result
+        gc.collect()
+        no_plain_path = fake_device.verdict().no_plain_path
+        notes = (*([no_plain_path] if no_plain_path else []), *tracker.notes)
         return Reading(
             meter=self.name,
             device=self.gpu.name,
             peak_bytes=peak_bytes,
             base_bytes=base_bytes,
             held_bytes=held_bytes,
-            leaked_bytes=leaked_bytes,
+            leaked_bytes=requested.live - requested.base,
             allocated_bytes=allocated_bytes,
             exact=not notes,
             notes=notes,

@@ -18,6 +18,7 @@ _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """Backward node that looks at values -> what is assumed of them."""
 _ANSWER, _MASK = "_memfix_answer", "_memfix_mask"
 _RANGE, _ALL_SET = "_memfix_range", "_memfix_all_set"
+_MARKS = frozenset((_ANSWER, _MASK, _RANGE, _ALL_SET))
 
 
 def state_range(tensor: torch.Tensor, low: int, high: int) -> None:
@@ -27,10 +28,11 @@ def state_range(tensor: torch.Tensor, low: int, high: int) -> None:
 
 def remember_question(operator: Any, args: tuple[Any, ...], result: Any) -> None:
     """Mark a result that is one number about a mask with its usual value, in case that is asked for."""
-    for mark in (_ANSWER, _MASK, _RANGE, _ALL_SET):
-        if hasattr(result, mark):
-            delattr(result, mark)  # written in place: another number now
+    for mark in _MARKS.intersection(getattr(result, "__dict__", ())):
+        delattr(result, mark)  # written in place: another number now
     packet = operator.overloadpacket
+    if packet not in _SAYS_SOMETHING:
+        return
     first: Any = args[0] if args else None
     if _is_all_set(packet, args):
         setattr(result, _ALL_SET, True)
@@ -65,6 +67,11 @@ _ALWAYS_HOLDS: dict[Any, Callable[[int, int, int], bool]] = {
     aten.ge: lambda low, high, number: number <= low,
     aten.lt: lambda low, high, number: high <= number,
 }
+
+
+_SAYS_SOMETHING = frozenset(
+    (*_CASTS, *_ALWAYS_HOLDS, aten.bitwise_and, aten.clamp, aten.clamp_min, aten.sum, aten.all, aten.any)
+)
 
 
 def _is_all_set(packet: Any, args: tuple[Any, ...]) -> bool:
@@ -111,8 +118,18 @@ def _pass_on(packet: Any, args: tuple[Any, ...], result: Any) -> None:
     setattr(result, _ANSWER, (note, value))
 
 
+_READS_VALUES = frozenset(
+    (
+        aten.equal.default, aten.index.Tensor, aten.masked_select.default, aten._local_scalar_dense.default,
+        aten.nonzero.default,
+    )
+)  # fmt: skip
+
+
 def assumed_answer(operator: Any, args: tuple[Any, ...]) -> tuple[str | None, Callable[[], Any]] | None:
     """For an operator that reads values in a known situation: what is assumed, and how to make the answer."""
+    if operator not in _READS_VALUES:
+        return None
     if operator is aten.equal.default:
         return "the step compares tensors by torch.equal: assumed that they are equal", lambda: True
     if operator is aten.index.Tensor and any(_is_boolean(index) for index in args[1]):

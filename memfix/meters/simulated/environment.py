@@ -17,6 +17,7 @@ from . import plain_path as plain_paths
 from .answers import about_memory, about_the_gpu
 from .detours import detours
 from .gpus import GPU
+from .known_results import KnownResults
 from .patches import applied
 from .redirects import paths_as_on_cuda
 from .tracking import StorageTracker
@@ -54,6 +55,8 @@ def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
                 )
             )
         stack.enter_context(fake_mode)
+        fake_mode.cache_enabled = False  # tracker.known remembers
+        tracker.known = KnownResults(fake_mode)
         stack.enter_context(tracker)
         stack.enter_context(paths_as_on_cuda(tracker))
         yield tracker

@@ -20,6 +20,7 @@ from .attention import OUTPUTS_ON_CUDA
 from .composite import composite_key
 from .engine import EngineWatch
 from .gpus import GPU
+from .known_results import UNKNOWN, KnownResults
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
 from .workspace import Call, Workspace, storage_bytes
@@ -31,6 +32,13 @@ _DEVICE = torch.ops.prim.device.default
 
 class StorageTracker(TorchDispatchMode):
     """A dispatch mode above FakeTensorMode that keeps the ledger."""
+
+    known: KnownResults
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: what is compiled runs eager here anyway, and to shut the compiler out for every operator takes time."""
+        return False
 
     def __init__(self, gpu: GPU, *, plain_path: bool) -> None:
         super().__init__()
@@ -46,10 +54,13 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(not issubclass(kind, _PLAIN) for kind in types):
-            return self._left_to_subclass(types)
-        if func.namespace == "prim":  # asks for a device or a stride: nothing happens
-            return args[0].fake_device if func is _DEVICE else func(*args, **kwargs)
+        for kind in types:
+            if not issubclass(kind, _PLAIN):
+                return self._left_to_subclass(types)
+        if func is _DEVICE:
+            return args[0].fake_device
+        if func.namespace == "prim":  # asks for a stride, or the like: nothing happens
+            return func(*args, **kwargs)
         self.ledger.settle()
         self.ledger.enter(self._stage())
         assumed = assumed_answer(func, args)
@@ -67,15 +78,22 @@ class StorageTracker(TorchDispatchMode):
                 if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(result)):
                     return result
                 # the composite bypassed the dispatcher and only made a view: the operator itself knows the device
-        given = list(tensors_in((args, list(kwargs.values()))))
+        given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         for tensor in given:
             self._register_found(tensor)
         site = self.lines.current()
-        result = self._run(func, args, kwargs, given)
-        overwritten = self._entry(args[0]) if in_place else None
-        for tensor in tensors_in(result):
-            self._register_result(tensor, func, site, overwritten)
-        self._register_workspace(Call(self.gpu, func, args, kwargs, result), site)
+        result = self.known.view(func, args, kwargs)
+        is_view = result is not UNKNOWN
+        if not is_view:
+            result = self._run(func, args, kwargs, given)
+        results = tensors_in(result)
+        if self._plain_path:
+            plain_path.hide(results)
+        if not is_view:  # a view lies in memory that is registered, and no kernel makes it
+            overwritten = self._entry(args[0]) if in_place else None
+            for tensor in results:
+                self._register_result(tensor, func, site, overwritten)
+            self._register_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
         remember_question(func, args, result)
         return result
 
@@ -84,19 +102,25 @@ class StorageTracker(TorchDispatchMode):
             self.note(note)
         with self:
             result = answer()
-        self._register_workspace(Call(self.gpu, func, args, kwargs, result), self.lines.current())
+        call = Call(self.gpu, func, args, kwargs, result)
+        self._register_workspace(call, tensors_in((args, result)), self.lines.current())
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """The operator on fake tensors, with results as CUDA leaves them."""
-        if not self._plain_path:
-            return _as_on_cuda(Call(self.gpu, func, args, kwargs, func(*args, **kwargs)))
-        plain_path.show(given)
+        key = self.known.spelled(func, args, kwargs)
+        result = UNKNOWN if key is None else self.known.result(key, given)
+        if result is not UNKNOWN:
+            return result
+        if self._plain_path:
+            plain_path.show(given)
         try:
             result = _as_on_cuda(Call(self.gpu, func, args, kwargs, func(*args, **kwargs)))
         finally:
-            plain_path.hide(given)
-        plain_path.hide(tensors_in(result))
+            if self._plain_path:
+                plain_path.hide(given)
+        if key is not None and key == self.known.spelled(func, args, kwargs):  # no argument was given another shape
+            self.known.remember(key, given, result)
         return result
 
     def note(self, doubt: str) -> None:
@@ -136,7 +160,7 @@ class StorageTracker(TorchDispatchMode):
 
     # ---------------------------------------------------------------- storages
     def _register_found(self, tensor: torch.Tensor) -> None:
-        if self._is_followed(tensor) and self._entry(tensor) is None:
+        if tensor.layout is torch.strided and self._entry(tensor) is None and self._is_followed(tensor):
             storage = tensor.untyped_storage()
             entry = Entry(storage.nbytes(), "existed before")
             self._follow(storage, entry)
@@ -147,10 +171,10 @@ class StorageTracker(TorchDispatchMode):
             _refuse_sparse(tensor)
             return
         storage = tensor.untyped_storage()
-        known = self._entry(tensor)
+        known = self._entries.get(storage._cdata)
         if known is not None:
-            if known.bytes != storage.nbytes():
-                self.ledger.resize(known, storage.nbytes())
+            if known[0].bytes != storage.nbytes():
+                self.ledger.resize(known[0], storage.nbytes())
             return
         if _writes_into_arguments(func):
             return  # a fake made a result of its own on the way: on a GPU it is the argument
@@ -161,8 +185,8 @@ class StorageTracker(TorchDispatchMode):
         else:
             self.ledger.birth(entry)
 
-    def _register_workspace(self, call: Call, site: object) -> None:
-        if not any(self._is_followed(tensor) for tensor in tensors_in((call.args, call.outputs))):
+    def _register_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:
+        if not any(map(self._is_followed, tensors)):
             return
         buffers, doubt = self.workspace.buffers(call)
         if doubt is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,13 +94,18 @@ def _packets(names: Any) -> list[torch._ops.OpOverloadPacket]:
     return [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> list[torch.Tensor]:
     """The tensors of an operator's arguments or results, lists included."""
     if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
+        return [values]
+    found: list[torch.Tensor] = []
+    if isinstance(values, (list, tuple)):
         for value in values:
-            yield from tensors_in(value)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found += tensors_in(value)
+    return found
 
 
 # ---------------------------------------------------------------- what many rules ask

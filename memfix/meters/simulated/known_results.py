@@ -1,0 +1,203 @@
+"""Results of operators without FakeTensorMode, which takes longer over them than a simulated step over all the rest.
+
+A view is made by torch's own kernel for it. Of other calls the result is remembered. A call is spelled by all that its
+result can follow from: shapes, strides, dtypes, devices and plain values; and it is remembered only where a result that
+is made again, from what is remembered of it, is like the one that FakeTensorMode made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from .workspace.rules import tensors_in
+
+aten = torch.ops.aten
+
+UNKNOWN = object()
+
+Tensors = Sequence[torch.Tensor]
+"""Those among the arguments of a call, in their order."""
+Recipe = Callable[["KnownResults", Tensors], Any]
+
+_META = torch.device("meta")
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+_UNPREDICTABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+_VIEWS = frozenset(
+    (
+        aten.alias.default, aten.detach.default, aten.diagonal.default, aten.expand.default, aten.permute.default,
+        aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default,
+        aten.squeeze.dim, aten.squeeze.dims, aten.t.default, aten.transpose.int, aten.unbind.int, aten.unfold.default,
+        aten.unsqueeze.default, aten.view.default, aten._unsafe_view.default,
+    )
+)  # fmt: skip
+_MOST_KNOWN = 100_000
+
+_known: dict[Hashable, Recipe | None] = {}
+"""For the whole process. None: the result cannot be made again from what could be remembered of it."""
+
+
+class KnownResults:
+    """The results of operators under one FakeTensorMode, the innermost of the modes that are active now."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._num_modes = torch._C._len_torch_dispatch_stack()
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
+    def view(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator that only looks at its argument's memory in another way; or ``UNKNOWN``."""
+        if operator not in _VIEWS or not self._is_ours(args[0]) or self._is_other_mode_active():
+            return UNKNOWN
+        with in_kernel_invocation_manager(self._mode):
+            views = operator(*args, **kwargs)
+        device = args[0].fake_device
+        if isinstance(views, (list, tuple)):
+            return [self.fake(view, device) for view in views]
+        return self.fake(views, device)
+
+    def spelled(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
+        """The call as a key; None where its result may follow from something else."""
+        if not _is_predictable(operator) or self._is_other_mode_active():
+            return None
+        # which of two libraries runs a convolution decides how its result lies
+        key: list[Any] = [operator, torch.get_default_dtype(), torch.backends.cudnn.enabled, *kwargs]
+        is_told = self._spell(args, key, operator.is_view) and self._spell(kwargs.values(), key, operator.is_view)
+        return tuple(key) if is_told else None
+
+    def result(self, key: Hashable, given: Tensors) -> Any:
+        """What is known to be the result of the call; or ``UNKNOWN``."""
+        recipe = _known.get(key)
+        return UNKNOWN if recipe is None else recipe(self, given)
+
+    def remember(self, key: Hashable, given: Tensors, result: Any) -> None:
+        if key in _known:
+            return
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        recipe = _recipe_of(result, given)
+        _known[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
+
+    def _spell(self, values: Iterable[Any], key: list[Any], with_place: bool) -> bool:
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if not self._is_ours(value):
+                    return False
+                key += (_kind_of(value), value.fake_device, value.dtype, value.shape, value.stride())
+                if with_place:
+                    key += (value.storage_offset(), value.untyped_storage().nbytes())
+            elif kind in _PLAIN:
+                key += (kind, value)  # 1, 1.0 and True are equal, and give results of several dtypes
+            elif kind is list or kind is tuple:
+                key += (kind, len(value))
+                if not self._spell(value, key, with_place):
+                    return False
+            else:
+                return False
+        return True
+
+    def _is_ours(self, tensor: Any) -> bool:
+        return type(tensor) is FakeTensor and tensor.fake_mode is self._mode and _is_plain(tensor)
+
+    def _is_other_mode_active(self) -> bool:
+        """A tracer comes between us and FakeTensorMode; in inference mode tensors are of another kind."""
+        return torch._C._len_torch_dispatch_stack() != self._num_modes or torch.is_inference_mode_enabled()
+
+    def fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A tensor on the meta device as one on ``device``: as FakeTensor's own constructor, without its questions."""
+        made = torch.Tensor._make_subclass(
+            FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        if self._mode._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(made)
+        if device not in self._attributes:
+            self._attributes[device] = vars(FakeTensor(self._mode, tensor, device)).copy()
+        made.__dict__.update(self._attributes[device])
+        return made
+
+
+def _is_plain(tensor: FakeTensor) -> bool:
+    return tensor.constant is None and tensor.layout is torch.strided
+
+
+def _kind_of(tensor: torch.Tensor) -> int:
+    """Whether it is conjugated, negated, of inference mode, and the like."""
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+@functools.cache
+def _is_predictable(operator: torch._ops.OpOverload) -> bool:
+    """Does the key tell all that its result follows from?"""
+    if operator.namespace != "aten" or operator in (aten.lift.default, aten.lift_fresh.default):
+        return False
+    # of an index by a mask nothing is remembered, since without values it has no result
+    return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
+
+
+# ---------------------------------------------------------------- recipes
+def _recipe_of(result: Any, given: Tensors) -> Recipe | None:
+    if isinstance(result, (list, tuple)):
+        parts = [_recipe_of(part, given) for part in result]
+        recipes = [part for part in parts if part is not None]
+        return _several(type(result), recipes) if len(recipes) == len(parts) else None
+    if result is None:
+        return lambda known, given: None
+    for place, argument in enumerate(given):
+        if result is argument:
+            return lambda known, given: given[place]
+    if type(result) is not FakeTensor or result.requires_grad or not _is_plain(result):
+        return None
+    storage = result.untyped_storage()._cdata
+    for place, argument in enumerate(given):
+        if argument.untyped_storage()._cdata == storage:
+            return _same_memory(place, result)
+    return _new_memory(result)
+
+
+def _several(kind: type, recipes: Sequence[Recipe]) -> Recipe:
+    return lambda known, given: kind([recipe(known, given) for recipe in recipes])
+
+
+def _same_memory(place: int, result: torch.Tensor) -> Recipe:
+    offset, size, stride = result.storage_offset(), tuple(result.shape), result.stride()
+    dtype, device = result.dtype, result.device
+
+    def make(known: KnownResults, given: Tensors) -> Any:
+        with torch._C._DisableTorchDispatch():
+            view = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
+            view.set_(given[place].untyped_storage(), offset, size, stride)
+        return known.fake(view, device)
+
+    return make
+
+
+def _new_memory(result: torch.Tensor) -> Recipe:
+    size, stride, dtype, device = tuple(result.shape), result.stride(), result.dtype, result.device
+
+    def make(known: KnownResults, given: Tensors) -> Any:
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        return known.fake(memory, device)
+
+    return make
+
+
+def _are_alike(result: Any, again: Any) -> bool:
+    theirs, ours = tensors_in(result), tensors_in(again)
+    # results may share new memory with each other
+    num_storages = [len({tensor.untyped_storage()._cdata for tensor in some}) for some in (theirs, ours)]
+    return num_storages[0] == num_storages[1] and [*map(_described, theirs)] == [*map(_described, ours)]
+
+
+def _described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        _kind_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(), tensor.requires_grad, vars(tensor),
+    )  # fmt: skip
