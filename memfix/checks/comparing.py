@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -34,30 +35,39 @@ class Reference:
     """In the working dtype: what rounding alone costs."""
     truth: Answer
     """In float64."""
-    nearby: tuple[Answer, ...]
-    """In float64, of inputs that are off by what sums are allowed."""
+    make_nearby: Callable[[], Sequence[Answer]]
+    """In float64, of inputs that are off by what sums are allowed. Asked for only where a form would fail without."""
 
     @functools.cached_property
     def expected(self) -> dict[str, _Expected | None]:
         """By name; None where naive gives nothing. Worked out once for all forms."""
-        found: dict[str, _Expected | None] = {}
-        for name, true in self.truth.tensors.items():
-            rounded = self.naive.tensors[name]
-            moved = [t for near in self.nearby if (t := near.tensors[name]) is not None]
-            found[name] = None if true is None or rounded is None else _Expected.of(true, rounded.double(), moved)
-        return found
+        pairs = ((name, true, self.naive.tensors[name]) for name, true in self.truth.tensors.items())
+        return {
+            name: None if true is None or rounded is None else _Expected.of(true, rounded.double())
+            for name, true, rounded in pairs
+        }
+
+    def moved_error(self, name: str) -> float:
+        """How far inputs that are off by what sums are allowed move the truth."""
+        expected = self.expected[name]
+        assert expected is not None
+        moved = [near for answer in self._nearby if (near := answer.tensors[name]) is not None]
+        return max(_picked(near - expected.true, expected.finite).abs().max().item() for near in moved)
+
+    @functools.cached_property
+    def _nearby(self) -> Sequence[Answer]:
+        return self.make_nearby()
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """One tensor as it should be, and how far naive and rounded sums are off from it, where both are finite."""
+    """One tensor as it should be, and how far naive is off from it, where both are finite."""
 
     true: torch.Tensor
     rounded: torch.Tensor
     finite: torch.Tensor | None
     """Where; None where all of it is."""
     own_error: float = 0.0
-    moved_error: float = 0.0
     magnitude: float = 0.0
     own_average: float = 0.0
     size: float = 0.0
@@ -65,7 +75,7 @@ class _Expected:
     num_that_matter: float = 0.0
 
     @staticmethod
-    def of(true: torch.Tensor, rounded: torch.Tensor, moved: list[torch.Tensor]) -> _Expected:
+    def of(true: torch.Tensor, rounded: torch.Tensor) -> _Expected:
         where = rounded.isfinite() & true.isfinite()
         finite = None if bool(where.all()) else where
         if not bool(where.any()):
@@ -76,7 +86,6 @@ class _Expected:
             rounded,
             finite,
             own_error=off.abs().max().item(),
-            moved_error=max(_picked(near - true, finite).abs().max().item() for near in moved),
             magnitude=values.abs().max().item(),
             own_average=_rms(off),
             size=_rms(values),
@@ -108,33 +117,72 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
             raise Unequal(f"gives no {name}")
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")
-        _compare_tensor(name, got.double(), expected, tolerance, dtype)
+        _compare_tensor(name, got.double(), expected, partial(reference.moved_error, name), tolerance, dtype)
 
 
 def _compare_tensor(
-    name: str, got: torch.Tensor, expected: _Expected, tolerance: Tolerance, dtype: torch.dtype
+    name: str,
+    got: torch.Tensor,
+    expected: _Expected,
+    moved_error: Callable[[], float],
+    tolerance: Tolerance,
+    dtype: torch.dtype,
 ) -> None:
-    true, finite, eps = expected.true, expected.finite, torch.finfo(dtype).eps
+    finite = expected.finite
     if finite is not None:
         _compare_where_naive_overflows(name, got, expected, dtype)
         if not bool(finite.any()):
             return
-    off = _picked(got - true, finite)
-    sum_error = expected.moved_error + sum_rounding(tolerance, dtype) * expected.magnitude
-    allowed = tolerance.factor * expected.own_error + tolerance.ulps * eps * expected.magnitude + sum_error
-    worst = off.abs().max().item() if off.numel() else 0.0
+    off = _picked(got - expected.true, finite)
+    if not off.numel():
+        return
+    sum_error = sum_rounding(tolerance, dtype) * expected.magnitude
+    if _complaint(got, off, expected, sum_error, tolerance, dtype) is None:
+        return
+    complaint = _complaint(got, off, expected, sum_error + moved_error(), tolerance, dtype)
+    if complaint is not None:
+        raise Unequal(f"{name} is off by {complaint}")
+
+
+def _complaint(
+    got: torch.Tensor,
+    off: torch.Tensor,
+    expected: _Expected,
+    sum_error: float,
+    tolerance: Tolerance,
+    dtype: torch.dtype,
+) -> str | None:
+    """By how much it is off, and what is allowed; None where it is near enough."""
+    eps, own_error, own_average, size = torch.finfo(dtype).eps, expected.own_error, expected.own_average, expected.size
+    allowed = tolerance.factor * own_error + tolerance.ulps * eps * expected.magnitude + sum_error
+    worst = off.abs().max().item()
     if not worst <= allowed:
-        everywhere = (got - true).nan_to_num(nan=float("inf")).abs()
-        flat = (everywhere if finite is None else everywhere.masked_fill(~finite, -1)).argmax()
-        index = [int(i) for i in torch.unravel_index(flat, got.shape)]
-        raise Unequal(
-            f"{name} is off by {worst:.3g} at {index}: {got.flatten()[flat]:.6g}, "
-            f"truth {true.flatten()[flat]:.6g}; "
-            f"allowed {allowed:.3g} (naive's own error {expected.own_error:.3g})"
-        )
+        where = _where(got, expected)
+        return f"{worst:.3g} at {where}; allowed {allowed:.3g} (naive's own error {own_error:.3g})"
     # where a few elements outweigh the rest, naive's average can be right by luck as one element can
-    if expected.num_that_matter >= _ENOUGH_FOR_AN_AVERAGE:
-        _compare_on_average(name, _rms(off), expected, sum_error, tolerance, dtype)
+    if expected.num_that_matter < _ENOUGH_FOR_AN_AVERAGE:
+        return None
+    average = _rms(off)
+    # a quarter of an eps: about what one rounding of the result costs
+    allowed = tolerance.rms_factor * (own_average + eps / 4 * size) + sum_error
+    if not average <= allowed:
+        allowed_and_why = f"allowed {allowed:.3g}: it rounds more often than naive"
+        return f"{average:.3g} on average, naive by {own_average:.3g}, {allowed_and_why}"
+    if tolerance.rms_ulps is not None and dtype in (torch.bfloat16, torch.float16):
+        # what is below the normal numbers of the dtype has fewer digits than a rounding leaves
+        allowed = tolerance.rms_ulps * eps * size + torch.finfo(dtype).tiny + sum_error
+        if not average <= allowed:
+            allowed_and_why = f"allowed {allowed:.3g}: it rounds what the form promises to keep in float32"
+            return f"{average:.3g} on average, {allowed_and_why}"
+    return None
+
+
+def _where(got: torch.Tensor, expected: _Expected) -> str:
+    """Where it is farthest off: the index, what stands there, and what should."""
+    off = (got - expected.true).nan_to_num(nan=float("inf")).abs()
+    flat = (off if expected.finite is None else off.masked_fill(~expected.finite, -1)).argmax()
+    index = [int(i) for i in torch.unravel_index(flat, got.shape)]
+    return f"{index}: {got.flatten()[flat]:.6g}, truth {expected.true.flatten()[flat]:.6g}"
 
 
 def _compare_where_naive_overflows(name: str, got: torch.Tensor, expected: _Expected, dtype: torch.dtype) -> None:
@@ -145,27 +193,6 @@ def _compare_where_naive_overflows(name: str, got: torch.Tensor, expected: _Expe
     as_truth = (got - true).abs() <= _ROUNDINGS_WHERE_NAIVE_OVERFLOWS * torch.finfo(dtype).eps * true.abs()
     if not bool((as_naive | as_truth)[~finite].all()):
         raise Unequal(f"{name} is neither naive's nor the truth where naive is not finite")
-
-
-def _compare_on_average(
-    name: str, average: float, expected: _Expected, sum_error: float, tolerance: Tolerance, dtype: torch.dtype
-) -> None:
-    own_average, size = expected.own_average, expected.size
-    rounding = torch.finfo(dtype).eps / 4 * size  # about what one rounding of the result costs
-    allowed = tolerance.rms_factor * (own_average + rounding) + sum_error
-    if not average <= allowed:
-        raise Unequal(
-            f"{name} is off by {average:.3g} on average, naive by {own_average:.3g}, allowed {allowed:.3g}: "
-            "it rounds more often than naive"
-        )
-    if tolerance.rms_ulps is not None and dtype in (torch.bfloat16, torch.float16):
-        # what is below the normal numbers of the dtype has fewer digits than a rounding leaves
-        allowed = tolerance.rms_ulps * torch.finfo(dtype).eps * size + torch.finfo(dtype).tiny + sum_error
-        if not average <= allowed:
-            raise Unequal(
-                f"{name} is off by {average:.3g} on average, allowed {allowed:.3g}: "
-                "it rounds what the form promises to keep in float32"
-            )
 
 
 def _picked(values: torch.Tensor, where: torch.Tensor | None) -> torch.Tensor:

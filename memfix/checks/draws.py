@@ -20,20 +20,17 @@ def smallest_failure(
     examples: int,
     random: bool = False,
     shrinks: int = 200,
-    name: str | None = None,
+    before: list[Draw] | None = None,
 ) -> tuple[Draw, Exception] | None:
     """Try ``check`` on ``examples`` draws, the same ones every time unless ``random``; the simplest draw that fails.
 
-    After the first failure at most ``shrinks`` more draws are tried on the way to the simplest. Draws of one ``name``
-    are the same: they are remembered, and drawn again only where one of them fails.
+    After the first failure at most ``shrinks`` more draws are tried on the way to the simplest. ``before`` is what was
+    drawn so when nothing failed: it is drawn again only where something does now. Where it is empty it is filled.
     """
-    key = None if random or name is None else (name, examples)
     passed: list[Draw] = []
-    failed_first = None
-    if key in _PASSED:
-        failed_first = _first_failure(check, _PASSED[key], passed)
-        if failed_first is None:
-            return None
+    failed_first = _first_failure(check, before or (), passed)
+    if before and failed_first is None:
+        return None
     check = _noting(check, passed)
     failures: list[tuple[Draw, Exception]] = []
     known: set[str] = set()
@@ -69,13 +66,9 @@ def smallest_failure(
         if not failures:
             raise
         return failures[-1]  # Hypothesis ends by replaying the smallest
-    if key is not None:
-        _PASSED.setdefault(key, passed)
+    if before is not None and failed_first is None:
+        before += passed
     return failed_first  # one that fails now and then has failed
-
-
-_PASSED: dict[tuple[str, int] | None, list[Draw]] = {}
-"""What is drawn where nothing fails, by name and number of examples."""
 
 
 def _noting(check: Callable[[Draw], None], passed: list[Draw]) -> Callable[[Draw], None]:
@@ -100,11 +93,6 @@ def _first_failure(
             return draw, error
         passed.append(draw)
     return None
-
-
-def name_of_draws(contract: Contract, dtype: str) -> str:
-    """Tells all that ``equality_draws`` follow from."""
-    return repr((contract.name, contract.dims, contract.choices, contract.inputs, dtype))
 
 
 @st.composite

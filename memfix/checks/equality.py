@@ -7,7 +7,8 @@ the smallest shape; the finding carries a line that reproduces it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +17,7 @@ import torch
 from ..contract import Contract
 from ..laws import NAIVE
 from .comparing import Answer, Reference, Unequal, compare, sum_rounding
-from .draws import equality_draws, name_of_draws, smallest_failure
+from .draws import equality_draws, smallest_failure
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import SHARE, CannotInterpret, in_interpreter, is_interpreting
@@ -46,13 +47,19 @@ def check_equality(
             check_equality, _portable(contract), form, dtype=dtype, examples=max(2, examples // SHARE), random=random
         )
         return _interpreted(again, contract, form)
+    # in every dtype the same calls are drawn
+    name = repr((contract.name, contract.dims, contract.choices, contract.inputs, examples))
+    drawn = [] if random else _DRAWN.setdefault(name, [])
+    before = [replace(draw, case=replace(draw.case, dtype=dtype)) for draw in drawn]
     failure = smallest_failure(
         equality_draws(contract, dtype),
         lambda draw: compare_once(contract, form, draw, device),
         examples=examples,
         random=random,
-        name=name_of_draws(contract, dtype),
+        before=before,
     )
+    if not drawn:
+        drawn += before
     if failure is not None:
         return _failed(contract, form, *failure)
     message = f"{dtype}: equal in {examples} drawn calls on {device}"
@@ -60,6 +67,9 @@ def check_equality(
     if known is not None:
         message += f" (a reported form suddenly is equal; known unequal: {known})"
     return Finding("equality", contract.name, form, "pass" if known is None else "fail", message)
+
+
+_DRAWN: dict[str, list[Draw]] = {}
 
 
 def check_equality_at(contract: Contract, form: str, draw: Draw, *, device: str = "cpu") -> Finding:
@@ -138,7 +148,7 @@ def _reference(contract: Contract, draw: Draw, device: str) -> Reference:
 
 
 def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
-    try:
+    with _blaming_naive():
         inputs = make_inputs(contract, draw, device)
         wide = _in_dtype(inputs, torch.float64)
         truth = _evaluate(contract, NAIVE, draw, wide)
@@ -146,10 +156,20 @@ def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
             naive = _off_as_in_float32(contract, draw, inputs, truth)
         else:
             naive = _evaluate(contract, NAIVE, draw, inputs)
-        nearby = tuple(_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw))
+
+    def make_nearby() -> list[Answer]:
+        with _blaming_naive():
+            return [_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw)]
+
+    return Reference(naive, truth, make_nearby)
+
+
+@contextlib.contextmanager
+def _blaming_naive() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise NaiveFailed(f"{type(error).__name__}: {error}") from error
-    return Reference(naive, truth, nearby)
 
 
 _REMEMBERED: dict[tuple[object, ...], Reference] = {}

@@ -178,7 +178,7 @@ class StepOf:
 
 @dataclass(frozen=True)
 class StepsOf:
-    """Builds the steps of several phases on the same inputs, each ready when it is asked for."""
+    """Builds the steps of several phases on the same inputs, each ready when it is asked for, to be run once."""
 
     contract: Contract
     form: str
@@ -192,6 +192,7 @@ class StepsOf:
             if phase == "train":
                 steps.make_upstreams()
             yield by_phase[phase]
+            steps.drop_upstreams()
 
 
 class _Steps:
@@ -237,6 +238,9 @@ class _Steps:
         if self._outputs is None:
             self.held_and_noted()
         self._upstreams = _upstreams_of(laid.out() for laid in self._outputs or [])
+
+    def drop_upstreams(self) -> None:
+        self._upstreams = []
 
     def _state_what_real_ones_would_be(self) -> None:
         """Integers in the range that they would be drawn from: what follows from it is then no assumption."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,6 @@ def measure(contract: Contract, form: str, draw: Draw, phase: Phase, meter: Mete
     return meter.measure(StepOf(contract, form, draw, phase))
 
 
-_IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
-
-
 def measure_phases(
     contract: Contract, form: str, draw: Draw, phases: Collection[Phase], meter: Meter
 ) -> dict[Phase, Reading]:
@@ -46,46 +43,60 @@ def measure_phases(
     to need none and leaves nothing behind.
     """
     in_order = [phase for phase in _IN_TURN if phase in phases]
-    if isinstance(meter, SimulatedMeter) and _needs_no_warmup(contract, form, meter):
-        readings = _first_calls(contract, form, draw, in_order, meter)
-        if readings is not None and not any(reading.leaked_bytes for reading in readings.values()):
-            return readings
+    if isinstance(meter, SimulatedMeter):
+        smallest = _first_calls_at_smallest_case(contract, form, meter)
+        if smallest is not None and smallest.draw == draw and smallest.readings.keys() >= set(in_order):
+            return {phase: smallest.readings[phase] for phase in in_order}
+        readings = None if smallest is None else _in_turn(contract, form, draw, in_order, meter)
+        if readings is not None and not any(reading.leaked_bytes for reading in readings):
+            return dict(zip(in_order, readings, strict=True))
     return {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
 
 
-def _first_calls(
+_IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
+
+
+def _in_turn(
     contract: Contract, form: str, draw: Draw, phases: Sequence[Phase], meter: SimulatedMeter
-) -> dict[Phase, Reading] | None:
+) -> list[Reading] | None:
     """None where one of the phases cannot be measured: which one, and why, is found out by measuring each alone."""
     from .inputs import StepsOf
 
     try:
-        readings = meter.measure_first_calls(StepsOf(contract, form, draw, phases))
+        return meter.measure_first_calls(StepsOf(contract, form, draw, phases))
     except Exception:
         return None
-    return dict(zip(phases, readings, strict=True))
 
 
-_FOUND_TO_NEED_NONE: dict[tuple[str, Callable[..., object], str], bool] = {}
+@dataclass(frozen=True)
+class _FirstCalls:
+    """Of a form that does at its first call, in every phase, exactly what it does at its second."""
+
+    draw: Draw
+    readings: dict[Phase, Reading]
 
 
-def _needs_no_warmup(contract: Contract, form: str, meter: SimulatedMeter) -> bool:
-    """Does a first call do exactly what a second does? Found out once a form, in every phase of its smallest case."""
+_FIRST_CALLS: dict[tuple[str, Callable[..., object], str], _FirstCalls | None] = {}
+
+
+def _first_calls_at_smallest_case(contract: Contract, form: str, meter: SimulatedMeter) -> _FirstCalls | None:
+    """Does the form need no warm-up? Found out once, by two calls in each phase; None where they differ."""
     from .inputs import Draw, phases_of
 
-    key = (contract.name, contract.function(form), meter.gpu.name)
-    if key not in _FOUND_TO_NEED_NONE:
-        draw = Draw(min(contract.cases.values(), key=lambda case: math.prod(case.dims.values())))
+    if not contract.cases:
+        return None
+    draw = Draw(min(contract.cases.values(), key=lambda case: math.prod(case.dims.values())))
+    key = (f"{contract.name} {draw.spelled()}", contract.function(form), meter.gpu.name)
+    if key not in _FIRST_CALLS:
         phases = phases_of(contract)
-        first = _first_calls(contract, form, draw, phases, meter)
-        _FOUND_TO_NEED_NONE[key] = first is not None and all(
-            _are_the_same(first[phase], measure(contract, form, draw, phase, meter)) for phase in phases
+        readings = _in_turn(contract, form, draw, [*phases, *phases], meter)
+        needs_none = readings is not None and all(
+            first == second and first.timeline == second.timeline
+            for first, second in zip(readings, readings[len(phases) :], strict=False)
         )
-    return _FOUND_TO_NEED_NONE[key]
-
-
-def _are_the_same(one: Reading, other: Reading) -> bool:
-    return one == other and one.timeline == other.timeline
+        found = dict(zip(phases, readings, strict=False)) if readings is not None and needs_none else None
+        _FIRST_CALLS[key] = None if found is None else _FirstCalls(draw, found)
+    return _FIRST_CALLS[key]
 
 
 def limit_of(budget: Budget, case: Case, readings: Readings) -> int:

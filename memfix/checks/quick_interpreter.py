@@ -24,6 +24,7 @@ def hurry() -> None:
         _look_up_dtypes_once,
         _find_types_of_shapes_when_asked,
         _describe_types_once,
+        _describe_tensors_once,
     ):
         with contextlib.suppress(AttributeError):
             shortcut(interpreter, tl)
@@ -114,3 +115,21 @@ def _describe_types_once(interpreter: Any, tl: Any) -> None:
         vars(self).update(known[key])
 
     block_type.__init__ = described
+
+
+def _describe_tensors_once(interpreter: Any, tl: Any) -> None:
+    """What a tensor has besides its values follows from its type."""
+    tensor: Any = tl.core.tensor
+    describe = tensor.__init__
+    known: dict[str, dict[str, Any]] = {}
+
+    def described(self: Any, handle: Any, type: Any) -> None:
+        if not type.is_block():
+            describe(self, handle, type)
+            return
+        if type.name not in known:
+            describe(self, handle, type)
+            known[type.name] = vars(self).copy()
+        vars(self).update(known[type.name], handle=handle, type=type)
+
+    tensor.__init__ = described

@@ -71,15 +71,15 @@ def parts_of(contract: Contract) -> Iterator[Part]:
 def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say: Say) -> list[Examination]:
     """Every check but speed of ``contracts``, in their order.
 
-    A GPU is measured by one process at a time, and a contract that is not the registry's own cannot be found in another
-    process: these are examined here.
+    A GPU is measured by one process at a time, a contract that is not the registry's own cannot be found in another
+    process, and where little is asked a worker takes longer to start: these are examined here.
     """
     registered = all_contracts()
     travels = meter.name == "simulated" and all(registered.get(c.name) is c for c in contracts)
     num_workers = os.cpu_count() or 1
-    if not travels or num_workers < 2:
-        return [examine(contract, meter, effort, say) for contract in contracts]
     parts = [part for contract in contracts for part in parts_of(contract)]
+    if not travels or num_workers < 2 or len(parts) * effort.equality_examples < _WORTH_A_START:
+        return [examine(contract, meter, effort, say) for contract in contracts]
     # what takes longest first, so that the last to end is not one that began late
     parts.sort(key=lambda part: (_ORDER.index(part.kind), -len(registered[part.op].forms)))
     waiting = {contract.name: sum(part.op == contract.name for part in parts) for contract in contracts}
@@ -97,6 +97,7 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     return [put_together(contract, tuple(contract.forms), found[contract.name]) for contract in contracts]
 
 
+_WORTH_A_START = 400  # parts times examples: about ten seconds of work, where a worker has begun after four
 _ORDER = ("interpreted equality", "equality", "memory", "refusals")
 
 
