@@ -55,7 +55,6 @@ def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
                 )
             )
         stack.enter_context(fake_mode)
-        fake_mode.cache_enabled = False  # tracker.known remembers
         tracker.known = KnownResults(fake_mode)
         stack.enter_context(tracker)
         stack.enter_context(paths_as_on_cuda(tracker))

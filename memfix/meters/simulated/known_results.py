@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-from .workspace.rules import tensors_in
+from .attention import OUTPUTS_ON_CUDA
+from .workspace.rules import STORAGES, tensors_in
 
 aten = torch.ops.aten
 
@@ -35,7 +36,7 @@ _VIEWS = frozenset(
         aten.unsqueeze.default, aten.view.default, aten._unsafe_view.default,
     )
 )  # fmt: skip
-_MOST_KNOWN = 100_000
+_MOST_KNOWN = 50_000
 
 _known: dict[Hashable, Recipe | None] = {}
 """For the whole process. None: the result cannot be made again from what could be remembered of it."""
@@ -45,7 +46,7 @@ class KnownResults:
     """The results of operators under one FakeTensorMode, the innermost of the modes that are active now."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
+        self.mode = mode
         self._num_modes = torch._C._len_torch_dispatch_stack()
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
@@ -53,7 +54,7 @@ class KnownResults:
         """The result of an operator that only looks at its argument's memory in another way; or ``UNKNOWN``."""
         if operator not in _VIEWS or not self._is_ours(args[0]) or self._is_other_mode_active():
             return UNKNOWN
-        with in_kernel_invocation_manager(self._mode):
+        with in_kernel_invocation_manager(self.mode):
             views = operator(*args, **kwargs)
         device = args[0].fake_device
         if isinstance(views, (list, tuple)):
@@ -74,12 +75,12 @@ class KnownResults:
         recipe = _known.get(key)
         return UNKNOWN if recipe is None else recipe(self, given)
 
-    def remember(self, key: Hashable, given: Tensors, result: Any) -> None:
+    def remember(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> None:
         if key in _known:
             return
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        recipe = _recipe_of(result, given)
+        recipe = _recipe_of(result, given, is_view=operator.is_view)
         _known[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
 
     def _spell(self, values: Iterable[Any], key: list[Any], with_place: bool) -> bool:
@@ -102,7 +103,7 @@ class KnownResults:
         return True
 
     def _is_ours(self, tensor: Any) -> bool:
-        return type(tensor) is FakeTensor and tensor.fake_mode is self._mode and _is_plain(tensor)
+        return type(tensor) is FakeTensor and tensor.fake_mode is self.mode and _is_plain(tensor)
 
     def _is_other_mode_active(self) -> bool:
         """A tracer comes between us and FakeTensorMode; in inference mode tensors are of another kind."""
@@ -113,12 +114,12 @@ class KnownResults:
         made = torch.Tensor._make_subclass(
             FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
         )
-        if self._mode._allow_unsafe_data_ptr_access:
+        if self.mode._allow_unsafe_data_ptr_access:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
         else:
             torch._C._set_throw_on_mutable_data_ptr(made)
         if device not in self._attributes:
-            self._attributes[device] = vars(FakeTensor(self._mode, tensor, device)).copy()
+            self._attributes[device] = vars(FakeTensor(self.mode, tensor, device)).copy()
         made.__dict__.update(self._attributes[device])
         return made
 
@@ -137,14 +138,16 @@ def _is_predictable(operator: torch._ops.OpOverload) -> bool:
     """Does the key tell all that its result follows from?"""
     if operator.namespace != "aten" or operator in (aten.lift.default, aten.lift_fresh.default):
         return False
+    if operator in OUTPUTS_ON_CUDA or operator.overloadpacket in STORAGES:  # which may follow from the GPU
+        return False
     # of an index by a mask nothing is remembered, since without values it has no result
     return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
 
 
 # ---------------------------------------------------------------- recipes
-def _recipe_of(result: Any, given: Tensors) -> Recipe | None:
+def _recipe_of(result: Any, given: Tensors, *, is_view: bool) -> Recipe | None:
     if isinstance(result, (list, tuple)):
-        parts = [_recipe_of(part, given) for part in result]
+        parts = [_recipe_of(part, given, is_view=is_view) for part in result]
         recipes = [part for part in parts if part is not None]
         return _several(type(result), recipes) if len(recipes) == len(parts) else None
     if result is None:
@@ -157,7 +160,7 @@ def _recipe_of(result: Any, given: Tensors) -> Recipe | None:
     storage = result.untyped_storage()._cdata
     for place, argument in enumerate(given):
         if argument.untyped_storage()._cdata == storage:
-            return _same_memory(place, result)
+            return _same_memory(place, result) if is_view else None  # of others the key does not tell the place
     return _new_memory(result)
 
 

@@ -112,6 +112,7 @@ class StorageTracker(TorchDispatchMode):
         result = UNKNOWN if key is None else self.known.result(key, given)
         if result is not UNKNOWN:
             return result
+        self.known.mode.cache_enabled = key is None  # what we remember need not be remembered there too
         if self._plain_path:
             plain_path.show(given)
         try:
@@ -120,7 +121,7 @@ class StorageTracker(TorchDispatchMode):
             if self._plain_path:
                 plain_path.hide(given)
         if key is not None and key == self.known.spelled(func, args, kwargs):  # no argument was given another shape
-            self.known.remember(key, given, result)
+            self.known.remember(key, func, given, result)
         return result
 
     def note(self, doubt: str) -> None:
