@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, TensorSpec, Tolerance
-from memfix.checks.draws import smallest_failure
+from memfix.checks import equality
+from memfix.checks.draws import equality_draws, smallest_failure
 from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
 from memfix.checks.inputs import Draw, make_inputs
 from memfix.contract import Form
@@ -220,3 +221,68 @@ def test_form_that_promises_more_than_naive_is_held_to_it():
         assert finding.status == status, finding.text()
     assert "it rounds what the form promises to keep in float32" in finding.message
     assert check_equality_at(contract(rounding, naive=rounding), "form", many).status == "pass"
+
+
+# ---------------------------------------------------------------- what is remembered from form to form
+def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(monkeypatch):
+    def wrong_from_five(x):
+        return x * x if x.shape[0] < 5 else x * x + 0.5
+
+    made = replace(contract(square), forms={"honest": Form(square), "wrong": Form(wrong_from_five)})
+    monkeypatch.setattr(equality, "_DRAWN", {})
+    alone = check_equality(made, "wrong", dtype="float32", examples=30)
+    assert check_equality(made, "honest", dtype="float32", examples=30).status == "pass"
+    assert len(equality._DRAWN) == 1
+    after = check_equality(made, "wrong", dtype="float32", examples=30)
+    assert alone == after
+    assert after.status == "fail"
+    assert "N=5" in after.details[0]
+
+
+def test_draws_that_passed_are_tried_on_the_next_form_in_its_own_dtype(monkeypatch):
+    monkeypatch.setattr(equality, "_DRAWN", {})
+    seen: list[tuple[int, torch.dtype]] = []
+
+    def noting(x):
+        seen.append((x.shape[0], x.dtype))
+        return x * x
+
+    made = replace(contract(square), forms={"form": Form(square), "noting": Form(noting)})
+    check_equality(made, "noting", dtype="float32", examples=30)
+    drawn, seen[:] = list(seen), []
+    check_equality(made, "noting", dtype="bfloat16", examples=30)
+    assert seen == [(size, torch.bfloat16) for size, _ in drawn]
+
+
+def test_a_form_that_fails_now_and_then_has_failed():
+    num_calls = 0
+
+    def fails_once(draw):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise Unequal("once")
+
+    made = contract(square)
+    before: list[Draw] = []
+    smallest_failure(equality_draws(made, "float32"), lambda draw: None, examples=10, before=before)
+    assert len(before) == 10
+    failure = smallest_failure(equality_draws(made, "float32"), fails_once, examples=10, before=before)
+    assert failure is not None
+    assert str(failure[1]) == "once"
+
+
+def test_what_sums_are_allowed_is_worked_out_only_where_a_form_needs_it(monkeypatch):
+    monkeypatch.setattr(equality, "_REMEMBERED", {})
+    num_naive = 0
+
+    def naive(x):
+        nonlocal num_naive
+        num_naive += 1
+        return x * x
+
+    compare_once(contract(square, naive=naive), "form", at(contract(square)))
+    assert num_naive == 2  # in float64, and in the working dtype
+    with pytest.raises(Unequal):
+        compare_once(contract(lambda x: x * x + 1, naive=naive), "form", at(contract(square)))
+    assert num_naive == 4  # and of inputs that are off, twice

@@ -1,0 +1,143 @@
+"""Phases measured one after the other: the same readings as each for itself with its warm-up, in half the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from memfix import Budget, Contract, Dim, TensorSpec
+from memfix.checks import memory
+from memfix.checks.inputs import Draw, phases_of
+from memfix.checks.memory import check_drawn_budgets, measure, measure_phases
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+
+METER = get_meter("simulated")
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return (x * x).exp()
+
+
+def contract(form: Callable[..., Any], **more: Any) -> Contract:
+    return Contract(
+        "square",
+        naive=square,
+        forms={"form": form},
+        dims={"N": Dim(1, 9000)},
+        inputs=[TensorSpec("x", "N", grad=True)],
+        cases={"small": {"N": 100}, "large": {"N": 5000}},
+        **more,
+    )
+
+
+def both(made: Contract, case: str, form: str = "form") -> list[tuple[Any, Any]]:
+    draw = Draw(made.cases[case])
+    together = measure_phases(made, form, draw, phases_of(made), METER)
+    assert list(together) == list(phases_of(made))
+    return [(reading, measure(made, form, draw, phase, METER)) for phase, reading in together.items()]
+
+
+@pytest.fixture
+def num_measured_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    phases: list[str] = []
+    alone = memory.measure
+
+    def noted(contract: Contract, form: str, draw: Draw, phase: Any, meter: Any) -> Any:
+        phases.append(phase)
+        return alone(contract, form, draw, phase, meter)
+
+    monkeypatch.setattr(memory, "measure", noted)
+    return phases
+
+
+@pytest.mark.parametrize("op", ["embedding", "linear_cross_entropy", "rope", "nsa"])
+def test_readings_of_every_form_are_those_of_each_phase_for_itself(op: str) -> None:
+    made = all_contracts()[op]
+    for form in ("naive", *made.forms):
+        for together, alone in both(made, "small", form):
+            assert together == alone
+            assert together.timeline == alone.timeline
+
+
+def test_a_form_that_repeats_itself_is_never_measured_alone(num_measured_alone: list[str]) -> None:
+    made = contract(lambda x: (x * x).exp())
+    for case in made.cases:
+        measure_phases(made, "form", Draw(made.cases[case]), phases_of(made), METER)
+    assert num_measured_alone == []
+
+
+class KeepsATable:
+    """From its first call on it keeps a table, of another simulation another one."""
+
+    def __init__(self, from_size: int = 0) -> None:
+        self.tables: dict[object, torch.Tensor] = {}
+        self.from_size = from_size
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] < self.from_size:
+            return (x * x).exp()
+        world = getattr(x, "fake_mode", None)
+        if world not in self.tables:
+            self.tables[world] = torch.empty(1000, device=x.device)
+        return (x * x).exp()
+
+
+@pytest.mark.parametrize("from_size", [0, 1000])
+def test_what_a_first_call_leaves_for_the_next_is_in_no_reading(from_size: int) -> None:
+    """Also where the smallest case does not show it."""
+    for together, alone in both(contract(KeepsATable(from_size)), "large"):
+        assert together == alone
+        assert alone.leaked_bytes == 0
+        assert alone.peak_bytes % (4 * 5000) == 0  # nothing of the table
+
+
+def test_a_first_call_that_takes_more_and_leaves_nothing_is_seen() -> None:
+    seen: set[object] = set()
+
+    def plans_first(x: torch.Tensor) -> torch.Tensor:
+        world = getattr(x, "fake_mode", None)
+        if world not in seen:
+            seen.add(world)
+            torch.empty(1_000_000, device=x.device)
+        return (x * x).exp()
+
+    for together, alone in both(contract(plans_first), "large"):
+        assert together.peak_bytes == alone.peak_bytes < 1_000_000
+
+
+def test_a_leak_is_reported_as_ever() -> None:
+    kept: list[torch.Tensor] = []
+
+    def leaks(x: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.empty(10, device=x.device))
+        return (x * x).exp()
+
+    assert [together.leaked_bytes for together, _ in both(contract(leaks), "large")] == [40, 40, 40]
+
+
+def test_a_phase_that_cannot_be_measured_raises_its_own_error() -> None:
+    def reads_values(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).exp() if x.sum().item() else x
+
+    made = contract(reads_values)
+    with pytest.raises(Exception, match="the step needs the values of a tensor"):
+        measure_phases(made, "form", Draw(made.cases["small"]), phases_of(made), METER)
+
+
+def test_of_several_budgets_at_drawn_shapes_the_broken_one_is_named() -> None:
+    made = contract(
+        lambda x: (x * x).exp(),
+        budgets=[Budget("form", phase="forward", bytes="8*N*e"), Budget("form", phase="train", bytes="e")],
+    )
+    found = check_drawn_budgets(made, "form", METER, examples=3)
+    assert found is not None
+    assert (found.status, found.phase) == ("fail", "train")
+    assert "at N=" in found.message
+    kept = contract(lambda x: (x * x).exp(), budgets=[Budget("form", phase="train", bytes="8*N*e")])
+    found = check_drawn_budgets(kept, "form", METER, examples=3)
+    assert found is not None
+    assert found.message == "1 budget held at 3 drawn shapes each"

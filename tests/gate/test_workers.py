@@ -1,0 +1,122 @@
+"""An examination in parts, by several processes, says what one process says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from memfix.checks.effort import Effort, get_effort
+from memfix.checks.examine import (
+    Examination,
+    Found,
+    examine,
+    examine_equality,
+    examine_memory,
+    examine_refusals,
+    put_together,
+)
+from memfix.contract import Contract
+from memfix.gate import workers
+from memfix.gate.workers import Part, examine_all, parts_of
+from memfix.laws import NAIVE
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+
+METER = get_meter("simulated")
+EFFORT = Effort("test", equality_examples=4, memory_examples=1)
+
+
+def by_parts(contract: Contract) -> Examination:
+    found = Found()
+    for part in parts_of(contract):
+        found |= part.examine(EFFORT)
+    return put_together(contract, tuple(contract.forms), found)
+
+
+@pytest.mark.parametrize("op", ["embedding", "rope"])
+def test_parts_say_what_the_whole_says(op: str) -> None:
+    contract = all_contracts()[op]
+    whole = examine(contract, METER, EFFORT)
+    assert by_parts(contract) == whole
+    assert {finding.check for finding in whole.findings} >= {"equality", "bad input", "budget"}
+    assert whole.readings
+
+
+def test_every_form_has_every_part_and_kernels_come_first() -> None:
+    contract = all_contracts()["linear_cross_entropy"]
+    parts = list(parts_of(contract))
+    asked = {(part.kind, form, dtype) for part in parts for form in part.forms for dtype in part.dtypes or ("",)}
+    for form, declared in contract.forms.items():
+        kind = "interpreted equality" if declared.has_kernels else "equality"
+        assert {(kind, form, dtype) for dtype in contract.dtypes} <= asked
+        assert {("memory", form, ""), ("refusals", form, "")} <= asked
+    assert ("memory", NAIVE, "") in asked
+    assert parts[0].kind == "interpreted equality"
+
+
+def off_in_float16(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    rows = weight[ids]
+    return rows + 1 if weight.dtype == torch.float16 else rows
+
+
+def test_of_a_form_that_is_not_equal_only_that_is_said() -> None:
+    """Whatever else was found out about it in the meantime."""
+    honest = all_contracts()["embedding"]
+    contract = replace(
+        honest.with_form("cheat", off_in_float16, like="gather"), dtypes=("float32", "float16", "bfloat16")
+    )
+    found = Found()
+    for dtype in contract.dtypes:
+        found |= examine_equality(contract, ["cheat"], dtype, EFFORT)
+    found |= examine_refusals(contract, ["cheat"])
+    for form in (NAIVE, "cheat"):
+        found |= examine_memory(contract, form, METER, EFFORT)
+    together = put_together(contract, ["cheat"], found)
+    assert together == examine(contract, METER, EFFORT, forms=["cheat"])
+    assert [f.status for f in together.findings if f.check == "equality"] == ["pass", "fail"]
+    assert [f.message for f in together.findings if f.check == "budget"] == [
+        "memory not judged: the form is not equal to naive"
+    ]
+    assert not any(form == "cheat" for form, _, _ in together.readings)
+    assert together.equal_forms == frozenset()
+
+
+class NoWorkers:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a worker was started")
+
+
+def test_where_little_is_asked_no_worker_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", NoWorkers)
+    contract = all_contracts()["embedding"]
+    (found,) = examine_all([contract], METER, get_effort("dev"), lambda _: None)
+    assert found.op == "embedding"
+    with pytest.raises(AssertionError, match="a worker was started"):
+        examine_all(list(all_contracts().values()), METER, get_effort("ci"), lambda _: None)
+
+
+def test_a_contract_of_ones_own_is_examined_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", NoWorkers)
+    monkeypatch.setattr(workers, "_WORTH_A_START", 0)
+    own = replace(all_contracts()["embedding"], name="own")
+    (found,) = examine_all([own], METER, EFFORT, lambda _: None)
+    assert found.op == "own"
+
+
+def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_WORTH_A_START", 0)
+    said: list[str] = []
+    contracts = [all_contracts()[op] for op in ("rope", "embedding")]
+    found = examine_all(contracts, METER, get_effort("dev"), said.append)
+    assert [examination.op for examination in found] == ["rope", "embedding"]
+    assert all(finding.status in ("pass", "note") for examination in found for finding in examination.findings)
+    assert sorted(line.split(" is examined")[0] for line in said) == ["embedding", "rope"]
+    assert said[-1].endswith("is examined")
+
+
+def test_a_part_is_plain_data() -> None:
+    part = Part("embedding", "refusals", ("gather",))
+    assert part.examine(EFFORT).refusals["gather"]

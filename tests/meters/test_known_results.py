@@ -1,0 +1,139 @@
+"""Results that are made from what is known of a call are those that FakeTensorMode makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import memfix
+from memfix.meters.base import Reading
+from memfix.meters.simulated import known_results
+from memfix.meters.simulated.environment import simulated_gpu
+from memfix.meters.simulated.gpus import H200
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_results, "_known", {})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators that FakeTensorMode is asked for."""
+    operators: list[str] = []
+    dispatch = FakeTensorMode.dispatch
+
+    def noted(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        operators.append(str(func))
+        return dispatch(mode, func, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", noted)
+    return operators
+
+
+def train_step(device: str) -> Callable[[], None]:
+    x = torch.empty(6, 4, 8, device=device, requires_grad=True)
+    w = torch.empty(8, 5, device=device, requires_grad=True)
+
+    def step() -> None:
+        parts = [part @ w for part in x.unbind(0)]
+        out = torch.stack(parts).softmax(-1).transpose(0, 1)[:, 1:].to(torch.bfloat16)
+        out.sum().backward()
+        x.grad = w.grad = None
+
+    return step
+
+
+def measured(build: Callable[[str], Callable[[], object]] = train_step) -> Reading:
+    return memfix.peak(build)
+
+
+def test_what_is_known_changes_no_byte_and_no_event() -> None:
+    first, second = measured(), measured()
+    assert first == second
+    assert first.timeline == second.timeline
+
+
+def test_what_is_known_is_not_asked_for_again(asked: list[str]) -> None:
+    measured()
+    num_first = len(asked)
+    measured()
+    assert num_first > 10
+    # the inputs are made of nothing that a key could tell, and are few
+    assert len(asked) - num_first < num_first / 4
+
+
+@pytest.mark.parametrize("number", [1, 1.0, True])
+def test_numbers_that_are_equal_give_each_its_own_dtype(number: float) -> None:
+    with simulated_gpu(H200, plain_path=True):
+        counts = torch.empty(3, dtype=torch.uint8, device="cuda")
+        found = [(counts * n).dtype for n in (1, 1.0, True, number)]
+    assert found[:3] == [torch.uint8, torch.float32, torch.uint8]
+    assert found[3] == (torch.float32 if isinstance(number, float) else torch.uint8)
+
+
+def test_views_begin_where_their_own_argument_does() -> None:
+    with simulated_gpu(H200, plain_path=True):
+        x = torch.empty(4, 6, device="cuda")
+        rows = [x[i] for i in range(4)]
+        halves = [row[3:] for row in rows]
+        strided = [half.as_strided((2,), (1,)) for half in halves]
+        storage = x.untyped_storage()._cdata
+        assert [row.storage_offset() for row in rows] == [0, 6, 12, 18]
+        assert [half.storage_offset() for half in halves] == [3, 9, 15, 21]
+        assert [view.storage_offset() for view in strided] == [3, 9, 15, 21]
+        assert {view.untyped_storage()._cdata for view in (*rows, *halves, *strided)} == {storage}
+
+
+def test_what_gives_an_argument_another_shape_does_so_every_time() -> None:
+    with simulated_gpu(H200, plain_path=True):
+        a = torch.empty(10, device="cuda")
+        for _ in range(2):
+            out = torch.empty(0, device="cuda")
+            torch.add(a, a, out=out)
+            assert out.shape == (10,)
+            squeezed = torch.empty(1, 3, device="cuda")
+            squeezed.squeeze_()
+            assert squeezed.shape == (3,)
+
+
+def test_a_call_that_is_refused_is_refused_every_time() -> None:
+    with simulated_gpu(H200, plain_path=True):
+        a, b = torch.empty(3, device="cuda"), torch.empty(4, device="cuda")
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="broadcast"):
+                a + b
+            with pytest.raises(RuntimeError, match="invalid"):
+                a.view(2, 2)
+
+
+def test_tensors_of_inference_mode_stay_so() -> None:
+    with simulated_gpu(H200, plain_path=True):
+        x = torch.empty(3, device="cuda")
+        plain = [x.exp(), x.view(3, 1)]
+        with torch.inference_mode():
+            inside = [x.exp(), torch.empty(3, device="cuda").view(3, 1)]
+        assert not any(tensor.is_inference() for tensor in plain)
+        assert all(tensor.is_inference() for tensor in inside)
+
+
+def test_results_on_the_host_stay_there() -> None:
+    with simulated_gpu(H200, plain_path=True) as tracker:
+        for _ in range(2):
+            before = tracker.ledger.requested.live
+            host = torch.empty(5).exp().view(5, 1)
+            assert host.device.type == "cpu"
+            assert tracker.ledger.requested.live == before
+            assert host.to("cuda").device.type == "cuda"
+
+
+def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_results, "_MOST_KNOWN", 5)
+    with simulated_gpu(H200, plain_path=True):
+        for size in range(1, 20):
+            assert torch.empty(size, device="cuda").exp().shape == (size,)
+    assert len(known_results._known) <= 5
