@@ -93,8 +93,6 @@ def test_same_draws_every_time_unless_random():
 
 
 def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
-    from memfix.checks.draws import equality_draws
-
     drawn = []
     smallest_failure(equality_draws(all_contracts()["linear_cross_entropy"], "float32"), drawn.append, examples=200)
     dims = [draw.case.dims for draw in drawn]
