@@ -135,7 +135,10 @@ def _values(
     elif spec.low is not None or spec.high is not None:
         low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
         drawn = torch.rand(size, dtype=_random_dtype(dtype), **made)
-        tensor = low * (math.log(high / low) * drawn).exp() if spec.log_uniform else low + (high - low) * drawn
+        if spec.log_uniform:  # of a large magnitude most are near ``low``, of a small one near ``high``
+            tensor = low * (math.log(high / low) * drawn**draw.magnitude).exp()
+        else:
+            tensor = low + (high - low) * drawn
     else:
         tensor = draw.magnitude * spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
     if spec.sometimes is not None:

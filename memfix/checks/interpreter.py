@@ -6,18 +6,20 @@ rather left alone, since a simulated step launches nothing.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib.util
 import multiprocessing
 import os
 from collections.abc import Callable
-from multiprocessing.pool import Pool
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.util import Finalize
 from typing import TypeVar
 
 VARIABLE = "TRITON_INTERPRET"
-SHARE = 20
+SHARE = 8
 """An interpreted kernel takes hundreds of times as long: of this many examples one is drawn."""
+
+_BEFORE_QUEUES = 100
 
 Result = TypeVar("Result")
 
@@ -35,7 +37,7 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
     for package in ("triton", "numpy"):
         if importlib.util.find_spec(package) is None:
             raise CannotInterpret(f"{package} is not installed")
-    return _child().apply(function)
+    return _child().submit(function).result()
 
 
 def take_one_core() -> None:
@@ -53,13 +55,15 @@ def _start() -> None:
 
 
 @functools.cache
-def _child() -> Pool:
-    """One for all checks of this process: it takes seconds to start."""
+def _child() -> ProcessPoolExecutor:
+    """One for all checks of this process: it takes seconds to start. One that dies is not started again and again."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
     try:
-        child = multiprocessing.get_context("spawn").Pool(1, _start)
-        atexit.register(child.terminate)
+        child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_start)
+        child.submit(os.getpid).result()  # now it has started
+        # a worker waits at its end for what it started: it must be told before the queue to it is closed
+        Finalize(child, child.shutdown, exitpriority=_BEFORE_QUEUES)
         return child
     finally:
         if before is None:

@@ -171,7 +171,7 @@ def explained(reading: Reading) -> tuple[str, ...]:
 
 def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:
     """Budgets without a case, at shapes that nobody chose. None where the form has no such budget."""
-    from .draws import memory_draws, smallest_failure
+    from .draws import drawn, memory_draws, smallest_failure
 
     budgets = [b for b in contract.budgets if b.form == form and b.case is None and not b.known_broken]
     if not budgets:
@@ -183,10 +183,11 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
                 raise _OverBudget(finding)
 
     draws = memory_draws(contract)
-    failure = smallest_failure(draws, within, examples=examples, shrinks=0)
+    calls = drawn(draws, examples)
+    failure = smallest_failure(draws, within, calls, shrinks=0)
     if failure is not None:
         for budget in budgets:  # which of them is it, and what is the smallest shape that breaks it?
-            alone = smallest_failure(draws, partial(within, budgets=[budget]), examples=examples, shrinks=25)
+            alone = smallest_failure(draws, partial(within, budgets=[budget]), calls, shrinks=25)
             if alone is not None:
                 return _failed_at(contract, form, budget, *alone)
         return _failed_at(contract, form, budgets[0], *failure)

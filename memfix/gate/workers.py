@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from ..checks.effort import Effort, get_effort
@@ -52,13 +53,12 @@ class Part:
 def parts_of(contract: Contract) -> Iterator[Part]:
     """Those that take longest first, as far as it can be known.
 
-    Forms are held against the same calls in a dtype, so they stay together. Kernels are interpreted in a child, for
-    which a worker waits: they stay together in all dtypes, and come first.
+    Forms are held against the same calls in a dtype, so they stay together.
     """
     kernels = tuple(name for name, form in contract.forms.items() if form.has_kernels)
     others = tuple(name for name in contract.forms if name not in kernels)
     if kernels:
-        yield Part(contract.name, "interpreted equality", kernels, tuple(contract.dtypes))
+        yield Part(contract.name, _INTERPRETED, kernels, tuple(contract.dtypes))
     if others:
         for dtype in contract.dtypes:
             yield Part(contract.name, "equality", others, (dtype,))
@@ -85,20 +85,47 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     waiting = {contract.name: sum(part.op == contract.name for part in parts) for contract in contracts}
     found = {contract.name: Found() for contract in contracts}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(num_workers, len(parts)), context, initializer=take_one_core) as workers:
-        asked = {workers.submit(_examine_part, part, effort.name): part.op for part in parts}
-        for done in as_completed(asked):
-            op = asked[done]
-            found[op] |= done.result()
-            waiting[op] -= 1
-            if not waiting[op]:
-                others = [name for name, number in waiting.items() if number]
-                say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
+
+    def note(op: str, part: Found) -> None:
+        found[op] |= part
+        waiting[op] -= 1
+        if not waiting[op]:
+            others = [name for name, number in waiting.items() if number]
+            say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
+
+    with (
+        ProcessPoolExecutor(num_workers - 1, context, initializer=take_one_core) as workers,
+        # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
+        ThreadPoolExecutor(1) as waiting_for_child,
+        _one_core(),
+    ):
+        asked = {
+            (waiting_for_child if part.kind == _INTERPRETED else workers).submit(_examine_part, part, effort.name): part
+            for part in parts
+        }
+        for future, part in asked.items():  # this process is a worker too
+            if part.kind != _INTERPRETED and future.cancel():
+                note(part.op, part.examine(effort))
+        for future in as_completed([future for future in asked if not future.cancelled()]):
+            note(asked[future].op, future.result())
     return [put_together(contract, tuple(contract.forms), found[contract.name]) for contract in contracts]
 
 
+@contextlib.contextmanager
+def _one_core() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    take_one_core()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 _WORTH_A_START = 400  # parts times examples: about ten seconds of work, where a worker has begun after four
-_ORDER = ("interpreted equality", "equality", "memory", "refusals")
+_INTERPRETED = "interpreted equality"
+_ORDER = (_INTERPRETED, "memory", "equality", "refusals")
 
 
 def _examine_part(part: Part, effort: str) -> Found:

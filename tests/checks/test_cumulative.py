@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, TensorSpec
-from memfix.checks.draws import equality_draws, memory_draws, smallest_failure
+from memfix.checks.draws import drawn, equality_draws, memory_draws
 from memfix.checks.equality import check_equality
 from memfix.checks.inputs import Draw, StepOf, make_inputs
 from memfix.contract import WIDE
@@ -36,15 +36,13 @@ def contract(**more: Any) -> Contract:
     return Contract("sums", naive=sums, **{**parts, **more})
 
 
-def drawn(made: Contract, dtype: str = "float32", examples: int = 100) -> list[Draw]:
-    found: list[Draw] = []
-    smallest_failure(equality_draws(made, dtype), found.append, examples=examples)
-    return found
+def calls_of(made: Contract, dtype: str = "float32", examples: int = 100) -> list[Draw]:
+    return [call.draw for call in drawn(equality_draws(made, dtype), examples)]
 
 
 def test_cuts_go_from_nothing_to_the_whole_and_never_back() -> None:
     made = contract()
-    seen = [(draw, make_inputs(made, draw, "cpu")["cuts"].tolist()) for draw in drawn(made)]
+    seen = [(draw, make_inputs(made, draw, "cpu")["cuts"].tolist()) for draw in calls_of(made)]
     for draw, cuts in seen:
         assert len(cuts) == draw.case.dims["S"] + 1
         assert cuts == sorted(cuts)
@@ -93,9 +91,8 @@ def test_wide_is_float32_or_wider(dtype: str, wide: str) -> None:
 
 def test_drawn_memory_shapes_have_cuts_too() -> None:
     made = contract()
-    found: list[Draw] = []
-    smallest_failure(memory_draws(made), found.append, examples=20)
-    for draw in found:
+    for call in drawn(memory_draws(made), 20):
+        draw = call.draw
         assert make_inputs(made, draw, "meta", values=False)["cuts"].tolist()[-1] == draw.case.dims["T"]
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from memfix import Contract, Dim, TensorSpec, Tolerance
 from memfix.checks import equality
-from memfix.checks.draws import equality_draws, smallest_failure
+from memfix.checks.draws import drawn, equality_draws, smallest_failure
 from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
 from memfix.checks.inputs import Draw, make_inputs
 from memfix.contract import Form
@@ -93,19 +96,44 @@ def test_same_draws_every_time_unless_random():
 
 
 def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
-    drawn = []
-    smallest_failure(equality_draws(all_contracts()["linear_cross_entropy"], "float32"), drawn.append, examples=200)
-    dims = [draw.case.dims for draw in drawn]
+    calls = [call.draw for call in drawn(equality_draws(all_contracts()["linear_cross_entropy"], "float32"), 200)]
+    dims = [draw.case.dims for draw in calls]
     assert any(d["N"] == 1 for d in dims)
     assert any(d["rows_per_chunk"] == 1 < d["N"] for d in dims)
     assert any(d["rows_per_chunk"] > d["N"] for d in dims)
     assert any(d["rows_per_chunk"] > 1 and d["N"] % d["rows_per_chunk"] == 1 for d in dims)
     assert any(d["N"] % 2 for d in dims)
-    assert {layout for draw in drawn for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
-    assert any(draw.frozen for draw in drawn)
-    assert {draw.share for draw in drawn} == {0.0, 0.3, 1.0}
-    assert {draw.case.present for draw in drawn} == {(), ("bias",), ("class_weight",), ("bias", "class_weight")}
-    assert {draw.magnitude for draw in drawn} == {1.0, 3.0, 8.0}
+    assert {layout for draw in calls for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
+    assert any(draw.frozen for draw in calls)
+    assert {draw.share for draw in calls} == {0.0, 0.3, 1.0}
+    assert {draw.case.present for draw in calls} == {(), ("bias",), ("class_weight",), ("bias", "class_weight")}
+    assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 8.0}
+
+
+def test_draws_differ_from_each_other_and_fill_their_ranges():
+    calls = [call.draw for call in drawn(equality_draws(all_contracts()["rope"], "float32"), 40)]
+    assert len({call.spelled() for call in calls}) == 40
+    assert sum(call.case.dims["offset"] > 2_000 for call in calls) > 10
+    assert sum(call.case.dims["T"] > 7 for call in calls) > 8
+
+
+def test_draws_do_not_hang_on_what_is_imported():
+    """As those of Hypothesis itself do: it draws numbers that it reads in the modules of the project."""
+    ask = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "{more}\n"
+        "from memfix.checks.draws import drawn, equality_draws\n"
+        "from memfix.registry import all_contracts\n"
+        "print([call.draw.spelled() for call in drawn(equality_draws(all_contracts()['rope'], 'float32'), 40)])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", ask.format(more=more)], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
+        for more in ("", "import memfix.cli.gate, memfix.gate.timing.run, benchmarks.kda")
+    ]
+    assert said[0] == said[1] != ""
 
 
 def test_draw_is_read_back_from_its_line():
@@ -247,9 +275,11 @@ def test_draws_that_passed_are_tried_on_the_next_form_in_its_own_dtype(monkeypat
 
     made = replace(contract(square), forms={"form": Form(square), "noting": Form(noting)})
     check_equality(made, "noting", dtype="float32", examples=30)
-    drawn, seen[:] = list(seen), []
+    in_float32 = {size for size, _ in seen}
+    seen.clear()
     check_equality(made, "noting", dtype="bfloat16", examples=30)
-    assert seen == [(size, torch.bfloat16) for size, _ in drawn]
+    assert {size for size, _ in seen} == in_float32
+    assert {dtype for _, dtype in seen} == {torch.bfloat16}
 
 
 def test_a_form_that_fails_now_and_then_has_failed():
@@ -261,11 +291,8 @@ def test_a_form_that_fails_now_and_then_has_failed():
         if num_calls == 3:
             raise Unequal("once")
 
-    made = contract(square)
-    before: list[Draw] = []
-    smallest_failure(equality_draws(made, "float32"), lambda draw: None, examples=10, before=before)
-    assert len(before) == 10
-    failure = smallest_failure(equality_draws(made, "float32"), fails_once, examples=10, before=before)
+    draws = equality_draws(contract(square), "float32")
+    failure = smallest_failure(draws, fails_once, drawn(draws, 10))
     assert failure is not None
     assert str(failure[1]) == "once"
 

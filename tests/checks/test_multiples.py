@@ -10,7 +10,7 @@ import torch
 import memfix
 from memfix import Contract, Dim, TensorSpec
 from memfix.checks.bad_inputs import check_bad_input
-from memfix.checks.draws import equality_draws, memory_draws, smallest_failure
+from memfix.checks.draws import drawn, equality_draws, memory_draws, smallest_failure
 from memfix.contract import BadInput
 from memfix.errors import ContractError, UsageError
 from memfix.meters.base import Reading
@@ -35,21 +35,19 @@ def contract(**more: Any) -> Contract:
 def test_only_multiples_are_drawn_and_all_of_them() -> None:
     made = contract()
     for draws in (equality_draws(made, "float32"), memory_draws(made)):
-        drawn: list[Any] = []
-        smallest_failure(draws, drawn.append, examples=100)
-        assert all(d.case.dims["D"] % 2 == 0 < d.case.dims["D"] for d in drawn)
-        assert all(d.case.dims["blocks"] % 4 == 0 < d.case.dims["blocks"] for d in drawn)
-        assert any(d.case.dims["N"] % 2 for d in drawn)
-    drawn = []
-    smallest_failure(equality_draws(made, "float32"), drawn.append, examples=100)
-    assert {d.case.dims["D"] for d in drawn} == {2, 4, 6, 8, 10}
+        dims = [call.draw.case.dims for call in drawn(draws, 100)]
+        assert all(d["D"] % 2 == 0 < d["D"] for d in dims)
+        assert all(d["blocks"] % 4 == 0 < d["blocks"] for d in dims)
+        assert any(d["N"] % 2 for d in dims)
+    assert {call.draw.case.dims["D"] for call in drawn(equality_draws(made, "float32"), 100)} == {2, 4, 6, 8, 10}
 
 
 def test_a_failure_shrinks_to_the_smallest_multiple() -> None:
     def small(draw: Any) -> None:
         assert draw.case.dims["D"] < 6
 
-    failure = smallest_failure(equality_draws(contract(), "float32"), small, examples=100)
+    draws = equality_draws(contract(), "float32")
+    failure = smallest_failure(draws, small, drawn(draws, 100))
     assert failure is not None
     assert failure[0].case.dims["D"] == 6
 

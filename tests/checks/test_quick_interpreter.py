@@ -32,7 +32,8 @@ for dtype in (torch.float32, torch.bfloat16):
 import triton.language as tl
 from triton.runtime import interpreter
 places = (interpreter._patch_lang, interpreter._get_np_dtype, tl.core.tuple.__init__, tl.core.block_type.__init__,
-          tl.core.tensor.__init__)
+          tl.core.tensor.__init__, interpreter.TritonSemantic.binary_op_type_checking_impl,
+          interpreter.TritonSemantic.broadcast_impl_value)
 shortcuts = [place.__module__ == "memfix.checks.quick_interpreter" for place in places]
 shortcuts.append(not interpreter.interpreter_builder.options.sanitize_overflow)
 print(json.dumps([digests, shortcuts]))

@@ -164,16 +164,21 @@ def test_the_profiled_step_runs_on_real_tensors() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
-    settings = dataclasses.replace(TINY, context_length=4096)
+    tokens = 4096
+    settings = dataclasses.replace(TINY, context_length=tokens)
     simulated, real = stages(profile(settings)), stages(profile(settings, meter="cuda"))
     assert [*real] == [*simulated]
     # a GPU's base has the workspaces of cuBLAS, and whatever else this process keeps there, from the first stage on
     kept_bytes = real[PARAMETERS].end_bytes - simulated[PARAMETERS].end_bytes
     assert kept_bytes >= 0
+    # the simulation takes the last token, which predicts nothing, for one that counts: a GPU leaves it out, and so has the
+    # rows of a chunk of our loss in a buffer of their own, with their places and their targets
+    gathered_bytes = tokens * (D * E + 8 + 8)
     for name, one in real.items():
-        # the simulation takes the last token, which predicts nothing, for one that counts
-        assert one.end_bytes - kept_bytes == pytest.approx(simulated[name].end_bytes, rel=0.01, abs=64 << 10), name
-        assert one.peak_bytes - kept_bytes == pytest.approx(simulated[name].peak_bytes, rel=0.01, abs=64 << 10), name
+        may_differ = (64 << 10) + (gathered_bytes if name in (LOSS, LATER_STEP) else 0)
+        end_bytes, peak_bytes = simulated[name].end_bytes, simulated[name].peak_bytes
+        assert one.end_bytes - kept_bytes == pytest.approx(end_bytes, rel=0.01, abs=64 << 10), name
+        assert one.peak_bytes - kept_bytes == pytest.approx(peak_bytes, rel=0.01, abs=may_differ), name
 
 
 # ---------------------------------------------------------------- who holds them
