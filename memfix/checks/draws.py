@@ -126,7 +126,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     choices = _choices(draw, contract)
     seed = draw(st.integers(0, 2**16))
     share = draw(st.sampled_from([0.3, 0.0, 0.3, 0.0, 0.3, 1.0]))  # seldom all: then little is left to compare
-    # large values show an exponential that nobody shifted, small ones what was rounded before it was compared, and those
+    # large values show an exponential that nobody shifted, small ones what is rounded before it is compared, and those
     # between what a trained model gives
     magnitude = draw(st.sampled_from([1.0, 1.0, 3.0, 8.0, 0.1]))
     present = _present(draw, contract)

@@ -171,8 +171,8 @@ def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
     # a GPU's base has the workspaces of cuBLAS, and whatever else this process keeps there, from the first stage on
     kept_bytes = real[PARAMETERS].end_bytes - simulated[PARAMETERS].end_bytes
     assert kept_bytes >= 0
-    # the simulation takes the last token, which predicts nothing, for one that counts: a GPU leaves it out, and so has the
-    # rows of a chunk of our loss in a buffer of their own, with their places and their targets
+    # the simulation takes the last token, which predicts nothing, for one that counts: a GPU leaves it out, and so has
+    # the rows of a chunk of our loss in a buffer of their own, with their places and their targets
     gathered_bytes = tokens * (D * E + 8 + 8)
     for name, one in real.items():
         may_differ = (64 << 10) + (gathered_bytes if name in (LOSS, LATER_STEP) else 0)
