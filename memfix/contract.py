@@ -66,11 +66,12 @@ class TensorSpec:
     """One tensor argument, handed to every form in the order of the contract's ``inputs``.
 
     ``shape`` names dims: ``"T D"``; a number stands for itself, ``"S+1"`` is one more than S, ``""`` is a scalar.
-    Floating inputs are normal with standard deviation ``scale``, or uniform in ``[low, high)`` where
-    those are given, with ``log_uniform`` in the logarithm of their size; integers are uniform in ``[low, high)``, where
-    ``high`` may be a dim; ``bool`` is a mask. ``cumulative`` names a dim that the integers cut into pieces: sorted, the
-    first 0, the last the dim's size, repeats allowed. Shapes follow from those, so they are drawn even where values
-    are not, and lie on the CPU.
+    Floating inputs are normal with standard deviation ``scale``, over the root of the dim ``fan_in`` where that is
+    given, so that a product over it is as large at every size; or uniform in ``[low, high)`` where those are given,
+    with ``log_uniform`` in the logarithm of their size. Integers are uniform in ``[low, high)``, where ``high`` may be
+    a dim; ``bool`` is a mask. ``cumulative`` names a dim that the integers cut into pieces: sorted, the first 0, the
+    last the dim's size, repeats allowed. Shapes follow from those, so they are drawn even where values are not, and
+    lie on the CPU.
     ``sometimes`` is a value that replaces a random share of the elements (none and all of them included), or the
     name of a choice that holds it, such as an ignore index. ``grad`` says that the input may need a gradient;
     draws freeze it now and then. An ``optional`` one may be None: draws leave it out now and then, and a case
@@ -89,6 +90,7 @@ class TensorSpec:
     optional: bool = False
     log_uniform: bool = False
     cumulative: str | None = None
+    fan_in: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (WORKING, WIDE, *DTYPE_BYTES):
@@ -136,7 +138,7 @@ class TensorSpec:
     def dims(self) -> set[str]:
         """The dims that this input's shape and range speak of."""
         named = {axis.removesuffix("+1") for axis in self.axes if not axis.isdigit()}
-        return named | {dim for dim in (self.high, self.cumulative) if isinstance(dim, str)}
+        return named | {dim for dim in (self.high, self.cumulative, self.fan_in) if isinstance(dim, str)}
 
     def size(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(_axis_size(axis, dims) for axis in self.axes)
@@ -372,7 +374,8 @@ def _spelled(tolerance: Tolerance) -> str:
 
 
 def _spelled_spec(spec: TensorSpec) -> str:
-    hidden = {"name", *(option for option in ("optional", "log_uniform", "cumulative") if not getattr(spec, option))}
+    unless_given = ("optional", "log_uniform", "cumulative", "fan_in")
+    hidden = {"name", *(option for option in unless_given if not getattr(spec, option))}
     shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name not in hidden]
     return ", ".join(shown)
 

@@ -322,6 +322,10 @@ def test_a_contract_whose_name_is_no_word_is_refused(name: str) -> None:
             "scale: input 'weight' uses 'Q', which is no dim; known: D, N, rows",
         ),
         (
+            {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", fan_in="row")]},
+            "scale: input 'weight' uses 'row', which is no dim; did you mean 'rows'?",
+        ),
+        (
             {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", sometimes="moed")]},
             "scale: input 'weight' is sometimes 'moed', which is no choice; did you mean 'mode'?",
         ),

@@ -23,7 +23,7 @@ PROFILES = {
     effort.name: effort
     for effort in (
         Effort("dev", equality_examples=10, memory_examples=2),
-        Effort("ci", equality_examples=40, memory_examples=8),
+        Effort("ci", equality_examples=32, memory_examples=8),
         Effort("thorough", equality_examples=1000, memory_examples=100),
     )
 }

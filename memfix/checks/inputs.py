@@ -140,7 +140,8 @@ def _values(
         else:
             tensor = low + (high - low) * drawn
     else:
-        tensor = draw.magnitude * spec.scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
+        scale = spec.scale if spec.fan_in is None else spec.scale / math.sqrt(draw.case.dims[spec.fan_in])
+        tensor = draw.magnitude * scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
     if spec.sometimes is not None:
         value = draw.case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
         tensor = tensor.masked_fill(chance < (draw.share or 0), value)

@@ -123,7 +123,7 @@ def _one_core() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_WORTH_A_START = 400  # parts times examples: about ten seconds of work, where a worker has begun after four
+_WORTH_A_START = 320  # parts times examples: about ten seconds of work, where a worker has begun after four
 _INTERPRETED = "interpreted equality"
 _ORDER = (_INTERPRETED, "memory", "equality", "refusals")
 

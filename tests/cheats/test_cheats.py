@@ -19,7 +19,7 @@ from memfix.registry import all_contracts
 
 # one that gives the right answer, and takes too much memory for it, need not be asked often whether it does
 EFFORTS = {
-    True: Effort("wrong answers", equality_examples=40, memory_examples=2),
+    True: Effort("wrong answers", equality_examples=32, memory_examples=2),
     False: Effort("too much memory", equality_examples=4, memory_examples=8),
 }
 CHEATS = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))

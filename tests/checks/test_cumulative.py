@@ -96,6 +96,15 @@ def test_drawn_memory_shapes_have_cuts_too() -> None:
         assert make_inputs(made, draw, "meta", values=False)["cuts"].tolist()[-1] == draw.case.dims["T"]
 
 
+def test_a_product_over_the_fan_in_is_as_large_at_every_size() -> None:
+    inputs = [TensorSpec("x", "T D", grad=True, fan_in="D"), *contract().inputs[1:]]
+    sizes = {f"D{size}": {"T": 12, "S": 3, "D": size} for size in (16, 4096)}
+    made = contract(inputs=inputs, cases=sizes)
+    for case in made.cases.values():
+        x = make_inputs(made, Draw(case), "cpu")["x"]
+        assert x.square().sum(1).mean().item() == pytest.approx(1, rel=0.3)
+
+
 @pytest.mark.parametrize(("low", "high"), [(-100.0, -0.01), (0.01, 100.0)])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_log_uniform_values_are_as_often_small_as_large(low: float, high: float, dtype: str) -> None:

@@ -65,7 +65,7 @@ contract = Contract(
     },
     inputs=[
         TensorSpec("hidden", "N D", grad=True),
-        TensorSpec("weight", "V D", grad=True),
+        TensorSpec("weight", "V D", grad=True, fan_in="D"),
         TensorSpec("target", "N", dtype="int64", high="V", sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
         TensorSpec("class_weight", "V", low=0.25, high=2.0, optional=True),
