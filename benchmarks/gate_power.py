@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +92,19 @@ def main(
         raise click.BadParameter(f"percentages, got {planted!r}", param_hint="--planted") from None
     rows: dict[str, dict[str, Any]] = {}
     console = Console(width=100)
+    where = {"op": op, "form": form, "case": place.case, "phase": place.phase, "device": device}
+    head = {"surroundings": describe(), **where, "at_once": at_once}
     for text, share in shares.items():
+        ended: list[dict[str, Any]] = []
         with ThreadPoolExecutor(at_once) as side_by_side:
-            found = list(
-                side_by_side.map(
-                    lambda _, by=share: one_gate(op, place, device, by, is_alone=at_once == 1), range(gates)
-                )
-            )
-        rows[text] = row_of(found)
-        if json_path is not None:
-            where = {"op": op, "form": form, "case": place.case, "phase": place.phase, "device": device}
-            data = {"surroundings": describe(), **where, "at_once": at_once, "planted_percent": rows}
-            write_whole(json_path, as_json(data), "the figures")
+            asked = [
+                side_by_side.submit(one_gate, op, place, device, share, is_alone=at_once == 1) for _ in range(gates)
+            ]
+            for gate in as_completed(asked):  # one that is interrupted has shown what it has shown
+                ended.append(gate.result())
+                rows[text] = row_of(ended)
+                if json_path is not None:
+                    write_whole(json_path, as_json({**head, "planted_percent": rows}), "the figures")
     console.print(f"{op}/{form} at {place.case}, {place.phase}, on {device}")
     print_rows(rows, console)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from ...errors import MemfixError
 from ...laws import NAIVE
 from ...meters.base import Step
 from ...meters.clock import Race, race, slowed
-from ...meters.cuda import gpu_to_ourselves
+from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
 from ...registry import contracts
 from .copies import NotAtBase, form_at_base
 from .places import BASE, CANARY, NAIVE_FORM, Against, Place
@@ -53,7 +54,23 @@ def run_task(task: Task) -> list[Timed]:
     if task.device == "cpu":
         take_one_core()
     (contract,) = contracts([task.op])
+    _get_ready(contract, task)
     return [_timed(contract, subject, task) for subject in task.subjects]
+
+
+def _get_ready(contract: Contract, task: Task) -> None:
+    """What takes seconds and is not timed, before the GPU is wanted alone: until then others have it."""
+    for place, against in task.subjects:
+        if against == BASE and task.base is not None:
+            with contextlib.suppress(Exception):  # which is said where it is to be timed
+                form_at_base(task.base, contract.name, place.form)
+    if task.device == "cuda":
+        import torch
+
+        if any(contract.forms[place.form].has_kernels for place, _ in task.subjects):
+            importlib.import_module("triton")
+        with gpu_beside_others():
+            torch.zeros(1, device=task.device)
 
 
 def _timed(contract: Contract, subject: Subject, task: Task) -> Timed:

@@ -7,6 +7,7 @@ replace the operators of the earlier, and a form be timed against itself.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import subprocess
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...contract import Contract
 from ...errors import MeasurementError
 from ..base import Base
 
@@ -54,16 +56,27 @@ def form_at_base(folder: Path, op: str, form: str) -> Callable[..., Any]:
     source = f"{PACKAGE}.ops.{op}.contract"
     if not (folder / PACKAGE / "ops" / op / "contract.py").exists():
         raise NotAtBase("the op is new")
-    with _namespaces_watched():
-        contract = importlib.import_module(source).contract
+    contract, namespaces_in_common = _contract_at_base(source)
+    if namespaces_in_common:
+        raise MeasurementError(
+            f"both copies register operators in the torch.library namespace {', '.join(sorted(namespaces_in_common))}: "
+            "the base would run today's code; derive the namespace from __name__"
+        )
     if form not in contract.forms:
         raise NotAtBase("the form is new")
     return contract.function(form)
 
 
+@functools.cache
+def _contract_at_base(source: str) -> tuple[Contract, set[str]]:
+    """And where its copy registers operators though this package does. Remembered: a module is run only once."""
+    with _namespaces_watched() as met:
+        return importlib.import_module(source).contract, met
+
+
 @contextmanager
-def _namespaces_watched() -> Iterator[None]:
-    """Refuse a copy that registers operators where this package's are."""
+def _namespaces_watched() -> Iterator[set[str]]:
+    """Those in which operators were before, and to which more are added inside."""
     import torch
 
     original, taken = torch.library.Library.__init__, _namespaces_of_operators()
@@ -76,14 +89,9 @@ def _namespaces_watched() -> Iterator[None]:
 
     torch.library.Library.__init__ = watched  # type: ignore[assignment, method-assign]
     try:
-        yield
+        yield met
     finally:
         torch.library.Library.__init__ = original  # type: ignore[method-assign]
-    if met:
-        raise MeasurementError(
-            f"both copies register operators in the torch.library namespace {', '.join(sorted(met))}: the base would "
-            "run today's code; derive the namespace from __name__"
-        )
 
 
 def _namespaces_of_operators() -> set[str]:

@@ -72,8 +72,11 @@ def test_operators_in_a_common_namespace_are_refused(folder: Path) -> None:
     mine = torch.library.Library("memfix_test_taken", "FRAGMENT")
     mine.define("early(Tensor x) -> Tensor")
     before = torch.library.Library.__init__
-    with pytest.raises(MeasurementError, match=r"the torch\.library namespace memfix_test_taken: the base would run"):
-        form_at_base(folder, "sharing", "fast")
+    for _ in range(2):  # of two forms of an op the second finds the module run
+        with pytest.raises(
+            MeasurementError, match=r"the torch\.library namespace memfix_test_taken: the base would run"
+        ):
+            form_at_base(folder, "sharing", "fast")
     assert torch.library.Library.__init__ is before
 
 
