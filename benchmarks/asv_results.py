@@ -88,11 +88,14 @@ def keep_gone_benchmarks(results: Path, earlier: Listing) -> None:
         write_whole(results / "benchmarks.json", text, "ASV's list of benchmarks")
 
 
+def measured(results: Path) -> set[str]:
+    """Benchmarks that have results, at whatever commit."""
+    return {name for path in result_files(results) for name in read_json(path)["results"]}
+
+
 def unlisted(results: Path) -> list[str]:
     """Benchmarks that have results and that the pages will not show."""
-    listing = benchmarks_in(listing_of(results))
-    measured = {name for path in result_files(results) for name in read_json(path)["results"]}
-    return sorted(measured - listing.keys())
+    return sorted(measured(results) - benchmarks_in(listing_of(results)).keys())
 
 
 def file_under_versions(path: Path, python: str, torch: str, readiness: Mapping[str, Any] | None = None) -> Path:

@@ -29,7 +29,7 @@ from memfix.cli.ending import run
 from memfix.errors import MemfixError
 from memfix.files import write_whole
 
-from .asv_results import named, require_whole, unlisted
+from .asv_results import measured, named, require_whole, unlisted
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".asv/packages"
@@ -171,6 +171,13 @@ def make_self_contained(html: Path, cache: Path = CACHE) -> None:
     write_whole(html / "index.html", page, "the page")
 
 
+def show_only(benchmarks: set[str], html: Path) -> None:
+    """ASV's page has a box for every benchmark that is listed, also where nothing was ever measured."""
+    index = json.loads((html / "index.json").read_text(encoding="utf-8"))
+    index["benchmarks"] = {name: entry for name, entry in index["benchmarks"].items() if name in benchmarks}
+    write_whole(html / "index.json", json.dumps(index), "the page's index")
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Publish ASV's results as pages that need no network."""
@@ -186,6 +193,7 @@ def main() -> None:
     done = subprocess.run([sys.executable, "-m", "asv", "publish"], cwd=ROOT)
     if done.returncode:
         raise MemfixError(f"asv publish failed with exit code {done.returncode}; see its messages above")
+    show_only(measured(results), html)
     make_self_contained(html)
     dropped = unlisted(results)
     if dropped:

@@ -121,6 +121,22 @@ def loss_speed_table() -> list[str]:
     return lines
 
 
+def loss_sizes_table() -> list[str]:
+    """The loss's forms on the H200 at other vocabularies and in float32."""
+    found = [json.loads(path.read_text()) for path in RESULTS.glob("linear_cross_entropy_*.json")]
+    found.sort(key=lambda data: (data["setting"]["dtype"], data["setting"]["vocabulary"]))
+    races = [data["speed"][0] for data in found]
+    headings = [f"{data['setting']['vocabulary']:,} classes, {data['setting']['dtype']}" for data in found]
+    lines = [
+        f"| train step at {races[0]['tokens']:,} tokens | {' | '.join(headings)} |",
+        "|---|" + "--:|" * len(found),
+        "| three products alone | " + " | ".join(format_seconds(r["rows"]["floor"]["seconds"]) for r in races) + " |",
+    ]
+    return lines + [
+        f"| `{name}` | {' | '.join(_race_cell(race['rows'][name]) for race in races)} |" for name in found[0]["sources"]
+    ]
+
+
 def _race_cell(row: dict[str, Any]) -> str:
     return row.get("trouble") or f"{row['times_floor']:.2f}x, {format_bytes(row['peak_bytes'])}"
 
@@ -200,6 +216,7 @@ def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
 TABLES = {
     "ops": ops_table,
     "loss_speed": loss_speed_table,
+    "loss_sizes": loss_sizes_table,
     "kda_speed": kda_speed_table,
     "gate_power": gate_power_table,
     "profile": profile_table,

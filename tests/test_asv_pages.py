@@ -108,3 +108,11 @@ def test_another_version_of_the_page_is_refused(registry: Path, html: Path, tmp_
     page.write_text(page.read_text().replace("</head>", '<script src="https://example.org/more.js"></script></head>'))
     with pytest.raises(MemfixError, match=r"fetches more than is known of its version .*more\.js"):
         pages.make_self_contained(html, tmp_path / "cache")
+
+
+def test_a_benchmark_that_nobody_measured_has_no_box(html: Path) -> None:
+    listed = {"benchmarks": {"ops.A.time_train": {"unit": "seconds"}, "ops.B.time_train": {}}, "project": "memfix"}
+    (html / "index.json").write_text(json.dumps(listed))
+    pages.show_only({"ops.A.time_train", "ops.gone"}, html)
+    shown = json.loads((html / "index.json").read_text())
+    assert shown == {"benchmarks": {"ops.A.time_train": {"unit": "seconds"}}, "project": "memfix"}
