@@ -62,10 +62,13 @@ def check_equality(
 
 
 def _calls(contract: Contract, dtype: str, examples: int, *, random: bool) -> list[Drawn]:
-    """In every dtype the same ones, and drawn once."""
+    """In every dtype the same ones, and drawn once; unless ``random``."""
+    draws = equality_draws(contract, dtype)
+    if random:
+        return drawn(draws, examples, random=True)
     name = repr((contract.name, contract.dims, contract.choices, contract.inputs, examples))
-    if random or name not in _DRAWN:
-        _DRAWN[name] = drawn(equality_draws(contract, dtype), examples, random=random)
+    if name not in _DRAWN:
+        _DRAWN[name] = drawn(draws, examples)
     return [replace(call, draw=replace(call.draw, case=replace(call.draw.case, dtype=dtype))) for call in _DRAWN[name]]
 
 

@@ -105,6 +105,7 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
         }
         for future, part in asked.items():  # this process is a worker too
             if part.kind != _INTERPRETED and future.cancel():
+                say(f"{part.op}: {part.kind} of {', '.join(part.forms)}")
                 note(part.op, part.examine(effort))
         for future in as_completed([future for future in asked if not future.cancelled()]):
             note(asked[future].op, future.result())

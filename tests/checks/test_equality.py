@@ -93,6 +93,11 @@ def test_same_draws_every_time_unless_random():
         check_equality(made, "form", dtype="float32", examples=15)
     half = len(seen) // 2
     assert seen[:half] == seen[half:]
+    check_equality(made, "form", dtype="float32", examples=15, random=True)
+    seen_before = seen[:half]
+    seen.clear()
+    check_equality(made, "form", dtype="float32", examples=15)
+    assert seen == seen_before  # what was drawn at random is not remembered
 
 
 def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
