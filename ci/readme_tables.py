@@ -109,9 +109,7 @@ def loss_speed_table() -> list[str]:
         + " | ".join(f"error, {regime} logits" for regime in errors)
         + " |",
         "|---|" + "--:|" * (len(races) + len(errors)),
-        "| three products alone | "
-        + " | ".join(format_seconds(race["rows"]["floor"]["seconds"]) for race in races)
-        + " |" * (len(errors) + 1),
+        _floor_line(races) + " |" * len(errors),
     ]
     for name, source in data["sources"].items():
         label = f"`{name}`" if source.startswith("memfix") else f"{name}, {source}"
@@ -130,11 +128,16 @@ def loss_sizes_table() -> list[str]:
     lines = [
         f"| train step at {races[0]['tokens']:,} tokens | {' | '.join(headings)} |",
         "|---|" + "--:|" * len(found),
-        "| three products alone | " + " | ".join(format_seconds(r["rows"]["floor"]["seconds"]) for r in races) + " |",
+        _floor_line(races),
     ]
     return lines + [
         f"| `{name}` | {' | '.join(_race_cell(race['rows'][name]) for race in races)} |" for name in found[0]["sources"]
     ]
+
+
+def _floor_line(races: list[dict[str, Any]]) -> str:
+    cells = " | ".join(format_seconds(race["rows"]["floor"]["seconds"]) for race in races)
+    return f"| three products alone | {cells} |"
 
 
 def _race_cell(row: dict[str, Any]) -> str:

@@ -21,7 +21,8 @@ class Draw:
     """A case with everything else that fixes a call: values, layouts and frozen inputs.
 
     ``share`` is how often a ``sometimes`` value stands, and how much of a mask is set; ``magnitude`` multiplies inputs
-    that are drawn as normal. Without a share, as at the cases, no ``sometimes`` value stands: a meter that knows no
+    that are drawn as normal, and draws log-uniform ones to the end of their range that it names, ``low`` where it is
+    large. Without a share, as at the cases, no ``sometimes`` value stands: a meter that knows no
     values and one that does then measure the same step.
     """
 
@@ -135,7 +136,7 @@ def _values(
     elif spec.low is not None or spec.high is not None:
         low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
         drawn = torch.rand(size, dtype=_random_dtype(dtype), **made)
-        if spec.log_uniform:  # of a large magnitude most are near ``low``, of a small one near ``high``
+        if spec.log_uniform:
             tensor = low * (math.log(high / low) * drawn**draw.magnitude).exp()
         else:
             tensor = low + (high - low) * drawn

@@ -51,10 +51,7 @@ class Part:
 
 
 def parts_of(contract: Contract) -> Iterator[Part]:
-    """Those that take longest first, as far as it can be known.
-
-    Forms are held against the same calls in a dtype, so they stay together.
-    """
+    """Forms are held against the same calls in a dtype, so they stay together."""
     kernels = tuple(name for name, form in contract.forms.items() if form.has_kernels)
     others = tuple(name for name in contract.forms if name not in kernels)
     if kernels:
