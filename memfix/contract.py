@@ -330,10 +330,11 @@ class Contract:
         return [budget for budget in self.budgets if budget.form == form and budget.applies_to(case)]
 
     def with_form(self, name: str, function: Callable[..., Any], *, like: str) -> Contract:
-        """This contract with one more form, held to what ``like`` promises."""
+        """This contract with one more form, held to what ``like`` promises, and not to what it is known to break."""
 
         def promised(laws: Sequence[Any]) -> list[Any]:
-            return [*laws, *(dataclasses.replace(law, form=name) for law in laws if law.form == like)]
+            kept = [law for law in laws if law.form == like and not getattr(law, "known_broken", False)]
+            return [*laws, *(dataclasses.replace(law, form=name) for law in kept)]
 
         changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}
         own = dataclasses.replace(self.forms[like], function=function, reported=False, known_unequal={})

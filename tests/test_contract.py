@@ -121,6 +121,16 @@ def test_a_form_like_another_is_held_to_all_its_promises() -> None:
     assert "cheat" not in contract.forms
 
 
+def test_a_form_like_a_reported_one_is_not_held_to_what_that_breaks() -> None:
+    contract = make(
+        forms={"chunked": chunked_scale, "reported": Form(reported_scale, reported=True)},
+        budgets=[Budget("reported", bytes=1, known_broken=True), Budget("reported", bytes="N*D*e")],
+    )
+    more = contract.with_form("copy", reported_scale, like="reported")
+    assert not more.forms["copy"].reported
+    assert [law for law in more.budgets if law.form == "copy"] == [Budget("copy", bytes="N*D*e")]
+
+
 def test_every_law_has_a_key_and_a_line() -> None:
     contract = make(
         budgets=[Budget("chunked", bytes="N*D*e"), Budget("chunked", times_below_naive=2)],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..checks.effort import get_effort
-from ..gate.timing.rule import MOST_PROCESSES, PROCESSES
+from ..gate.timing.rule import MOST_PROCESSES
 from .options import json_option, meter_option, ops_argument, profile_option, progress, report_console
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
 @click.option(
     "--processes",
     type=click.IntRange(1, MOST_PROCESSES),
-    default=PROCESSES,
+    default=1,
     show_default=True,
-    help="Fresh processes for each op of --time; more where they disagree.",
+    help="Ask at least so many fresh processes for --time; more are asked until they can tell.",
 )
 @click.option("--update", is_flag=True, help="Write today's bytes to the lock, if all else passes.")
 @click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from .base import Step
 
-LEAST_PAIRS = 8
+LEAST_PAIRS = 2
+"""Each of the two comes first once."""
 _CYCLES = 1_000_000
 
 
@@ -38,22 +39,23 @@ def race(
 ) -> Race:
     """Time ``first`` and ``second`` in ABBA order.
 
-    A sample is as many consecutive steps as fill ``sample_s``, the same number of both. Where ``pairs`` of them would
-    take longer than ``most_s``, there are fewer, but not fewer than ``LEAST_PAIRS``.
+    A sample is as many consecutive steps as fill ``sample_s``, the same number of both. Where ``pairs`` of them take
+    longer than ``most_s``, there are fewer, but not fewer than ``LEAST_PAIRS``.
     """
     steps = (first, second)
     longest_s = max(_warmed_up(step, device, warmup) for step in steps)
     repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
-    affordable = most_s / (2 * repeats * longest_s) if longest_s > 0 else pairs
-    pairs = min(pairs, max(LEAST_PAIRS, int(min(affordable, pairs))))
     times: tuple[list[float], list[float]] = ([], [])
     with _without_collections():
+        end = time.perf_counter() + most_s
         for pair in range(pairs):
             order = (0, 1) if pair % 2 == 0 else (1, 0)
+            if pair >= LEAST_PAIRS and order == (0, 1) and time.perf_counter() > end:
+                break
             for which in order:
                 times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
     ratios = [a / b for a, b in zip(*times, strict=True)]
-    return Race(statistics.median(ratios), statistics.median(times[0]), statistics.median(times[1]), pairs)
+    return Race(statistics.median(ratios), statistics.median(times[0]), statistics.median(times[1]), len(ratios))
 
 
 def slowed(step: Step, factor: float, device: str) -> Step:

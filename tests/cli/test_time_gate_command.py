@@ -15,7 +15,7 @@ import pytest
         (("--time", "--lock", "x"), "--time reads a clock: --lock is not for it"),
         (("--device", "cpu"), "--device is for --time; bytes are read by --meter"),
         (("--processes", "3"), "--processes is for --time; bytes are read by --meter"),
-        (("--time", "--processes", "0"), "0 is not in the range 1<=x<=9"),
+        (("--time", "--processes", "0"), "0 is not in the range 1<=x<=8"),
     ],
 )
 def test_options_that_do_not_go_together(memfix: Any, arguments: tuple[str, ...], message: str) -> None:

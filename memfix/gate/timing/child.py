@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ...checks.inputs import Draw, StepOf
@@ -18,25 +18,32 @@ from ...meters.clock import Race, race, slowed
 from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
 from ...registry import contracts
 from .copies import NotAtBase, form_at_base
-from .places import BASE, CANARY, NAIVE_FORM, Against, Place
-from .rule import CANARY_FACTOR, MOST_RACE_S, PAIRS, SAMPLE_S
+from .places import BASE, CANARY, NAIVE_FORM, Against, Place, smallest_case
+from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S
 
 Subject = tuple[Place, Against]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a process is to time of one op. ``odd`` ones make the base's step first: nothing may hang on the order.
+class Station:
+    """What a process gets ready for, before it is told what to time.
 
     ``slower_by`` makes today's forms slower on purpose: how the gate itself is tested.
     """
 
     op: str
-    subjects: tuple[Subject, ...]
     device: str
     base: Path | None
-    odd: bool = False
+    places: tuple[Place, ...]
     slower_by: float = 0.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What it is to time. With ``base_first`` the base's step is made first: nothing may hang on the order."""
+
+    subjects: tuple[Subject, ...]
+    base_first: bool
 
 
 @dataclass(frozen=True)
@@ -49,38 +56,34 @@ class Timed:
     is_new: bool = False
 
 
-def run_task(task: Task) -> list[Timed]:
-    """In a process of its own."""
-    if task.device == "cpu":
+def stand_by(connection: Connection, station: Station) -> None:
+    """The whole life of the process: get ready, say so, time one task, answer."""
+    if station.device == "cpu":
         take_one_core()
-    (contract,) = contracts([task.op])
-    _get_ready(contract, task)
-    return [_timed(contract, subject, task) for subject in task.subjects]
+    (contract,) = contracts([station.op])
+    if station.device == "cuda":
+        _open_gpu(contract, station)
+    connection.send("ready")
+    task: Task = connection.recv()
+    connection.send([_timed(contract, subject, station, task.base_first) for subject in task.subjects])
 
 
-def _get_ready(contract: Contract, task: Task) -> None:
-    """What takes seconds and is not timed, before the GPU is wanted alone: until then others have it."""
-    for place, against in task.subjects:
-        if against == BASE and task.base is not None:
+def _open_gpu(contract: Contract, station: Station) -> None:
+    """One small step of every form: in it torch and Triton load for seconds what nobody wants to see timed."""
+    draw = Draw(smallest_case(contract))
+    with gpu_beside_others():
+        for place in station.places:
             with contextlib.suppress(Exception):  # which is said where it is to be timed
-                form_at_base(task.base, contract.name, place.form)
-    if task.device == "cuda":
-        import torch
-
-        if any(contract.forms[place.form].has_kernels for place, _ in task.subjects):
-            importlib.import_module("triton")
-        with gpu_beside_others():
-            torch.zeros(1, device=task.device)
+                StepOf(contract, place.form, draw, place.phase)(station.device)()
 
 
-def _timed(contract: Contract, subject: Subject, task: Task) -> Timed:
+def _timed(contract: Contract, subject: Subject, station: Station, base_first: bool) -> Timed:
+    device, longest_s = station.device, RACE_S[subject[1]]
     try:
-        with _alone_on(task.device):
-            first, second = _steps(contract, subject, task)
-            return Timed(
-                subject,
-                race(first, second, device=task.device, pairs=PAIRS, sample_s=SAMPLE_S, most_s=MOST_RACE_S),
-            )
+        with _alone_on(device):
+            first, second = _steps(contract, subject, station, base_first)
+            found = race(first, second, device=device, pairs=MOST_PAIRS, sample_s=SAMPLE_S, most_s=longest_s)
+            return Timed(subject, found)
     except NotAtBase as reason:
         return Timed(subject, None, str(reason), is_new=True)
     except MemfixError as error:
@@ -89,28 +92,28 @@ def _timed(contract: Contract, subject: Subject, task: Task) -> Timed:
         return Timed(subject, None, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _steps(contract: Contract, subject: Subject, task: Task) -> Sequence[Step]:
+def _steps(contract: Contract, subject: Subject, station: Station, base_first: bool) -> Sequence[Step]:
     """The two to be timed, today's first."""
     place, against = subject
-    draw = Draw(contract.cases[place.case])
+    device, draw = station.device, Draw(contract.cases[place.case])
 
     def today() -> Step:
-        step = StepOf(contract, place.form, draw, place.phase)(task.device)
-        return slowed(step, 1 + task.slower_by, task.device) if task.slower_by else step
+        step = StepOf(contract, place.form, draw, place.phase)(device)
+        return slowed(step, 1 + station.slower_by, device) if station.slower_by else step
 
     def other() -> Step:
         if against == BASE:
-            assert task.base is not None
-            with_base = contract.with_form(BASE, form_at_base(task.base, contract.name, place.form), like=place.form)
-            return StepOf(with_base, BASE, draw, place.phase)(task.device)
+            assert station.base is not None
+            with_base = contract.with_form(BASE, form_at_base(station.base, contract.name, place.form), like=place.form)
+            return StepOf(with_base, BASE, draw, place.phase)(device)
         form = NAIVE if against == NAIVE_FORM else place.form
-        return StepOf(contract, form, draw, place.phase)(task.device)
+        return StepOf(contract, form, draw, place.phase)(device)
 
-    if task.odd:
+    if base_first:
         second, first = other(), today()
     else:
         first, second = today(), other()
-    return (slowed(first, CANARY_FACTOR, task.device) if against == CANARY else first), second
+    return (slowed(first, CANARY_FACTOR, device) if against == CANARY else first), second
 
 
 @contextlib.contextmanager

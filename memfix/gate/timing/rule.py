@@ -1,27 +1,36 @@
 """When a form counts as slower. Pure: ratios in, a verdict out; imports no torch.
 
 A process gives one ratio, the median over its pairs, because what a process happens to be dealt (addresses, cores,
-clocks) stays with it. So processes are what is sampled: the figure is the median over them, and its interval runs from
-the smallest to the largest, which holds the true median with 94 % for five processes, whatever the distribution.
+clocks) stays with it. So processes are what is sampled, one after the other, until they can tell: while the limit lies
+inside the interval of their mean, more are asked, and after the last of them their median decides.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-PROCESSES, MOST_PROCESSES = 5, 9
-PAIRS = 30
-SAMPLE_S, MOST_RACE_S = 0.004, 1.5
+from .places import BASE, CANARY, NAIVE_FORM
+
+MOST_PROCESSES = 8
+SAMPLE_S, MOST_PAIRS = 0.001, 400
+"""Many short samples: what disturbs a step comes and goes within milliseconds, and a median forgets it."""
+RACE_S = {BASE: 1.0, NAIVE_FORM: 0.4, CANARY: 0.4}
+"""How long a race takes at most, where steps are short: a few percent must be seen against base only."""
 CANARY_FACTOR = 1.10
 
 ALLOWED = 1.03
 """Over base. On a GPU it comes down to what the processes themselves agree to, but not below ``ALLOWED_AT_BEST``."""
 ALLOWED_AT_BEST = 1.01
 SIGMAS = 4.0
-_RANGE_PER_SIGMA = {5: 2.33, 6: 2.53, 7: 2.70, 8: 2.85, 9: 2.97}
+
+ROUGHLY = 0.10
+"""What the word of a single process is good to: enough for most budgets beside naive, and for no one's percents."""
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
+"""Student's t at 95 %, by the number of processes."""
 
 Answer = Literal["within", "over", "undecided"]
 
@@ -42,11 +51,22 @@ class Spread:
 
     @property
     def low(self) -> float:
-        return min(self.ratios)
+        return self._middle - self._half_width
 
     @property
     def high(self) -> float:
-        return max(self.ratios)
+        return self._middle + self._half_width
+
+    @property
+    def _middle(self) -> float:
+        return statistics.fmean(self.ratios)
+
+    @property
+    def _half_width(self) -> float:
+        number = len(self.ratios)
+        if number == 1:
+            return ROUGHLY * self._middle
+        return STUDENT[number] * statistics.stdev(self.ratios) / math.sqrt(number)
 
     def spelled(self) -> str:
         processes = f"{len(self.ratios)} process{'es' if len(self.ratios) > 1 else ''}"
@@ -55,17 +75,18 @@ class Spread:
 
 def allowed_over_base(device: str, ratios: Sequence[float]) -> float:
     """How far a form may be above its own time at base, by how well the processes agree."""
-    if device == "cpu":
+    if device == "cpu" or len(ratios) == 1:
         return ALLOWED
-    per_sigma = _RANGE_PER_SIGMA.get(len(ratios))
-    if per_sigma is None:
-        return ALLOWED
-    sigma = (max(ratios) - min(ratios)) / per_sigma
-    return min(ALLOWED, max(ALLOWED_AT_BEST, 1 + SIGMAS * sigma))
+    return min(ALLOWED, max(ALLOWED_AT_BEST, 1 + SIGMAS * statistics.stdev(ratios)))
 
 
 def answer(spread: Spread, limit: float) -> Answer:
-    """Undecided while the limit lies within the interval and more processes may still be asked."""
-    if spread.low <= limit < spread.high and len(spread.ratios) < MOST_PROCESSES:
+    """Undecided while the limit lies within the interval and more processes may still be asked.
+
+    An odd number of them, but one, is undecided too: every other one makes the base's step first.
+    """
+    number = len(spread.ratios)
+    is_open = spread.low <= limit < spread.high or (number > 1 and number % 2 == 1)
+    if is_open and number < MOST_PROCESSES:
         return "undecided"
     return "over" if spread.ratio > limit else "within"

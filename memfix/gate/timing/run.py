@@ -1,12 +1,10 @@
-"""The time gate's course: five fresh processes an op, more where they disagree, a second opinion before it fails."""
+"""The time gate's course: fresh processes until they can tell, and a second opinion before it fails."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +15,13 @@ from ...surroundings import describe
 from ...units import format_seconds
 from ..base import Base
 from ..judge import Verdict
-from .child import Subject, Task, Timed, run_task
+from .child import Station, Subject, Timed
 from .copies import exported
+from .fresh import FreshProcesses
 from .places import BASE, CANARY, NAIVE_FORM, Place, places_of
-from .rule import ALLOWED, CANARY_FACTOR, MOST_PROCESSES, PROCESSES, Spread, allowed_over_base, answer
+from .rule import ALLOWED, CANARY_FACTOR, MOST_PROCESSES, Spread, allowed_over_base, answer
 
 Say = Callable[[str], None]
-AT_ONCE = {"cpu": 1, "cuda": PROCESSES}
-"""On a GPU processes start while one of them measures; on a CPU that would be heard."""
 
 
 def run_time_gate(
@@ -32,7 +29,7 @@ def run_time_gate(
     *,
     device: str,
     base_ref: str | None = None,
-    processes: int = PROCESSES,
+    processes: int = 1,
     needs_idle_gpu: bool = True,
     places: Mapping[str, Sequence[Place]] | None = None,
     slower_by: float = 0.0,
@@ -40,8 +37,8 @@ def run_time_gate(
 ) -> Verdict:
     """Judge the times of ``contracts``: against naive as they promise, and with ``base_ref`` against that commit.
 
-    ``processes`` are those asked first. A GPU that others use is refused, if ``needs_idle_gpu``. ``places`` by op are
-    where else than the contracts say; ``slower_by`` slows today's forms, to try the gate.
+    So many ``processes`` are asked at least. A GPU that others use is refused, if ``needs_idle_gpu``. ``places`` by op
+    are where else than the contracts say; ``slower_by`` slows today's forms, to try the gate.
     """
     _require(device, needs_idle_gpu)
     base = Base.of(base_ref, Path(__file__).resolve().parents[2]) if base_ref else None
@@ -56,8 +53,10 @@ def run_time_gate(
     with exported(base) if base else contextlib.nullcontext() as folder:
         for contract in contracts:
             chosen = places_of(contract, device) if places is None else places[contract.name]
-            referee = _Referee(contract, device, folder, base.ref if base else "", processes, slower_by, say)
-            findings += referee.judged(_subjects(chosen, with_base=base is not None))
+            station = Station(contract.name, device, folder, tuple(chosen), slower_by)
+            with FreshProcesses(station) as fresh:
+                referee = _Referee(contract, device, base.ref if base else "", processes, fresh, say)
+                findings += referee.judged(_subjects(contract, chosen, with_base=base is not None))
     if not any("ratio" in finding.figures for finding in findings):
         findings.append(Finding("time", "gate", "", "error", f"nothing was timed on {device}"))
     return Verdict((), tuple(findings), f"clock, {device}", tuple(notes), describe())
@@ -75,9 +74,12 @@ def _require(device: str, needs_idle_gpu: bool) -> None:
         readiness.read().require()
 
 
-def _subjects(places: Sequence[Place], *, with_base: bool) -> list[Subject]:
-    """Every form against base and, where it has a budget, naive; and one against itself, slowed."""
-    subjects = [(place, BASE) for place in places if with_base]
+def _subjects(contract: Contract, places: Sequence[Place], *, with_base: bool) -> list[Subject]:
+    """Every form against base and, where it has a budget, naive; and one against itself, slowed.
+
+    What a report shipped stays as it is shown, so it is held against naive alone.
+    """
+    subjects = [(place, BASE) for place in places if with_base and not contract.forms[place.form].reported]
     subjects += [(place, NAIVE_FORM) for place in places if place.times_naive is not None]
     return [(places[0], CANARY), *subjects] if subjects else []
 
@@ -86,10 +88,9 @@ def _subjects(places: Sequence[Place], *, with_base: bool) -> list[Subject]:
 class _Referee:
     contract: Contract
     device: str
-    folder: Path | None
     ref: str
     processes: int
-    slower_by: float
+    fresh: FreshProcesses
     say: Say
 
     def judged(self, subjects: Sequence[Subject]) -> Iterator[Finding]:
@@ -102,27 +103,17 @@ class _Referee:
 
     # ---------------------------------------------------------------- measuring
     def _measured(self, subjects: Sequence[Subject]) -> dict[Subject, list[Timed]]:
-        """Each subject in as many processes as asked for, and in more while they disagree about the verdict."""
+        """Each subject in one process after the other, until they can tell."""
         found: dict[Subject, list[Timed]] = {subject: [] for subject in subjects}
         asked, number = list(subjects), 0
         while asked and number < MOST_PROCESSES:
-            more = self.processes if number == 0 else 2
-            for timed in self._in_fresh_processes(asked, range(number, number + more)):
+            for timed in self.fresh.timed(asked, base_first=number % 2 == 1):
                 found[timed.subject].append(timed)
-            number += more
-            asked = [subject for subject in asked if self._answer(subject, found[subject]) == "undecided"]
+            number += 1
+            self.say(f"{self.contract.name}: timed in {number} process{'es' if number > 1 else ''}")
+            if number >= self.processes:
+                asked = [subject for subject in asked if self._answer(subject, found[subject]) == "undecided"]
         return found
-
-    def _in_fresh_processes(self, subjects: Sequence[Subject], numbers: Iterable[int]) -> Iterator[Timed]:
-        tasks = [
-            Task(self.contract.name, tuple(subjects), self.device, self.folder, number % 2 == 1, self.slower_by)
-            for number in numbers
-        ]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(AT_ONCE[self.device], context, max_tasks_per_child=1) as processes:
-            for number, timed in zip(numbers, processes.map(run_task, tasks), strict=True):
-                self.say(f"{self.contract.name}: timed in {number + 1} processes")
-                yield from timed
 
     # ---------------------------------------------------------------- judging
     def _spread(self, timed: Sequence[Timed]) -> Spread | None:

@@ -50,7 +50,7 @@ def test_a_form_that_does_its_work_three_times_fails_with_its_ratio(checkout: Pa
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     environment.pop("GITHUB_ACTIONS", None)
     done = subprocess.run(
-        [sys.executable, "-m", "memfix", "gate", "rope", "--time", "--base", "main", "--processes", "1", "--json", "-"],
+        [sys.executable, "-m", "memfix", "gate", "rope", "--time", "--base", "main", "--json", "-"],
         cwd=checkout, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
