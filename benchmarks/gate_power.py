@@ -5,10 +5,12 @@
 Every gate is a real one: the working tree against HEAD's copy, in fresh processes, with its canary and its second
 opinion. Slower code is today's form made slower on purpose by that share (``memfix.meters.clock.slowed``). With
 ``--at-once`` several gates run side by side, where starting processes takes longest: on a GPU one measures at a time.
+Shares that PATH already has of the same form and place stay in it, each with what it was measured on.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
@@ -56,6 +58,18 @@ def row_of(gates: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def earlier_rows(path: Path | None, where: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """What ``path`` has of the same form and place."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows: dict[str, dict[str, Any]] = data["planted_percent"] if data.items() >= where.items() else {}
+    except (ValueError, KeyError, AttributeError):
+        raise click.BadParameter(f"{path} is there and is no file of this benchmark", param_hint="--json") from None
+    return rows
+
+
 def print_rows(rows: dict[str, dict[str, Any]], console: Console) -> None:
     console.print(f"{'slower by':>10} {'gates':>6} {'failed':>7} {'no word':>8} {'ratio read':>24} {'longest':>9}")
     for planted, row in rows.items():
@@ -90,10 +104,9 @@ def main(
         shares = {text.strip(): float(text) / 100 for text in planted.split(",")}
     except ValueError:
         raise click.BadParameter(f"percentages, got {planted!r}", param_hint="--planted") from None
-    rows: dict[str, dict[str, Any]] = {}
     console = Console(width=100)
     where = {"op": op, "form": form, "case": place.case, "phase": place.phase, "device": device}
-    head = {"surroundings": describe(), **where, "at_once": at_once}
+    rows = earlier_rows(json_path, where)
     for text, share in shares.items():
         ended: list[dict[str, Any]] = []
         with ThreadPoolExecutor(at_once) as side_by_side:
@@ -102,9 +115,9 @@ def main(
             ]
             for gate in as_completed(asked):  # one that is interrupted has shown what it has shown
                 ended.append(gate.result())
-                rows[text] = row_of(ended)
+                rows[text] = {"surroundings": describe(), "at_once": at_once, **row_of(ended)}
                 if json_path is not None:
-                    write_whole(json_path, as_json({**head, "planted_percent": rows}), "the figures")
+                    write_whole(json_path, as_json({**where, "planted_percent": rows}), "the figures")
     console.print(f"{op}/{form} at {place.case}, {place.phase}, on {device}")
     print_rows(rows, console)
 

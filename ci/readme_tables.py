@@ -204,7 +204,8 @@ def gate_power_table() -> list[str]:
     headings = [f"{share} % slower" if float(share) else "identical" for share in shares]
     lines = [f"| gates that fail | {' | '.join(headings)} | longest gate |", "|---|" + "--:|" * (len(headings) + 1)]
     for data in measured:
-        rows, where = data["planted_percent"], data["surroundings"]
+        rows = data["planted_percent"]
+        where = next(iter(rows.values()))["surroundings"]
         machine = where["gpu"] if data["device"] == "cuda" else f"CPU, {where['machine']}"
         cells = [f"{rows[share]['failed']} of {rows[share]['gates']}" if share in rows else "" for share in shares]
         longest = max(row["longest_s"] for row in rows.values())

@@ -68,8 +68,8 @@ def slowed(step: Step, factor: float, device: str) -> Step:
     if device.startswith("cuda"):
         import torch
 
-        cycle_s = _elapsed_s(lambda: torch.cuda._sleep(_CYCLES), device, 1) / _CYCLES
-        cycles = round((factor - 1) * _warmed_up(step, device, 3) / cycle_s)
+        cycle_s = _usual_s(lambda: torch.cuda._sleep(_CYCLES), device) / _CYCLES
+        cycles = round((factor - 1) * _usual_s(step, device) / cycle_s)
 
     def slower() -> object:
         start = time.perf_counter()
@@ -87,6 +87,12 @@ def slowed(step: Step, factor: float, device: str) -> Step:
 def _warmed_up(step: Step, device: str, times: int) -> float:
     """Seconds of the shortest of so many calls, in the first of which anything may be made or compiled."""
     return min(_elapsed_s(step, device, 1) for _ in range(max(times, 2)))
+
+
+def _usual_s(step: Step, device: str) -> float:
+    """Seconds of a step in the middle of several: the shortest would make a share of it too small."""
+    _warmed_up(step, device, 2)
+    return statistics.median(_elapsed_s(step, device, 1) for _ in range(7))
 
 
 @contextmanager
