@@ -33,7 +33,6 @@ def race(
     *,
     device: str,
     pairs: int = 15,
-    warmup: int = 2,
     sample_s: float = 0.0,
     most_s: float = math.inf,
 ) -> Race:
@@ -43,12 +42,16 @@ def race(
     longer than ``most_s``, there are fewer, but not fewer than ``LEAST_PAIRS``.
     """
     steps = (first, second)
-    longest_s = max(_warmed_up(step, device, warmup) for step in steps)
-    repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
+    for step in steps:
+        _elapsed_s(step, device, 1)  # the first time anything may be made or compiled
     times: tuple[list[float], list[float]] = ([], [])
     with _without_collections():
         end = time.perf_counter() + most_s
-        for pair in range(pairs):
+        once = [_elapsed_s(step, device, 1) for step in steps]
+        repeats = max(1, math.ceil(sample_s / max(once))) if max(once) > 0 else 1
+        if repeats == 1:  # a pair already
+            times = ([once[0]], [once[1]])
+        for pair in range(len(times[0]), pairs):
             order = (0, 1) if pair % 2 == 0 else (1, 0)
             if pair >= LEAST_PAIRS and order == (0, 1) and time.perf_counter() > end:
                 break
@@ -84,14 +87,9 @@ def slowed(step: Step, factor: float, device: str) -> Step:
     return slower
 
 
-def _warmed_up(step: Step, device: str, times: int) -> float:
-    """Seconds of the shortest of so many calls, in the first of which anything may be made or compiled."""
-    return min(_elapsed_s(step, device, 1) for _ in range(max(times, 2)))
-
-
 def _usual_s(step: Step, device: str) -> float:
     """Seconds of a step in the middle of several: the shortest would make a share of it too small."""
-    _warmed_up(step, device, 2)
+    _elapsed_s(step, device, 1)
     return statistics.median(_elapsed_s(step, device, 1) for _ in range(7))
 
 

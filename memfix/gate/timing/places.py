@@ -26,18 +26,17 @@ class Place:
 def places_of(contract: Contract, device: str) -> list[Place]:
     """Wherever the contract has a speed budget for ``device``.
 
-    A form without one is timed where the others have theirs, or else at the smallest case: it can get slower too. What
-    is known to be unequal is not timed, nor, without a budget, is what a report shipped, nor an interpreted kernel.
+    A form without one is timed at the smallest case: it can get slower too. What is known to be unequal is not timed,
+    nor, without a budget, is what a report shipped, nor an interpreted kernel.
     """
     laws = [law for law in contract.speed if law.device == device]
     places = [Place(law.form, law.case, law.phase, law.times_naive) for law in laws]
-    cases = dict.fromkeys(law.case for law in laws) or [smallest_case(contract).name]
     phase: Phase = "train" if any(spec.grad for spec in contract.inputs) else "forward"
     with_budget = {place.form for place in places}
     for name, form in contract.forms.items():
         is_interpreted = form.has_kernels and device == "cpu"
         if name not in with_budget and not (form.reported or form.known_unequal or is_interpreted):
-            places += [Place(name, case, phase) for case in cases]
+            places.append(Place(name, smallest_case(contract).name, phase))
     return places
 
 

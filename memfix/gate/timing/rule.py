@@ -19,7 +19,7 @@ MOST_PROCESSES = 8
 SAMPLE_S, MOST_PAIRS = 0.001, 400
 """Many short samples: what disturbs a step comes and goes within milliseconds, and a median forgets it."""
 RACE_S = {BASE: 1.0, NAIVE_FORM: 0.4, CANARY: 0.4}
-"""How long a race takes at most, where steps are short: a few percent must be seen against base only."""
+"""How long a race takes at most, but for steps that are long: a few percent must be seen against base only."""
 CANARY_FACTOR = 1.10
 
 ALLOWED = 1.03
@@ -27,8 +27,8 @@ ALLOWED = 1.03
 ALLOWED_AT_BEST = 1.01
 SIGMAS = 4.0
 
-ROUGHLY = 0.10
-"""What the word of a single process is good to: enough for most budgets beside naive, and for no one's percents."""
+ROUGHLY = 0.05
+"""What the word of a single process is good to: enough for most budgets beside naive, and for no few percents."""
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Student's t at 95 %, by the number of processes."""
 

@@ -30,14 +30,14 @@ def contract(*, speed: list[SpeedBudget], forms: dict[str, Any] | None = None, g
     )
 
 
-def test_a_form_is_timed_at_its_budgets_and_another_where_they_are() -> None:
+def test_a_form_is_timed_at_its_budgets_and_another_at_the_smallest_case() -> None:
     speed = [
         SpeedBudget("fast", case="large", times_naive=2.0),
         SpeedBudget("fast", case="small", times_naive=1.0, device="cuda"),
     ]
     assert places_of(contract(speed=speed), "cpu") == [
         Place("fast", "large", "train", 2.0),
-        Place("plain", "large", "train"),
+        Place("plain", "small", "train"),
     ]
     assert places_of(contract(speed=speed), "cuda") == [
         Place("fast", "small", "train", 1.0),

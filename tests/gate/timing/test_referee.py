@@ -19,7 +19,7 @@ from memfix.registry import contracts
 
 PLACE = Place("shared_table", "small", "train")
 WITH_BUDGET = Place("shared_table", "small", "train", 1.0)
-SEEN = [1.1, 1.101]
+SEEN = [1.1]
 SAME = [1.0, 1.001]
 SLOWER = [1.06, 1.05, 1.055, 1.05]
 
