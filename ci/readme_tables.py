@@ -200,16 +200,20 @@ def _kda_error(checks: list[dict[str, Any]], name: str) -> str:
 def gate_power_table() -> list[str]:
     """How often the time gate fails, by how much slower the code was made, on each machine that was asked."""
     measured = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob("*/gate_power*.json"))]
-    shares = list(dict.fromkeys(share for data in measured for share in data["planted_percent"]))
+    shares = sorted({share for data in measured for share in data["planted_percent"]}, key=float)
     headings = [f"{share} % slower" if float(share) else "identical" for share in shares]
-    lines = [f"| gates that fail | {' | '.join(headings)} | longest gate |", "|---|" + "--:|" * (len(headings) + 1)]
+    lines = [f"| gates that fail (the longest took) | {' | '.join(headings)} |", "|---|" + "--:|" * len(headings)]
     for data in measured:
         rows = data["planted_percent"]
         where = next(iter(rows.values()))["surroundings"]
         machine = where["gpu"] if data["device"] == "cuda" else f"CPU, {where['machine']}"
-        cells = [f"{rows[share]['failed']} of {rows[share]['gates']}" if share in rows else "" for share in shares]
-        longest = max(row["longest_s"] for row in rows.values())
-        lines.append(f"| `{data['op']}` `{data['form']}`, {machine} | {' | '.join(cells)} | {longest:.0f} s |")
+        cells = [
+            f"{rows[share]['failed']} of {rows[share]['gates']} ({rows[share]['longest_s']:.0f} s)"
+            if share in rows
+            else ""
+            for share in shares
+        ]
+        lines.append(f"| `{data['op']}` `{data['form']}`, {machine} | {' | '.join(cells)} |")
     return lines
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Any
 
 from . import ops
 from .contract import Contract
@@ -15,14 +18,28 @@ from .errors import ContractError, MemfixError, UsageError, did_you_mean
 ENTRY_POINT_GROUP = "memfix.contracts"
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a contract is declared, or a list of them. ``spelled`` is what messages call it."""
+
+    module: str
+    attribute: str
+    spelled: str
+
+    def declared(self) -> list[Any]:
+        found = operator.attrgetter(self.attribute)(importlib.import_module(self.module))
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
 @functools.cache
 def all_contracts() -> dict[str, Contract]:
     """Every contract by name, in alphabetical order. Two of one name are refused."""
-    found: dict[str, tuple[Contract, str]] = {}
-    for contract, source in (*_own_contracts(), *_contracts_of_other_packages()):
+    found: dict[str, tuple[Contract, Source]] = {}
+    for contract, source in _declared():
         if contract.name in found:
+            first = found[contract.name][1]
             raise ContractError(
-                f"two contracts are named {contract.name!r}: in {found[contract.name][1]} and in {source}"
+                f"two contracts are named {contract.name!r}: in {first.spelled} and in {source.spelled}"
             )
         found[contract.name] = (contract, source)
     return {name: found[name][0] for name in sorted(found)}
@@ -37,23 +54,40 @@ def contracts(names: Iterable[str] = ()) -> list[Contract]:
     return [known[name] for name in dict.fromkeys(names)] or list(known.values())
 
 
-def _own_contracts() -> Iterable[tuple[Contract, str]]:
+def source_of(name: str) -> Source:
+    """Where the contract called ``name`` is declared."""
+    return next(source for contract, source in _declared() if contract.name == name)
+
+
+def _declared() -> Iterator[tuple[Contract, Source]]:
+    for source in _own_sources():
+        yield from ((contract, source) for contract in source.declared())
+    for source in _sources_of_other_packages():
+        yield from ((contract, source) for contract in _declared_elsewhere(source))
+
+
+def _declared_elsewhere(source: Source) -> list[Contract]:
+    """Whatever may be wrong with another package is said with the entry point that leads there."""
+    try:
+        found = source.declared()
+    except MemfixError:
+        raise
+    except Exception as error:
+        raise ContractError(f"{source.spelled} cannot be loaded: {type(error).__name__}: {error}") from error
+    for contract in found:
+        if not isinstance(contract, Contract):
+            what = type(contract).__name__
+            raise ContractError(f"{source.spelled} must be a Contract or a list of them, got {what}")
+    return found
+
+
+def _own_sources() -> Iterator[Source]:
     for module in pkgutil.iter_modules(ops.__path__):
         if module.ispkg:
-            source = f"{ops.__name__}.{module.name}.contract"
-            yield importlib.import_module(source).contract, source
+            name = f"{ops.__name__}.{module.name}.contract"
+            yield Source(name, "contract", name)
 
 
-def _contracts_of_other_packages() -> Iterable[tuple[Contract, str]]:
+def _sources_of_other_packages() -> Iterator[Source]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        source = f"the entry point {entry.name!r} ({entry.value})"
-        try:
-            loaded = entry.load()
-        except MemfixError:
-            raise
-        except Exception as error:
-            raise ContractError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
-        for contract in loaded if isinstance(loaded, (list, tuple)) else [loaded]:
-            if not isinstance(contract, Contract):
-                raise ContractError(f"{source} must be a Contract or a list of them, got {type(contract).__name__}")
-            yield contract, source
+        yield Source(entry.module, entry.attr, f"the entry point {entry.name!r} ({entry.value})")

@@ -18,58 +18,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from ..checks.finding import Finding
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..units import format_bytes
+from .commit import Commit, git
 from .lock import Key, read_lock
 
 OPS = "memfix/ops"
 LAW_FILES = ("naive.py", "contract.py")
 JUDGED = ("memfix", "benchmarks/memory.lock")
-_NAMED = 3
-_SHORT = 12
 
 
 @dataclass(frozen=True)
-class Base:
-    """The commit that is compared with, and the checkout that it is compared to."""
+class Base(Commit):
+    """A commit of memfix itself."""
 
-    root: Path
-    commit: str
-    ref: str
-
-    @staticmethod
-    def of(ref: str, package: Path) -> Base:
+    @classmethod
+    def of(cls, ref: str, package: Path) -> Self:
         """``package`` is the folder of the working tree's memfix."""
-        try:
-            root = Path(_git(package.parent, "rev-parse", "--show-toplevel").strip())
-        except UsageError as error:
-            raise UsageError(f"--base needs a git checkout of memfix, and {package.parent} is none: {error}") from None
-        if package.resolve() != (root / "memfix").resolve():
+        base = super().of(ref, package)
+        if package.resolve() != (base.root / "memfix").resolve():
             raise UsageError(
-                f"--base compares commits of memfix itself; {package} is not the memfix of the checkout {root}"
+                f"--base compares laws of memfix itself; {package} is not the memfix of the checkout {base.root}"
             )
-        try:
-            commit = _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
-        except UsageError:
-            if _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
-                raise MemfixError(
-                    f"--base: {root} is a shallow clone without the commit {ref!r}; "
-                    "run git fetch --unshallow, or check out with fetch-depth: 0"
-                ) from None
-            raise UsageError(f"--base: no commit {ref!r} in {root}; fetch it, or name another") from None
-        return Base(root, commit, ref[:_SHORT] if ref == commit else ref)
-
-    def notes(self) -> list[str]:
-        """What a reader must know of the tree that is judged."""
-        changed = _git(self.root, "status", "--porcelain", "--", *JUDGED).splitlines()
-        if not changed:
-            return []
-        names = ", ".join(line[3:] for line in changed[:_NAMED]) + (", ..." if len(changed) > _NAMED else "")
-        return [f"the working tree has uncommitted changes, and they are judged too: {names}"]
+        return base
 
     def ops_with_other_laws(self) -> list[str]:
         """Ops of the working tree whose naive form or contract reads differently at the base."""
@@ -77,7 +52,7 @@ class Base:
         for op in self._ops_here():
             for name in LAW_FILES:
                 here = self.root / OPS / op / name
-                if self._file(f"{OPS}/{op}/{name}") != (here.read_text(encoding="utf-8") if here.exists() else None):
+                if self.file(f"{OPS}/{op}/{name}") != (here.read_text(encoding="utf-8") if here.exists() else None):
                     changed.append(op)
                     break
         return changed
@@ -97,7 +72,7 @@ class Base:
             shutil.copytree(self.root / "memfix", target / "memfix", ignore=shutil.ignore_patterns("__pycache__"))
             for op in ops:
                 for name in LAW_FILES:
-                    text = self._file(f"{OPS}/{op}/{name}")
+                    text = self.file(f"{OPS}/{op}/{name}")
                     if text is not None:
                         (target / OPS / op / name).write_text(text, encoding="utf-8")
             yield target
@@ -108,7 +83,7 @@ class Base:
             relative = path.resolve().relative_to(self.root.resolve())
         except ValueError:
             return {}
-        text = self._file(relative.as_posix())
+        text = self.file(relative.as_posix())
         if text is None:
             return {}
         with tempfile.TemporaryDirectory() as folder:
@@ -120,14 +95,8 @@ class Base:
         return sorted(path.parent.name for path in (self.root / OPS).glob("*/contract.py"))
 
     def _ops_at_base(self) -> list[str]:
-        listing = _git(self.root, "ls-tree", "-r", "--name-only", self.commit, "--", OPS)
+        listing = git(self.root, "ls-tree", "-r", "--name-only", self.commit, "--", OPS)
         return sorted(PurePosixPath(p).parent.name for p in listing.splitlines() if p.endswith("/contract.py"))
-
-    def _file(self, path: str) -> str | None:
-        try:
-            return _git(self.root, "show", f"{self.commit}:{path}")
-        except UsageError:
-            return None
 
 
 def examine_under(overlay: Path, ops: list[str], profile: str, meter: str) -> dict[str, Any]:
@@ -202,13 +171,3 @@ def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
     except ValueError:
         last = (child.stderr.strip().splitlines() or ["no output"])[-1]
         raise MemfixError(f"today's forms cannot be judged under the base's laws: {last}") from None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
-    except FileNotFoundError:
-        raise MemfixError("--base needs git, and there is none on the PATH; install git") from None
-    except subprocess.CalledProcessError as error:
-        raise UsageError(f"git {' '.join(arguments[:2])}: {error.stderr.strip() or 'failed'}") from None
-    return done.stdout

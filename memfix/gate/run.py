@@ -15,7 +15,7 @@ from ..errors import MemfixError
 from ..meters import usable_meter
 from ..surroundings import describe
 from ..units import format_bytes, format_change
-from .base import Base, examine_under, law_changes, laws_under, lock_changes
+from .base import JUDGED, Base, examine_under, law_changes, laws_under, lock_changes
 from .judge import Verdict, judge, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
 from .peaks import Peaks, peaks_path, read_peaks, write_peaks
@@ -39,7 +39,7 @@ def run_gate(
     lock = read_lock(lock_path) if lock_path else {}
     base = Base.of(base_ref, Path(__file__).resolve().parents[1]) if base_ref else None
     meter, fallback = usable_meter(meter_name)
-    notes = [*(base.notes() if base else []), *([fallback] if fallback else [])]
+    notes = [*(base.notes(*JUDGED) if base else []), *([fallback] if fallback else [])]
     examinations = examine_all(contracts, meter, effort, say)
     notes += _estimates(examinations)
     extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []

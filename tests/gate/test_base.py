@@ -13,7 +13,7 @@ import pytest
 from memfix.checks.finding import Finding
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MemfixError, UsageError
-from memfix.gate.base import Base, examine_under, law_changes, laws_under, lock_changes
+from memfix.gate.base import JUDGED, Base, examine_under, law_changes, laws_under, lock_changes
 from memfix.gate.lock import write_lock
 from memfix.laws import Budget
 
@@ -123,18 +123,18 @@ def test_a_commit_that_a_shallow_clone_has_is_compared_with(shallow: Path) -> No
 
 
 def test_uncommitted_changes_of_what_is_judged_are_said(checkout: Checkout) -> None:
-    assert checkout.base().notes() == []
+    assert checkout.base().notes(*JUDGED) == []
     checkout.write("notes.txt", "not judged")
-    assert checkout.base().notes() == []
+    assert checkout.base().notes(*JUDGED) == []
     checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
     checkout.write("memfix/ops/loss/new.py", "")
-    assert checkout.base().notes() == [
+    assert checkout.base().notes(*JUDGED) == [
         "the working tree has uncommitted changes, and they are judged too: "
         "memfix/ops/loss/chunked.py, memfix/ops/loss/new.py"
     ]
     for number in range(3):
         checkout.write(f"memfix/{number}.py", "")
-    assert checkout.base().notes()[0].endswith(", ...")
+    assert checkout.base().notes(*JUDGED)[0].endswith(", ...")
 
 
 def test_a_package_that_is_not_at_the_root_of_the_checkout_is_refused(tmp_path: Path) -> None:

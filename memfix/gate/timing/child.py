@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from ...checks.inputs import Draw, StepOf
 from ...checks.interpreter import take_one_core
 from ...contract import Contract
-from ...errors import MemfixError
+from ...errors import MeasurementError, MemfixError
 from ...laws import NAIVE
 from ...meters.base import Step
 from ...meters.clock import Race, race, slowed
 from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
-from ...registry import contracts
-from .copies import NotAtBase, form_at_base
+from ...registry import contracts, source_of
+from .beside import NotAtBase, form_at_base
 from .places import BASE, CANARY, NAIVE_FORM, Against, Place, smallest_case
 from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S
 
@@ -103,8 +104,7 @@ def _steps(contract: Contract, subject: Subject, station: Station, base_first: b
 
     def other() -> Step:
         if against == BASE:
-            assert station.base is not None
-            with_base = contract.with_form(BASE, form_at_base(station.base, contract.name, place.form), like=place.form)
+            with_base = contract.with_form(BASE, _at_base(contract, place.form, station), like=place.form)
             return StepOf(with_base, BASE, draw, place.phase)(device)
         form = NAIVE if against == NAIVE_FORM else place.form
         return StepOf(contract, form, draw, place.phase)(device)
@@ -114,6 +114,14 @@ def _steps(contract: Contract, subject: Subject, station: Station, base_first: b
     else:
         first, second = today(), other()
     return (slowed(first, CANARY_FACTOR, device) if against == CANARY else first), second
+
+
+def _at_base(contract: Contract, form: str, station: Station) -> Callable[..., Any]:
+    assert station.base is not None
+    function = form_at_base(station.base, source_of(contract.name), contract.name, form)
+    if function is contract.function(form):
+        raise MeasurementError(f"at both commits it is {function.__module__}.{function.__qualname__}, one and the same")
+    return function
 
 
 @contextlib.contextmanager

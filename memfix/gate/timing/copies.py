@@ -1,100 +1,91 @@
-"""Another commit's package beside this one, in the same process, under a name of its own.
-
-Modules of memfix import each other relatively, so a copy in a folder of another name is another package, with its own
-functions, kernels and caches. What copies would share is a ``torch.library`` namespace: the later one would silently
-replace the operators of the earlier, and a form be timed against itself.
-"""
+"""The packages that declare ops, as they were at another commit: each laid into a folder, under another name."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 import subprocess
-import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...contract import Contract
 from ...errors import MeasurementError
+from ...registry import Source, source_of
 from ..base import Base
+from ..commit import Commit, NotInGit
 
-PACKAGE = "memfix_at_base"
+AT_BASE = "_at_base"
+
+
+@dataclass
+class Copies:
+    """Without any of them nothing is compared."""
+
+    ref: str = ""
+    folders: dict[str, Path] = field(default_factory=dict)
+    """By op: a folder in which ``import PACKAGE_at_base`` finds the copy of its package."""
+    commits: dict[Path, Commit] = field(default_factory=dict)
+    """By package."""
+    notes: list[str] = field(default_factory=list)
+
+    def ops_gone(self) -> list[str]:
+        """Ops of memfix itself that the commit has; what else a package had declared, only its lock may know."""
+        own = Path(__file__).resolve().parents[2]
+        return Base.of(self.commits[own].commit, own).ops_gone() if own in self.commits else []
 
 
 @contextmanager
-def exported(base: Base) -> Iterator[Path]:
-    """A folder in which ``import memfix_at_base`` finds the base commit's package."""
+def copies_at(ref: str, contracts: Sequence[Contract]) -> Iterator[Copies]:
+    """What is installed and in no checkout has no other commit. That is noted, unless there is nothing else."""
+    by_package: dict[Path, list[str]] = {}
+    for contract in contracts:
+        by_package.setdefault(_package_of(source_of(contract.name)), []).append(contract.name)
+    found, refused = Copies(), []
+    with ExitStack() as folders:
+        for package, ops in by_package.items():
+            try:
+                commit = Commit.of(ref, package)
+            except NotInGit as error:
+                refused.append(error)
+                found.notes.append(f"{', '.join(ops)}: held against naive only: {error}")
+                continue
+            found.ref = commit.ref
+            found.commits[package] = commit
+            found.notes += commit.notes(str(package))
+            found.folders |= dict.fromkeys(ops, folders.enter_context(_exported(commit, package)))
+        if refused and not found.commits:
+            raise refused[0]
+        yield found
+
+
+def _package_of(source: Source) -> Path:
+    """The folder of the package that declares a contract, or its file where it is a single module."""
+    package = importlib.import_module(source.module.partition(".")[0])
+    if folders := list(getattr(package, "__path__", ())):
+        return Path(folders[0]).resolve()
+    assert package.__file__ is not None
+    return Path(package.__file__).resolve()
+
+
+@contextmanager
+def _exported(commit: Commit, package: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="memfix-time-") as folder:
-        take_package(base.root, base.commit, Path(folder)).rename(Path(folder) / PACKAGE)
+        taken = take_package(commit.root, commit.commit, package, Path(folder))
+        taken.rename(Path(folder) / f"{package.stem}{AT_BASE}{package.suffix}")
         yield Path(folder)
 
 
-def take_package(root: Path, commit: str, folder: Path) -> Path:
-    """The folder ``memfix`` of a commit of the checkout ``root``, laid into ``folder``."""
-    archive = subprocess.run(["git", "-C", str(root), "archive", "--format=tar", commit, "memfix"], capture_output=True)
+def take_package(root: Path, commit: str, package: Path, folder: Path) -> Path:
+    """What a commit of the checkout ``root`` has in the place of ``package``, laid into ``folder``."""
+    path = package.relative_to(root.resolve()).as_posix()
+    archive = subprocess.run(["git", "-C", str(root), "archive", "--format=tar", commit, path], capture_output=True)
     if archive.returncode != 0:
         why = archive.stderr.decode().strip().removeprefix("fatal: ")
-        raise MeasurementError(f"commit {commit[:8]} has no package memfix: {why}")
+        raise MeasurementError(f"commit {commit[:8]} has no package {package.stem}: {why}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         tar.extractall(folder, filter="data")
-    return folder / "memfix"
-
-
-class NotAtBase(Exception):
-    """Why a form has no time at the base: it, or its op, is new."""
-
-
-def form_at_base(folder: Path, op: str, form: str) -> Callable[..., Any]:
-    """The function of that name in the copy."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    source = f"{PACKAGE}.ops.{op}.contract"
-    if not (folder / PACKAGE / "ops" / op / "contract.py").exists():
-        raise NotAtBase("the op is new")
-    contract, namespaces_in_common = _contract_at_base(source)
-    if namespaces_in_common:
-        raise MeasurementError(
-            f"both copies register operators in the torch.library namespace {', '.join(sorted(namespaces_in_common))}: "
-            "the base would run today's code; derive the namespace from __name__"
-        )
-    if form not in contract.forms:
-        raise NotAtBase("the form is new")
-    return contract.function(form)
-
-
-@functools.cache
-def _contract_at_base(source: str) -> tuple[Contract, set[str]]:
-    """And where its copy registers operators though this package does. Remembered: a module is run only once."""
-    with _namespaces_watched() as met:
-        return importlib.import_module(source).contract, met
-
-
-@contextmanager
-def _namespaces_watched() -> Iterator[set[str]]:
-    """Those in which operators were before, and to which more are added inside."""
-    import torch
-
-    original, taken = torch.library.Library.__init__, _namespaces_of_operators()
-    met: set[str] = set()
-
-    def watched(self: Any, namespace: str, kind: str, *arguments: Any, **keywords: Any) -> None:
-        if kind in ("DEF", "FRAGMENT") and namespace in taken:
-            met.add(namespace)
-        original(self, namespace, kind, *arguments, **keywords)
-
-    torch.library.Library.__init__ = watched  # type: ignore[assignment, method-assign]
-    try:
-        yield met
-    finally:
-        torch.library.Library.__init__ = original  # type: ignore[method-assign]
-
-
-def _namespaces_of_operators() -> set[str]:
-    import torch
-
-    return {name.split("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return folder / path

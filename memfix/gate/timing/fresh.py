@@ -50,7 +50,7 @@ class _Process:
         theirs.close()
 
     def wait_until_ready(self) -> None:
-        with suppress(EOFError):  # which it says when it is asked
+        with suppress(EOFError, OSError):  # which it says when it is asked
             self._ours.recv()
 
     def timed(self, task: Task) -> list[Timed]:

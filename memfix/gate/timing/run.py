@@ -6,17 +6,15 @@ import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...checks.finding import Finding, Status
 from ...contract import Contract
 from ...errors import MeterUnavailable
 from ...surroundings import describe
 from ...units import format_seconds
-from ..base import Base
 from ..judge import Verdict
 from .child import Station, Subject, Timed
-from .copies import exported
+from .copies import Copies, copies_at
 from .fresh import FreshProcesses
 from .places import BASE, CANARY, NAIVE_FORM, Place, places_of
 from .rule import ALLOWED, CANARY_FACTOR, MOST_PROCESSES, Spread, allowed_over_base, answer
@@ -41,24 +39,21 @@ def run_time_gate(
     are where else than the contracts say; ``slower_by`` slows today's forms, to try the gate.
     """
     _require(device, needs_idle_gpu)
-    base = Base.of(base_ref, Path(__file__).resolve().parents[2]) if base_ref else None
     findings: list[Finding] = []
-    notes = [] if base is None else base.notes()
-    if base is None:
-        notes.append("no --base: forms were held against naive only")
-    else:
+    with copies_at(base_ref, contracts) if base_ref else contextlib.nullcontext(Copies()) as copies:
         findings += [
-            Finding("time", op, "", "note", f"the op is there at {base.ref} and gone now") for op in base.ops_gone()
+            Finding("time", op, "", "note", f"the op is there at {copies.ref} and gone now") for op in copies.ops_gone()
         ]
-    with exported(base) if base else contextlib.nullcontext() as folder:
         for contract in contracts:
             chosen = places_of(contract, device) if places is None else places[contract.name]
+            folder = copies.folders.get(contract.name)
             station = Station(contract.name, device, folder, tuple(chosen), slower_by)
             with FreshProcesses(station) as fresh:
-                referee = _Referee(contract, device, base.ref if base else "", processes, fresh, say)
-                findings += referee.judged(_subjects(contract, chosen, with_base=base is not None))
+                referee = _Referee(contract, device, copies.ref, processes, fresh, say)
+                findings += referee.judged(_subjects(contract, chosen, with_base=folder is not None))
     if not any("ratio" in finding.figures for finding in findings):
         findings.append(Finding("time", "gate", "", "error", f"nothing was timed on {device}"))
+    notes = copies.notes if base_ref else ["no --base: forms were held against naive only"]
     return Verdict((), tuple(findings), f"clock, {device}", tuple(notes), describe())
 
 

@@ -1,91 +1,90 @@
-"""Another commit's package beside this one: other functions under the same names, and no operators in common."""
+"""Which packages are compared with another commit, and where their copies lie."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 
-from memfix.errors import MeasurementError
-from memfix.gate.base import Base
-from memfix.gate.timing.copies import PACKAGE, NotAtBase, exported, form_at_base
+from memfix.errors import MeasurementError, UsageError
+from memfix.gate.timing import copies
+from memfix.gate.timing.copies import copies_at, take_package
+from memfix.registry import Source
 
-CONTRACT = """
-class Contract:
-    forms = {"fast": 1}
-    def function(self, form):
-        return lambda: "of the base"
-contract = Contract()
-"""
-WITH_OPERATORS = """
-import torch
-library = torch.library.Library("memfix_test_taken", "FRAGMENT")
-library.define("late(Tensor x) -> Tensor")
-"""
+Sources = Callable[..., list[Any]]
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Base:
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(
-            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    for path, text in {"": "", "ops": "", "ops/toy": "", "ops/sharing": ""}.items():
-        (tmp_path / "memfix" / path).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "memfix" / path / "__init__.py").write_text(text)
-    (tmp_path / "memfix/ops/toy/contract.py").write_text(CONTRACT)
-    (tmp_path / "memfix/ops/sharing/contract.py").write_text(WITH_OPERATORS + CONTRACT)
-    git("init", "--quiet", "--initial-branch=main")
-    git("add", "--all")
-    git("commit", "--quiet", "--message", "state")
-    return Base(tmp_path, git("rev-parse", "HEAD"), "main")
-
-
-@pytest.fixture
-def folder(base: Base) -> Iterator[Path]:
-    with exported(base) as found:
-        yield found
-    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """With a package below src, a single module, and another package that is only installed there."""
+    for path in ("src/toy_package/__init__.py", "src/toy_package/memory.py", "toy_module.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("WHEN = 'then'\n")
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "state")
+    (tmp_path / "site-packages/toy_installed").mkdir(parents=True)
+    (tmp_path / "site-packages/toy_installed/__init__.py").write_text("")
+    for folder in ("", "src", "site-packages"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("toy_")]:
         del sys.modules[name]
-    sys.path.remove(str(found))
 
 
-def test_the_copy_has_a_name_and_functions_of_its_own(folder: Path) -> None:
-    assert form_at_base(folder, "toy", "fast")() == "of the base"
-    assert f"{PACKAGE}.ops.toy.contract" in sys.modules
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """Contracts of these modules, each named like its module."""
+
+    def declared(*modules: str) -> list[Any]:
+        monkeypatch.setattr(copies, "source_of", lambda name: Source(name, "contract", name))
+        return [SimpleNamespace(name=module) for module in modules]
+
+    return declared
 
 
-@pytest.mark.parametrize(("op", "form", "why"), [("gone", "fast", "the op is new"), ("toy", "slow", "the form is new")])
-def test_what_the_base_has_not(folder: Path, op: str, form: str, why: str) -> None:
-    with pytest.raises(NotAtBase, match=why):
-        form_at_base(folder, op, form)
+def test_a_package_and_a_single_module_lie_under_another_name_as_they_were(checkout: Path, declared: Sources) -> None:
+    (checkout / "src/toy_package/memory.py").write_text("WHEN = 'now'\n")
+    with copies_at("main", declared("toy_package.memory", "toy_module")) as found:
+        package = found.folders["toy_package.memory"]
+        assert (package / "toy_package_at_base/memory.py").read_text() == "WHEN = 'then'\n"
+        assert (found.folders["toy_module"] / "toy_module_at_base.py").read_text() == "WHEN = 'then'\n"
+        assert found.ref == "main"
+        assert found.ops_gone() == []
+        (note,) = found.notes
+        assert note.endswith("judged too: src/toy_package/memory.py")
+    assert not package.exists()
 
 
-def test_operators_in_a_common_namespace_are_refused(folder: Path) -> None:
-    mine = torch.library.Library("memfix_test_taken", "FRAGMENT")
-    mine.define("early(Tensor x) -> Tensor")
-    before = torch.library.Library.__init__
-    for _ in range(2):  # of two forms of an op the second finds the module run
-        with pytest.raises(
-            MeasurementError, match=r"the torch\.library namespace memfix_test_taken: the base would run"
-        ):
-            form_at_base(folder, "sharing", "fast")
-    assert torch.library.Library.__init__ is before
+def test_what_is_only_installed_is_noted_beside_what_is_compared(checkout: Path, declared: Sources) -> None:
+    with copies_at("main", declared("toy_installed", "toy_module")) as found:
+        assert list(found.folders) == ["toy_module"]
+        (note,) = found.notes
+    assert note.startswith("toy_installed: held against naive only: --base needs a git checkout of toy_installed; ")
 
 
-def test_a_commit_without_the_package_is_no_base(base: Base, tmp_path: Path) -> None:
-    empty = subprocess.run(
-        ["git", "-C", str(tmp_path), "hash-object", "-t", "tree", "-w", "/dev/null"], capture_output=True, text=True
-    ).stdout.strip()
-    with (
-        pytest.raises(MeasurementError, match="has no package memfix"),
-        exported(Base(tmp_path, empty, "main")),
-    ):
+def test_where_nothing_is_in_git_a_base_is_refused(checkout: Path, declared: Sources) -> None:
+    with pytest.raises(UsageError, match="does not track"), copies_at("main", declared("toy_installed")):
         pass
+
+
+def test_a_commit_that_is_not_there_is_refused(checkout: Path, declared: Sources) -> None:
+    with pytest.raises(UsageError, match="no commit 'elsewhere'"), copies_at("elsewhere", declared("toy_module")):
+        pass
+
+
+def test_a_commit_without_the_package_is_no_base(checkout: Path, tmp_path: Path) -> None:
+    empty = git(checkout, "hash-object", "-t", "tree", "-w", "/dev/null")
+    with pytest.raises(MeasurementError, match="has no package toy_module"):
+        take_package(checkout, empty, checkout / "toy_module.py", tmp_path)

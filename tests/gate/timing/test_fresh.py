@@ -67,8 +67,9 @@ def test_a_process_that_dies_is_trouble_with_its_code(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("children")
-def test_a_real_one_times_a_form_against_itself_slowed() -> None:
-    with FreshProcesses(STATION) as processes:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_real_one_times_a_form_against_itself_slowed(device: str) -> None:
+    with FreshProcesses(Station("rope", device, None, (PLACE,))) as processes:
         (timed,) = processes.timed([(PLACE, CANARY)], base_first=True)
     assert timed.race is not None
     assert timed.race.ratio > 1.03

@@ -1,0 +1,83 @@
+"""The time gate in somebody else's repository, which brings its op by an entry point and imports itself by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = {
+    "src/theirs/__init__.py": "",
+    "src/theirs/forms.py": """
+import torch
+
+ROUNDS = 1
+
+def dense(x):
+    return torch.tanh(x).cumsum(0)
+
+def chunked(x):
+    for _ in range(ROUNDS):
+        result = torch.tanh(x).cumsum(0)
+    return result
+""",
+    "src/theirs/memory.py": """
+from memfix import Contract, Dim, TensorSpec
+
+import theirs.forms
+from theirs.forms import chunked
+
+contract = Contract(
+    name="their_scan",
+    naive=theirs.forms.dense,
+    forms={"chunked": chunked},
+    dims={"N": Dim(1, 64), "D": Dim(1, 64)},
+    inputs=[TensorSpec("x", "N D", grad=True)],
+    cases={"small": {"N": 64, "D": 512}},
+)
+""",
+    "src/theirs-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n",
+    "src/theirs-1.0.dist-info/entry_points.txt": "[memfix.contracts]\ntheirs = theirs.memory:contract\n",
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "base")
+    return tmp_path
+
+
+def gate(repository: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    environment = {**os.environ, "PYTHONPATH": f"{repository / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment.pop("GITHUB_ACTIONS", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "memfix", "gate", "their_scan", "--time", "--device", "cpu", "--json", "-", *arguments],
+        cwd=repository, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_their_form_that_does_its_work_three_times_fails_with_its_ratio(repository: Path) -> None:
+    forms = repository / "src/theirs/forms.py"
+    forms.write_text(forms.read_text().replace("ROUNDS = 1", "ROUNDS = 3"))
+    code, data = gate(repository, "--base", "main")
+    (row,) = (found for found in data["findings"] if found["check"] == "time")
+    assert (code, row["status"]) == (1, "fail"), data
+    assert row["figures"]["ratio"] > 1.2
+    assert any("judged too: src/theirs/forms.py" in note for note in data["notes"])
