@@ -49,7 +49,7 @@ class Base(Commit):
     def ops_with_other_laws(self) -> list[str]:
         """Ops of the working tree whose naive form or contract reads differently at the base."""
         changed = []
-        for op in self._ops_here():
+        for op in self.ops_here():
             for name in LAW_FILES:
                 here = self.root / OPS / op / name
                 if self.file(f"{OPS}/{op}/{name}") != (here.read_text(encoding="utf-8") if here.exists() else None):
@@ -59,7 +59,7 @@ class Base(Commit):
 
     def ops_gone(self) -> list[str]:
         """Ops that the base has and the working tree has not."""
-        return sorted(set(self._ops_at_base()) - set(self._ops_here()))
+        return sorted(set(self._ops_at_base()) - set(self.ops_here()))
 
     def is_new(self, op: str) -> bool:
         return op not in self._ops_at_base()
@@ -91,7 +91,7 @@ class Base(Commit):
             copy.write_text(text, encoding="utf-8")
             return read_lock(copy)
 
-    def _ops_here(self) -> list[str]:
+    def ops_here(self) -> list[str]:
         return sorted(path.parent.name for path in (self.root / OPS).glob("*/contract.py"))
 
     def _ops_at_base(self) -> list[str]:

@@ -11,7 +11,7 @@ from ..checks.examine import Examination
 from ..checks.finding import Finding
 from ..checks.memory import bytes_of
 from ..contract import Contract
-from ..errors import MemfixError
+from ..errors import MemfixError, UsageError
 from ..meters import usable_meter
 from ..surroundings import describe
 from ..units import format_bytes, format_change
@@ -39,7 +39,7 @@ def run_gate(
     lock = read_lock(lock_path) if lock_path else {}
     base = Base.of(base_ref, Path(__file__).resolve().parents[1]) if base_ref else None
     meter, fallback = usable_meter(meter_name)
-    notes = [*(base.notes(*JUDGED) if base else []), *([fallback] if fallback else [])]
+    notes = [*(_notes_of(base, contracts) if base else []), *([fallback] if fallback else [])]
     examinations = examine_all(contracts, meter, effort, say)
     notes += _estimates(examinations)
     extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []
@@ -63,6 +63,17 @@ def run_gate(
         peaks=read_peaks(peaks_path(lock_path)) if lock_path else {},
         meter=meter.name, notes=notes, extra=extra, surroundings=describe(),
     )  # fmt: skip
+
+
+def _notes_of(base: Base, contracts: Sequence[Contract]) -> list[str]:
+    """The laws of another package's ops are not looked up: that is said, and where there are no others refused."""
+    others = [contract.name for contract in contracts if contract.name not in base.ops_here()]
+    if not others:
+        return base.notes(*JUDGED)
+    what = f"--base holds the laws of memfix's own ops; {', '.join(others)} {'is' if len(others) == 1 else 'are'} none"
+    if len(others) == len(contracts):
+        raise UsageError(f"{what}: a lock holds its bytes, and --time --base its times")
+    return [*base.notes(*JUDGED), what]
 
 
 def _estimates(examinations: Sequence[Examination]) -> list[str]:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,22 +61,26 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def gate(repository: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+def memfix(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{repository / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     environment.pop("GITHUB_ACTIONS", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "memfix", "gate", "their_scan", "--time", "--device", "cpu", "--json", "-", *arguments],
-        cwd=repository, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    command = [sys.executable, "-m", "memfix", *arguments]
+    return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
 
 
 def test_their_form_that_does_its_work_three_times_fails_with_its_ratio(repository: Path) -> None:
     forms = repository / "src/theirs/forms.py"
     forms.write_text(forms.read_text().replace("ROUNDS = 1", "ROUNDS = 3"))
-    code, data = gate(repository, "--base", "main")
+    ended = memfix(repository, "gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--json", "-")
+    assert ended.returncode == 1, ended.stderr
+    data = json.loads(ended.stdout)
     (row,) = (found for found in data["findings"] if found["check"] == "time")
-    assert (code, row["status"]) == (1, "fail"), data
+    assert row["status"] == "fail"
     assert row["figures"]["ratio"] > 1.2
     assert any("judged too: src/theirs/forms.py" in note for note in data["notes"])
+
+
+def test_their_laws_at_a_commit_are_not_said_to_hold(repository: Path) -> None:
+    ended = memfix(repository, "gate", "their_scan", "--base", "HEAD", "--no-lock")
+    assert ended.returncode == 4
+    assert "--base holds the laws of memfix's own ops; their_scan is none" in ended.stderr
