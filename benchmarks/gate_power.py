@@ -1,11 +1,12 @@
 """What the time gate is worth on this machine: how often it fails identical code, and how often code that is slower.
 
-    python -m benchmarks.gate_power [--op kda --form wy --case small] [--gates 20] [--planted 0,3,5,10] [--json PATH]
+    python -m benchmarks.gate_power [--op kda] [--form wy] [--only] [--gates 20] [--planted 0,3,5,10] [--json PATH]
 
-Every gate is a real one: the working tree against HEAD's copy, in fresh processes, with its canary and its second
-opinion. Slower code is today's form made slower on purpose by that share (``memfix.meters.clock.slowed``). With
-``--at-once`` several gates run side by side, where starting processes takes longest: on a GPU one measures at a time.
-Shares that PATH already has of the same form and place stay in it, each with what it was measured on.
+Every gate is a real one: all forms of the op in the working tree against HEAD's copy, and naive, in fresh processes,
+with its canary and its second opinion. One form is made slower on purpose, by that share
+(``memfix.meters.clock.slowed``); with ``--only`` it alone is timed, at the first place at which it is, and against HEAD
+only. With ``--at-once`` several gates run side by side, where starting processes takes longest: on a GPU one measures
+at a time. Shares that PATH already has of the same form stay in it, each with what it was measured on.
 """
 
 from __future__ import annotations
@@ -33,22 +34,29 @@ from memfix.surroundings import describe
 WORDS = {EXIT_PASS: "passed", EXIT_REGRESSION: "failed", EXIT_NOT_MEASURED: "could_not_measure"}
 
 
-def one_gate(op: str, place: Place, device: str, slower_by: float, *, is_alone: bool) -> dict[str, Any]:
-    """Its verdict, the ratio that it read last, and how long it took."""
+def one_gate(
+    op: str, form: str, places: list[Place] | None, device: str, slower_by: float, *, is_alone: bool
+) -> dict[str, Any]:
+    """Its verdict, which forms it blames, what it read of the one that may be slower, and how long it took."""
     start = time.perf_counter()
     verdict = run_time_gate(
-        contracts([op]), device=device, base_ref="HEAD", places={op: [place]}, slower_by=slower_by,
-        needs_idle_gpu=is_alone,
+        contracts([op]), device=device, base_ref="HEAD", places={op: places} if places else None,
+        slower_by={form: slower_by}, needs_idle_gpu=is_alone,
     )  # fmt: skip
-    (found,) = (finding for finding in verdict.findings if finding.check == "time")
-    figures = {name: found.figures.get(name) for name in ("ratio", "low", "high", "limit", "processes")}
-    return {"verdict": WORDS[verdict.exit_code], "took_s": time.perf_counter() - start, **figures}
+    found = next(finding for finding in verdict.findings if (finding.check, finding.form) == ("time", form))
+    return {
+        "verdict": WORDS[verdict.exit_code],
+        "blames": sorted({finding.form for finding in verdict.findings if finding.status == "fail"}),
+        "took_s": time.perf_counter() - start,
+        **{name: found.figures.get(name) for name in ("ratio", "low", "high", "limit", "processes")},
+    }
 
 
-def row_of(gates: list[dict[str, Any]]) -> dict[str, Any]:
+def row_of(form: str, gates: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = [gate["ratio"] for gate in gates if gate["ratio"] is not None]
     return {
         "gates": len(gates),
+        "blamed_another_form": sum(any(blamed != form for blamed in gate["blames"]) for gate in gates),
         **{word: sum(gate["verdict"] == word for gate in gates) for word in WORDS.values()},
         "ratio": statistics.median(ratios) if ratios else None,
         "low": min(ratios, default=None),
@@ -58,7 +66,7 @@ def row_of(gates: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def earlier_rows(path: Path | None, where: dict[str, str]) -> dict[str, dict[str, Any]]:
+def earlier_rows(path: Path | None, where: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What ``path`` has of the same form and place."""
     if path is None or not path.exists():
         return {}
@@ -71,54 +79,56 @@ def earlier_rows(path: Path | None, where: dict[str, str]) -> dict[str, dict[str
 
 
 def print_rows(rows: dict[str, dict[str, Any]], console: Console) -> None:
-    console.print(f"{'slower by':>10} {'gates':>6} {'failed':>7} {'no word':>8} {'ratio read':>24} {'longest':>9}")
+    headings = f"{'gates':>6} {'failed':>7} {'wrongly':>8} {'no word':>8} {'ratio read':>24} {'longest':>9}"
+    console.print(f"{'slower by':>10} {headings}")
     for planted, row in rows.items():
         read = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})" if row["ratio"] else "none"
         console.print(
-            f"{planted + ' %':>10} {row['gates']:>6} {row['failed']:>7} {row['could_not_measure']:>8} {read:>24} "
+            f"{planted + ' %':>10} {row['gates']:>6} {row['failed']:>7} {row['blamed_another_form']:>8} "
+            f"{row['could_not_measure']:>8} {read:>24} "
             f"{row['longest_s']:>7.1f} s"
         )
 
 
 @click.command()
 @click.option("--op", default="kda", show_default=True)
-@click.option("--form", default="wy", show_default=True)
-@click.option("--case", help="Which case.  [default: the first at which the form is timed]")
+@click.option("--form", default="wy", show_default=True, help="The one that is made slower.")
+@click.option("--only", is_flag=True, help="Time nothing but this form, against HEAD.")
 @click.option("--gates", type=click.IntRange(1), default=20, show_default=True, help="For each share.")
 @click.option("--planted", default="0,3,5,10", show_default=True, metavar="PERCENT,...", help="Shares to plant.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
 @click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Gates side by side.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(
-    op: str, form: str, case: str | None, gates: int, planted: str, device: str | None, at_once: int,
-    json_path: Path | None,
+    op: str, form: str, only: bool, gates: int, planted: str, device: str | None, at_once: int, json_path: Path | None
 ) -> None:  # fmt: skip
     """The false alarms and the power of the time gate, here."""
     device = device or ("cpu" if gpu_unavailable_reason() else "cuda")
     (contract,) = contracts([op])
-    timed = [place for place in places_of(contract, device) if place.form == form and case in (None, place.case)]
+    timed = [place for place in places_of(contract, device) if place.form == form]
     if not timed:
-        raise click.UsageError(f"{op}/{form} is not timed on {device}" + (f" at {case}" if case else ""))
-    place = Place(form, timed[0].case, timed[0].phase)
+        raise click.UsageError(f"{op}/{form} is not timed on {device}")
+    places = [Place(form, timed[0].case, timed[0].phase)] if only else None
     try:
         shares = {text.strip(): float(text) / 100 for text in planted.split(",")}
     except ValueError:
         raise click.BadParameter(f"percentages, got {planted!r}", param_hint="--planted") from None
     console = Console(width=100)
-    where = {"op": op, "form": form, "case": place.case, "phase": place.phase, "device": device}
+    where = {"op": op, "form": form, "only": only, "device": device}
     rows = earlier_rows(json_path, where)
     for text, share in shares.items():
         ended: list[dict[str, Any]] = []
         with ThreadPoolExecutor(at_once) as side_by_side:
             asked = [
-                side_by_side.submit(one_gate, op, place, device, share, is_alone=at_once == 1) for _ in range(gates)
+                side_by_side.submit(one_gate, op, form, places, device, share, is_alone=at_once == 1)
+                for _ in range(gates)
             ]
             for gate in as_completed(asked):  # one that is interrupted has shown what it has shown
                 ended.append(gate.result())
-                rows[text] = {"surroundings": describe(), "at_once": at_once, **row_of(ended)}
+                rows[text] = {"surroundings": describe(), "at_once": at_once, **row_of(form, ended)}
                 if json_path is not None:
                     write_whole(json_path, as_json({**where, "planted_percent": rows}), "the figures")
-    console.print(f"{op}/{form} at {place.case}, {place.phase}, on {device}")
+    console.print(f"{op}, {form} {'alone' if only else 'among all forms'}, on {device}")
     print_rows(rows, console)
 
 

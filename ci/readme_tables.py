@@ -213,7 +213,8 @@ def gate_power_table() -> list[str]:
             else ""
             for share in shares
         ]
-        lines.append(f"| `{data['op']}` `{data['form']}`, {machine} | {' | '.join(cells)} |")
+        what = f"`{data['form']}` of `{data['op']}`" + (" alone" if data["only"] else "")
+        lines.append(f"| {what}, {machine} | {' | '.join(cells)} |")
     return lines
 
 

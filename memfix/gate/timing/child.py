@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,14 @@ Subject = tuple[Place, Against]
 class Station:
     """What a process gets ready for, before it is told what to time.
 
-    ``slower_by`` makes today's forms slower on purpose: how the gate itself is tested.
+    ``slower_by`` makes today's forms slower on purpose, each by a share: how the gate itself is tested.
     """
 
     op: str
     device: str
     base: Path | None
     places: tuple[Place, ...]
-    slower_by: float = 0.0
+    slower_by: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def _steps(contract: Contract, subject: Subject, station: Station, base_first: b
     device, draw = station.device, Draw(contract.cases[place.case])
 
     def today() -> Step:
-        step = StepOf(contract, place.form, draw, place.phase)(device)
-        return slowed(step, 1 + station.slower_by, device) if station.slower_by else step
+        step, share = StepOf(contract, place.form, draw, place.phase)(device), station.slower_by.get(place.form)
+        return slowed(step, 1 + share, device) if share else step
 
     def other() -> Step:
         if against == BASE:

@@ -30,13 +30,13 @@ def run_time_gate(
     processes: int = 1,
     needs_idle_gpu: bool = True,
     places: Mapping[str, Sequence[Place]] | None = None,
-    slower_by: float = 0.0,
+    slower_by: Mapping[str, float] | None = None,
     say: Say = lambda _: None,
 ) -> Verdict:
     """Judge the times of ``contracts``: against naive as they promise, and with ``base_ref`` against that commit.
 
     So many ``processes`` are asked at least. A GPU that others use is refused, if ``needs_idle_gpu``. ``places`` by op
-    are where else than the contracts say; ``slower_by`` slows today's forms, to try the gate.
+    are where else than the contracts say; ``slower_by`` slows today's forms, each by a share, to try the gate.
     """
     _require(device, needs_idle_gpu)
     findings: list[Finding] = []
@@ -47,7 +47,7 @@ def run_time_gate(
         for contract in contracts:
             chosen = places_of(contract, device) if places is None else places[contract.name]
             folder = copies.folders.get(contract.name)
-            station = Station(contract.name, device, folder, tuple(chosen), slower_by)
+            station = Station(contract.name, device, folder, tuple(chosen), slower_by or {})
             with FreshProcesses(station) as fresh:
                 referee = _Referee(contract, device, copies.ref, processes, fresh, say)
                 findings += referee.judged(_subjects(contract, chosen, with_base=folder is not None))
