@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,17 +48,11 @@ contract = Contract(
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
+def repository(tmp_path: Path, commit_all: Callable[[Path], None]) -> Path:
     for path, text in FILES.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    git("init", "--quiet", "--initial-branch=main")
-    git("add", "--all")
-    git("commit", "--quiet", "--message", "base")
+    commit_all(tmp_path)
     return tmp_path
 
 

@@ -19,21 +19,13 @@ from memfix.registry import Source
 Sources = Callable[..., list[Any]]
 
 
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def checkout(tmp_path: Path, commit_all: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """With a package below src, a single module, and another package that is only installed there."""
     for path in ("src/toy_package/__init__.py", "src/toy_package/memory.py", "toy_module.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("WHEN = 'then'\n")
-    git(tmp_path, "init", "--quiet", "--initial-branch=main")
-    git(tmp_path, "add", "--all")
-    git(tmp_path, "commit", "--quiet", "--message", "state")
+    commit_all(tmp_path)
     (tmp_path / "site-packages/toy_installed").mkdir(parents=True)
     (tmp_path / "site-packages/toy_installed/__init__.py").write_text("")
     for folder in ("", "src", "site-packages"):
@@ -85,6 +77,7 @@ def test_a_commit_that_is_not_there_is_refused(checkout: Path, declared: Sources
 
 
 def test_a_commit_without_the_package_is_no_base(checkout: Path, tmp_path: Path) -> None:
-    empty = git(checkout, "hash-object", "-t", "tree", "-w", "/dev/null")
+    command = ["git", "-C", str(checkout), "hash-object", "-t", "tree", "-w", "/dev/null"]
+    empty = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     with pytest.raises(MeasurementError, match="has no package toy_module"):
         take_package(checkout, empty, checkout / "toy_module.py", tmp_path)

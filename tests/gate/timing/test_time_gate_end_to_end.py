@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,10 @@ AT_LEAST = 1.2
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path, commit_all: Callable[[Path], None]) -> Path:
     """This package as one commit."""
-
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=memfix", "-c", "user.email=memfix@example.org", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
     shutil.copytree(ROOT / "memfix", tmp_path / "memfix", ignore=shutil.ignore_patterns("__pycache__"))
-    git("init", "--quiet", "--initial-branch=main")
-    git("add", "--all")
-    git("commit", "--quiet", "--message", "base")
+    commit_all(tmp_path)
     return tmp_path
 
 
