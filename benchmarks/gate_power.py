@@ -67,7 +67,7 @@ def row_of(form: str, gates: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def earlier_rows(path: Path | None, where: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What ``path`` has of the same form and place."""
+    """What ``path`` has of the same form."""
     if path is None or not path.exists():
         return {}
     try:
@@ -115,6 +115,7 @@ def main(
         raise click.BadParameter(f"percentages, got {planted!r}", param_hint="--planted") from None
     console = Console(width=100)
     where = {"op": op, "form": form, "only": only, "device": device}
+    measured_on = {"surroundings": describe(), "at_once": at_once}
     rows = earlier_rows(json_path, where)
     for text, share in shares.items():
         ended: list[dict[str, Any]] = []
@@ -125,7 +126,7 @@ def main(
             ]
             for gate in as_completed(asked):  # one that is interrupted has shown what it has shown
                 ended.append(gate.result())
-                rows[text] = {"surroundings": describe(), "at_once": at_once, **row_of(form, ended)}
+                rows[text] = {**measured_on, **row_of(form, ended)}
                 if json_path is not None:
                     write_whole(json_path, as_json({**where, "planted_percent": rows}), "the figures")
     console.print(f"{op}, {form} {'alone' if only else 'among all forms'}, on {device}")

@@ -144,9 +144,8 @@ class Walk:
         command = [sys.executable, "-m", "asv", "run", "-E", f"existing:{sys.executable}", "--show-stderr"]
         command += ["--set-commit-hash", commit, "--machine", self.machine, *options]
         with tempfile.TemporaryDirectory(prefix="memfix-walk-") as package:
-            take_package(
-                ROOT, commit, ROOT / "memfix", Path(package)
-            )  # only memfix itself: the benchmarks are the working tree's
+            # only memfix itself: the benchmarks are the working tree's
+            take_package(ROOT, commit, ROOT / "memfix", Path(package))
             environment = {**os.environ, "ASV_PYTHONPATH": package + (f":{beside}" if beside else "")}
             environment.setdefault("OMP_NUM_THREADS", "1")
             environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that asks for a GPU may be forked

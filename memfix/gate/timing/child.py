@@ -73,9 +73,9 @@ def _open_gpu(contract: Contract, station: Station) -> None:
     """One small step of every form: in it torch and Triton load for seconds what nobody wants to see timed."""
     draw = Draw(smallest_case(contract))
     with gpu_beside_others():
-        for place in station.places:
+        for form, phase in dict.fromkeys((place.form, place.phase) for place in station.places):
             with contextlib.suppress(Exception):  # which is said where it is to be timed
-                StepOf(contract, place.form, draw, place.phase)(station.device)()
+                StepOf(contract, form, draw, phase)(station.device)()
 
 
 def _timed(contract: Contract, subject: Subject, station: Station, base_first: bool) -> Timed:

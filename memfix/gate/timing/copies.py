@@ -34,8 +34,8 @@ class Copies:
 
     def ops_gone(self) -> list[str]:
         """Ops of memfix itself that the commit has; what else a package had declared, only its lock may know."""
-        own = Path(__file__).resolve().parents[2]
-        return Base.of(self.commits[own].commit, own).ops_gone() if own in self.commits else []
+        own = self.commits.get(Path(__file__).resolve().parents[2])
+        return Base(own.root, own.commit, own.ref).ops_gone() if own else []
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from .places import BASE, CANARY, NAIVE_FORM
 
 MOST_PROCESSES = 8
 SAMPLE_S, MOST_PAIRS = 0.001, 400
-"""Many short samples: what disturbs a step comes and goes within milliseconds, and a median forgets it."""
+"""Many short samples: what disturbs a pair outlasts a sample of any length, so a second of short ones says more."""
 RACE_S = {BASE: 1.0, NAIVE_FORM: 0.4, CANARY: 0.4}
 """How long a race takes at most, but for steps that are long: a few percent must be seen against base only."""
 CANARY_FACTOR = 1.10
