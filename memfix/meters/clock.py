@@ -35,27 +35,28 @@ def race(
     pairs: int = 15,
     sample_s: float = 0.0,
     most_s: float = math.inf,
+    second_begins: bool = False,
 ) -> Race:
-    """Time ``first`` and ``second`` in ABBA order.
+    """Time ``first`` and ``second`` in ABBA order, or in BAAB order where ``second_begins``.
 
     A sample is as many consecutive steps as fill ``sample_s``, the same number of both. Where ``pairs`` of them take
     longer than ``most_s``, there are fewer, but not fewer than ``LEAST_PAIRS``.
     """
     steps = (first, second)
-    for step in steps:
-        _elapsed_s(step, device, 1)  # the first time anything may be made or compiled
-    times: tuple[list[float], list[float]] = ([], [])
+    forth = (1, 0) if second_begins else (0, 1)
     with _without_collections():
+        for which in forth:  # the first time anything may be made or compiled, and a GPU that idled is 4 % faster
+            _elapsed_s(steps[which], device, 1)
         end = time.perf_counter() + most_s
-        once = [_elapsed_s(step, device, 1) for step in steps]
-        repeats = max(1, math.ceil(sample_s / max(once))) if max(once) > 0 else 1
-        if repeats == 1:  # a pair already
-            times = ([once[0]], [once[1]])
+        once = {which: _elapsed_s(steps[which], device, 1) for which in forth}
+        longest_s = max(once.values())
+        repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
+        times = ([once[0]], [once[1]]) if repeats == 1 else ([], [])  # a pair already
         for pair in range(len(times[0]), pairs):
-            order = (0, 1) if pair % 2 == 0 else (1, 0)
-            if pair >= LEAST_PAIRS and order == (0, 1) and time.perf_counter() > end:
+            comes_forth = pair % 2 == 0
+            if pair >= LEAST_PAIRS and comes_forth and time.perf_counter() > end:
                 break
-            for which in order:
+            for which in forth if comes_forth else reversed(forth):
                 times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
     ratios = [a / b for a, b in zip(*times, strict=True)]
     return Race(statistics.median(ratios), statistics.median(times[0]), statistics.median(times[1]), len(ratios))

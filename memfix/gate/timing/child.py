@@ -41,7 +41,7 @@ class Station:
 
 @dataclass(frozen=True)
 class Task:
-    """What it is to time. With ``base_first`` the base's step is made first: nothing may hang on the order."""
+    """What it is to time. With ``base_first`` the base is made and timed first: nothing may hang on the order."""
 
     subjects: tuple[Subject, ...]
     base_first: bool
@@ -83,7 +83,10 @@ def _timed(contract: Contract, subject: Subject, station: Station, base_first: b
     try:
         with _alone_on(device):
             first, second = _steps(contract, subject, station, base_first)
-            found = race(first, second, device=device, pairs=MOST_PAIRS, sample_s=SAMPLE_S, most_s=longest_s)
+            found = race(
+                first, second, device=device, pairs=MOST_PAIRS, sample_s=SAMPLE_S, most_s=longest_s,
+                second_begins=base_first,
+            )  # fmt: skip
             return Timed(subject, found)
     except NotAtBase as reason:
         return Timed(subject, None, str(reason), is_new=True)

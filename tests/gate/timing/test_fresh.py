@@ -10,11 +10,13 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from memfix.gate.timing import fresh
+from memfix.gate.timing import child, fresh
 from memfix.gate.timing.child import Station, Task, Timed
 from memfix.gate.timing.fresh import FreshProcesses
-from memfix.gate.timing.places import BASE, CANARY, Place
+from memfix.gate.timing.places import BASE, CANARY, NAIVE_FORM, Place
+from memfix.gate.timing.rule import MOST_PROCESSES
 from memfix.meters.clock import Race
+from memfix.registry import contracts
 
 PLACE = Place("shared_table", "small", "train")
 SUBJECT = (PLACE, BASE)
@@ -49,12 +51,20 @@ def children() -> Iterator[None]:
 @pytest.mark.parametrize("together", [1, 3])
 def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(fresh, "stand_by", says_who_it_is)
-    monkeypatch.setitem(fresh.TOGETHER, "cpu", together)
+    monkeypatch.setattr(fresh, "together_on", lambda device: together)
     with FreshProcesses(STATION) as processes:
         read = [processes.timed([SUBJECT], base_first=False) for _ in range(2)]
         assert len(multiprocessing.active_children()) >= together - 2
     races = [timed.race for batch in read for timed in batch]
     assert len({race.ratio for race in races if race is not None}) == 2
+
+
+@pytest.mark.parametrize(("cores", "together"), [(None, 1), (1, 1), (8, 4), (64, MOST_PROCESSES)])
+def test_half_the_cores_get_ready_for_a_gpu_and_one_for_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, together: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert (fresh.together_on("cuda"), fresh.together_on("cpu")) == (together, 1)
 
 
 @pytest.mark.usefixtures("children")
@@ -73,3 +83,16 @@ def test_a_real_one_times_a_form_against_itself_slowed(device: str) -> None:
         (timed,) = processes.timed([(PLACE, CANARY)], base_first=True)
     assert timed.race is not None
     assert timed.race.ratio > 1.03
+
+
+@pytest.mark.parametrize("base_first", [False, True])
+def test_who_is_timed_first_is_as_the_task_says(monkeypatch: pytest.MonkeyPatch, base_first: bool) -> None:
+    began: list[bool] = []
+
+    def noted(*steps: object, second_begins: bool, **_: object) -> Race:
+        began.append(second_begins)
+        return Race(1.0, 1.0, 1.0, 2)
+
+    monkeypatch.setattr(child, "race", noted)
+    child._timed(contracts(["rope"])[0], (PLACE, NAIVE_FORM), STATION, base_first)
+    assert began == [base_first]
