@@ -72,7 +72,7 @@ contract = Contract(
     ],
     cases={
         "incident": {"N": 131_072, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},
-        # an eighth of its tokens: chunks like the incident's, in steps short enough to be timed well
+        # an eighth of its tokens: chunks like the incident's, timed well in a second, and naive fits on smaller GPUs
         "large": {"N": 16_384, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},
         "medium": {"N": 8192, "D": 1024, "V": 32_000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
         "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"},
@@ -111,15 +111,14 @@ contract = Contract(
     ],
     speed=[
         SpeedBudget("recompute", case="small", times_naive=3.0),
-        # chunks of 1024 tokens and 32,000 classes take longer to launch than to compute: 2.0 and 2.4 on an H200
-        SpeedBudget("recompute", case="medium", times_naive=3.0, device="cuda"),
-        SpeedBudget("triton", case="medium", times_naive=3.0, device="cuda"),
+        # chunks of 1024 tokens and 32,000 classes take longer to launch than to compute: 1.4 and 2.4 on an H200
         SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
-        SpeedBudget("triton", case="large", times_naive=0.95, device="cuda"),
-        SpeedBudget("recompute", case="large", times_naive=1.3, device="cuda"),
+        SpeedBudget("triton", case="medium", times_naive=3.0, device="cuda"),
+        # the report promised 5 to 10 %
+        SpeedBudget("reported", case="large", times_naive=1.10, device="cuda"),
         SpeedBudget("checkpoint", case="large", times_naive=2.0, device="cuda"),
-        # the report promised 5 to 10 %; at the medium case, with less to compute, its loop takes more
-        SpeedBudget("reported", case="incident", times_naive=1.10, device="cuda"),
+        SpeedBudget("recompute", case="large", times_naive=1.3, device="cuda"),
+        SpeedBudget("triton", case="large", times_naive=0.95, device="cuda"),
     ],
     bad_inputs=[
         BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
