@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,14 +22,16 @@ RACE_S = {BASE: 1.0, NAIVE_FORM: 0.4, CANARY: 0.4}
 CANARY_FACTOR = 1.10
 
 ALLOWED = 1.03
-"""Over base. On a GPU it comes down to what the processes themselves agree to, but not below ``ALLOWED_AT_BEST``."""
-ALLOWED_AT_BEST = 1.01
-SIGMAS = 4.0
+"""Over base. On a GPU it comes down to so many ``SIGMAS`` of what the processes scatter by."""
+SIGMAS = 3.0
 
 ROUGHLY = 0.05
 """What the word of a single process is good to: enough for most budgets beside naive, and for no few percents."""
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
-"""Student's t at 95 %, by the number of processes."""
+SCATTER, SCATTER_WORTH = 0.007, 4
+"""What processes scatter by before any has shown it, and how many degrees of freedom that is worth. Gates on a CPU and
+on an H200 saw 0.4 to 0.9 %; two processes say little of it, and on their word alone had to agree to half a percent."""
+STUDENT = {5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 11: 2.20}
+"""Student's t at 95 %, by degrees of freedom."""
 
 Answer = Literal["within", "over", "undecided"]
 
@@ -58,6 +59,16 @@ class Spread:
         return self._middle + self._half_width
 
     @property
+    def scatter(self) -> float:
+        """One standard deviation between processes, of what they show and what was expected of them."""
+        squares = SCATTER_WORTH * (SCATTER * self._middle) ** 2 + sum((r - self._middle) ** 2 for r in self.ratios)
+        return math.sqrt(squares / self._freedom)
+
+    @property
+    def _freedom(self) -> int:
+        return SCATTER_WORTH + len(self.ratios) - 1
+
+    @property
     def _middle(self) -> float:
         return statistics.fmean(self.ratios)
 
@@ -66,18 +77,16 @@ class Spread:
         number = len(self.ratios)
         if number == 1:
             return ROUGHLY * self._middle
-        return STUDENT[number] * statistics.stdev(self.ratios) / math.sqrt(number)
+        return STUDENT[self._freedom] * self.scatter / math.sqrt(number)
 
     def spelled(self) -> str:
         processes = f"{len(self.ratios)} process{'es' if len(self.ratios) > 1 else ''}"
         return f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}; {processes}, {self.pairs} pairs)"
 
 
-def allowed_over_base(device: str, ratios: Sequence[float]) -> float:
-    """How far a form may be above its own time at base, by how well the processes agree."""
-    if device == "cpu" or len(ratios) == 1:
-        return ALLOWED
-    return min(ALLOWED, max(ALLOWED_AT_BEST, 1 + SIGMAS * statistics.stdev(ratios)))
+def allowed_over_base(device: str, spread: Spread) -> float:
+    """How far a form may be above its own time at base; on a GPU by how well the processes agree."""
+    return ALLOWED if device == "cpu" else min(ALLOWED, 1 + SIGMAS * spread.scatter)
 
 
 def answer(spread: Spread, limit: float) -> Answer:

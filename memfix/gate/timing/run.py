@@ -126,7 +126,7 @@ class _Referee:
         place, against = subject
         if against == NAIVE_FORM and place.times_naive is not None:
             return place.times_naive
-        return ALLOWED if against == CANARY else allowed_over_base(self.device, spread.ratios)
+        return ALLOWED if against == CANARY else allowed_over_base(self.device, spread)
 
     def _answer(self, subject: Subject, timed: Sequence[Timed]) -> str:
         spread = self._spread(timed)

@@ -21,7 +21,7 @@ PLACE = Place("shared_table", "small", "train")
 WITH_BUDGET = Place("shared_table", "small", "train", 1.0)
 SEEN = [1.1]
 SAME = [1.0, 1.001]
-SLOWER = [1.06, 1.05, 1.055, 1.05]
+SLOWER = [1.06, 1.05]
 
 Answers = dict[str, list[float | str]]
 """By what a form is timed against: the ratio that each process reads, or a trouble."""
@@ -54,7 +54,7 @@ def test_identical_code_passes(processes: Answers) -> None:
     processes[BASE] = [*SAME]
     code, found = gate()
     assert code == EXIT_PASS
-    assert found["time"].message.startswith("takes 1.000x (0.994 to 1.007; 2 processes, 60 pairs) its own time at HEAD")
+    assert found["time"].message.startswith("takes 1.000x (0.989 to 1.012; 2 processes, 60 pairs) its own time at HEAD")
     assert found["time"].figures["ratio"] == 1.0005
     assert found["canary"].status == "pass"
 
@@ -63,7 +63,7 @@ def test_a_slower_form_fails_when_a_second_opinion_says_so_too(processes: Answer
     processes[BASE] = [*SLOWER, *SLOWER]
     code, found = gate()
     assert (code, found["time"].status) == (EXIT_REGRESSION, "fail")
-    assert found["time"].details == ("  before that: 1.052x (1.046 to 1.061; 4 processes, 120 pairs)",)
+    assert found["time"].details == ("  before that: 1.055x (1.042 to 1.068; 2 processes, 60 pairs)",)
     assert found["time"].reproduce == "memfix gate rope --time --base HEAD --device cpu"
 
 
@@ -75,14 +75,14 @@ def test_one_bad_minute_is_no_failure(processes: Answers) -> None:
 
 
 def test_processes_that_disagree_are_joined_by_more(processes: Answers) -> None:
-    processes[BASE] = [1.0, 1.01, 1.2, 1.0, 1.3, 1.0, 1.0, 0.99]
+    processes[BASE] = [1.0, 1.2, 1.01, 1.0, 1.3, 1.0, 1.0, 0.99]
     code, found = gate()
     assert code == EXIT_PASS
     assert found["time"].figures["processes"] == MOST_PROCESSES == 8
 
 
 def test_what_is_decided_is_not_asked_again(processes: Answers) -> None:
-    processes[BASE], processes["naive"] = [1.0, 1.01, 1.0, 1.0], [0.8]
+    processes[BASE], processes["naive"] = [1.0, 1.03, 1.0, 1.0], [0.8]
     code, found = gate(WITH_BUDGET)
     assert code == EXIT_PASS
     assert (found["time"].figures["processes"], found["speed"].figures["processes"]) == (4, 1)
@@ -117,7 +117,7 @@ def test_a_form_that_raises_could_not_be_measured(processes: Answers) -> None:
 
 
 def test_a_budget_beside_naive_is_a_row_of_its_own(processes: Answers) -> None:
-    processes[BASE], processes["naive"] = [*SAME], [*SLOWER, *SLOWER]
+    processes[BASE], processes["naive"] = [*SAME], [1.06, *SLOWER]
     code, found = gate(WITH_BUDGET)
     assert (code, found["time"].status, found["speed"].status) == (EXIT_REGRESSION, "pass", "fail")
     assert "naive's time, allowed 1x on cpu" in found["speed"].message

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memfix.gate.timing.rule import ALLOWED, ALLOWED_AT_BEST, MOST_PROCESSES, Spread, allowed_over_base, answer
+from memfix.gate.timing.rule import ALLOWED, MOST_PROCESSES, Spread, allowed_over_base, answer
 
 
 def spread(*ratios: float) -> Spread:
@@ -17,8 +17,15 @@ def spread(*ratios: float) -> Spread:
 def test_the_figure_is_the_median_and_its_interval_the_mean_of_processes() -> None:
     found = spread(0.98, 1.0, 1.02, 1.0)
     assert found.ratio == 1.0
-    assert (found.low, found.high) == pytest.approx((0.974, 1.026), abs=5e-4)
-    assert found.spelled() == "1.000x (0.974 to 1.026; 4 processes, 120 pairs)"
+    assert (found.low, found.high) == pytest.approx((0.986, 1.014), abs=5e-4)
+    assert found.spelled() == "1.000x (0.986 to 1.014; 4 processes, 120 pairs)"
+
+
+def test_processes_that_happen_to_agree_are_expected_to_scatter_all_the_same() -> None:
+    assert spread(1.0, 1.0).high == pytest.approx(1.011, abs=5e-4)
+    assert spread(1.0, 1.0).scatter > spread(*[1.0] * 8).scatter > 0.004
+    assert spread(0.02, 0.02).scatter == pytest.approx(0.02 * spread(1.0, 1.0).scatter)
+    assert spread(0.9, 1.1, 0.9, 1.1).scatter > 0.07  # and what they show counts for as much as it is
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ def test_the_figure_is_the_median_and_its_interval_the_mean_of_processes() -> No
         ((0.5,), "within"),
         ((1.2,), "over"),
         ((1.0, 1.001), "within"),
-        ((1.0, 1.02), "undecided"),
+        ((1.0, 1.03), "undecided"),
         ((1.0, 1.001, 1.0), "undecided"),  # twice in one order, once in the other
         ((1.0, 1.01, 0.99, 1.0), "within"),
         ((1.05, 1.06, 1.04, 1.05), "over"),
@@ -46,12 +53,12 @@ def test_after_the_last_process_the_median_decides() -> None:
     assert answer(spread(*[1.0] * 5, *[1.2] * 3), ALLOWED) == "within"
 
 
-def test_a_cpu_allows_3_percent_and_a_quiet_gpu_1() -> None:
-    quiet, noisy = (0.9996, 1.0, 1.0006, 1.0001), (1.004, 1.01, 1.0, 1.005)
+def test_a_cpu_allows_3_percent_and_a_quiet_gpu_less() -> None:
+    quiet, noisy = spread(0.9996, 1.0, 1.0006, 1.0001), spread(0.95, 1.05)
     assert allowed_over_base("cpu", quiet) == ALLOWED
-    assert allowed_over_base("cuda", quiet) == ALLOWED_AT_BEST
-    assert ALLOWED_AT_BEST < allowed_over_base("cuda", noisy) < ALLOWED
-    assert allowed_over_base("cuda", (0.95, 1.05)) == allowed_over_base("cuda", (1.0,)) == ALLOWED
+    assert 1.01 < allowed_over_base("cuda", quiet) < 1.02
+    assert allowed_over_base("cuda", spread(1.0)) == pytest.approx(1.021)
+    assert allowed_over_base("cuda", noisy) == ALLOWED
 
 
 def asked(read: Callable[[], float], device: str) -> tuple[bool, int]:
@@ -59,26 +66,40 @@ def asked(read: Callable[[], float], device: str) -> tuple[bool, int]:
     ratios: list[float] = []
     while True:
         ratios.append(read())
-        limit = allowed_over_base(device, ratios)
-        word = answer(spread(*ratios), limit)
+        found = spread(*ratios)
+        word = answer(found, allowed_over_base(device, found))
         if word != "undecided":
             return word == "over", len(ratios)
 
 
+def scattered(sigma: float, disturbed: float, draw: random.Random) -> Callable[[float], float]:
+    """A process's word of a slowdown: off by ``sigma``, and as often as ``disturbed`` by up to 4 % more."""
+
+    def read(slowdown: float) -> float:
+        shock = draw.choice((-1, 1)) * draw.uniform(0.01, 0.04) if draw.random() < disturbed else 0.0
+        return slowdown * (draw.gauss(1.0, sigma) + shock)
+
+    return read
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("sigma", [0.0005, 0.004, 0.01])
-def test_identical_code_is_let_pass_and_5_percent_are_not(sigma: float, device: str) -> None:
-    """With processes that scatter as measured: on a quiet GPU, a quiet CPU, and a launch-bound step."""
-    draw = random.Random(0)
+@pytest.mark.parametrize(
+    ("sigma", "disturbed"), [(0.0005, 0.0), (0.004, 0.0), (0.01, 0.0), (0.015, 0.0), (0.005, 0.15)]
+)
+def test_identical_code_is_let_pass_and_5_percent_are_not(sigma: float, disturbed: float, device: str) -> None:
+    """With processes that scatter as a quiet GPU, a quiet CPU and a launch-bound step do; by twice that; with tails."""
+    read = scattered(sigma, disturbed, random.Random(0))
 
     def fails(slowdown: float) -> bool:
-        return all(asked(lambda: draw.gauss(slowdown, sigma), device)[0] for _ in range(2))
+        return all(asked(lambda: read(slowdown), device)[0] for _ in range(2))
 
-    assert sum(fails(1.0) for _ in range(2000)) <= 2
-    assert sum(fails(1.05) for _ in range(2000)) >= 1990
+    assert sum(fails(1.0) for _ in range(2000)) <= 1
+    assert sum(fails(1.05) for _ in range(2000)) >= 1985
 
 
-def test_what_is_clear_takes_few_processes() -> None:
-    draw = random.Random(0)
-    numbers = [asked(lambda: draw.gauss(1.0, 0.004), "cpu")[1] for _ in range(1000)]
-    assert sum(numbers) / len(numbers) < 3.5
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("slowdown", "at_most"), [(1.0, 2.3), (1.05, 2.3), (1.1, 1.5)])
+def test_what_is_clear_takes_two_processes(device: str, slowdown: float, at_most: float) -> None:
+    read = scattered(0.006, 0.0, random.Random(0))
+    numbers = [asked(lambda: read(slowdown), device)[1] for _ in range(1000)]
+    assert sum(numbers) / len(numbers) < at_most
