@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
 from .child import Station, Subject, Task, Timed, stand_by
-from .rule import MOST_PROCESSES
 
+TOGETHER = {"cpu": 1, "cuda": 4}
+"""Starting up takes most of a process's time on a GPU, and most gates ask two that can tell, and two for a second
+opinion; on a CPU, where it would be heard, they come one by one."""
 _ENDING_S = 10.0
-
-
-def together_on(device: str) -> int:
-    """How many get ready at once: for a GPU that takes most of a process's time; on a CPU it would be heard."""
-    return 1 if device == "cpu" else min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
 
 
 class FreshProcesses:
@@ -36,7 +32,7 @@ class FreshProcesses:
     def timed(self, subjects: Sequence[Subject], *, base_first: bool) -> list[Timed]:
         """What the next process reads of each subject."""
         if not self._standing_by:
-            self._standing_by.extend(_Process(self._station) for _ in range(together_on(self._station.device)))
+            self._standing_by.extend(_Process(self._station) for _ in range(TOGETHER[self._station.device]))
             for process in self._standing_by:
                 process.wait_until_ready()
         process = self._standing_by.popleft()

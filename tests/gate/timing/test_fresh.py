@@ -14,7 +14,6 @@ from memfix.gate.timing import child, fresh
 from memfix.gate.timing.child import Station, Task, Timed
 from memfix.gate.timing.fresh import FreshProcesses
 from memfix.gate.timing.places import BASE, CANARY, NAIVE_FORM, Place
-from memfix.gate.timing.rule import MOST_PROCESSES
 from memfix.meters.clock import Race
 from memfix.registry import contracts
 
@@ -51,20 +50,12 @@ def children() -> Iterator[None]:
 @pytest.mark.parametrize("together", [1, 3])
 def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(fresh, "stand_by", says_who_it_is)
-    monkeypatch.setattr(fresh, "together_on", lambda device: together)
+    monkeypatch.setitem(fresh.TOGETHER, "cpu", together)
     with FreshProcesses(STATION) as processes:
         read = [processes.timed([SUBJECT], base_first=False) for _ in range(2)]
         assert len(multiprocessing.active_children()) >= together - 2
     races = [timed.race for batch in read for timed in batch]
     assert len({race.ratio for race in races if race is not None}) == 2
-
-
-@pytest.mark.parametrize(("cores", "together"), [(None, 1), (1, 1), (8, 4), (64, MOST_PROCESSES)])
-def test_half_the_cores_get_ready_for_a_gpu_and_one_for_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, cores: int | None, together: int
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert (fresh.together_on("cuda"), fresh.together_on("cpu")) == (together, 1)
 
 
 @pytest.mark.usefixtures("children")
