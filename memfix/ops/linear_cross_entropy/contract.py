@@ -111,9 +111,10 @@ contract = Contract(
     ],
     speed=[
         SpeedBudget("recompute", case="small", times_naive=3.0),
-        # chunks of 1024 tokens and 32,000 classes take longer to launch than to compute: 1.4 and 2.4 on an H200
+        # chunks of 1024 tokens and 32,000 classes take longer to launch than to compute: 1.4 beside an H200, and 1.8 to
+        # 2.8 by the CPU that launches them
         SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
-        SpeedBudget("triton", case="medium", times_naive=3.0, device="cuda"),
+        SpeedBudget("triton", case="medium", times_naive=4.0, device="cuda"),
         # the report promised 5 to 10 %
         SpeedBudget("reported", case="large", times_naive=1.10, device="cuda"),
         SpeedBudget("checkpoint", case="large", times_naive=2.0, device="cuda"),
