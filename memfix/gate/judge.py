@@ -92,7 +92,10 @@ def judge(
 
 
 def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], peaks: Peaks) -> list[Finding]:
-    """Every reading against its entry: above fails, below asks, missing and extra fail."""
+    """Every reading against its entry: above fails, below asks, missing and extra fail.
+
+    Of a form that is not equal only what is above is said: nobody is to lock it.
+    """
     readings = readings_by_key(examinations)
     judged_ops = {examination.op for examination in examinations}
     # a form that is known to be unequal is never measured: an entry of it is stale
@@ -100,9 +103,9 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
         (e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms | e.known_unequal_forms
     }
     findings = [
-        judge_entry(key, bytes_of(reading, key[3]), lock.get(key), reading, peaks.get(spelled(key), ()))
+        judge_entry(key, used, lock.get(key), reading, peaks.get(spelled(key), ()))
         for key, reading in readings.items()
-        if key[:2] not in unequal
+        if (used := bytes_of(reading, key[3])) > lock.get(key, used) or key[:2] not in unequal
     ]
     stale = f"the lock has an entry that nothing measures any more; {_accept(UPDATE)}"
     unmeasured = {(f.op, f.form, f.case, f.phase) for e in examinations for f in e.findings if f.status == "error"}

@@ -111,10 +111,11 @@ def test_the_held_phase_is_judged_by_the_bytes_that_are_held() -> None:
     assert failed.message == "100 bytes (100 B), lock 99 (99 B): +1 (+1.0 %), meter simulated"
 
 
-def test_the_bytes_of_a_form_that_is_not_equal_are_not_judged() -> None:
-    verdict = judged(lock={NAIVE_KEY: 8192, KEY: 1}, equal=())
-    assert [f.form for f in verdict.findings if f.check == "lock"] == ["naive"]
-    assert verdict.exit_code == EXIT_PASS
+@pytest.mark.parametrize(("locked", "said"), [(1, ["fail"]), (2048, []), (3000, []), (None, [])])
+def test_of_a_form_that_is_not_equal_the_lock_says_only_what_grew(locked: int | None, said: list[str]) -> None:
+    lock = {NAIVE_KEY: 8192} | ({} if locked is None else {KEY: locked})
+    verdict = judged(lock=lock, equal=())
+    assert [f.status for f in verdict.findings if (f.check, f.form) == ("lock", "chunked")] == said
 
 
 def test_an_entry_of_a_form_that_is_not_equal_is_not_called_stale() -> None:

@@ -23,6 +23,7 @@ from memfix.gate import workers
 from memfix.gate.workers import Part, examine_all, parts_of
 from memfix.laws import NAIVE
 from memfix.meters import get_meter
+from memfix.meters.base import Reading
 from memfix.registry import all_contracts
 
 METER = get_meter("simulated")
@@ -59,15 +60,17 @@ def test_every_form_has_every_part_and_kernels_come_first() -> None:
 
 def off_in_float16(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows = weight[ids]
-    return rows + 1 if weight.dtype == torch.float16 else rows
+    return rows.add_(1) if weight.dtype == torch.float16 else rows
 
 
-def test_of_a_form_that_is_not_equal_only_that_is_said() -> None:
-    """Whatever else was found out about it in the meantime."""
+def off_in_float16_and_large(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return off_in_float16(ids, weight.double()).to(weight.dtype) + (weight.dtype == torch.float16)
+
+
+@pytest.mark.parametrize(("cheat", "broken"), [(off_in_float16, False), (off_in_float16_and_large, True)])
+def test_of_a_form_that_is_not_equal_no_memory_passes_and_what_is_too_large_is_said(cheat: Any, broken: bool) -> None:
     honest = all_contracts()["embedding"]
-    contract = replace(
-        honest.with_form("cheat", off_in_float16, like="gather"), dtypes=("float32", "float16", "bfloat16")
-    )
+    contract = replace(honest.with_form("cheat", cheat, like="gather"), dtypes=("float32", "float16", "bfloat16"))
     found = Found()
     for dtype in contract.dtypes:
         found |= examine_equality(contract, ["cheat"], dtype, EFFORT)
@@ -77,11 +80,24 @@ def test_of_a_form_that_is_not_equal_only_that_is_said() -> None:
     together = put_together(contract, ["cheat"], found)
     assert together == examine(contract, METER, EFFORT, forms=["cheat"])
     assert [f.status for f in together.findings if f.check == "equality"] == ["pass", "fail"]
-    assert [f.message for f in together.findings if f.check == "budget"] == [
-        "memory not judged: the form is not equal to naive"
-    ]
-    assert not any(form == "cheat" for form, _, _ in together.readings)
+    note, *others = [f for f in together.findings if f.check == "budget"]
+    assert (note.status, note.message) == ("note", "no memory of it can pass: the form is not equal to naive")
+    assert {f.status for f in others} == ({"fail"} if broken else set())
     assert together.equal_forms == frozenset()
+
+
+def test_a_form_that_is_not_equal_is_kept_off_a_real_gpu() -> None:
+    class OnGpu:
+        name = "cuda"
+
+        def unavailable_reason(self) -> None: ...
+
+        def measure(self, build: Any, *, warmup: int = 1) -> Reading:
+            return METER.measure(build, warmup=warmup)
+
+    contract = all_contracts()["embedding"].with_form("cheat", lambda ids, weight: weight[ids] + 1, like="gather")
+    examination = examine(contract, OnGpu(), EFFORT, forms=["cheat"])
+    assert {form for form, _, _ in examination.readings} == {NAIVE}
 
 
 class NoWorkers:
