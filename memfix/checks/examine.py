@@ -167,8 +167,7 @@ def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterato
             try:
                 yield phase, measure(contract, form, draw, phase, meter)
             except Exception as error:
-                what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
-                message = f"could not be measured, meter {meter.name}: {what}"
+                message = _could_not(meter, error)
                 yield phase, Finding("memory", contract.name, form, "error", message, case, phase)
 
 
@@ -184,7 +183,16 @@ def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say)
     for law in contract.scaling:
         if law.form == form:
             say(f"{contract.name}/{form}: growth with {law.dim}")
-            yield check_scaling(contract, law, meter)
+            try:
+                yield check_scaling(contract, law, meter)
+            except Exception as error:  # as at the cases
+                message = _could_not(meter, error)
+                yield Finding("scaling", contract.name, form, "error", message, law.case, law.phase)
+
+
+def _could_not(meter: Meter, error: Exception) -> str:
+    what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
+    return f"could not be measured, meter {meter.name}: {what}"
 
 
 # ---------------------------------------------------------------- together

@@ -100,6 +100,19 @@ def test_a_form_that_is_not_equal_is_kept_off_a_real_gpu() -> None:
     assert {form for form, _, _ in examination.readings} == {NAIVE}
 
 
+def asks_for_a_value(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight[ids] if ids.sum().item() >= 0 else weight
+
+
+def test_a_form_that_no_law_can_be_measured_of_is_an_error_of_each_and_ends_nothing() -> None:
+    contract = all_contracts()["embedding"].with_form("asks", asks_for_a_value, like="gather")
+    examination = examine(contract, METER, EFFORT, forms=["asks"])
+    assert {f.status for f in examination.findings if f.check == "equality"} == {"pass"}
+    unknown = [f for f in examination.findings if f.status == "error"]
+    assert {f.check for f in unknown} == {"memory", "budget", "scaling"}
+    assert all("needs the values of a tensor" in f.message for f in unknown)
+
+
 class NoWorkers:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("a worker was started")
