@@ -212,13 +212,14 @@ def put_together(contract: Contract, forms: Sequence[str], found: Found) -> Exam
     for form in forms:
         if form in equal:
             findings += _memory_findings(contract, form, trusted)
-        elif form in known_unequal:
+            continue
+        message = "no memory of it can pass: the form is not equal to naive"
+        if form in known_unequal:
             message = "memory not judged: the form is known to be not equal to naive"
-            findings.append(Finding("budget", contract.name, form, "note", message))
-        else:
-            message = "no memory of it can pass: the form is not equal to naive"
-            findings.append(Finding("budget", contract.name, form, "note", message))
-            findings += _memory_failures(contract, form, trusted, found)
+        findings.append(Finding("budget", contract.name, form, "note", message))
+        if form in found.memory:
+            judged = _memory_findings(contract, form, {**trusted, form: found.memory[form]})
+            findings += [finding for finding in judged if finding.status == "fail"]
     readings = {
         (form, *place): reading
         for form in (NAIVE, *forms)
@@ -234,13 +235,6 @@ def _until_unequal(contract: Contract, form: str, found: Found) -> Iterator[Find
         yield finding
         if finding.status != "pass":
             return
-
-
-def _memory_failures(contract: Contract, form: str, trusted: Mapping[str, Measured], found: Found) -> Iterator[Finding]:
-    """Of a form that is not among the trusted, if it was measured."""
-    if form in found.memory:
-        judged = _memory_findings(contract, form, {**trusted, form: found.memory[form]})
-        yield from (finding for finding in judged if finding.status == "fail")
 
 
 def _memory_findings(contract: Contract, form: str, measured: Mapping[str, Measured]) -> list[Finding]:

@@ -92,7 +92,7 @@ def allowed_over_base(device: str, spread: Spread) -> float:
 def answer(spread: Spread, limit: float) -> Answer:
     """Undecided while the limit lies within the interval and more processes may still be asked.
 
-    An odd number of them, but one, is undecided too: every other one makes the base's step first.
+    An odd number of them, but one, is undecided too: every other one begins with the base.
     """
     number = len(spread.ratios)
     is_open = spread.low <= limit < spread.high or (number > 1 and number % 2 == 1)

@@ -84,17 +84,20 @@ def scattered(sigma: float, disturbed: float, draw: random.Random) -> Callable[[
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("sigma", "disturbed"), [(0.0005, 0.0), (0.004, 0.0), (0.01, 0.0), (0.015, 0.0), (0.005, 0.15)]
+    ("sigma", "disturbed", "found"),
+    [(0.0005, 0.0, 2000), (0.004, 0.0, 2000), (0.01, 0.0, 1998), (0.015, 0.0, 1985), (0.005, 0.15, 1990)],
 )
-def test_identical_code_is_let_pass_and_5_percent_are_not(sigma: float, disturbed: float, device: str) -> None:
-    """With processes that scatter as a quiet GPU, a quiet CPU and a launch-bound step do; by twice that; with tails."""
+def test_identical_code_is_let_pass_and_5_percent_are_not(
+    sigma: float, disturbed: float, found: int, device: str
+) -> None:
+    """With processes that scatter as a quiet GPU, a quiet CPU and a launch-bound step do; by half more; with tails."""
     read = scattered(sigma, disturbed, random.Random(0))
 
     def fails(slowdown: float) -> bool:
         return all(asked(lambda: read(slowdown), device)[0] for _ in range(2))
 
     assert sum(fails(1.0) for _ in range(2000)) <= 1
-    assert sum(fails(1.05) for _ in range(2000)) >= 1985
+    assert sum(fails(1.05) for _ in range(2000)) >= found
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
