@@ -17,7 +17,6 @@ import mmap
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -90,8 +89,8 @@ def _import_slot() -> int:
     """The address through which libtorch_cpu calls the question, made writable."""
     if sys.platform != "linux":
         raise RuntimeError(f"only known on Linux, not on {sys.platform}")
-    base = _load_address()
-    tables = _dynamic_section(base)
+    base, dynamic_section = _loaded()
+    tables = _tagged_values(dynamic_section)
 
     def absolute(address: int) -> int:
         return address if address >= base else base + address
@@ -111,25 +110,36 @@ def _import_slot() -> int:
     raise RuntimeError(f"{_ASKED_BY} does not import {_QUESTION.decode()}")
 
 
-def _load_address() -> int:
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(_ASKED_BY)]
-    if not mapped:
+class _Program(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_uint32), ("flags", ctypes.c_uint32), ("offset", _Word), ("address", _Word),
+        ("physical", _Word), ("bytes_in_file", _Word), ("bytes_in_memory", _Word), ("alignment", _Word),
+    )  # fmt: skip
+
+
+class _Library(ctypes.Structure):
+    _fields_ = (
+        ("base", _Word), ("name", ctypes.c_char_p),
+        ("programs", ctypes.POINTER(_Program)), ("num_programs", ctypes.c_uint16),
+    )  # fmt: skip
+
+
+def _loaded() -> tuple[int, int]:
+    """Of libtorch_cpu: what its addresses are moved by (they need not begin at zero), and its dynamic section."""
+    found: list[tuple[int, int]] = []
+
+    def look(library: ctypes._Pointer[_Library], _size: int, _data: object) -> int:
+        seen = library.contents
+        if seen.name.endswith(_ASKED_BY.encode()):
+            programs = seen.programs[: seen.num_programs]
+            found.extend((seen.base, seen.base + each.address) for each in programs if each.kind == _PROGRAM_DYNAMIC)
+        return len(found)
+
+    visitor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
+    ctypes.CDLL(None).dl_iterate_phdr(visitor(look), None)
+    if not found:
         raise RuntimeError(f"{_ASKED_BY} is not loaded")
-    return min(int(line.split("-")[0], 16) for line in mapped)
-
-
-def _dynamic_section(base: int) -> dict[int, int]:
-    """Tag -> value of an ELF file that is loaded at ``base``."""
-    header = ctypes.string_at(base, 64)
-    if header[:5] != b"\x7fELF\x02":
-        raise RuntimeError(f"{_ASKED_BY} is not a 64-bit ELF file")
-    (programs,) = struct.unpack_from("<Q", header, 32)
-    entry_size, num_entries = struct.unpack_from("<HH", header, 54)
-    for number in range(num_entries):
-        entry = ctypes.string_at(base + programs + number * entry_size, entry_size)
-        if struct.unpack_from("<I", entry)[0] == _PROGRAM_DYNAMIC:
-            return _tagged_values(base + struct.unpack_from("<Q", entry, 16)[0])
-    raise RuntimeError(f"{_ASKED_BY} has no dynamic section")
+    return found[0]
 
 
 def _tagged_values(address: int) -> dict[int, int]:
