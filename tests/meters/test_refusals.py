@@ -27,7 +27,6 @@ def state_of_torch() -> tuple[Any, ...]:
         torch.utils._python_dispatch._get_current_dispatch_mode(),
         torch._C._get_sdp_priority_order(),
         gc.isenabled(),
-        gc.get_freeze_count(),
     )
 
 

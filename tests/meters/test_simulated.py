@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -147,6 +148,38 @@ def test_value_dependent_step_is_refused_in_words():
     )
     with pytest.raises(MeasurementError, match=message):
         simulated(build)
+
+
+class Node:
+    """Something that only the collector frees."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_was_there_before_can_be_collected_afterwards():
+    """Python 3.12 starts with frozen objects; what the meter froze on top of them was never collected again."""
+    gc.collect()
+    node = Node()
+    alive = weakref.ref(node)
+    simulated(lambda device: lambda: torch.empty(4, device=device))
+    del node
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_a_program_has_frozen_stays_frozen_and_nothing_else_does():
+    gc.freeze()
+    try:
+        frozen, node = gc.get_freeze_count(), Node()
+        alive = weakref.ref(node)
+        simulated(lambda device: lambda: torch.empty(4, device=device))
+        assert 0.9 * frozen < gc.get_freeze_count() <= frozen  # some of them die by the way
+        del node
+        gc.collect()
+        assert alive() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_build_that_returns_no_step_is_refused():
