@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,16 +13,16 @@ from typing import Any
 import pytest
 
 from memfix import Contract
+from memfix.checks import equality
+from memfix.checks.draws import smallest_failure
 from memfix.checks.effort import PROFILES, Effort
 from memfix.checks.examine import examine
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
 
+WRONG_ANSWERS = Effort("wrong answers", equality_examples=32, memory_examples=0)
 # one that gives the right answer, and takes too much memory for it, need not be asked often whether it does
-EFFORTS = {
-    True: Effort("wrong answers", equality_examples=32, memory_examples=2),
-    False: Effort("too much memory", equality_examples=4, memory_examples=8),
-}
+TOO_MUCH_MEMORY = Effort("too much memory", equality_examples=4, memory_examples=8)
 CHEATS = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.name.startswith("test_"))
 
 
@@ -34,13 +35,18 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def held_to(op: str, like: str) -> Contract:
-    """The op's contract with the one honest form, and without the incident: a cheat must be caught far below it."""
+def held_to(op: str, like: str, *, to_answers_only: bool = False) -> Contract:
+    """The op's contract with the one honest form, and without the incident: a cheat must be caught far below it.
+
+    Without laws of memory, where ``to_answers_only``: nobody needs to know how much a wrong answer takes.
+    """
     whole = all_contracts()[op]
     cases = {name: case for name, case in whole.cases.items() if name != "incident"}
+    if to_answers_only:
+        cases = {"small": cases["small"]}
 
     def kept(laws: Sequence[Any]) -> list[Any]:
-        return [law for law in laws if law.form == like and law.case in (None, *cases)]
+        return [law for law in laws if law.form == like and law.case in (None, *cases) and not to_answers_only]
 
     return replace(
         whole,
@@ -52,11 +58,19 @@ def held_to(op: str, like: str) -> Contract:
     )
 
 
+@pytest.fixture(autouse=True)
+def any_failure_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simplest is looked for in ``tests/checks``."""
+    monkeypatch.setattr(equality, "smallest_failure", partial(smallest_failure, shrinks=0))
+
+
 @pytest.mark.parametrize("path", CHEATS, ids=lambda path: path.stem)
 def test_cheat_is_caught_by_the_check_it_names(path: Path) -> None:
     cheat = load(path)
-    contract = held_to(cheat.OP, cheat.LIKE).with_form("cheat", cheat.form, like=cheat.LIKE)
-    effort = EFFORTS[cheat.CAUGHT_BY == "equality"]
+    gives_wrong_answers = cheat.CAUGHT_BY == "equality"
+    honest = held_to(cheat.OP, cheat.LIKE, to_answers_only=gives_wrong_answers)
+    contract = honest.with_form("cheat", cheat.form, like=cheat.LIKE)
+    effort = WRONG_ANSWERS if gives_wrong_answers else TOO_MUCH_MEMORY
     findings = examine(contract, get_meter("simulated"), effort, forms=["cheat"]).findings
     failed = {finding.check for finding in findings if finding.status == "fail"}
     assert not any("raises TypeError" in finding.message for finding in findings), "it was not even called"

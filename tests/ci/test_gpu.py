@@ -24,10 +24,11 @@ def __getattr__(name):
         raise AttributeError(name)
     return lambda *arguments: answers.get(name, 1)
 """
-# answers for the commands that ci/gpu calls by -m; everything else is Python's own
+# answers for the commands that ci/gpu calls by -m; everything else is Python's own, and whether the GPU is ready, which
+# takes a second, where FAKE_BUSY says how much it is used
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
-  *"memfix ready"*) ;;
+  *"memfix ready"*) if [ -z "${FAKE_BUSY:-}" ]; then exit 0; fi ;;
   "-m memfix gate --time"*) echo "called: $*"; exit "${FAKE_TIME:-0}" ;;
   "-m memfix gate"*) echo "called: $*"; exit "${FAKE_GATE:-0}" ;;
   "-m benchmarks.walk"*) echo "called: $* with $ASV_PYTHONPATH"; exit "${FAKE_ASV:-0}" ;;
@@ -64,7 +65,7 @@ def called(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_all_steps_run_in_order_and_take_their_options(copy: Path) -> None:
-    done = gpu(copy, "--wait", "0", "--base", "main", "--bench", "Rope", "--bench", "Kda", "--quick")
+    done = gpu(copy, "--wait", "0", "--base", "main", "--bench", "Rope", "--bench", "Kda", "--quick", FAKE_BUSY="0")
     assert done.returncode == 0, done.stdout + done.stderr
     test, gate, timing, asv = called(done)
     assert test.endswith("-m gpu --memfix-strict")
