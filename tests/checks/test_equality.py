@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,19 @@ def test_difference_is_named(form, message):
     finding = check_equality_at(made, "form", at(made))
     assert finding.status == "fail"
     assert message in finding.message
+
+
+def test_only_the_word_of_a_cpus_detour_is_kept_back(recwarn):
+    """Torch says it with forty lines of its own stack, on every CPU that has no instructions for bfloat16."""
+
+    def warning(x):
+        warnings.warn("mkldnn_matmul failed, switching to BLAS gemm: a stack", stacklevel=1)
+        warnings.warn("something of the form's own", stacklevel=1)
+        return x * x
+
+    assert check_equality(contract(warning), "form", dtype="float32", examples=2).status == "pass"
+    assert check_equality_at(contract(warning), "form", at(contract(square))).status == "pass"
+    assert {str(one.message) for one in recwarn} == {"something of the form's own"}
 
 
 def test_naive_that_raises_is_not_the_forms_fault():

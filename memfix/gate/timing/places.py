@@ -26,18 +26,18 @@ class Place:
 def places_of(contract: Contract, device: str) -> list[Place]:
     """Wherever the contract has a speed budget for ``device``.
 
-    A form without one is timed at the smallest case: it can get slower too. There a GPU waits for launches, which a CPU
-    times as well and with less noise; so beside forms with a budget only kernels are, which a CPU would interpret. What
-    is known to be unequal is not timed, nor, without a budget, is what a report shipped.
+    A form without one is timed at the smallest case: it can get slower too. What is known to be unequal is not timed,
+    nor, without a budget, is what a report shipped, nor an interpreted kernel. At that size a GPU waits for launches,
+    which a CPU times as well, and with less noise: beside forms with a budget it is left to that.
     """
     laws = [law for law in contract.speed if law.device == device]
     places = [Place(law.form, law.case, law.phase, law.times_naive) for law in laws]
     phase: Phase = "train" if any(spec.grad for spec in contract.inputs) else "forward"
     with_budget = {place.form for place in places}
     for name, form in contract.forms.items():
-        if name in with_budget or form.reported or form.known_unequal:
-            continue
-        if not form.has_kernels if device == "cpu" else form.has_kernels or not with_budget:
+        is_interpreted = form.has_kernels and device == "cpu"
+        is_launches = not form.has_kernels and device == "cuda" and bool(with_budget)
+        if name not in with_budget and not (form.reported or form.known_unequal or is_interpreted or is_launches):
             places.append(Place(name, smallest_case(contract).name, phase))
     return places
 
