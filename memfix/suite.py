@@ -111,19 +111,12 @@ def _bad_input(contract: Contract, form: str, bad: BadInput, _session: Session) 
 def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
     """Budgets, leaks and, where there is one, the lock, at one case."""
     from .checks.inputs import Draw, phases_of
-    from .checks.memory import bytes_of, forms_needed, judge_budget, judge_leak, measure_phases
+    from .checks.memory import bytes_of, judge_budget, judge_leak, readings_for
 
     budgets = contract.budgets_of(form, case)
     draw = Draw(contract.cases[case])
-    needed: dict[str, set[Phase]] = {form: set(phases_of(contract))}
-    for budget in budgets:
-        for f in forms_needed(budget):
-            needed.setdefault(f, set()).add(budget.phase)
-    readings = {
-        (f, phase): reading
-        for f, phases in needed.items()
-        for phase, reading in measure_phases(contract, f, draw, phases, session.meter).items()
-    }
+    every_phase = [(form, phase) for phase in phases_of(contract)]
+    readings = readings_for(contract, budgets, draw, session.meter, also=every_phase)
     findings = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
     for (f, phase), reading in readings.items():
         key, size = (contract.name, f, case, phase), bytes_of(reading, phase)

@@ -140,16 +140,27 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
 
 def measure_and_judge(contract: Contract, budgets: Sequence[Budget], draw: Draw, meter: Meter) -> list[Finding]:
     """Budgets at one draw: the forms, and what they are held against, measured now."""
+    readings = readings_for(contract, budgets, draw, meter)
+    return [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
+
+
+def readings_for(
+    contract: Contract,
+    budgets: Sequence[Budget],
+    draw: Draw,
+    meter: Meter,
+    *,
+    also: Collection[tuple[str, Phase]] = (),
+) -> Readings:
+    """All that ``budgets`` are judged by at one draw, and ``also`` these forms in these phases."""
     needed: dict[str, set[Phase]] = {}
-    for budget in budgets:
-        for form in forms_needed(budget):
-            needed.setdefault(form, set()).add(budget.phase)
-    readings = {
+    for form, phase in (*also, *((f, budget.phase) for budget in budgets for f in forms_needed(budget))):
+        needed.setdefault(form, set()).add(phase)
+    return {
         (form, phase): reading
         for form, phases in needed.items()
         for phase, reading in measure_phases(contract, form, draw, phases, meter).items()
     }
-    return [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
 
 
 def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:
