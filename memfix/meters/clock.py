@@ -34,31 +34,36 @@ def race(
     device: str,
     pairs: int = 15,
     sample_s: float = 0.0,
+    enough_s: float = math.inf,
     most_s: float = math.inf,
+    known_to: float = 0.0,
     second_begins: bool = False,
 ) -> Race:
     """Time ``first`` and ``second`` in ABBA order, or in BAAB order where ``second_begins``.
 
     A sample is as many consecutive steps as fill ``sample_s``, the same number of both. Where ``pairs`` of them take
-    longer than ``most_s``, there are fewer, but not fewer than ``LEAST_PAIRS``.
+    longer than ``enough_s``, there are fewer once their median is known to a share of ``known_to``, and after
+    ``most_s`` in any case, but not fewer than ``LEAST_PAIRS``.
     """
     steps = (first, second)
     forth = (1, 0) if second_begins else (0, 1)
     with _without_collections():
         for which in forth:  # the first time anything may be made or compiled, and a GPU that idled is 4 % faster
             _elapsed_s(steps[which], device, 1)
-        end = time.perf_counter() + most_s
+        begin = time.perf_counter()
         once = {which: _elapsed_s(steps[which], device, 1) for which in forth}
         longest_s = max(once.values())
         repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
         times = ([once[0]], [once[1]]) if repeats == 1 else ([], [])  # a pair already
         for pair in range(len(times[0]), pairs):
             comes_forth = pair % 2 == 0
-            if pair >= LEAST_PAIRS and comes_forth and time.perf_counter() > end:
-                break
+            if pair >= LEAST_PAIRS and comes_forth:
+                took_s = time.perf_counter() - begin
+                if took_s > most_s or (took_s > enough_s and _doubt(_ratios(times)) <= known_to):
+                    break
             for which in forth if comes_forth else reversed(forth):
                 times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
-    ratios = [a / b for a, b in zip(*times, strict=True)]
+    ratios = _ratios(times)
     return Race(statistics.median(ratios), statistics.median(times[0]), statistics.median(times[1]), len(ratios))
 
 
@@ -86,6 +91,17 @@ def slowed(step: Step, factor: float, device: str) -> Step:
         return result
 
     return slower
+
+
+def _ratios(times: tuple[list[float], list[float]]) -> list[float]:
+    return [a / b for a, b in zip(*times, strict=True)]
+
+
+def _doubt(ratios: list[float]) -> float:
+    """One standard error of their median, as a share of it: half of what lies between the ranks that bound it."""
+    ranked, middle, reach = sorted(ratios), (len(ratios) - 1) / 2, math.sqrt(len(ratios)) / 2
+    low, high = ranked[max(0, math.floor(middle - reach))], ranked[min(len(ranked) - 1, math.ceil(middle + reach))]
+    return (high - low) / 2 / statistics.median(ranked)
 
 
 def _usual_s(step: Step, device: str) -> float:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
+import statistics
 import time
 
 import pytest
 
+from memfix.meters import clock
 from memfix.meters.clock import LEAST_PAIRS, race, slowed
 
 
@@ -55,6 +59,41 @@ def test_long_steps_have_fewer_pairs_but_not_too_few() -> None:
     assert LEAST_PAIRS <= found.pairs < 30
     assert found.pairs % 2 == 0  # as often in one order as in the other
     assert race(lambda: waits(2e-3), lambda: None, device="cpu", pairs=30, most_s=0.0).pairs == LEAST_PAIRS
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pairs"),
+    [
+        ((1e-3,), 10),  # they agree: enough
+        ((1e-3, 3e-3, 9e-3), 100),  # they do not: up to the most
+    ],
+)
+def test_a_race_goes_on_while_its_own_pairs_leave_its_median_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[float, ...], pairs: int
+) -> None:
+    now, length = 0.0, itertools.cycle(lengths)
+
+    def timed(step: object, device: str, repeats: int) -> float:
+        nonlocal now
+        now += 1e-3
+        return next(length)
+
+    monkeypatch.setattr(clock, "_elapsed_s", timed)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    found = race(lambda: None, lambda: None, device="cpu", pairs=1000, enough_s=0.019, most_s=0.199, known_to=0.01)
+    assert found.pairs == pairs
+
+
+def test_a_median_is_in_doubt_by_its_standard_error() -> None:
+    draw = random.Random(0)
+    medians, doubts = [], []
+    for _ in range(400):
+        ratios = [draw.gauss(1.0, 0.1) for _ in range(40)]
+        medians.append(statistics.median(ratios))
+        doubts.append(clock._doubt(ratios))
+    assert statistics.fmean(doubts) == pytest.approx(statistics.stdev(medians), rel=0.25)
+    assert clock._doubt([1.0, 1.0]) == 0.0
+    assert clock._doubt([1.0, 2.0]) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("factor", [1.1, 2.0])

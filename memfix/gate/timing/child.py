@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -20,14 +21,16 @@ from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
 from ...registry import contracts, source_of
 from .beside import NotAtBase, form_at_base
 from .places import BASE, CANARY, NAIVE_FORM, Against, Place, smallest_case
-from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S
+from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S, SCATTER
 
 Subject = tuple[Place, Against]
+_PROCESSOR = 36
+"""Among the fields that follow a process's name in ``/proc/self/stat``."""
 
 
 @dataclass(frozen=True)
 class Station:
-    """What a process gets ready for, before it is told what to time.
+    """Where the forms of an op are timed, and against what.
 
     ``slower_by`` makes today's forms slower on purpose, each by a share: how the gate itself is tested.
     """
@@ -35,7 +38,6 @@ class Station:
     op: str
     device: str
     base: Path | None
-    places: tuple[Place, ...]
     slower_by: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -57,35 +59,47 @@ class Timed:
     is_new: bool = False
 
 
-def stand_by(connection: Connection, station: Station) -> None:
-    """The whole life of the process: get ready, say so, time one task, answer."""
+def stand_by(connection: Connection, station: Station, places: Sequence[Place]) -> None:
+    """The whole life of the process: get ready for ``places``, say so, time one task, answer."""
     if station.device == "cpu":
         take_one_core()
     (contract,) = contracts([station.op])
     if station.device == "cuda":
-        _open_gpu(contract, station)
+        _open_gpu(contract, places, station.device)
     connection.send("ready")
     task: Task = connection.recv()
+    if station.device == "cuda":
+        _stay_on_one_core()
     connection.send([_timed(contract, subject, station, task.base_first) for subject in task.subjects])
 
 
-def _open_gpu(contract: Contract, station: Station) -> None:
+def _open_gpu(contract: Contract, places: Sequence[Place], device: str) -> None:
     """One small step of every form: in it torch and Triton load for seconds what nobody wants to see timed."""
     draw = Draw(smallest_case(contract))
     with gpu_beside_others():
-        for form, phase in dict.fromkeys((place.form, place.phase) for place in station.places):
+        for form, phase in dict.fromkeys((place.form, place.phase) for place in places):
             with contextlib.suppress(Exception):  # which is said where it is to be timed
-                StepOf(contract, form, draw, phase)(station.device)()
+                StepOf(contract, form, draw, phase)(device)()
+
+
+def _stay_on_one_core() -> None:
+    """The one it is on. Launches from wherever the scheduler moves a thread scatter by 10 %, from one core by 3 %."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    core = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_PROCESSOR])
+    for thread in Path("/proc/self/task").iterdir():  # one of torch's runs the backward
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread.name), {core})
 
 
 def _timed(contract: Contract, subject: Subject, station: Station, base_first: bool) -> Timed:
-    device, longest_s = station.device, RACE_S[subject[1]]
+    device, (enough_s, most_s) = station.device, RACE_S[subject[1]]
     try:
         with _alone_on(device):
             first, second = _steps(contract, subject, station, base_first)
             found = race(
-                first, second, device=device, pairs=MOST_PAIRS, sample_s=SAMPLE_S, most_s=longest_s,
-                second_begins=base_first,
+                first, second, device=device, pairs=MOST_PAIRS, sample_s=SAMPLE_S, enough_s=enough_s, most_s=most_s,
+                known_to=SCATTER, second_begins=base_first,
             )  # fmt: skip
             return Timed(subject, found)
     except NotAtBase as reason:

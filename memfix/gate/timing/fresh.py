@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from .child import Station, Subject, Task, Timed, stand_by
+from .places import Place
 
-TOGETHER = {"cpu": 1, "cuda": 4}
+TOGETHER = {"cpu": 1, "cuda": 6}
 """Starting up takes most of a process's time on a GPU, and most gates ask two that can tell, and two for a second
 opinion; on a CPU, where it would be heard, they come one by one."""
 _ENDING_S = 10.0
@@ -32,7 +33,8 @@ class FreshProcesses:
     def timed(self, subjects: Sequence[Subject], *, base_first: bool) -> list[Timed]:
         """What the next process reads of each subject."""
         if not self._standing_by:
-            self._standing_by.extend(_Process(self._station) for _ in range(TOGETHER[self._station.device]))
+            places = list(dict.fromkeys(place for place, _ in subjects))
+            self._standing_by.extend(_Process(self._station, places) for _ in range(TOGETHER[self._station.device]))
             for process in self._standing_by:
                 process.wait_until_ready()
         process = self._standing_by.popleft()
@@ -43,10 +45,10 @@ class FreshProcesses:
 
 
 class _Process:
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: Station, places: Sequence[Place]) -> None:
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=stand_by, args=(theirs, station), daemon=True)
+        self._process = context.Process(target=stand_by, args=(theirs, station, places), daemon=True)
         self._process.start()
         theirs.close()
 

@@ -47,7 +47,7 @@ def run_time_gate(
         for contract in contracts:
             chosen = places_of(contract, device) if places is None else places[contract.name]
             folder = copies.folders.get(contract.name)
-            station = Station(contract.name, device, folder, tuple(chosen), slower_by or {})
+            station = Station(contract.name, device, folder, slower_by or {})
             with FreshProcesses(station) as fresh:
                 referee = _Referee(contract, device, copies.ref, processes, fresh, say)
                 findings += referee.judged(_subjects(contract, chosen, with_base=folder is not None))

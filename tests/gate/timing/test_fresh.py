@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -19,21 +20,21 @@ from memfix.registry import contracts
 
 PLACE = Place("shared_table", "small", "train")
 SUBJECT = (PLACE, BASE)
-STATION = Station("rope", "cpu", None, (PLACE,))
+STATION = Station("rope", "cpu", None)
 
 
-def says_who_it_is(connection: Connection, station: Station) -> None:
+def says_who_it_is(connection: Connection, station: Station, places: list[Place]) -> None:
     connection.send("ready")
     task: Task = connection.recv()
     connection.send([Timed(subject, Race(float(os.getpid()), 1.0, 1.0, 2)) for subject in task.subjects])
     time.sleep(60)  # it is not waited for
 
 
-def dies_at_once(connection: Connection, station: Station) -> None:
+def dies_at_once(connection: Connection, station: Station, places: list[Place]) -> None:
     os._exit(7)
 
 
-def dies_when_asked(connection: Connection, station: Station) -> None:
+def dies_when_asked(connection: Connection, station: Station, places: list[Place]) -> None:
     connection.send("ready")
     connection.recv()
     os._exit(8)
@@ -70,7 +71,7 @@ def test_a_process_that_dies_is_trouble_with_its_code(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_real_one_times_a_form_against_itself_slowed(device: str) -> None:
-    with FreshProcesses(Station("rope", device, None, (PLACE,))) as processes:
+    with FreshProcesses(Station("rope", device, None)) as processes:
         (timed,) = processes.timed([(PLACE, CANARY)], base_first=True)
     assert timed.race is not None
     assert timed.race.ratio > 1.03
@@ -87,3 +88,36 @@ def test_who_is_timed_first_is_as_the_task_says(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(child, "race", noted)
     child._timed(contracts(["rope"])[0], (PLACE, NAIVE_FORM), STATION, base_first)
     assert began == [base_first]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_all_threads_of_a_process_on_a_gpu_stay_on_one_core() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        cores = pool.apply(cores_of_threads)
+    assert len(cores) > 1
+    assert len(cores[0]) == 1
+    assert all(core == cores[0] for core in cores)
+
+
+def cores_of_threads() -> list[set[int]]:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # as torch starts one for the backward
+    child._stay_on_one_core()
+    return [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+
+
+@pytest.mark.usefixtures("children")
+def test_processes_get_ready_for_what_they_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh, "stand_by", says_its_places)
+    other = Place("shared_table", "medium", "train")
+    with FreshProcesses(STATION) as processes:
+        troubles = [
+            [timed.trouble for timed in processes.timed(subjects, base_first=False)]
+            for subjects in ([SUBJECT, (PLACE, CANARY), (other, BASE)], [(other, BASE)])
+        ]
+    assert troubles == [["small medium"] * 3, ["medium"]]
+
+
+def says_its_places(connection: Connection, station: Station, places: list[Place]) -> None:
+    connection.send("ready")
+    task: Task = connection.recv()
+    connection.send([Timed(subject, None, " ".join(place.case for place in places)) for subject in task.subjects])
