@@ -11,8 +11,8 @@ from .child import Station, Subject, Task, Timed, stand_by
 from .places import Place
 
 TOGETHER = {"cpu": 1, "cuda": 6}
-"""Starting up takes most of a process's time on a GPU, and most gates ask two that can tell, and two for a second
-opinion; on a CPU, where it would be heard, they come one by one."""
+"""Starting up takes most of a process's time on a GPU, and six take no longer than four: two that can tell, two for a
+second opinion, and two where either is in doubt. On a CPU, where it would be heard, they come one by one."""
 _ENDING_S = 10.0
 
 

@@ -17,7 +17,7 @@ from .places import BASE, CANARY, NAIVE_FORM
 MOST_PROCESSES = 8
 SAMPLE_S, MOST_PAIRS = 0.001, 400
 """Many short samples: what disturbs a pair outlasts a sample of any length, so a second of short ones says more."""
-RACE_S = {BASE: (1.0, 2.5), NAIVE_FORM: (0.4, 0.4), CANARY: (0.4, 0.4)}
+RACE_S = {BASE: (1.0, 2.0), NAIVE_FORM: (0.4, 0.4), CANARY: (0.4, 0.4)}
 """How long a race takes, and how long at most while its own pairs leave its median in doubt by more than ``SCATTER``. A
 few percent must be seen against base only; there a process that is started has cost more than the seconds it times."""
 CANARY_FACTOR = 1.10
