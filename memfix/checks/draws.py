@@ -1,14 +1,17 @@
 """What is drawn: calls for equality, small and full of edges; shapes for memory, as large as the cases.
 
 Hypothesis turns bytes into a draw, and a draw that fails into the simplest that does. The bytes are ours: each draw is
-made from its own, so none is a variation of the one before, and they are the same in every process.
+made from its own, so none is a variation of the one before, and they are the same in every process. Options break in
+pairs, such as a class weight where the loss is summed: until every two of them have met, every other draw is the one
+of several in which most meet.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -23,6 +26,7 @@ from .inputs import Draw
 
 Draws = st.SearchStrategy[Draw]
 _ENOUGH_BYTES = 2048
+_CANDIDATES = 8
 
 
 @dataclass(frozen=True)
@@ -33,18 +37,50 @@ class Drawn:
     made_of: bytes
 
 
-def drawn(draws: Draws, examples: int, *, random: bool = False) -> list[Drawn]:
+def drawn(draws: Draws, contract: Contract, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest draw, and others up to ``examples`` in all: the same ones every time unless ``random``."""
+    every = _made(draws, Random(None if random else 0))
+    to_meet = _pairs(_options(contract))
+    found: list[Drawn] = []
+    while len(found) < examples:
+        several = itertools.islice(every, _CANDIDATES if to_meet and len(found) % 2 else 1)
+        found.append(max(several, key=lambda call: len(to_meet & _pairs(_taken(contract, call.draw)))))
+        to_meet -= _pairs(_taken(contract, found[-1].draw))
+    return found
+
+
+def _made(draws: Draws, source: Random) -> Iterator[Drawn]:
+    """The simplest draw, and others without end."""
     made: list[Draw] = []
     make = _test(draws, made.append).hypothesis.fuzz_one_input
-    source = Random(None if random else 0)
-    found: list[Drawn] = []
     made_of = bytes(_ENOUGH_BYTES)
-    while len(found) < examples:
+    while True:
         if make(made_of) is not None:  # Hypothesis takes most bytes
-            found.append(Drawn(made[-1], made_of))
+            yield Drawn(made[-1], made_of)
         made_of = source.randbytes(_ENOUGH_BYTES)
-    return found
+
+
+_Options = Mapping[str, Sequence[object]]
+"""Values by name: of a choice, and of an optional input whether it is there."""
+
+
+def _options(contract: Contract) -> _Options:
+    return {**contract.choices, **{spec.name: (False, True) for spec in contract.inputs if spec.optional}}
+
+
+def _taken(contract: Contract, draw: Draw) -> _Options:
+    choices, present = draw.case.choices, draw.case.present
+    return {name: (choices.get(name, name in present),) for name in _options(contract)}
+
+
+def _pairs(options: _Options) -> set[tuple[str, str]]:
+    """Every two values of different options, spelled."""
+    return {
+        (f"{one}={value!r}", f"{other}={another!r}")
+        for one, other in itertools.combinations(options, 2)
+        for value in options[one]
+        for another in options[other]
+    }
 
 
 def smallest_failure(

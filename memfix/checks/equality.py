@@ -21,7 +21,7 @@ from .comparing import Answer, Reference, Unequal, compare, sum_rounding
 from .draws import Drawn, drawn, equality_draws, smallest_failure
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
-from .interpreter import SHARE, CannotInterpret, in_interpreter, is_interpreting
+from .interpreter import LEAST, SHARE, CannotInterpret, in_interpreter, is_interpreting
 from .poison import poisoned_memory
 
 
@@ -54,7 +54,12 @@ def check_equality(
     """
     if device == "cpu" and contract.forms[form].has_kernels and not is_interpreting():
         again = partial(
-            check_equality, _portable(contract), form, dtype=dtype, examples=max(3, examples // SHARE), random=random
+            check_equality,
+            _portable(contract),
+            form,
+            dtype=dtype,
+            examples=max(LEAST, examples // SHARE),
+            random=random,
         )
         return _interpreted(again, contract, form)
     failure = smallest_failure(
@@ -72,14 +77,20 @@ def check_equality(
 
 
 def _calls(contract: Contract, dtype: str, examples: int, *, random: bool) -> list[Drawn]:
-    """In every dtype the same ones, and drawn once; unless ``random``."""
+    """The simplest in every dtype, and beside it others in each: what an option breaks shows in any of them.
+
+    They are drawn once, for all dtypes and forms; unless ``random``.
+    """
     draws = equality_draws(contract, dtype)
     if random:
-        return drawn(draws, examples, random=True)
-    name = repr((contract.name, contract.dims, contract.choices, contract.inputs, examples))
+        return drawn(draws, contract, examples, random=True)
+    name = repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples))
     if name not in _DRAWN:
-        _DRAWN[name] = drawn(draws, examples)
-    return [replace(call, draw=replace(call.draw, case=replace(call.draw.case, dtype=dtype))) for call in _DRAWN[name]]
+        _DRAWN[name] = drawn(draws, contract, 1 + (examples - 1) * len(contract.dtypes))
+    simplest, *others = _DRAWN[name]
+    start = contract.dtypes.index(dtype) * (examples - 1) if dtype in contract.dtypes else 0
+    calls = [simplest, *others[start : start + examples - 1]]
+    return [replace(call, draw=replace(call.draw, case=replace(call.draw.case, dtype=dtype))) for call in calls]
 
 
 _DRAWN: dict[str, list[Drawn]] = {}

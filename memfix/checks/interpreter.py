@@ -16,8 +16,8 @@ from multiprocessing.util import Finalize
 from typing import TypeVar
 
 VARIABLE = "TRITON_INTERPRET"
-SHARE = 8
-"""An interpreted kernel takes hundreds of times as long: of this many examples one is drawn."""
+SHARE, LEAST = 8, 5
+"""An interpreted kernel takes hundreds of times as long: of this many examples one is drawn, and so many at least."""
 
 _BEFORE_QUEUES = 100
 

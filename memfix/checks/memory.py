@@ -194,7 +194,7 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
                 raise _OverBudget(finding)
 
     draws = memory_draws(contract)
-    calls = drawn(draws, examples)
+    calls = drawn(draws, contract, examples)
     failure = smallest_failure(draws, within, calls, shrinks=0)
     if failure is not None:
         for budget in budgets:  # which of them is it, and what is the smallest shape that breaks it?

@@ -37,7 +37,7 @@ def contract(**more: Any) -> Contract:
 
 
 def calls_of(made: Contract, dtype: str = "float32", examples: int = 100) -> list[Draw]:
-    return [call.draw for call in drawn(equality_draws(made, dtype), examples)]
+    return [call.draw for call in drawn(equality_draws(made, dtype), made, examples)]
 
 
 def test_cuts_go_from_nothing_to_the_whole_and_never_back() -> None:
@@ -91,7 +91,7 @@ def test_wide_is_float32_or_wider(dtype: str, wide: str) -> None:
 
 def test_drawn_memory_shapes_have_cuts_too() -> None:
     made = contract()
-    for call in drawn(memory_draws(made), 20):
+    for call in drawn(memory_draws(made), made, 20):
         draw = call.draw
         assert make_inputs(made, draw, "meta", values=False)["cuts"].tolist()[-1] == draw.case.dims["T"]
 

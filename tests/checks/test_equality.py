@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import warnings
@@ -16,7 +17,7 @@ from memfix.checks import equality
 from memfix.checks.draws import drawn, equality_draws, smallest_failure
 from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
 from memfix.checks.inputs import Draw, make_inputs
-from memfix.contract import Form
+from memfix.contract import WORKING_DTYPES, Form
 from memfix.errors import ContractError, UsageError
 from memfix.registry import all_contracts
 
@@ -114,8 +115,13 @@ def test_same_draws_every_time_unless_random():
     assert seen == seen_before  # what was drawn at random is not remembered
 
 
+def calls_of(op: str, examples: int) -> list[Draw]:
+    made = all_contracts()[op]
+    return [call.draw for call in drawn(equality_draws(made, "float32"), made, examples)]
+
+
 def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
-    calls = [call.draw for call in drawn(equality_draws(all_contracts()["linear_cross_entropy"], "float32"), 200)]
+    calls = calls_of("linear_cross_entropy", 200)
     dims = [draw.case.dims for draw in calls]
     assert any(d["N"] == 1 for d in dims)
     assert any(d["rows_per_chunk"] == 1 < d["N"] for d in dims)
@@ -129,8 +135,42 @@ def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
     assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 8.0}
 
 
+OPTIONAL = ("bias", "class_weight")
+
+
+def test_every_two_options_meet_in_a_few_draws():
+    """Those of the loss, 96 pairs, in as many calls as a gate gives its kernels in all dtypes."""
+    choices = all_contracts()["linear_cross_entropy"].choices
+    calls = calls_of("linear_cross_entropy", 17)
+    options = [{**call.case.choices, **{name: name in call.case.present for name in OPTIONAL}} for call in calls]
+    values = {**choices, **dict.fromkeys(OPTIONAL, (False, True))}
+    missed = [
+        (one, value, other, another)
+        for one, other in itertools.combinations(values, 2)
+        for value in values[one]
+        for another in values[other]
+        if not any(taken[one] == value and taken[other] == another for taken in options)
+    ]
+    assert len(missed) <= 2
+
+
+def test_a_form_that_is_wrong_where_two_options_meet_is_found_in_three_calls_a_dtype():
+    def product(x, scale=None, shift=None, *, power=1, sign=1):
+        scaled = x if scale is None else x * scale
+        return sign * scaled**power + (0 if shift is None else shift)
+
+    def wrong(x, scale=None, shift=None, *, power=1, sign=1):
+        return product(x, scale, shift, power=power, sign=1 if shift is not None else sign)
+
+    optional = [TensorSpec(name, "N", optional=True) for name in ("scale", "shift")]
+    plain = contract(wrong, naive=product, choices={"power": (1, 2, 3), "sign": (1, -1)})
+    made = replace(plain, inputs=[*plain.inputs, *optional])
+    found = [check_equality(made, "form", dtype=dtype, examples=3).status for dtype in made.dtypes]
+    assert "fail" in found
+
+
 def test_draws_differ_from_each_other_and_fill_their_ranges():
-    calls = [call.draw for call in drawn(equality_draws(all_contracts()["rope"], "float32"), 40)]
+    calls = calls_of("rope", 40)
     assert len({call.spelled() for call in calls}) == 40
     assert sum(call.case.dims["offset"] > 2_000 for call in calls) > 10
     assert sum(call.case.dims["T"] > 7 for call in calls) > 8
@@ -143,7 +183,8 @@ def test_draws_do_not_hang_on_what_is_imported():
         "{more}\n"
         "from memfix.checks.draws import drawn, equality_draws\n"
         "from memfix.registry import all_contracts\n"
-        "print([call.draw.spelled() for call in drawn(equality_draws(all_contracts()['rope'], 'float32'), 40)])"
+        "rope = all_contracts()['rope']\n"
+        "print([call.draw.spelled() for call in drawn(equality_draws(rope, 'float32'), rope, 40)])"
     )
     root = Path(__file__).resolve().parents[2]
     said = [
@@ -284,21 +325,28 @@ def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(m
     assert "N=5" in after.details[0]
 
 
-def test_draws_that_passed_are_tried_on_the_next_form_in_its_own_dtype(monkeypatch):
-    monkeypatch.setattr(equality, "_DRAWN", {})
-    seen: list[tuple[int, torch.dtype]] = []
+def test_the_simplest_call_is_tried_in_every_dtype_and_others_in_each():
+    tried: dict[str, list[str]] = {}
+    for dtype in WORKING_DTYPES:
+        calls = equality._calls(all_contracts()["linear_cross_entropy"], dtype, 5, random=False)
+        assert {call.draw.case.dtype for call in calls} == {dtype}
+        tried[dtype] = [replace(call.draw, case=replace(call.draw.case, dtype="any")).spelled() for call in calls]
+    assert {len(calls) for calls in tried.values()} == {5}
+    assert len({calls[0] for calls in tried.values()}) == 1
+    others = [call for calls in tried.values() for call in calls[1:]]
+    assert len(set(others)) == len(others)
 
-    def noting(x):
-        seen.append((x.shape[0], x.dtype))
-        return x * x
 
-    made = replace(contract(square), forms={"form": Form(square), "noting": Form(noting)})
-    check_equality(made, "noting", dtype="float32", examples=30)
-    in_float32 = {size for size, _ in seen}
-    seen.clear()
-    check_equality(made, "noting", dtype="bfloat16", examples=30)
-    assert {size for size, _ in seen} == in_float32
-    assert {dtype for _, dtype in seen} == {torch.bfloat16}
+def test_every_form_is_tried_on_the_same_calls():
+    seen: dict[str, list[int]] = {"one": [], "other": []}
+    made = replace(
+        contract(square),
+        forms={name: Form(lambda x, sizes=sizes: sizes.append(x.shape[0]) or x * x) for name, sizes in seen.items()},
+    )
+    for form in seen:
+        check_equality(made, form, dtype="bfloat16", examples=30)
+    assert seen["one"] == seen["other"]
+    assert len(set(seen["one"])) > 3
 
 
 def test_a_form_that_fails_now_and_then_has_failed():
@@ -310,8 +358,9 @@ def test_a_form_that_fails_now_and_then_has_failed():
         if num_calls == 3:
             raise Unequal("once")
 
-    draws = equality_draws(contract(square), "float32")
-    failure = smallest_failure(draws, fails_once, drawn(draws, 10))
+    made = contract(square)
+    draws = equality_draws(made, "float32")
+    failure = smallest_failure(draws, fails_once, drawn(draws, made, 10))
     assert failure is not None
     assert str(failure[1]) == "once"
 

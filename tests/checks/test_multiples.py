@@ -35,19 +35,20 @@ def contract(**more: Any) -> Contract:
 def test_only_multiples_are_drawn_and_all_of_them() -> None:
     made = contract()
     for draws in (equality_draws(made, "float32"), memory_draws(made)):
-        dims = [call.draw.case.dims for call in drawn(draws, 100)]
+        dims = [call.draw.case.dims for call in drawn(draws, made, 100)]
         assert all(d["D"] % 2 == 0 < d["D"] for d in dims)
         assert all(d["blocks"] % 4 == 0 < d["blocks"] for d in dims)
         assert any(d["N"] % 2 for d in dims)
-    assert {call.draw.case.dims["D"] for call in drawn(equality_draws(made, "float32"), 100)} == {2, 4, 6, 8, 10}
+    assert {call.draw.case.dims["D"] for call in drawn(equality_draws(made, "float32"), made, 100)} == {2, 4, 6, 8, 10}
 
 
 def test_a_failure_shrinks_to_the_smallest_multiple() -> None:
     def small(draw: Any) -> None:
         assert draw.case.dims["D"] < 6
 
-    draws = equality_draws(contract(), "float32")
-    failure = smallest_failure(draws, small, drawn(draws, 100))
+    made = contract()
+    draws = equality_draws(made, "float32")
+    failure = smallest_failure(draws, small, drawn(draws, made, 100))
     assert failure is not None
     assert failure[0].case.dims["D"] == 6
 

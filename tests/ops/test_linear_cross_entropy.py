@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from memfix.checks.equality import check_equality
+from memfix.checks.inputs import Draw
+from memfix.checks.memory import measure
+from memfix.meters import get_meter
 from memfix.ops.linear_cross_entropy import (
     LinearCrossEntropy,
     chosen_form,
@@ -264,6 +268,19 @@ def test_sum_is_narrowed_into_its_own_memory(rows: int, columns: int, scale: flo
     assert result.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
     assert result.untyped_storage().nbytes() <= 2 * weight.numel() + 2 * columns
     torch.testing.assert_close(result, expected.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", ["recompute", "triton"])
+def test_a_bias_costs_no_more_than_a_few_rows_of_logits(form: str, dtype: str) -> None:
+    """The sum over a chunk of 1024 rows, as torch takes it, has a workspace of twice the chunk."""
+    contract, meter = all_contracts()["linear_cross_entropy"], get_meter("simulated")
+    medium = replace(contract.cases["medium"], dtype=dtype)
+    without, with_bias = (
+        measure(contract, form, Draw(replace(medium, present=present)), "train", meter).peak_bytes
+        for present in ((), ("bias",))
+    )
+    assert with_bias - without < 40 * medium.dims["V"]
 
 
 def test_second_backward_is_refused_in_words_and_checkpoint_repeats_it() -> None:

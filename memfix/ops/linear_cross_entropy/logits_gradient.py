@@ -11,6 +11,9 @@ import torch
 
 from .products import product_into, sum_dtype
 
+_ROWS_OF_A_SUM = 512
+"""From 1024 rows on CUDA sums columns in parts, in a workspace of up to twice the matrix in float32."""
+
 
 class LogitsGradient(Protocol):
     """``G``, ``[C, V]``: made in full, or in parts that only together are it. Valid until the next chunk."""
@@ -39,4 +42,9 @@ class DenseGradient:
         product_into(out_HD, self.matrix_CV[:, classes].T, hidden_CD, alpha=alpha, add=add)
 
     def summed(self) -> torch.Tensor:
-        return self.matrix_CV.sum(0, dtype=sum_dtype(self.matrix_CV.dtype))
+        first, *rest = self.matrix_CV.split(_ROWS_OF_A_SUM)
+        dtype = sum_dtype(first.dtype)
+        total_V = first.sum(0, dtype=dtype)
+        for rows in rest:
+            total_V += rows.sum(0, dtype=dtype)
+        return total_V
