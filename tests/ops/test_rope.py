@@ -127,6 +127,13 @@ def test_positions_in_order_are_an_offset() -> None:
     assert torch.equal(rope(x, positions=torch.arange(300, 320, dtype=torch.int32)), rope(x, offset=300))
 
 
+@pytest.mark.parametrize("position", [BLOCK - 1, BLOCK, 2 * BLOCK])
+def test_a_table_reaches_the_largest_position(position: int) -> None:
+    """Where it is exactly as long as a table, one row less would be none."""
+    x = heads(1)
+    assert torch.equal(rope(x, positions=torch.tensor([position]), tables=RopeTables()), rope(x, offset=position))
+
+
 def test_each_sequence_of_a_batch_may_have_its_own_positions() -> None:
     x = heads(4).requires_grad_()
     positions = torch.tensor([[0, 1, 0, 1], [9, 9, 131_071, 0]])
