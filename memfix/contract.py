@@ -371,7 +371,9 @@ def _axis_size(axis: str, dims: Mapping[str, int]) -> int:
 
 def _spelled(tolerance: Tolerance) -> str:
     text = str(tolerance).removeprefix("Tolerance")
-    return text if tolerance.rms_ulps is not None else text.replace(", rms_ulps=None", "")
+    for unless_given in (", operand_ulps=0.0", ", rms_ulps=None"):
+        text = text.replace(unless_given, "")
+    return text
 
 
 def _spelled_spec(spec: TensorSpec) -> str:

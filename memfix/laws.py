@@ -28,6 +28,9 @@ class Tolerance:
     On average (root mean square, from 16 elements that matter on) it is held closer: ``rms_factor`` times naive's own.
     One rounding more than naive's shows there, as in a sum over many chunks that is kept in 16 bits.
 
+    ``operand_ulps`` is for a form that rounds the operands of its products to a working dtype of 16 bits, where naive
+    keeps them wider: it may be off as far as so many such roundings of every input move the truth.
+
     ``rms_ulps`` is for a form that promises more than naive: in 16 bits it is, on average, off by at most so many
     roundings of the result, however much naive loses on the way, as by rounding logits before a softmax.
     """
@@ -36,6 +39,7 @@ class Tolerance:
     rms_factor: float = 3.0
     ulps: float = 1.0
     sum_ulps: float = 32.0
+    operand_ulps: float = 0.0
     rms_ulps: float | None = None
 
 

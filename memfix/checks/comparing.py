@@ -11,6 +11,7 @@ import torch
 
 from ..laws import Tolerance
 
+_IN_16_BITS = (torch.bfloat16, torch.float16)
 _ENOUGH_FOR_AN_AVERAGE = 16
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
@@ -37,6 +38,8 @@ class Reference:
     """In float64."""
     make_nearby: Callable[[], Sequence[Answer]]
     """In float64, of inputs that are off by what sums are allowed. Asked for only where a form would fail without."""
+    nudge: float
+    """How far those inputs are off, as a share."""
 
     @functools.cached_property
     def expected(self) -> dict[str, _Expected | None]:
@@ -47,12 +50,13 @@ class Reference:
             for name, true, rounded in pairs
         }
 
-    def moved_error(self, name: str) -> float:
-        """How far inputs that are off by what sums are allowed move the truth."""
+    def moved_error(self, name: str, share: float) -> float:
+        """How far inputs that are off by this share move the truth."""
         expected = self.expected[name]
         assert expected is not None
         moved = [near for answer in self._nearby if (near := answer.tensors[name]) is not None]
-        return max(_picked(near - expected.true, expected.finite).abs().max().item() for near in moved)
+        moved_by_nudge = max(_picked(near - expected.true, expected.finite).abs().max().item() for near in moved)
+        return moved_by_nudge * share / self.nudge if self.nudge else 0.0
 
     @functools.cached_property
     def _nearby(self) -> Sequence[Answer]:
@@ -98,6 +102,10 @@ def sum_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:
     return tolerance.sum_ulps * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
+def _operand_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:
+    return tolerance.operand_ulps * torch.finfo(dtype).eps if dtype in _IN_16_BITS else 0.0
+
+
 def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: torch.dtype) -> None:
     """Raises ``Unequal`` at the first tensor that is not as expected."""
     naive = reference.naive
@@ -124,7 +132,7 @@ def _compare_tensor(
     name: str,
     got: torch.Tensor,
     expected: _Expected,
-    moved_error: Callable[[], float],
+    moved_error: Callable[[float], float],
     tolerance: Tolerance,
     dtype: torch.dtype,
 ) -> None:
@@ -136,10 +144,12 @@ def _compare_tensor(
     off = _picked(got - expected.true, finite)
     if not off.numel():
         return
-    sum_error = sum_rounding(tolerance, dtype) * expected.magnitude
-    if _complaint(got, off, expected, sum_error, tolerance, dtype) is None:
+    sums, info = sum_rounding(tolerance, dtype), torch.finfo(dtype)
+    slack = sums * expected.magnitude + info.smallest_normal * info.eps  # below its smallest number is nothing
+    if _complaint(got, off, expected, slack, tolerance, dtype) is None:
         return
-    complaint = _complaint(got, off, expected, sum_error + moved_error(), tolerance, dtype)
+    slack += moved_error(sums + _operand_rounding(tolerance, dtype))
+    complaint = _complaint(got, off, expected, slack, tolerance, dtype)
     if complaint is not None:
         raise Unequal(f"{name} is off by {complaint}")
 
@@ -148,13 +158,13 @@ def _complaint(
     got: torch.Tensor,
     off: torch.Tensor,
     expected: _Expected,
-    sum_error: float,
+    slack: float,
     tolerance: Tolerance,
     dtype: torch.dtype,
 ) -> str | None:
     """By how much it is off, and what is allowed; None where it is near enough."""
     eps, own_error, own_average, size = torch.finfo(dtype).eps, expected.own_error, expected.own_average, expected.size
-    allowed = tolerance.factor * own_error + tolerance.ulps * eps * expected.magnitude + sum_error
+    allowed = tolerance.factor * own_error + tolerance.ulps * eps * expected.magnitude + slack
     worst = off.abs().max().item()
     if not worst <= allowed:
         where = _where(got, expected)
@@ -164,13 +174,13 @@ def _complaint(
         return None
     average = _rms(off)
     # a quarter of an eps: about what one rounding of the result costs
-    allowed = tolerance.rms_factor * (own_average + eps / 4 * size) + sum_error
+    allowed = tolerance.rms_factor * (own_average + eps / 4 * size) + slack
     if not average <= allowed:
         allowed_and_why = f"allowed {allowed:.3g}: it rounds more often than naive"
         return f"{average:.3g} on average, naive by {own_average:.3g}, {allowed_and_why}"
-    if tolerance.rms_ulps is not None and dtype in (torch.bfloat16, torch.float16):
+    if tolerance.rms_ulps is not None and dtype in _IN_16_BITS:
         # what is below the normal numbers of the dtype has fewer digits than a rounding leaves
-        allowed = tolerance.rms_ulps * eps * size + torch.finfo(dtype).tiny + sum_error
+        allowed = tolerance.rms_ulps * eps * size + torch.finfo(dtype).tiny + slack
         if not average <= allowed:
             allowed_and_why = f"allowed {allowed:.3g}: it rounds what the form promises to keep in float32"
             return f"{average:.3g} on average, {allowed_and_why}"

@@ -18,7 +18,7 @@ import torch
 from ..contract import Contract
 from ..laws import NAIVE
 from .comparing import Answer, Reference, Unequal, compare, sum_rounding
-from .draws import Drawn, drawn, equality_draws, smallest_failure
+from .draws import Drawn, drawn, equality_draws, smallest_failure, usual
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import LEAST, SHARE, CannotInterpret, in_interpreter, is_interpreting
@@ -49,8 +49,8 @@ def check_equality(
 ) -> Finding:
     """Draw ``examples`` calls in ``dtype`` and compare. ``random``: other draws every time, rather than the same.
 
-    A reported form that is known to be unequal in this dtype must be shown unequal. Kernels are interpreted on the CPU,
-    in a child, and fewer calls are drawn for them.
+    A reported form that is known to be unequal in this dtype must be shown unequal, if not by these calls then by many
+    more. Kernels are interpreted on the CPU, in a child, and fewer calls are drawn for them.
     """
     if device == "cpu" and contract.forms[form].has_kernels and not is_interpreting():
         again = partial(
@@ -62,35 +62,37 @@ def check_equality(
             random=random,
         )
         return _interpreted(again, contract, form)
-    failure = smallest_failure(
-        equality_draws(contract, dtype),
-        lambda draw: compare_once(contract, form, draw, device),
-        _calls(contract, dtype, examples, random=random),
-    )
-    if failure is not None:
-        return _failed(contract, form, *failure)
-    message = f"{dtype}: equal in {examples} drawn calls on {device}"
     known = contract.forms[form].known_unequal.get(dtype)
+    for number in (examples, 10 * examples) if known else (examples,):
+        failure = smallest_failure(
+            lambda draw: compare_once(contract, form, draw, device), _calls(contract, dtype, number, random=random)
+        )
+        if failure is not None:
+            return _failed(contract, form, *failure)
+    message = f"{dtype}: equal in {number} drawn calls on {device}"
     if known is not None:
         message += f" (a reported form suddenly is equal; known unequal: {known})"
     return Finding("equality", contract.name, form, "pass" if known is None else "fail", message)
 
 
 def _calls(contract: Contract, dtype: str, examples: int, *, random: bool) -> list[Drawn]:
-    """The simplest in every dtype, and beside it others in each: what an option breaks shows in any of them.
+    """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
 
-    They are drawn once, for all dtypes and forms; unless ``random``.
+    The same ones for every form, and drawn once; unless ``random``.
     """
-    draws = equality_draws(contract, dtype)
+    draws, num_others = equality_draws(contract, dtype), max(0, examples - 2)
     if random:
         return drawn(draws, contract, examples, random=True)
     name = repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples))
     if name not in _DRAWN:
-        _DRAWN[name] = drawn(draws, contract, 1 + (examples - 1) * len(contract.dtypes))
+        _DRAWN[name] = drawn(draws, contract, 1 + num_others * len(contract.dtypes))
     simplest, *others = _DRAWN[name]
-    start = contract.dtypes.index(dtype) * (examples - 1) if dtype in contract.dtypes else 0
-    calls = [simplest, *others[start : start + examples - 1]]
-    return [replace(call, draw=replace(call.draw, case=replace(call.draw.case, dtype=dtype))) for call in calls]
+    start = contract.dtypes.index(dtype) * num_others if dtype in contract.dtypes else 0
+    calls = [
+        Drawn(replace(call.draw, case=replace(call.draw.case, dtype=dtype)), call.made_of, draws)
+        for call in (simplest, *others[start : start + num_others])
+    ]
+    return [*calls, usual(draws, contract)][:examples]
 
 
 _DRAWN: dict[str, list[Drawn]] = {}
@@ -191,11 +193,13 @@ def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
         else:
             naive = _evaluate(contract, NAIVE, draw, inputs)
 
+    nudge = sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
+
     def make_nearby() -> list[Answer]:
         with _blaming_naive():
-            return [_evaluate(contract, NAIVE, draw, wide, nudge) for nudge in _nudges(contract, draw)]
+            return [_evaluate(contract, NAIVE, draw, wide, _Nudge(nudge, seed)) for seed in (1, 2)]
 
-    return Reference(naive, truth, make_nearby)
+    return Reference(naive, truth, make_nearby, nudge)
 
 
 @contextlib.contextmanager
@@ -221,11 +225,6 @@ class _Nudge:
         generator = torch.Generator(tensor.device).manual_seed(self.seed)
         signs = torch.randint(0, 2, tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype) * 2 - 1
         return tensor * (1 + self.size * signs)
-
-
-def _nudges(contract: Contract, draw: Draw) -> list[_Nudge]:
-    size = sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
-    return [_Nudge(size, seed) for seed in (1, 2)]
 
 
 def _evaluate(

@@ -16,7 +16,7 @@ from multiprocessing.util import Finalize
 from typing import TypeVar
 
 VARIABLE = "TRITON_INTERPRET"
-SHARE, LEAST = 8, 5
+SHARE, LEAST = 8, 4
 """An interpreted kernel takes hundreds of times as long: of this many examples one is drawn, and so many at least."""
 
 _BEFORE_QUEUES = 100

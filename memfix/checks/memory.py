@@ -193,12 +193,11 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
             if finding.status == "fail":
                 raise _OverBudget(finding)
 
-    draws = memory_draws(contract)
-    calls = drawn(draws, contract, examples)
-    failure = smallest_failure(draws, within, calls, shrinks=0)
+    calls = drawn(memory_draws(contract), contract, examples)
+    failure = smallest_failure(within, calls, shrinks=0)
     if failure is not None:
         for budget in budgets:  # which of them is it, and what is the smallest shape that breaks it?
-            alone = smallest_failure(draws, partial(within, budgets=[budget]), calls, shrinks=25)
+            alone = smallest_failure(partial(within, budgets=[budget]), calls, shrinks=25)
             if alone is not None:
                 return _failed_at(contract, form, budget, *alone)
         return _failed_at(contract, form, budgets[0], *failure)

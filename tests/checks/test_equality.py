@@ -17,7 +17,7 @@ from memfix.checks import equality
 from memfix.checks.draws import drawn, equality_draws, smallest_failure
 from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
 from memfix.checks.inputs import Draw, make_inputs
-from memfix.contract import WORKING_DTYPES, Form
+from memfix.contract import WIDE, WORKING_DTYPES, Form
 from memfix.errors import ContractError, UsageError
 from memfix.registry import all_contracts
 
@@ -139,9 +139,9 @@ OPTIONAL = ("bias", "class_weight")
 
 
 def test_every_two_options_meet_in_a_few_draws():
-    """Those of the loss, 96 pairs, in as many calls as a gate gives its kernels in all dtypes."""
+    """Those of the loss, 96 pairs, in as many calls as a gate gives its kernels in all dtypes beside the plain."""
     choices = all_contracts()["linear_cross_entropy"].choices
-    calls = calls_of("linear_cross_entropy", 17)
+    calls = calls_of("linear_cross_entropy", 9)
     options = [{**call.case.choices, **{name: name in call.case.present for name in OPTIONAL}} for call in calls]
     values = {**choices, **dict.fromkeys(OPTIONAL, (False, True))}
     missed = [
@@ -151,10 +151,10 @@ def test_every_two_options_meet_in_a_few_draws():
         for another in values[other]
         if not any(taken[one] == value and taken[other] == another for taken in options)
     ]
-    assert len(missed) <= 2
+    assert len(missed) <= 6
 
 
-def test_a_form_that_is_wrong_where_two_options_meet_is_found_in_three_calls_a_dtype():
+def test_a_form_that_is_wrong_where_two_options_meet_is_found_in_four_calls_a_dtype():
     def product(x, scale=None, shift=None, *, power=1, sign=1):
         scaled = x if scale is None else x * scale
         return sign * scaled**power + (0 if shift is None else shift)
@@ -165,7 +165,7 @@ def test_a_form_that_is_wrong_where_two_options_meet_is_found_in_three_calls_a_d
     optional = [TensorSpec(name, "N", optional=True) for name in ("scale", "shift")]
     plain = contract(wrong, naive=product, choices={"power": (1, 2, 3), "sign": (1, -1)})
     made = replace(plain, inputs=[*plain.inputs, *optional])
-    found = [check_equality(made, "form", dtype=dtype, examples=3).status for dtype in made.dtypes]
+    found = [check_equality(made, "form", dtype=dtype, examples=4).status for dtype in made.dtypes]
     assert "fail" in found
 
 
@@ -309,6 +309,38 @@ def test_form_that_promises_more_than_naive_is_held_to_it():
     assert check_equality_at(contract(rounding, naive=rounding), "form", many).status == "pass"
 
 
+def test_form_that_rounds_its_operands_may_be_off_as_far_as_that_moves_the_truth():
+    """Where the terms of a sum cancel, a rounding of them is many of the result."""
+    signs = torch.tensor([1.0, -1.0]).repeat(32)
+
+    def naive(x, y):
+        return (1.1 * x.float() * y.float() * signs[: x.shape[0]]).sum().to(x.dtype)
+
+    def rounding(x, y):
+        return ((1.1 * x.float()).to(x.dtype).float() * y.float() * signs[: x.shape[0]]).sum().to(x.dtype)
+
+    def wrong(x, y):
+        return 1.05 * naive(x, y)
+
+    def num_failed(form: Form) -> int:
+        inputs, cases = [TensorSpec("x", "N"), TensorSpec("y", "N")], {"small": {"N": 4}}
+        made = Contract("sums", naive=naive, forms={"form": form}, dims={"N": Dim(1, 64)}, inputs=inputs, cases=cases)
+        draws = [Draw(replace(at(made).case, dims={"N": 64}, dtype="bfloat16"), seed) for seed in range(40)]
+        return sum(check_equality_at(made, "form", draw).status == "fail" for draw in draws)
+
+    allowed = Tolerance(operand_ulps=1)
+    assert num_failed(Form(rounding)) > 0
+    assert num_failed(Form(rounding, tolerance=allowed)) == 0
+    assert num_failed(Form(wrong, tolerance=allowed)) > 10
+
+
+def test_what_is_below_the_smallest_number_of_the_dtype_is_nothing():
+    wide = TensorSpec("x", "N", dtype=WIDE, scale=1e-20)
+    for dtype, status in (("float16", "pass"), ("float32", "fail")):
+        made = replace(contract(lambda x: x * 0, naive=lambda x: x * 1), inputs=[wide])
+        assert check_equality_at(made, "form", at(made, dtype=dtype)).status == status
+
+
 # ---------------------------------------------------------------- what is remembered from form to form
 def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(monkeypatch):
     def wrong_from_five(x):
@@ -325,7 +357,7 @@ def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(m
     assert "N=5" in after.details[0]
 
 
-def test_the_simplest_call_is_tried_in_every_dtype_and_others_in_each():
+def test_the_simplest_call_and_a_usual_one_are_tried_in_every_dtype_and_others_in_each():
     tried: dict[str, list[str]] = {}
     for dtype in WORKING_DTYPES:
         calls = equality._calls(all_contracts()["linear_cross_entropy"], dtype, 5, random=False)
@@ -333,7 +365,8 @@ def test_the_simplest_call_is_tried_in_every_dtype_and_others_in_each():
         tried[dtype] = [replace(call.draw, case=replace(call.draw.case, dtype="any")).spelled() for call in calls]
     assert {len(calls) for calls in tried.values()} == {5}
     assert len({calls[0] for calls in tried.values()}) == 1
-    others = [call for calls in tried.values() for call in calls[1:]]
+    assert len({calls[-1] for calls in tried.values()}) == 1
+    others = [call for calls in tried.values() for call in calls[1:-1]]
     assert len(set(others)) == len(others)
 
 
@@ -359,8 +392,7 @@ def test_a_form_that_fails_now_and_then_has_failed():
             raise Unequal("once")
 
     made = contract(square)
-    draws = equality_draws(made, "float32")
-    failure = smallest_failure(draws, fails_once, drawn(draws, made, 10))
+    failure = smallest_failure(fails_once, drawn(equality_draws(made, "float32"), made, 10))
     assert failure is not None
     assert str(failure[1]) == "once"
 

@@ -47,8 +47,7 @@ def test_a_failure_shrinks_to_the_smallest_multiple() -> None:
         assert draw.case.dims["D"] < 6
 
     made = contract()
-    draws = equality_draws(made, "float32")
-    failure = smallest_failure(draws, small, drawn(draws, made, 100))
+    failure = smallest_failure(small, drawn(equality_draws(made, "float32"), made, 100))
     assert failure is not None
     assert failure[0].case.dims["D"] == 6
 

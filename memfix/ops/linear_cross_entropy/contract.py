@@ -55,7 +55,8 @@ contract = Contract(
             has_kernels=True,
         ),
     },
-    dims={"N": Dim(1, 96), "D": Dim(1, 32), "V": Dim(1, 160), "rows_per_chunk": Dim(1, 110)},
+    # of one class the gradient is zero: naive has no error that a rounding of smoothed terms could be held against
+    dims={"N": Dim(1, 96), "D": Dim(1, 32), "V": Dim(2, 160), "rows_per_chunk": Dim(1, 110)},
     choices={
         "reduction": ("mean", "sum", "none"),
         "ignore_index": (-100, 0),
