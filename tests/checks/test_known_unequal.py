@@ -69,7 +69,7 @@ def test_a_right_answer_fails_as_a_known_broken_budget_that_holds_does() -> None
     finding = found(contract(square))
     assert finding.status == "fail"
     assert finding.message == (
-        f"float32: equal in 20 drawn calls on cpu (a reported form suddenly is equal; known unequal: {WHY})"
+        f"float32: equal in 200 drawn calls on cpu (a reported form suddenly is equal; known unequal: {WHY})"
     )
 
 
