@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from memfix.checks.interpreter import in_interpreter
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 ANSWERS = """
@@ -56,3 +58,9 @@ def test_the_answers_are_bit_by_bit_those_of_the_interpreter_as_it_is() -> None:
     assert len(set(hurried)) > 10  # and they are answers
     assert not any(untouched)
     assert all(shortcuts), f"Triton has moved what is cut short: {shortcuts}"
+
+
+def test_the_child_that_interprets_warns_of_nothing_that_a_gpu_is_silent_on() -> None:
+    import numpy
+
+    assert set(in_interpreter(numpy.geterr).values()) == {"ignore"}
