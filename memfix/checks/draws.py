@@ -51,17 +51,19 @@ def drawn(draws: Draws, contract: Contract, examples: int, *, random: bool = Fal
     return found
 
 
-def usual(draws: Draws, contract: Contract) -> Drawn:
-    """One of ``draws``, but with sizes, layouts and options as models have them: where kernels take the short way.
+def usual_draws(draws: Draws, contract: Contract) -> Draws:
+    """``draws``, but with sizes, layouts and options as models have them: where kernels take the short way."""
+    return draws.map(partial(_as_usual, contract))
 
-    Of several the one with the longest axes and the shortest chunks.
-    """
+
+def usual(draws: Draws, contract: Contract) -> Drawn:
+    """One of :func:`usual_draws`: of several the one with the longest axes and the shortest chunks."""
     axes = contract.shape_dims()
 
     def num_chunks(call: Drawn) -> float:
         return math.prod(size if dim in axes else 1 / max(1, size) for dim, size in call.draw.case.dims.items())
 
-    _, *several = itertools.islice(_made(draws.map(partial(_as_usual, contract)), Random(0)), 1 + _CANDIDATES)
+    _, *several = itertools.islice(_made(usual_draws(draws, contract), Random(0)), 1 + _CANDIDATES)
     return max(several, key=num_chunks)
 
 

@@ -18,7 +18,7 @@ import torch
 from ..contract import Contract
 from ..laws import NAIVE
 from .comparing import Answer, Reference, Unequal, compare, sum_rounding
-from .draws import Drawn, drawn, equality_draws, smallest_failure, usual
+from .draws import Drawn, drawn, equality_draws, smallest_failure, usual, usual_draws
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import LEAST, SHARE, CannotInterpret, in_interpreter, is_interpreting
@@ -85,14 +85,16 @@ def _calls(contract: Contract, dtype: str, examples: int, *, random: bool) -> li
         return drawn(draws, contract, examples, random=True)
     name = repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples))
     if name not in _DRAWN:
-        _DRAWN[name] = drawn(draws, contract, 1 + num_others * len(contract.dtypes))
-    simplest, *others = _DRAWN[name]
+        several = drawn(draws, contract, 1 + num_others * len(contract.dtypes))
+        _DRAWN[name] = [*several, usual(draws, contract)]
+    simplest, *others, the_usual = _DRAWN[name]
     start = contract.dtypes.index(dtype) * num_others if dtype in contract.dtypes else 0
-    calls = [
-        Drawn(replace(call.draw, case=replace(call.draw.case, dtype=dtype)), call.made_of, draws)
-        for call in (simplest, *others[start : start + num_others])
+    plain = [(call, draws) for call in (simplest, *others[start : start + num_others])]
+    calls = [*plain, (the_usual, usual_draws(draws, contract))][:examples]
+    return [
+        Drawn(replace(call.draw, case=replace(call.draw.case, dtype=dtype)), call.made_of, its_draws)
+        for call, its_draws in calls
     ]
-    return [*calls, usual(draws, contract)][:examples]
 
 
 _DRAWN: dict[str, list[Drawn]] = {}
