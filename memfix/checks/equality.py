@@ -17,6 +17,7 @@ import torch
 
 from ..contract import Contract
 from ..laws import NAIVE
+from ..meters.cuda import make_way_on_gpu
 from .comparing import Answer, Reference, Unequal, compare, sum_rounding
 from .draws import Drawn, drawn, equality_draws, smallest_failure, usual, usual_draws
 from .finding import Finding
@@ -149,6 +150,8 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception) -> Find
 
 def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu") -> None:
     """One call, held against naive. Raises ``Unequal`` or whatever the form raises."""
+    if device == "cuda":
+        make_way_on_gpu()  # kernels are compiled for every call, a minute for a form
     reference = _reference(contract, draw, device)
     with poisoned_memory(device):
         if _goes_second(contract, draw):

@@ -8,17 +8,19 @@ import gc
 import multiprocessing
 import os
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import format_bytes
 from .base import Reading, Step, StepBuilder
 from .stages import Stage, listening
+
+if TYPE_CHECKING:
+    from .process_lock import ProcessLock
 
 _CHILD_TIMEOUT_S = 600
 
@@ -57,6 +59,11 @@ def gpu_beside_others() -> Iterator[None]:
             _give_back_memory()
 
 
+def make_way_on_gpu() -> None:
+    """Between two calls of what has it beside others for long: who waits to have it alone goes first."""
+    _lock_of_gpu().make_way(_give_back_memory)
+
+
 def _give_back_memory() -> None:
     import torch
 
@@ -64,62 +71,17 @@ def _give_back_memory() -> None:
     torch.cuda.empty_cache()
 
 
-class _ProcessLock:
-    """A file lock that the process which holds it, and any child it starts meanwhile, may take again.
-
-    Who shares it and then wants it alone lets it go first, so that two of these do not wait for each other.
-    """
-
-    HELD_BY_PARENT = "MEMFIX_GPU_LOCK"
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._threads = threading.RLock()
-        self._alone: list[bool] = []
-        """How it is held, from the outermost block inwards."""
-        self._file: Any = None
-
-    @contextlib.contextmanager
-    def held(self, *, alone: bool) -> Iterator[None]:
-        with self._threads:
-            if self._file is None and os.environ.get(self.HELD_BY_PARENT) == self._path:
-                yield
-                return
-            self._alone.append(alone or any(self._alone))
-            self._become()
-            try:
-                yield
-            finally:
-                self._alone.pop()
-                self._become()
-
-    def _become(self) -> None:
-        """Hold it as the innermost block wants it, or not at all."""
-        import fcntl
-
-        if not self._alone:
-            os.environ.pop(self.HELD_BY_PARENT, None)
-            self._file.close()  # and so unlocked
-            self._file = None
-            return
-        if self._file is None:
-            self._file = open(self._path, "w")  # noqa: SIM115 - held until no block wants it
-        fcntl.flock(self._file, fcntl.LOCK_EX if self._alone[-1] else fcntl.LOCK_SH)
-        if self._alone[-1]:
-            os.environ[self.HELD_BY_PARENT] = self._path
-        else:
-            os.environ.pop(self.HELD_BY_PARENT, None)
-
-
-def _lock_of_gpu() -> _ProcessLock:
+def _lock_of_gpu() -> ProcessLock:
     import torch
 
     return _lock_of(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
 
 
 @functools.cache
-def _lock_of(uuid: str) -> _ProcessLock:
-    return _ProcessLock(os.path.join(tempfile.gettempdir(), f"memfix-gpu-{os.getuid()}-{uuid}.lock"))
+def _lock_of(uuid: str) -> ProcessLock:
+    from .process_lock import ProcessLock
+
+    return ProcessLock(os.path.join(tempfile.gettempdir(), f"memfix-gpu-{os.getuid()}-{uuid}.lock"))
 
 
 @dataclass

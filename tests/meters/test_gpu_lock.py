@@ -10,66 +10,130 @@ from pathlib import Path
 
 import pytest
 
-from memfix.meters.cuda import _ProcessLock
+from memfix.meters import process_lock
+from memfix.meters.process_lock import ProcessLock
 
-CHILD = """
+CHILD = f"""
 import sys
-from memfix.meters.cuda import _ProcessLock
-with _ProcessLock(sys.argv[1]).held(alone=sys.argv[2] == "alone"):
-    print("got it", flush=True)
+sys.path.insert(0, {str(Path(process_lock.__file__).parent)!r})
+from process_lock import ProcessLock
+print("asks", flush=True)
+with ProcessLock(sys.argv[1]).held(alone=sys.argv[2] == "alone"):
+    pass
 """
+LONG_ENOUGH_S = 0.3
+"""To take a lock that is free."""
 
 
-def start(path: Path, environment: dict[str, str], how: str = "alone") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(path), how], stdout=subprocess.PIPE, text=True, env=environment
-    )
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gpu.lock"
 
 
-def stranger() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != _ProcessLock.HELD_BY_PARENT}
+@pytest.fixture
+def lock(path: Path) -> ProcessLock:
+    return ProcessLock(str(path))
 
 
-def test_another_process_waits_until_the_lock_is_free(tmp_path: Path) -> None:
-    with _ProcessLock(str(tmp_path / "gpu.lock")).held(alone=True):
-        child = start(tmp_path / "gpu.lock", stranger())
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(timeout=2)
-    assert child.communicate(timeout=20)[0] == "got it\n"
+class Child:
+    """Another process that wants the lock. A stranger, unless it is given its parent's environment."""
+
+    def __init__(self, path: Path, how: str, environment: dict[str, str] | None = None) -> None:
+        if environment is None:
+            environment = {key: value for key, value in os.environ.items() if key != ProcessLock.HELD_BY_PARENT}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(path), how], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            assert said.readline() == "asks\n"
+
+    def waits(self) -> bool:
+        time.sleep(LONG_ENOUGH_S)
+        return self._process.poll() is None
+
+    def gets_it(self) -> bool:
+        return self._process.wait(timeout=20) == 0
 
 
-def test_a_child_of_the_holder_does_not_wait_for_its_parent(tmp_path: Path) -> None:
-    with _ProcessLock(str(tmp_path / "gpu.lock")).held(alone=True):
-        child = start(tmp_path / "gpu.lock", dict(os.environ))
-        assert child.communicate(timeout=20)[0] == "got it\n"
-        other = start(tmp_path / "gpu.lock", stranger())
-        time.sleep(0.5)
-        assert other.poll() is None, "the child's leaving must not free what the parent holds"
-    assert other.communicate(timeout=20)[0] == "got it\n"
+def test_another_process_waits_until_the_lock_is_free(lock: ProcessLock, path: Path) -> None:
+    with lock.held(alone=True):
+        child = Child(path, "alone")
+        assert child.waits()
+    assert child.gets_it()
 
 
-def test_the_holder_may_take_it_again(tmp_path: Path) -> None:
-    lock = _ProcessLock(str(tmp_path / "gpu.lock"))
+def test_a_child_of_the_holder_does_not_wait_for_its_parent(lock: ProcessLock, path: Path) -> None:
+    with lock.held(alone=True):
+        assert Child(path, "alone", dict(os.environ)).gets_it()
+        other = Child(path, "alone")
+        assert other.waits(), "the child's leaving must not free what the parent holds"
+    assert other.gets_it()
+
+
+def test_the_holder_may_take_it_again(lock: ProcessLock, path: Path) -> None:
     with lock.held(alone=True), lock.held(alone=True):
-        assert os.environ[_ProcessLock.HELD_BY_PARENT] == str(tmp_path / "gpu.lock")
-    assert _ProcessLock.HELD_BY_PARENT not in os.environ
+        assert os.environ[ProcessLock.HELD_BY_PARENT] == f"alone:{path}"
+    assert ProcessLock.HELD_BY_PARENT not in os.environ
 
 
-def test_those_that_measure_nothing_share_it(tmp_path: Path) -> None:
-    with _ProcessLock(str(tmp_path / "gpu.lock")).held(alone=False):
-        assert start(tmp_path / "gpu.lock", stranger(), "beside").communicate(timeout=20)[0] == "got it\n"
-        waiting = start(tmp_path / "gpu.lock", stranger(), "alone")
-        with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(timeout=2)
-    assert waiting.communicate(timeout=20)[0] == "got it\n"
+def test_those_that_measure_nothing_share_it(lock: ProcessLock, path: Path) -> None:
+    with lock.held(alone=False):
+        assert Child(path, "beside").gets_it()
+        measuring = Child(path, "alone")
+        assert measuring.waits()
+    assert measuring.gets_it()
 
 
-def test_who_shares_it_and_then_measures_has_it_alone_meanwhile(tmp_path: Path) -> None:
-    lock = _ProcessLock(str(tmp_path / "gpu.lock"))
+def test_who_shares_it_and_then_measures_has_it_alone_meanwhile(lock: ProcessLock, path: Path) -> None:
     with lock.held(alone=False):
         with lock.held(alone=True), lock.held(alone=False):
-            other = start(tmp_path / "gpu.lock", stranger(), "beside")
-            with pytest.raises(subprocess.TimeoutExpired):
-                other.wait(timeout=2)
-        assert other.communicate(timeout=20)[0] == "got it\n"
-        assert _ProcessLock.HELD_BY_PARENT not in os.environ
+            other = Child(path, "beside")
+            assert other.waits()
+        assert other.gets_it()
+    assert ProcessLock.HELD_BY_PARENT not in os.environ
+
+
+def test_who_shares_it_and_then_measures_does_not_wait_for_one_who_waits_for_him(lock: ProcessLock, path: Path) -> None:
+    with lock.held(alone=False):
+        first = Child(path, "alone")
+        assert first.waits()
+        with lock.held(alone=True):
+            assert first.gets_it(), "it came first"
+
+
+def test_nobody_overtakes_one_who_waits_to_have_it_alone(lock: ProcessLock, path: Path) -> None:
+    with lock.held(alone=False):
+        first = Child(path, "alone")
+        assert first.waits()
+        second = Child(path, "beside")
+        assert second.waits(), "though it could share it now"
+        assert Child(path, "beside", dict(os.environ)).gets_it(), "for a child its parent would wait"
+    assert first.gets_it()
+    assert second.gets_it()
+
+
+def test_who_shares_it_for_long_makes_way(lock: ProcessLock, path: Path) -> None:
+    gave_back: list[str] = []
+    with lock.held(alone=False):
+        lock.make_way(lambda: gave_back.append("nobody waits"))
+        measuring = Child(path, "alone")
+        assert measuring.waits()
+        lock.make_way(lambda: gave_back.append("one waits"))
+        assert measuring.gets_it()
+        late = Child(path, "alone")
+        assert late.waits(), "it is shared again"
+    assert late.gets_it()
+    assert gave_back == ["one waits"]
+
+
+def test_who_measures_or_holds_nothing_makes_no_way(lock: ProcessLock, path: Path) -> None:
+    gave_back: list[str] = []
+    lock.make_way(lambda: gave_back.append("holds nothing"))
+    with lock.held(alone=True):
+        measuring = Child(path, "alone")
+        assert measuring.waits()
+        lock.make_way(lambda: gave_back.append("measures"))
+        assert measuring.waits()
+    assert measuring.gets_it()
+    assert not gave_back

@@ -1,0 +1,90 @@
+"""A lock among the processes of one machine, held alone or beside others, in which nobody overtakes who waits."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Literal
+
+How = Literal["alone", "beside"]
+
+
+class ProcessLock:
+    """A file. The process that holds it, and any child it starts meanwhile, may take it again.
+
+    Who wants it waits at a door, a second file, one at a time: nobody overtakes one who waits to have it alone. Nobody
+    waits at the door with the lock in hand, so no two wait for each other.
+    """
+
+    HELD_BY_PARENT = "MEMFIX_GPU_LOCK"
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._threads = threading.RLock()
+        self._wanted: list[How] = []
+        """From the outermost block inwards; the innermost is how it is held."""
+        self._file: Any = None
+
+    @contextlib.contextmanager
+    def held(self, *, alone: bool) -> Iterator[None]:
+        with self._threads:
+            by_parent = self._held_by_parent()
+            if by_parent == "alone" or (by_parent == "beside" and not alone):
+                yield
+                return
+            outer = self._wanted[-1] if self._wanted else None
+            inner: How = "alone" if alone or outer == "alone" else "beside"
+            self._change(outer, inner)
+            self._wanted.append(inner)
+            try:
+                yield
+            finally:
+                self._wanted.pop()
+                self._change(inner, outer)
+
+    def make_way(self, before: Callable[[], None]) -> None:
+        """Let go of it and take it again, if somebody waits, after ``before``; unless it is held alone, or not here."""
+        with self._threads:
+            if self._wanted[-1:] == ["beside"] and self._somebody_waits():
+                before()
+                self._let_go()
+                self._take("beside")
+
+    def _held_by_parent(self) -> str | None:
+        how, _, path = os.environ.get(self.HELD_BY_PARENT, "").partition(":")
+        return how if self._file is None and path == self._path else None
+
+    def _change(self, before: How | None, now: How | None) -> None:
+        if now == before:
+            return
+        if before is not None:
+            self._let_go()
+        if now is not None:
+            self._take(now)
+
+    def _take(self, how: How) -> None:
+        file = open(self._path, "w")  # noqa: SIM115 - held until no block wants it
+        with self._door() as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX if how == "alone" else fcntl.LOCK_SH)
+        self._file = file
+        os.environ[self.HELD_BY_PARENT] = f"{how}:{self._path}"
+
+    def _let_go(self) -> None:
+        os.environ.pop(self.HELD_BY_PARENT, None)
+        self._file.close()  # and so unlocked
+        self._file = None
+
+    def _somebody_waits(self) -> bool:
+        with self._door() as door:
+            try:
+                fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _door(self) -> IO[str]:
+        return open(f"{self._path}.door", "w")
