@@ -47,8 +47,8 @@ class Commit:
         return cls(root, commit, ref[:_SHORT] if ref == commit else ref)
 
     def notes(self, *judged: str) -> list[str]:
-        """What a reader must know of the tree that is judged: these paths of it."""
-        changed = git(self.root, "status", "--porcelain", "--", *judged).splitlines()
+        """What a reader must know of the tree that is judged: these paths of it, without their bytecode."""
+        changed = git(self.root, "status", "--porcelain", "--", *judged, ":(exclude)*__pycache__*").splitlines()
         if not changed:
             return []
         names = ", ".join(line[3:] for line in changed[:_NAMED]) + (", ..." if len(changed) > _NAMED else "")

@@ -48,6 +48,8 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Sources:
 
 def test_a_package_and_a_single_module_lie_under_another_name_as_they_were(checkout: Path, declared: Sources) -> None:
     (checkout / "src/toy_package/memory.py").write_text("WHEN = 'now'\n")
+    (checkout / "src/toy_package/__pycache__").mkdir(exist_ok=True)
+    (checkout / "src/toy_package/__pycache__/memory.cpython-311.pyc").write_bytes(b"of no interest")
     with copies_at("main", declared("toy_package.memory", "toy_module")) as found:
         package = found.folders["toy_package.memory"]
         assert (package / "toy_package_at_base/memory.py").read_text() == "WHEN = 'then'\n"
