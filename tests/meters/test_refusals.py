@@ -134,6 +134,19 @@ def test_a_custom_operator_without_a_fake_is_refused_by_name() -> None:
         memfix.peak(step_of(4)(custom))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("compiles", [False, True])
+def test_an_operator_of_operators_is_refused_by_name(compiles: bool) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attend = torch.compile(flex_attention) if compiles else flex_attention
+    with pytest.raises(
+        MeasurementError,
+        match=rf"^the step uses what cannot be simulated \(flex_attention\) at .*{HERE}; measure with --meter=cuda$",
+    ):
+        memfix.peak(step_of(1, 2, 64, 16)(lambda x: attend(x, x, x)))
+
+
 def test_an_operator_with_a_fake_is_an_estimate(operators: Any) -> None:
     reading = memfix.peak(step_of(4)(lambda x: operators.with_fake(x)))
     assert reading.peak_bytes == 400

@@ -127,11 +127,14 @@ def test_positions_in_order_are_an_offset() -> None:
     assert torch.equal(rope(x, positions=torch.arange(300, 320, dtype=torch.int32)), rope(x, offset=300))
 
 
-@pytest.mark.parametrize("position", [BLOCK - 1, BLOCK, 2 * BLOCK])
-def test_a_table_reaches_the_largest_position(position: int) -> None:
-    """Where it is exactly as long as a table, one row less would be none."""
-    x = heads(1)
-    assert torch.equal(rope(x, positions=torch.tensor([position]), tables=RopeTables()), rope(x, offset=position))
+@pytest.mark.parametrize(
+    ("position", "length"), [(BLOCK - 1, BLOCK), (BLOCK, 2 * BLOCK), (2 * BLOCK - 1, 2 * BLOCK), (2 * BLOCK, 4 * BLOCK)]
+)
+def test_a_table_reaches_the_largest_position_and_is_no_longer(position: int, length: int) -> None:
+    """Where it is exactly as long as a table, one row less would be none, and one more twice as many."""
+    x, tables = heads(1), RopeTables()
+    assert torch.equal(rope(x, positions=torch.tensor([position]), tables=tables), rope(x, offset=position))
+    assert tables.bytes == length * x.shape[-1] * 4
 
 
 def test_each_sequence_of_a_batch_may_have_its_own_positions() -> None:

@@ -13,6 +13,7 @@ from ...errors import MeasurementError
 from .source_lines import user_line
 
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
+_HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
 
 @contextlib.contextmanager
@@ -42,6 +43,8 @@ def _sentence(error: Exception) -> str | None:
     if unsupported is not None:
         way_out = "register a fake for it, or measure with --meter=cuda"
         return f"the step uses what cannot be simulated ({unsupported}){at}; {way_out}"
+    if isinstance(error, NotImplementedError) and (higher_order := _HIGHER_ORDER.search(str(error))):
+        return f"the step uses what cannot be simulated ({higher_order[1]}){at}; measure with --meter=cuda"
     if isinstance(error, NotImplementedError) or _inside_fake_tensors(error):
         return f"the step uses what cannot be simulated{at}: {first_line}; measure with --meter=cuda"
     if isinstance(error, RuntimeError) and re.search("two (different )?devices", str(error)):
