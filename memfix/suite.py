@@ -46,7 +46,8 @@ class Check:
 def suite(*contracts: Contract) -> Callable[..., None]:
     """One parametrised test with every check of the contracts. Give it a name that starts with ``test_``.
 
-    Without a GPU: equality and speed on the CPU, bad inputs, and budgets, scaling and leaks on the simulated meter.
+    Without a GPU: equality and speed on the CPU, bad inputs, and on the simulated meter budgets, scaling, leaks and
+    kernels that compile.
     With one, and marked ``gpu``: equality and speed there, and the allocator's bytes against the simulated ones.
     """
     import pytest
@@ -85,6 +86,8 @@ def _checks(contract: Contract) -> Iterator[Check]:
             yield Check(f"{form}-small-{case}", partial(_budgets, contract, form, case))
         if any(budget.form == form and budget.case is None for budget in contract.budgets):
             yield Check(f"{form}-small-drawn", partial(_drawn, contract, form))
+        if contract.forms[form].has_kernels:
+            yield Check(f"{form}-compiles", partial(_compiles, contract, form))
     for law in contract.scaling:
         yield Check(f"{law.form}-grows-{law.dim}", partial(_scaling, contract, law))
     for timed in contract.speed:
@@ -132,6 +135,12 @@ def _drawn(contract: Contract, form: str, session: Session) -> Sequence[Finding]
 
     found = check_drawn_budgets(contract, form, session.simulated_meter, examples=session.effort.memory_examples)
     return [found] if found is not None else []
+
+
+def _compiles(contract: Contract, form: str, session: Session) -> Sequence[Finding]:
+    from .checks.compiling import check_compiles
+
+    return [check_compiles(contract, form, session.simulated_meter)]
 
 
 def _scaling(contract: Contract, law: Scaling, session: Session) -> Sequence[Finding]:

@@ -67,7 +67,7 @@ class Measured:
     """By case and phase."""
     errors: tuple[Finding, ...] = ()
     laws: tuple[Finding, ...] = ()
-    """Budgets at drawn shapes, and growth."""
+    """Kernels that compile, budgets at drawn shapes, and growth."""
 
 
 def examine(
@@ -172,10 +172,17 @@ def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterato
 
 
 def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say) -> Iterator[Finding]:
-    """On the simulated meter only: a real GPU need not hold what nobody chose."""
+    """On the simulated meter only: a real GPU need not hold what nobody chose, and compiles what it launches."""
+    from .compiling import check_compiles
     from .memory import check_drawn_budgets
     from .scaling import check_scaling
 
+    if contract.forms[form].has_kernels:
+        say(f"{contract.name}/{form}: compiling its kernels")
+        try:
+            yield check_compiles(contract, form, meter)
+        except Exception as error:  # as at the cases
+            yield Finding("compile", contract.name, form, "error", _could_not(meter, error))
     say(f"{contract.name}/{form}: budgets at drawn shapes")
     drawn = check_drawn_budgets(contract, form, meter, examples=effort.memory_examples)
     if drawn is not None:

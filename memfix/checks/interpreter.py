@@ -34,10 +34,20 @@ def is_interpreting() -> bool:
 
 def in_interpreter(function: Callable[[], Result]) -> Result:
     """``function()`` from a child with the interpreter on. The function and its result travel by pickle."""
-    for package in ("triton", "numpy"):
-        if importlib.util.find_spec(package) is None:
-            raise CannotInterpret(f"{package} is not installed")
+    if missing := _missing_package():
+        raise CannotInterpret(f"{missing} is not installed")
     return _child().submit(function).result()
+
+
+def start_interpreter() -> None:
+    """Start the child now, where other threads will ask for it: until it has started, this whole process looks as if
+    it interpreted, to Triton and to any process that is started meanwhile."""
+    if not _missing_package():
+        _child()
+
+
+def _missing_package() -> str | None:
+    return next((package for package in ("triton", "numpy") if importlib.util.find_spec(package) is None), None)
 
 
 def take_one_core() -> None:
@@ -64,7 +74,7 @@ def _child() -> ProcessPoolExecutor:
     os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
     try:
         child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_start)
-        child.submit(os.getpid).result()  # now it has started
+        child.submit(os.getpid)  # now it has its environment
         # a worker waits at its end for what it started: it must be told before the queue to it is closed
         Finalize(child, child.shutdown, exitpriority=_BEFORE_QUEUES)
         return child

@@ -19,7 +19,7 @@ from ..checks.examine import (
     examine_refusals,
     put_together,
 )
-from ..checks.interpreter import take_one_core
+from ..checks.interpreter import start_interpreter, take_one_core
 from ..contract import Contract
 from ..laws import NAIVE
 from ..meters import get_meter
@@ -82,6 +82,8 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     waiting = {contract.name: sum(part.op == contract.name for part in parts) for contract in contracts}
     found = {contract.name: Found() for contract in contracts}
     context = multiprocessing.get_context("spawn")
+    if any(part.kind == _INTERPRETED for part in parts):
+        start_interpreter()  # before there are workers
 
     def note(op: str, part: Found) -> None:
         found[op] |= part

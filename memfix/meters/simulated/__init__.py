@@ -2,10 +2,10 @@
 
 Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
 runs give the same bytes. Rooms: ``fake_device`` and ``plain_path`` (CUDA's paths in any torch), ``environment``,
-``answers``, ``detours``, ``redirects`` and ``attention`` (user code believes in the GPU), ``tracking`` and ``engine``
-(storages), ``known_results`` (what operators return), ``composite``, ``workspace`` and ``tables`` (what kernels hide),
-``assumptions`` and ``refusals`` (values that are not there), ``ledger`` (the bytes), ``source_lines`` (who made them),
-``gpus``.
+``answers``, ``detours``, ``redirects`` and ``attention`` (user code believes in the GPU), ``launches`` (what it would
+have run of Triton's), ``tracking`` and ``engine`` (storages), ``known_results`` (what operators return), ``composite``,
+``workspace`` and ``tables`` (what kernels hide), ``assumptions`` and ``refusals`` (values that are not there),
+``ledger`` (the bytes), ``source_lines`` (who made them), ``gpus``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from . import fake_device
 from .gpus import get_gpu
 
 if TYPE_CHECKING:
+    from .launches import Launch
     from .tracking import StorageTracker
 
 
@@ -45,6 +46,14 @@ class SimulatedMeter:
         """Steps on the same state, one after the other, none of them with a warm-up: for those that need none."""
         with self._simulated() as tracker:
             return [self._reading(tracker, step) for step in build("cuda")]
+
+    def launches(self, build: StepBuilder) -> list[Launch]:
+        """The Triton kernels that a first call of the step launches. Nothing is measured."""
+        with self._simulated() as tracker:
+            step = build("cuda")
+            tracker.launches = []
+            step()
+            return tracker.launches
 
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[StorageTracker]:

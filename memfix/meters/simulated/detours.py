@@ -16,6 +16,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .launches import Launch
 from .patches import Patch, nothing
 from .tracking import StorageTracker
 
@@ -23,7 +24,7 @@ from .tracking import StorageTracker
 def detours(tracker: StorageTracker) -> list[Patch]:
     return [
         *_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_sharded(),
-        *_triton(),
+        *_triton(tracker),
     ]  # fmt: skip
 
 
@@ -154,14 +155,18 @@ def _sharded() -> list[Patch]:
     return [(propagator, "_propagate_tensor_meta_non_cached", propagate)]
 
 
-def _triton() -> list[Patch]:
+def _triton(tracker: StorageTracker) -> list[Patch]:
     """A Triton launch allocates nothing by itself: its results and scratch are tensors made before it."""
     if importlib.util.find_spec("triton") is None:
         return []
     from triton.runtime import autotuner, jit
 
+    def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
+        if tracker.launches is not None:
+            tracker.launches.append(Launch.of(kernel, arguments, options))
+
     launchers = (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)
-    return [(launcher, "run", nothing) for launcher in launchers]
+    return [(launcher, "run", launch) for launcher in launchers]
 
 
 def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:

@@ -21,6 +21,7 @@ from .composite import composite_key
 from .engine import EngineWatch
 from .gpus import GPU
 from .known_results import UNKNOWN, KnownResults
+from .launches import Launch
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
 from .workspace import Call, Workspace, storage_bytes
@@ -50,6 +51,7 @@ class StorageTracker(TorchDispatchMode):
         self.workspace = Workspace(gpu)
         self._num_optimizers = 0
         self.notes: dict[str, None] = {}  # in order of first mention
+        self.launches: list[Launch] | None = None  # of Triton kernels, where somebody asks for them
         self._entries: dict[int, tuple[Entry, Any]] = {}  # storage address -> its entry and a weak reference
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,0 +1,159 @@
+"""Kernels compile: for the GPU that is simulated, as each case launches them, and within what a block of it may take.
+
+An interpreter runs what a compiler refuses, and has no end of shared memory. So a kernel can be equal on every CPU and
+end with the first step on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..contract import Contract
+from ..laws import Phase
+from ..meters.base import Meter
+from ..meters.simulated import SimulatedMeter
+from ..meters.timeline import Line
+from .finding import Finding
+from .inputs import Draw, StepOf, phases_of
+
+if TYPE_CHECKING:
+    from ..meters.simulated.gpus import GPU
+    from ..meters.simulated.launches import Launch
+
+_WARP = 32
+_LINES = 6
+
+
+def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
+    """Every kernel that ``form`` launches at its cases, with gradients and without. The meter is the simulated one."""
+    assert isinstance(meter, SimulatedMeter)
+    gpu = meter.gpu
+    if reason := _no_compiler():
+        return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
+    compiled: dict[str, Any] = {}
+    tuned: dict[str, None] = {}
+    with _compiling_for(gpu):
+        for place, launch in _launches(contract, form, meter):
+            if not hasattr(launch.kernel, "warmup") or hasattr(launch.kernel, "configs"):
+                tuned[launch.name] = None
+                continue
+            try:
+                binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **dict(launch.options))
+            except Exception as error:
+                return _refused(contract, form, place, launch, error, gpu)
+            if binary.metadata.shared > gpu.shared_memory_bytes:
+                return _too_large(contract, form, place, launch, binary.metadata.shared, gpu)
+            compiled[binary.hash] = binary
+    largest = max((binary.metadata.shared for binary in compiled.values()), default=0)
+    message = f"{len(compiled)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory, "
+    message += f"allowed {gpu.shared_memory_bytes:,}"
+    if tuned:
+        message += f"; not compiled, since a GPU chooses how: {', '.join(tuned)}"
+    return Finding("compile", contract.name, form, "pass", message, figures={"shared_bytes": largest})
+
+
+@dataclass(frozen=True)
+class _Place:
+    case: str
+    phase: Phase
+
+
+def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[tuple[_Place, Launch]]:
+    for case in contract.cases.values():
+        for phase in phases_of(contract):
+            if phase == "held":  # the same step as forward
+                continue
+            for launch in meter.launches(StepOf(contract, form, Draw(case), phase)):
+                yield _Place(case.name, phase), launch
+
+
+# ---------------------------------------------------------------- a compiler without a GPU
+def _no_compiler() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    from triton.backends import backends
+
+    return None if "nvidia" in backends else "this triton does not compile for NVIDIA"
+
+
+class _Driver:
+    """What Triton asks a driver before it compiles."""
+
+    def __init__(self, gpu: GPU) -> None:
+        major, minor = gpu.capability
+        self._capability = 10 * major + minor
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, _WARP)
+
+    def get_current_device(self) -> int:
+        return -self._capability  # what is compiled is kept by this number, and no real device has it
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def _compiling_for(gpu: GPU) -> Iterator[None]:
+    from triton.runtime import driver
+
+    before = driver._active
+    driver.set_active(_Driver(gpu))
+    try:
+        yield
+    finally:
+        driver.set_active(before)
+
+
+# ---------------------------------------------------------------- what is said
+def _refused(contract: Contract, form: str, place: _Place, launch: Launch, error: Exception, gpu: GPU) -> Finding:
+    cause = _innermost(error)
+    lines = (getattr(cause, "error_message", None) or str(cause) or type(cause).__name__).splitlines()
+    line = _line_of(launch.kernel, cause)
+    return Finding(
+        "compile", contract.name, form, "fail",
+        f"{launch.name} does not compile for {gpu.name}: {lines[0]}", place.case, place.phase,
+        details=(*([f"  {line}"] if line else []), *(f"  {more}" for more in lines[1:_LINES])),
+        source=line.place if line else "",
+    )  # fmt: skip
+
+
+def _too_large(contract: Contract, form: str, place: _Place, launch: Launch, shared: int, gpu: GPU) -> Finding:
+    line = _line_in(launch.kernel.fn, 1)
+    return Finding(
+        "compile", contract.name, form, "fail",
+        f"{launch.name} needs {shared:,} bytes of shared memory, and a block on {gpu.name} has at most "
+        f"{gpu.shared_memory_bytes:,}", place.case, place.phase,
+        details=(f"  {line}",), figures={"shared_bytes": shared}, source=line.place,
+    )  # fmt: skip
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Of a function that a kernel calls Triton says where it is called; why, in what that was raised from."""
+    while hasattr(error.__cause__, "node"):
+        assert error.__cause__ is not None
+        error = error.__cause__
+    return error
+
+
+def _line_of(kernel: Any, error: BaseException) -> Line | None:
+    """The line that the compiler refused, where it names one."""
+    source, number = getattr(error, "src", None), getattr(getattr(error, "node", None), "lineno", None)
+    if source is None or number is None:
+        return None
+    called = (kernel, *kernel.fn.__globals__.values())
+    return next((_line_in(f.fn, number) for f in called if getattr(f, "src", None) == source), None)
+
+
+def _line_in(function: Any, number: int) -> Line:
+    """Counted from its ``def``, which comes after its decorators."""
+    lines, first = inspect.getsourcelines(function)
+    decorators = next(i for i, text in enumerate(lines) if text.lstrip().startswith("def "))
+    return Line(inspect.getsourcefile(function) or "", first + decorators + number - 1, function.__name__)

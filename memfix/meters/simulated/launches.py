@@ -1,0 +1,50 @@
+"""The Triton kernels that a simulated step would have launched, and how: enough to compile them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_ALIGNMENT = 16
+"""What Triton asks of an address."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """What a kernel is compiled by of a tensor that is handed to it. The tensor itself may go."""
+
+    dtype: torch.dtype
+    off_alignment: int
+
+    @classmethod
+    def to(cls, tensor: torch.Tensor) -> Pointer:
+        return cls(tensor.dtype, int(tensor.storage_offset()) * tensor.element_size() % _ALIGNMENT)
+
+    def data_ptr(self) -> int:
+        return self.off_alignment
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its arguments. ``kernel`` is Triton's: a function, or what tunes one."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+        named = {name: value for name, value in options.items() if name not in ("grid", "warmup")}
+        return cls(
+            kernel, tuple(map(_without_memory, arguments)), tuple((n, _without_memory(v)) for n, v in named.items())
+        )
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.kernel, "__name__", None) or getattr(self.kernel.fn, "__name__", self.kernel))
+
+
+def _without_memory(value: Any) -> Any:
+    return Pointer.to(value) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,182 @@
+"""Kernels that an interpreter runs and a compiler refuses, or that no GPU has the shared memory for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memfix import Contract, Dim, Form, TensorSpec
+from memfix.checks import compiling
+from memfix.checks.compiling import check_compiles
+from memfix.checks.effort import PROFILES
+from memfix.checks.examine import examine_memory
+from memfix.checks.finding import Finding
+from memfix.meters import get_meter
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def double_until_the_end(x, y, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        if start > n:
+            break
+        tl.store(y + start, 2 * tl.load(x + start))
+
+
+@triton.jit
+def twice(values):
+    """Python knows what a list is, and Triton does not know what can be done with it."""
+    parts = [values]
+    parts.append(values)
+    return parts[0] + parts[1]
+
+
+@triton.jit
+def double_with_help(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, twice(tl.load(x + at)))
+
+
+@triton.jit
+def double_in_stages(x, y, n, BLOCK: tl.constexpr):
+    """``BLOCK`` stages of a product's operands are under way at a time, each in shared memory."""
+    rows, columns = tl.arange(0, 128), tl.arange(0, 64)
+    sum = tl.zeros([128, 128], tl.float32)
+    for start in tl.range(0, n, 64, num_stages=BLOCK):
+        left = tl.load(x + rows[:, None] * n + start + columns[None, :])
+        right = tl.load(x + (start + columns)[:, None] * 128 + rows[None, :])
+        sum = tl.dot(left, right, sum)
+    tl.store(y + rows[:, None] * 128 + rows[None, :], sum)
+
+
+tuned_double = triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])(double)
+
+
+def naive(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def form_of(kernel: Any, *, backward: Any = None, block: int = 128) -> Form:
+    """It launches ``kernel``, and in its backward the other."""
+
+    def launch(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        block_if_fixed = {} if kernel is tuned_double else {"BLOCK": block}
+        kernel[(1,)](x, y, x.numel(), **block_if_fixed)
+        return y
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return launch(kernel, x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return launch(backward or kernel, grad)
+
+    return Form(Doubled.apply, has_kernels=True)
+
+
+def contract_of(form: Form) -> Contract:
+    return Contract(
+        "doubling",
+        naive=naive,
+        forms={"kernel": form},
+        dims={"N": Dim(1, 100)},
+        inputs=[TensorSpec("x", "N", grad=True)],
+        cases={"small": {"N": 64, "dtype": "float32"}, "large": {"N": 4096, "dtype": "bfloat16"}},
+    )
+
+
+def compiled(form: Form, gpu: str = "H200") -> Finding:
+    return check_compiles(contract_of(form), "kernel", get_meter("simulated", gpu))
+
+
+def test_each_way_of_launching_a_kernel_is_compiled_once() -> None:
+    found = compiled(form_of(double))
+    assert found.status == "pass", found.text()
+    # in two dtypes; their sizes are multiples of 16 both
+    assert found.message == "2 kernels compile for H200, with at most 0 bytes of shared memory, allowed 232,448"
+
+
+def test_what_a_compiler_refuses_is_named_with_its_line() -> None:
+    found = compiled(form_of(double_until_the_end))
+    assert found.status == "fail"
+    assert found.message.startswith("double_until_the_end does not compile for H200: unsupported AST node type: Break")
+    assert found.subject == "doubling/kernel [small, forward]"
+    assert found.source.endswith(f"test_compiling.py:{_line_of('            break')}")
+    assert found.details[0].endswith("in double_until_the_end   break")
+
+
+def test_the_line_may_be_that_of_a_function_it_calls() -> None:
+    found = compiled(form_of(double_with_help))
+    assert found.status == "fail"
+    assert found.message.startswith("double_with_help does not compile for H200: ")
+    assert found.source.endswith(f"test_compiling.py:{_line_of('    parts.append(values)')}")
+
+
+def test_a_kernel_of_the_backward_is_compiled_too() -> None:
+    found = compiled(form_of(double, backward=double_until_the_end))
+    assert found.subject == "doubling/kernel [small, train]"
+    assert found.status == "fail"
+
+
+@pytest.mark.parametrize(("gpu", "allowed"), [("H200", "232,448"), ("A100", "166,912")])
+def test_more_shared_memory_than_a_block_has_fails(gpu: str, allowed: str) -> None:
+    found = compiled(form_of(double_in_stages, block=4), gpu)
+    assert found.status == "fail"
+    assert found.message.startswith("double_in_stages needs ")
+    assert found.message.endswith(f" bytes of shared memory, and a block on {gpu} has at most {allowed}")
+    assert found.figures["shared_bytes"] > int(allowed.replace(",", ""))
+    assert "def double_in_stages" in found.details[0]
+    assert compiled(form_of(double_in_stages, block=2), gpu).status == "pass"
+
+
+def test_what_a_gpu_tunes_is_said_to_be_left_out() -> None:
+    found = compiled(form_of(double, backward=tuned_double))
+    assert found.status == "pass"
+    assert found.message.endswith("; not compiled, since a GPU chooses how: double")
+
+
+def test_nothing_is_left_behind_for_a_real_gpu() -> None:
+    from triton.runtime import driver
+
+    before = driver._active
+    compiled(form_of(double))
+    compiled(form_of(double), "A100")
+    assert driver._active is before
+    assert sorted(double.device_caches) == [-90, -80]
+
+
+def test_it_is_one_of_the_laws_of_a_form_with_kernels() -> None:
+    contract = contract_of(form_of(double_until_the_end))
+    (law,) = examine_memory(contract, "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    assert (law.check, law.status) == ("compile", "fail")
+
+
+def test_a_step_that_cannot_be_simulated_is_an_error_of_this_law() -> None:
+    contract = contract_of(Form(lambda x: x * x.sum().item(), has_kernels=True))
+    (law,) = examine_memory(contract, "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    assert (law.check, law.status) == ("compile", "error")
+    assert law.message.startswith("could not be measured, meter simulated: the step needs the values of a tensor")
+
+
+def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    found = compiled(form_of(double))
+    assert (found.status, found.message) == ("note", "kernels not compiled for H200: triton is not installed")
+
+
+def _line_of(text: str) -> int:
+    with open(__file__, encoding="utf-8") as file:
+        return file.read().splitlines().index(text) + 1
