@@ -184,7 +184,8 @@ class Form:
     contract's; a form that does not repeat its backward must refuse the second one by the name of the op.
     ``known_unequal``: for a reported form that gives a wrong answer, the dtypes in which it does and why, such as
     ``{"bfloat16": "positions above 256 are rounded"}``. The gate checks that it still does; its memory is not judged.
-    ``has_kernels``: it launches Triton kernels, which are interpreted where the tensors are on the CPU.
+    ``has_kernels``: it launches Triton kernels, which are interpreted where the tensors are on the CPU, and compiled
+    for the GPU that is simulated.
     """
 
     function: Callable[..., Any]

@@ -18,6 +18,7 @@ from memfix.checks.examine import (
     examine_refusals,
     put_together,
 )
+from memfix.checks.interpreter import in_interpreter, is_interpreting, start_interpreter
 from memfix.contract import Contract
 from memfix.gate import workers
 from memfix.gate.workers import Part, examine_all, parts_of
@@ -151,3 +152,29 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done(monkeypat
 def test_a_part_is_plain_data() -> None:
     part = Part("embedding", "refusals", ("gather",))
     assert part.examine(EFFORT).refusals["gather"]
+
+
+def test_the_interpreter_is_started_before_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a worker could be started with its environment, and interpret what it only has to measure."""
+    started: list[str] = []
+
+    class Started(Exception):
+        pass
+
+    def start_workers(*args: Any, **kwargs: Any) -> None:
+        started.append("workers")
+        raise Started
+
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(workers, "start_interpreter", lambda: started.append("interpreter"))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", start_workers)
+    with pytest.raises(Started):
+        examine_all(list(all_contracts().values()), METER, get_effort("dev"), lambda _: None)
+    assert started == ["interpreter", "workers"]
+
+
+def test_this_process_does_not_interpret_once_the_interpreter_is_started() -> None:
+    pytest.importorskip("triton")
+    start_interpreter()
+    assert not is_interpreting()
+    assert in_interpreter(is_interpreting)

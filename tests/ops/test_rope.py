@@ -137,6 +137,12 @@ def test_a_table_reaches_the_largest_position_and_is_no_longer(position: int, le
     assert tables.bytes == length * x.shape[-1] * 4
 
 
+def test_a_promise_that_positions_keep_changes_nothing() -> None:
+    x, positions = heads(5), torch.tensor([3, 1, 4, 1, 5])
+    for promised in (6, 1000):
+        assert torch.equal(rope(x, positions=positions, max_positions=promised), rope(x, positions=positions))
+
+
 def test_each_sequence_of_a_batch_may_have_its_own_positions() -> None:
     x = heads(4).requires_grad_()
     positions = torch.tensor([[0, 1, 0, 1], [9, 9, 131_071, 0]])
