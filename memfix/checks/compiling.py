@@ -20,6 +20,7 @@ from ..meters.simulated import SimulatedMeter
 from ..meters.timeline import Line
 from .finding import Finding
 from .inputs import Draw, StepOf, phases_of
+from .interpreter import VARIABLE, is_interpreting
 
 if TYPE_CHECKING:
     from ..meters.simulated.gpus import GPU
@@ -35,22 +36,25 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     gpu = meter.gpu
     if reason := _no_compiler():
         return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
-    compiled: dict[str, Any] = {}
+    shared_bytes: dict[str, int] = {}
+    """By what tells one kernel from another."""
     tuned: dict[str, None] = {}
     with _compiling_for(gpu):
         for place, launch in _launches(contract, form, meter):
-            if not hasattr(launch.kernel, "warmup") or hasattr(launch.kernel, "configs"):
+            if launch.is_tuned:
                 tuned[launch.name] = None
                 continue
             try:
                 binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **dict(launch.options))
+            except OSError:
+                raise  # of the compiler's own files, not of the kernel
             except Exception as error:
                 return _refused(contract, form, place, launch, error, gpu)
+            shared_bytes[binary.hash] = binary.metadata.shared
             if binary.metadata.shared > gpu.shared_memory_bytes:
                 return _too_large(contract, form, place, launch, binary.metadata.shared, gpu)
-            compiled[binary.hash] = binary
-    largest = max((binary.metadata.shared for binary in compiled.values()), default=0)
-    message = f"{len(compiled)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory, "
+    largest = max(shared_bytes.values(), default=0)
+    message = f"{len(shared_bytes)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory, "
     message += f"allowed {gpu.shared_memory_bytes:,}"
     if tuned:
         message += f"; not compiled, since a GPU chooses how: {', '.join(tuned)}"
@@ -66,7 +70,7 @@ class _Place:
 def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[tuple[_Place, Launch]]:
     for case in contract.cases.values():
         for phase in phases_of(contract):
-            if phase == "held":  # the same step as forward
+            if phase == "held":  # train begins with it
                 continue
             for launch in meter.launches(StepOf(contract, form, Draw(case), phase)):
                 yield _Place(case.name, phase), launch
@@ -76,6 +80,8 @@ def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[
 def _no_compiler() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if is_interpreting():
+        return f"{VARIABLE} is set, and Triton interprets them"
     from triton.backends import backends
 
     return None if "nvidia" in backends else "this triton does not compile for NVIDIA"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,9 @@ from memfix.checks.compiling import check_compiles
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import examine_memory
 from memfix.checks.finding import Finding
+from memfix.checks.inputs import Draw, StepOf
 from memfix.meters import get_meter
+from memfix.registry import all_contracts
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -171,10 +177,47 @@ def test_a_step_that_cannot_be_simulated_is_an_error_of_this_law() -> None:
     assert law.message.startswith("could not be measured, meter simulated: the step needs the values of a tensor")
 
 
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(double), "warmup", no_room)
+    contract = contract_of(form_of(double))
+    (law,) = examine_memory(contract, "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    assert (law.check, law.status) == ("compile", "error")
+    assert law.message.endswith("No space left on device")
+
+
 def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     found = compiled(form_of(double))
     assert (found.status, found.message) == ("note", "kernels not compiled for H200: triton is not installed")
+
+
+INTERPRETING = """
+from memfix.checks.compiling import check_compiles
+from memfix.checks.inputs import Draw, StepOf
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+kda, meter = all_contracts()["kda"], get_meter("simulated")
+print(meter.measure(StepOf(kda, "triton", Draw(kda.cases["small"]), "train")).peak_bytes)
+print(check_compiles(kda, "triton", meter).message)
+"""
+
+
+def test_where_kernels_are_interpreted_they_are_measured_all_the_same_and_not_compiled() -> None:
+    """As by somebody who debugs them, and has the variable in his shell."""
+    kda = all_contracts()["kda"]
+    here = get_meter("simulated").measure(StepOf(kda, "triton", Draw(kda.cases["small"]), "train"))
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETING],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        str(here.peak_bytes),
+        "kernels not compiled for H200: TRITON_INTERPRET is set, and Triton interprets them",
+    ], done.stderr
 
 
 def _line_of(text: str) -> int:

@@ -165,7 +165,9 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
         if tracker.launches is not None:
             tracker.launches.append(Launch.of(kernel, arguments, options))
 
-    launchers = (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)
+    launchers = [jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics]
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # in a process that interprets its kernels
+        launchers.append(interpreter.InterpretedFunction)
     return [(launcher, "run", launch) for launcher in launchers]
 
 

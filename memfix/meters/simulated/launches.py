@@ -45,6 +45,13 @@ class Launch:
     def name(self) -> str:
         return str(getattr(self.kernel, "__name__", None) or getattr(self.kernel.fn, "__name__", self.kernel))
 
+    @property
+    def is_tuned(self) -> bool:
+        """Is it a GPU that chooses how it is compiled?"""
+        from triton.runtime.jit import JITFunction
+
+        return not isinstance(self.kernel, JITFunction)
+
 
 def _without_memory(value: Any) -> Any:
     return Pointer.to(value) if isinstance(value, torch.Tensor) else value
