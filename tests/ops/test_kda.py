@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.interpreter import in_interpreter
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.ops.kda import decode_kda, kda
@@ -19,6 +21,7 @@ from memfix.ops.kda.contract import contract
 from memfix.ops.kda.naive import naive_kda
 from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
+from memfix.ops.kda.triton import triton_kda
 from memfix.ops.kda.wy import wy_kda
 
 FORMS = [sequential_kda, streamed_kda, wy_kda]
@@ -31,15 +34,19 @@ each_chunked_form = pytest.mark.parametrize("form", CHUNKED, ids=lambda form: fo
 
 
 def inputs(
-    num_tokens: int = 21, dtype: torch.dtype = torch.float64, batch: int = BATCH, states: int | None = None
+    num_tokens: int = 21,
+    dtype: torch.dtype = torch.float64,
+    batch: int = BATCH,
+    states: int | None = None,
+    value: int = VALUE,
 ) -> list[torch.Tensor]:
     """q, k, v, g, beta and an initial state: all leaves. Keys are short, so that the delta rule does not diverge."""
     torch.manual_seed(0)
     size = (batch, num_tokens, HEADS)
-    q, v = torch.randn(*size, KEY), torch.randn(*size, VALUE)
+    q, v = torch.randn(*size, KEY), torch.randn(*size, value)
     k = 0.6 * torch.rand(*size, KEY) - 0.3
     g, beta = -torch.rand(*size, KEY), torch.rand(size)
-    state = torch.randn(batch if states is None else states, HEADS, KEY, VALUE)
+    state = torch.randn(batch if states is None else states, HEADS, KEY, value)
     wide = torch.promote_types(dtype, torch.float32)
     return [*(x.to(dtype).requires_grad_() for x in (q, k, v, g, beta)), state.to(wide).requires_grad_()]
 
@@ -217,16 +224,30 @@ def test_no_initial_state_is_a_state_of_zeros(form: Callable[..., Any]) -> None:
         assert torch.equal(one, other)
 
 
+def gradients_through(used: int, form: Callable[..., Any], **how: Any) -> list[torch.Tensor]:
+    tensors = inputs(**how)
+    loss = form(*tensors)[used].square().sum()
+    return list(torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True))
+
+
+through_each_result = pytest.mark.parametrize("used", [0, 1], ids=["outputs", "final state"])
+
+
 @each_form
-@pytest.mark.parametrize("used", [0, 1], ids=["outputs", "final state"])
+@through_each_result
 def test_gradient_through_one_result_alone(form: Callable[..., Any], used: int) -> None:
-    tensors = inputs()
-    got, expected = (
-        torch.autograd.grad(f(*tensors)[used].square().sum(), tensors, allow_unused=True, materialize_grads=True)
-        for f in (form, naive_kda)
-    )
-    for one, other in zip(got, expected, strict=True):
+    for one, other in zip(gradients_through(used, form), gradients_through(used, naive_kda), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@through_each_result
+@pytest.mark.parametrize("value", [VALUE, 200], ids=["narrow values", "wide values"])
+def test_gradient_of_the_kernels_through_one_result_alone(used: int, value: int) -> None:
+    pytest.importorskip("triton")
+    how = {"dtype": torch.float32, "value": value}
+    got = in_interpreter(partial(gradients_through, used, triton_kda, **how))
+    for one, other in zip(got, gradients_through(used, naive_kda, **how), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @each_form
