@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..contract import Contract
@@ -40,19 +40,20 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     """By what tells one kernel from another."""
     tuned: dict[str, None] = {}
     with _compiling_for(gpu):
-        for place, launch in _launches(contract, form, meter):
+        for case, phase, launch in _launches(contract, form, meter):
             if launch.is_tuned:
                 tuned[launch.name] = None
                 continue
+            failing = partial(Finding, "compile", contract.name, form, "fail", case=case, phase=phase)
             try:
-                binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **dict(launch.options))
+                binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.options)
             except OSError:
                 raise  # of the compiler's own files, not of the kernel
             except Exception as error:
-                return _refused(contract, form, place, launch, error, gpu)
+                return _refused(failing, launch, error, gpu)
             shared_bytes[binary.hash] = binary.metadata.shared
             if binary.metadata.shared > gpu.shared_memory_bytes:
-                return _too_large(contract, form, place, launch, binary.metadata.shared, gpu)
+                return _too_large(failing, launch, binary.metadata.shared, gpu)
     largest = max(shared_bytes.values(), default=0)
     message = f"{len(shared_bytes)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory, "
     message += f"allowed {gpu.shared_memory_bytes:,}"
@@ -61,19 +62,14 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     return Finding("compile", contract.name, form, "pass", message, figures={"shared_bytes": largest})
 
 
-@dataclass(frozen=True)
-class _Place:
-    case: str
-    phase: Phase
-
-
-def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[tuple[_Place, Launch]]:
+def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[tuple[str, Phase, Launch]]:
+    """Each with the case and the phase that launches it."""
     for case in contract.cases.values():
         for phase in phases_of(contract):
             if phase == "held":  # train begins with it
                 continue
             for launch in meter.launches(StepOf(contract, form, Draw(case), phase)):
-                yield _Place(case.name, phase), launch
+                yield case.name, phase, launch
 
 
 # ---------------------------------------------------------------- a compiler without a GPU
@@ -119,26 +115,26 @@ def _compiling_for(gpu: GPU) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- what is said
-def _refused(contract: Contract, form: str, place: _Place, launch: Launch, error: Exception, gpu: GPU) -> Finding:
+def _refused(failing: Callable[..., Finding], launch: Launch, error: Exception, gpu: GPU) -> Finding:
     cause = _innermost(error)
     lines = (getattr(cause, "error_message", None) or str(cause) or type(cause).__name__).splitlines()
     line = _line_of(launch.kernel, cause)
-    return Finding(
-        "compile", contract.name, form, "fail",
-        f"{launch.name} does not compile for {gpu.name}: {lines[0]}", place.case, place.phase,
+    return failing(
+        message=f"{launch.name} does not compile for {gpu.name}: {lines[0]}",
         details=(*([f"  {line}"] if line else []), *(f"  {more}" for more in lines[1:_LINES])),
         source=line.place if line else "",
-    )  # fmt: skip
+    )
 
 
-def _too_large(contract: Contract, form: str, place: _Place, launch: Launch, shared: int, gpu: GPU) -> Finding:
-    line = _line_in(launch.kernel.fn, 1)
-    return Finding(
-        "compile", contract.name, form, "fail",
-        f"{launch.name} needs {shared:,} bytes of shared memory, and a block on {gpu.name} has at most "
-        f"{gpu.shared_memory_bytes:,}", place.case, place.phase,
-        details=(f"  {line}",), figures={"shared_bytes": shared}, source=line.place,
-    )  # fmt: skip
+def _too_large(failing: Callable[..., Finding], launch: Launch, shared: int, gpu: GPU) -> Finding:
+    line, allowed = _line_in(launch.kernel.fn, 1), gpu.shared_memory_bytes
+    return failing(
+        message=f"{launch.name} needs {shared:,} bytes of shared memory, "
+        f"and a block on {gpu.name} has at most {allowed:,}",
+        details=(f"  {line}",),
+        figures={"shared_bytes": shared},
+        source=line.place,
+    )
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..contract import Contract
@@ -179,10 +180,7 @@ def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say)
 
     if contract.forms[form].has_kernels:
         say(f"{contract.name}/{form}: compiling its kernels")
-        try:
-            yield check_compiles(contract, form, meter)
-        except Exception as error:  # as at the cases
-            yield Finding("compile", contract.name, form, "error", _could_not(meter, error))
+        yield _judged("compile", contract, form, meter, partial(check_compiles, contract, form, meter))
     say(f"{contract.name}/{form}: budgets at drawn shapes")
     drawn = check_drawn_budgets(contract, form, meter, examples=effort.memory_examples)
     if drawn is not None:
@@ -190,11 +188,24 @@ def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say)
     for law in contract.scaling:
         if law.form == form:
             say(f"{contract.name}/{form}: growth with {law.dim}")
-            try:
-                yield check_scaling(contract, law, meter)
-            except Exception as error:  # as at the cases
-                message = _could_not(meter, error)
-                yield Finding("scaling", contract.name, form, "error", message, law.case, law.phase)
+            judge = partial(check_scaling, contract, law, meter)
+            yield _judged("scaling", contract, form, meter, judge, law.case, law.phase)
+
+
+def _judged(
+    check: str,
+    contract: Contract,
+    form: str,
+    meter: Meter,
+    judge: Callable[[], Finding],
+    case: str | None = None,
+    phase: Phase | None = None,
+) -> Finding:
+    """What ``judge`` says, or why it could not, as at the cases."""
+    try:
+        return judge()
+    except Exception as error:
+        return Finding(check, contract.name, form, "error", _could_not(meter, error), case, phase)
 
 
 def _could_not(meter: Meter, error: Exception) -> str:

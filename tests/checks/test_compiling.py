@@ -108,6 +108,12 @@ def compiled(form: Form, gpu: str = "H200") -> Finding:
     return check_compiles(contract_of(form), "kernel", get_meter("simulated", gpu))
 
 
+def law_of(form: Form) -> Finding:
+    """As an examination finds it."""
+    (law,) = examine_memory(contract_of(form), "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    return law
+
+
 def test_each_way_of_launching_a_kernel_is_compiled_once() -> None:
     found = compiled(form_of(double))
     assert found.status == "pass", found.text()
@@ -165,14 +171,12 @@ def test_nothing_is_left_behind_for_a_real_gpu() -> None:
 
 
 def test_it_is_one_of_the_laws_of_a_form_with_kernels() -> None:
-    contract = contract_of(form_of(double_until_the_end))
-    (law,) = examine_memory(contract, "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    law = law_of(form_of(double_until_the_end))
     assert (law.check, law.status) == ("compile", "fail")
 
 
 def test_a_step_that_cannot_be_simulated_is_an_error_of_this_law() -> None:
-    contract = contract_of(Form(lambda x: x * x.sum().item(), has_kernels=True))
-    (law,) = examine_memory(contract, "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    law = law_of(Form(lambda x: x * x.sum().item(), has_kernels=True))
     assert (law.check, law.status) == ("compile", "error")
     assert law.message.startswith("could not be measured, meter simulated: the step needs the values of a tensor")
 
@@ -182,8 +186,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_kernel(monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(double), "warmup", no_room)
-    contract = contract_of(form_of(double))
-    (law,) = examine_memory(contract, "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    law = law_of(form_of(double))
     assert (law.check, law.status) == ("compile", "error")
     assert law.message.endswith("No space left on device")
 

@@ -138,10 +138,11 @@ def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
 OPTIONAL = ("bias", "class_weight")
 
 
-def test_every_two_options_meet_in_a_few_draws():
-    """Those of the loss, 96 pairs, in as many calls as a gate gives its kernels in all dtypes beside the plain."""
+@pytest.mark.parametrize(("num_calls", "most_missed"), [(9, 6), (17, 2)])
+def test_every_two_options_meet_in_a_few_draws(num_calls, most_missed):
+    """Those of the loss, 96 pairs; nine calls are what a gate gives its kernels in all dtypes beside the plain."""
     choices = all_contracts()["linear_cross_entropy"].choices
-    calls = calls_of("linear_cross_entropy", 9)
+    calls = calls_of("linear_cross_entropy", num_calls)
     options = [{**call.case.choices, **{name: name in call.case.present for name in OPTIONAL}} for call in calls]
     values = {**choices, **dict.fromkeys(OPTIONAL, (False, True))}
     missed = [
@@ -151,7 +152,7 @@ def test_every_two_options_meet_in_a_few_draws():
         for another in values[other]
         if not any(taken[one] == value and taken[other] == another for taken in options)
     ]
-    assert len(missed) <= 6
+    assert len(missed) <= most_missed
 
 
 def test_a_form_that_is_wrong_where_two_options_meet_is_found_in_four_calls_a_dtype():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +33,12 @@ class Launch:
 
     kernel: Any
     arguments: tuple[Any, ...]
-    options: tuple[tuple[str, Any], ...]
+    options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
-        named = {name: value for name, value in options.items() if name not in ("grid", "warmup")}
-        return cls(
-            kernel, tuple(map(_without_memory, arguments)), tuple((n, _without_memory(v)) for n, v in named.items())
-        )
+    def of(cls, kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Launch:
+        named = {name: _without_memory(value) for name, value in options.items() if name not in ("grid", "warmup")}
+        return cls(kernel, tuple(map(_without_memory, arguments)), named)
 
     @property
     def name(self) -> str:
