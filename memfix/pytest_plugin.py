@@ -138,10 +138,13 @@ class Plugin:
 
         return read_peaks(peaks_path(self.settings.lock)) if self.settings.lock is not None else {}
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             for marker in item.iter_markers("memfix"):
                 _limit_of(marker, item)
+        if not self._reports:  # one of xdist's workers: tests that have the GPU alone come last, or all others wait
+            items.sort(key=_gpu_order)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -303,6 +306,14 @@ def _record(item: pytest.Item, name: str, size: int, more: dict[str, Any]) -> No
     entry = {**more, "name": name, "bytes": size}
     entry.pop("alive_at_peak", None)
     item.user_properties.append((PROPERTY, json.dumps(entry)))
+
+
+def _gpu_order(item: pytest.Item) -> int:
+    """First what needs no GPU or shares it, then what takes it now and then, then what has it alone."""
+    marker = item.get_closest_marker("gpu")
+    if item.get_closest_marker("memfix"):
+        return 2
+    return 0 if marker is None else ("beside", "meters", "alone").index(marker.kwargs.get("use", "alone"))
 
 
 def _limit_of(marker: pytest.Mark, item: pytest.Item) -> int:

@@ -159,9 +159,12 @@ def _agreement(contract: Contract, form: str, case: str, session: Session) -> Se
     """The simulated bytes against the allocator's, phase by phase, where the GPU can hold the case."""
     import pytest
 
-    from .checks.agreement import check_agreement, fits_here
-    from .checks.inputs import phases_of
+    from .checks.agreement import check_agreement
+    from .checks.inputs import Draw, phases_of
+    from .checks.memory import too_large_for
+    from .meters.cuda import CudaMeter
 
-    if not fits_here(contract, form, case, session.simulated_meter):
+    phases = phases_of(contract)
+    if too_large_for(CudaMeter(), contract, form, Draw(contract.cases[case]), phases):
         pytest.skip(f"{contract.name}/{form} at {case} does not fit this GPU")
-    return [check_agreement(contract, form, case, phase, session.simulated_meter) for phase in phases_of(contract)]
+    return [check_agreement(contract, form, case, phase, session.simulated_meter) for phase in phases]

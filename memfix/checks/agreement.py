@@ -10,16 +10,6 @@ from .finding import Finding, Status
 from .inputs import Draw
 from .memory import bytes_of, explained, measure
 
-SAFETY = 0.9  # of the GPU's free memory
-
-
-def fits_here(contract: Contract, form: str, case: str, simulated: Meter) -> bool:
-    """Can this GPU hold the form at this case, inputs included?"""
-    import torch
-
-    reading = measure(contract, form, Draw(contract.cases[case]), "train", simulated)
-    return reading.base_bytes + reading.peak_bytes < SAFETY * torch.cuda.mem_get_info()[0]
-
 
 def check_agreement(contract: Contract, form: str, case: str, phase: Phase, simulated: Meter) -> Finding:
     draw = Draw(contract.cases[case])

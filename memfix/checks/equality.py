@@ -17,7 +17,7 @@ import torch
 
 from ..contract import Contract
 from ..laws import NAIVE
-from ..meters.cuda import make_way_on_gpu
+from ..meters.cuda import gpu_beside_others, gpu_unavailable_reason, make_way_on_gpu
 from .comparing import Answer, Reference, Unequal, compare, sum_rounding
 from .draws import Drawn, drawn, equality_draws, smallest_failure, usual, usual_draws
 from .finding import Finding
@@ -32,6 +32,11 @@ def _no_word_of_detours() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
         yield
+
+
+def usual_device(contract: Contract, form: str) -> str:
+    """Where a form is compared unless the caller says: kernels on the GPU that is there, all else on the CPU."""
+    return "cuda" if contract.forms[form].has_kernels and gpu_unavailable_reason() is None else "cpu"
 
 
 class NaiveFailed(Exception):
@@ -65,11 +70,12 @@ def check_equality(
         return _interpreted(again, contract, form)
     known = contract.forms[form].known_unequal.get(dtype)
     for number in (examples, 10 * examples) if known else (examples,):
-        failure = smallest_failure(
-            lambda draw: compare_once(contract, form, draw, device), _calls(contract, dtype, number, random=random)
-        )
+        with gpu_beside_others() if device == "cuda" else contextlib.nullcontext():
+            failure = smallest_failure(
+                lambda draw: compare_once(contract, form, draw, device), _calls(contract, dtype, number, random=random)
+            )
         if failure is not None:
-            return _failed(contract, form, *failure)
+            return _failed(contract, form, *failure, device)
     message = f"{dtype}: equal in {number} drawn calls on {device}"
     if known is not None:
         message += f" (a reported form suddenly is equal; known unequal: {known})"
@@ -109,7 +115,7 @@ def check_equality_at(contract: Contract, form: str, draw: Draw, *, device: str 
     try:
         compare_once(contract, form, draw, device)
     except Exception as error:
-        return _failed(contract, form, draw, error)
+        return _failed(contract, form, draw, error, device)
     message = f"equal at {draw.spelled()}"
     if draw.case.dtype in contract.forms[form].known_unequal:  # it need not be unequal everywhere
         message += f"; known unequal at other calls in {draw.case.dtype}"
@@ -129,7 +135,7 @@ def _portable(contract: Contract) -> Contract:
     return replace(contract, bad_inputs=())
 
 
-def _failed(contract: Contract, form: str, draw: Draw, error: Exception) -> Finding:
+def _failed(contract: Contract, form: str, draw: Draw, error: Exception, device: str) -> Finding:
     if isinstance(error, NaiveFailed):
         message = f"naive itself fails at {draw.spelled()}: {error}"
         return Finding("equality", contract.name, form, "error", message)
@@ -144,7 +150,8 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception) -> Find
         status="fail" if known is None else "pass",
         message=f"{draw.case.dtype}: {first}" + (f" (known unequal: {known})" if known else ""),
         details=(f"  smallest call found: {draw.spelled()}", *(f"  {line}" for line in more[:7])),
-        reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}",
+        reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}"
+        + (" --device cuda" if device == "cuda" else ""),
     )
 
 

@@ -78,10 +78,11 @@ def examine(
     say: Say = lambda _: None,
     *,
     forms: Sequence[str] | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     random: bool = False,
 ) -> Examination:
-    """Every check but speed, of ``forms`` or all; equality on ``device``. ``say`` is told what is under way."""
+    """Every check but speed, of ``forms`` or all; equality on ``device``, or where :func:`examine_equality` says.
+    ``say`` is told what is under way."""
     chosen = tuple(contract.forms) if forms is None else tuple(forms)
     found = Found()
     for form in chosen:
@@ -118,17 +119,25 @@ def examine_equality(
     effort: Effort,
     say: Say = lambda _: None,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     random: bool = False,
 ) -> Found:
-    """Forms in one dtype, one after the other: they are held against the same calls, for which naive is run once."""
-    from .equality import check_equality
+    """Forms in one dtype, one after the other: they are held against the same calls, for which naive is run once.
+
+    Without a ``device``, forms with kernels run on the GPU if there is one, and all others on the CPU.
+    """
+    from .equality import check_equality, usual_device
 
     found = Found()
     for form in forms:
         say(f"{contract.name}/{form}: equality in {dtype}")
         found.equality[form, dtype] = check_equality(
-            contract, form, dtype=dtype, device=device, examples=effort.equality_examples, random=random
+            contract,
+            form,
+            dtype=dtype,
+            device=device or usual_device(contract, form),
+            examples=effort.equality_examples,
+            random=random,
         )
     return found
 
@@ -156,11 +165,14 @@ def examine_memory(contract: Contract, form: str, meter: Meter, effort: Effort, 
 
 
 def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterator[tuple[Phase, Reading | Finding]]:
-    """The reading of every phase, or why it could not be had."""
+    """The reading of every phase, or why it could not be had. What does not fit is simulated instead of run."""
     from .inputs import Draw, phases_of
-    from .memory import measure, measure_phases
+    from .memory import measure, measure_phases, too_large_for
 
-    draw, phases = Draw(contract.cases[case]), phases_of(contract)
+    draw, every = Draw(contract.cases[case]), phases_of(contract)
+    too_large = too_large_for(meter, contract, form, draw, every)
+    yield from too_large.items()
+    phases = [phase for phase in every if phase not in too_large]
     try:
         yield from measure_phases(contract, form, draw, phases, meter).items()
     except Exception:  # in one of them, perhaps not in the others
@@ -210,6 +222,8 @@ def _judged(
 
 def _could_not(meter: Meter, error: Exception) -> str:
     what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch explains its allocator in a paragraph
+        what = what.partition(". ")[0]
     return f"could not be measured, meter {meter.name}: {what}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..contract import Case, Contract
 from ..laws import Budget, Phase
+from ..meters import get_meter
 from ..meters.base import Meter, Reading
 from ..meters.simulated import SimulatedMeter
 from ..units import format_bytes, format_change
@@ -97,6 +98,31 @@ def _first_calls_at_smallest_case(contract: Contract, form: str, meter: Simulate
         found = dict(zip(phases, readings, strict=False)) if readings is not None and needs_none else None
         _FIRST_CALLS[key] = None if found is None else _FirstCalls(draw, found)
     return _FIRST_CALLS[key]
+
+
+def too_large_for(
+    meter: Meter, contract: Contract, form: str, draw: Draw, phases: Sequence[Phase]
+) -> dict[Phase, Reading]:
+    """The simulated readings of those phases that the meter's GPU cannot hold.
+
+    Empty where a meter takes no memory, and where a step cannot be simulated: such a step is tried.
+    """
+    capacity = meter.capacity_bytes()
+    if capacity is None:
+        return {}
+    simulated = get_meter("simulated")
+    try:
+        largest = measure_phases(contract, form, draw, phases[-1:], simulated)
+        if _all_bytes(largest[phases[-1]]) <= capacity:  # train takes more than the phases before it
+            return {}
+        every = measure_phases(contract, form, draw, phases[:-1], simulated) | largest
+    except Exception:
+        return {}
+    return {phase: reading for phase, reading in every.items() if _all_bytes(reading) > capacity}
+
+
+def _all_bytes(reading: Reading) -> int:
+    return reading.base_bytes + reading.peak_bytes
 
 
 def limit_of(budget: Budget, case: Case, readings: Readings) -> int:

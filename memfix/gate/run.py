@@ -13,6 +13,7 @@ from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..meters import usable_meter
+from ..meters.base import Reading
 from ..surroundings import describe
 from ..units import format_bytes, format_change
 from .base import JUDGED, Base, examine_under, law_changes, laws_under, lock_changes
@@ -41,7 +42,7 @@ def run_gate(
     meter, fallback = usable_meter(meter_name)
     notes = [*(_notes_of(base, contracts) if base else []), *([fallback] if fallback else [])]
     examinations = examine_all(contracts, meter, effort, say)
-    notes += _estimates(examinations)
+    notes += [*_estimates(examinations), *_not_run(examinations, meter.name)]
     extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []
     lock_speaks = lock_path is not None and meter.name == "simulated"
     if lock_path is not None and not lock_speaks:
@@ -85,6 +86,19 @@ def _estimates(examinations: Sequence[Examination]) -> list[str]:
         for note in reading.notes
     }
     return list(said)
+
+
+def _not_run(examinations: Sequence[Examination], meter: str) -> list[str]:
+    """Forms that the meter's GPU cannot hold: what the simulated meter says they would take."""
+    largest: dict[tuple[str, str, str], Reading] = {}
+    for (op, form, case, _), reading in readings_by_key(examinations).items():
+        if reading.meter != meter:
+            largest[op, form, case] = max(largest.get((op, form, case), reading), reading, key=lambda r: r.peak_bytes)
+    return [
+        f"{op}/{form} [{case}] was not run: it would take {format_bytes(reading.peak_bytes)} above "
+        f"{format_bytes(reading.base_bytes)} of inputs and does not fit this GPU; its bytes are simulated"
+        for (op, form, case), reading in largest.items()
+    ]
 
 
 def _under_base(

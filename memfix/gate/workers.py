@@ -1,10 +1,12 @@
-"""The parts of a gate side by side, one process a core, where nothing but time is shared: on the simulated meter."""
+"""The parts of a gate side by side, one process a core. What a real GPU's memory shows is measured by one process."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from ..contract import Contract
 from ..laws import NAIVE
 from ..meters import get_meter
 from ..meters.base import Meter
+from ..meters.cuda import gpu_unavailable_reason
 from ..registry import all_contracts
 
 Say = Callable[[str], None]
@@ -50,37 +53,56 @@ class Part:
         return found
 
 
-def parts_of(contract: Contract) -> Iterator[Part]:
-    """Forms are held against the same calls in a dtype, so they stay together."""
+def parts_of(contract: Contract, meter: Meter) -> Iterator[Part]:
+    """Forms are held against the same calls in a dtype, so they stay together; but kernels of a real GPU are compiled
+    for every call, which takes minutes, so each of them in each dtype is a part of its own.
+
+    The memory of a real GPU is no part: one process measures it, and only of forms that were found equal.
+    """
     kernels = tuple(name for name, form in contract.forms.items() if form.has_kernels)
     others = tuple(name for name in contract.forms if name not in kernels)
-    if kernels:
+    if kernels and gpu_unavailable_reason() is None:
+        for form, dtype in itertools.product(kernels, contract.dtypes):
+            yield Part(contract.name, _COMPILED, (form,), (dtype,))
+    elif kernels:
         yield Part(contract.name, _INTERPRETED, kernels, tuple(contract.dtypes))
     if others:
         for dtype in contract.dtypes:
             yield Part(contract.name, "equality", others, (dtype,))
-    unequal = contract.known_unequal_forms()
-    for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
-        yield Part(contract.name, "memory", (form,))
+    if meter.name == "simulated":
+        unequal = contract.known_unequal_forms()
+        for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
+            yield Part(contract.name, "memory", (form,))
     yield Part(contract.name, "refusals", tuple(contract.forms))
 
 
 def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say: Say) -> list[Examination]:
     """Every check but speed of ``contracts``, in their order.
 
-    A GPU is measured by one process at a time, a contract that is not the registry's own cannot be found in another
-    process, and where little is asked a worker takes longer to start: these are examined here.
+    A contract that is not the registry's own cannot be found in another process, and where little is asked a worker
+    takes longer to start: these are examined here.
     """
     registered = all_contracts()
-    travels = meter.name == "simulated" and all(registered.get(c.name) is c for c in contracts)
+    travels = all(registered.get(c.name) is c for c in contracts)
     num_workers = os.cpu_count() or 1
-    parts = [part for contract in contracts for part in parts_of(contract)]
+    parts = [part for contract in contracts for part in parts_of(contract, meter)]
     if not travels or num_workers < 2 or len(parts) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
+    found = _examine_parts(parts, effort, min(num_workers, len(parts)), say)
+    if meter.name != "simulated":
+        for contract in contracts:
+            for form in (NAIVE, *found[contract.name].equal_forms(contract, tuple(contract.forms))):
+                found[contract.name] |= examine_memory(contract, form, meter, effort, say)
+    return [put_together(contract, tuple(contract.forms), found[contract.name]) for contract in contracts]
+
+
+def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say: Say) -> dict[str, Found]:
+    """What was found, by op."""
+    registered = all_contracts()
     # what takes longest first, so that the last to end is not one that began late
-    parts.sort(key=lambda part: (_ORDER.index(part.kind), -len(registered[part.op].forms)))
-    waiting = {contract.name: sum(part.op == contract.name for part in parts) for contract in contracts}
-    found = {contract.name: Found() for contract in contracts}
+    parts = sorted(parts, key=lambda part: (_ORDER.index(part.kind), -len(registered[part.op].forms)))
+    waiting = Counter(part.op for part in parts)
+    found = {op: Found() for op in waiting}
     context = multiprocessing.get_context("spawn")
     if any(part.kind == _INTERPRETED for part in parts):
         start_interpreter()  # before there are workers
@@ -103,12 +125,12 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
             for part in parts
         }
         for future, part in asked.items():  # this process is a worker too
-            if part.kind != _INTERPRETED and future.cancel():
+            if part.kind not in (_INTERPRETED, _COMPILED) and future.cancel():
                 say(f"{part.op}: {part.kind} of {', '.join(part.forms)}")
                 note(part.op, part.examine(effort))
         for future in as_completed([future for future in asked if not future.cancelled()]):
             note(asked[future].op, future.result())
-    return [put_together(contract, tuple(contract.forms), found[contract.name]) for contract in contracts]
+    return found
 
 
 @contextlib.contextmanager
@@ -125,7 +147,8 @@ def _one_core() -> Iterator[None]:
 
 _WORTH_A_START = 320  # parts times examples: about ten seconds of work, where a worker has begun after four
 _INTERPRETED = "interpreted equality"
-_ORDER = (_INTERPRETED, "memory", "equality", "refusals")
+_COMPILED = "equality on the GPU"
+_ORDER = (_INTERPRETED, _COMPILED, "memory", "equality", "refusals")
 
 
 def _examine_part(part: Part, effort: str) -> Found:

@@ -92,3 +92,7 @@ class Meter(Protocol):
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """Build the step, run it ``warmup`` times unmeasured, then once measured."""
         ...
+
+    def capacity_bytes(self) -> int | None:
+        """How much a step and its inputs may take together; None where they take no memory."""
+        ...

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import MiB
 from .base import Reading, StepBuilder
-from .cuda import gpu_to_ourselves, gpu_unavailable_reason
+from .cuda import gpu_capacity_bytes, gpu_to_ourselves, gpu_unavailable_reason
 
 GRANULARITY_BYTES = 2 * MiB
 SAMPLE_PERIOD_S = 0.0005
@@ -34,6 +34,9 @@ class NvmlMeter:
         except Exception as error:
             return f"NVML does not answer ({error}); use the cuda meter"
         return None
+
+    def capacity_bytes(self) -> int:
+        return gpu_capacity_bytes()
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         import torch

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Literal
 
@@ -19,10 +20,10 @@ class ProcessLock:
     waits at the door with the lock in hand, so no two wait for each other.
     """
 
-    HELD_BY_PARENT = "MEMFIX_GPU_LOCK"
-
     def __init__(self, path: str) -> None:
         self._path = path
+        self.variable = f"MEMFIX_LOCK_{zlib.crc32(path.encode()):08X}"
+        """By which children learn that it is held."""
         self._threads = threading.RLock()
         self._wanted: list[How] = []
         """From the outermost block inwards; the innermost is how it is held."""
@@ -54,8 +55,7 @@ class ProcessLock:
                 self._take("beside")
 
     def _held_by_parent(self) -> str | None:
-        how, _, path = os.environ.get(self.HELD_BY_PARENT, "").partition(":")
-        return how if self._file is None and path == self._path else None
+        return os.environ.get(self.variable) if self._file is None else None
 
     def _change(self, before: How | None, now: How | None) -> None:
         if now == before:
@@ -71,10 +71,10 @@ class ProcessLock:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(file, fcntl.LOCK_EX if how == "alone" else fcntl.LOCK_SH)
         self._file = file
-        os.environ[self.HELD_BY_PARENT] = f"{how}:{self._path}"
+        os.environ[self.variable] = how
 
     def _let_go(self) -> None:
-        os.environ.pop(self.HELD_BY_PARENT, None)
+        os.environ.pop(self.variable, None)
         self._file.close()  # and so unlocked
         self._file = None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
+from memfix.checks import equality
 from memfix.checks.effort import Effort, get_effort
 from memfix.checks.examine import (
     Examination,
@@ -20,7 +21,9 @@ from memfix.checks.examine import (
 )
 from memfix.checks.interpreter import in_interpreter, is_interpreting, start_interpreter
 from memfix.contract import Contract
-from memfix.gate import workers
+from memfix.gate import run, workers
+from memfix.gate.judge import judge
+from memfix.gate.report import table_rows
 from memfix.gate.workers import Part, examine_all, parts_of
 from memfix.laws import NAIVE
 from memfix.meters import get_meter
@@ -34,7 +37,7 @@ EFFORT = Effort("test", equality_examples=4, memory_examples=1)
 
 def by_parts(contract: Contract) -> Examination:
     found = Found()
-    for part in parts_of(contract):
+    for part in parts_of(contract, METER):
         found |= part.examine(EFFORT)
     return put_together(contract, tuple(contract.forms), found)
 
@@ -50,7 +53,7 @@ def test_parts_say_what_the_whole_says(op: str) -> None:
 
 def test_every_form_has_every_part_and_kernels_come_first() -> None:
     contract = all_contracts()["linear_cross_entropy"]
-    parts = list(parts_of(contract))
+    parts = list(parts_of(contract, METER))
     asked = {(part.kind, form, dtype) for part in parts for form in part.forms for dtype in part.dtypes or ("",)}
     for form, declared in contract.forms.items():
         kind = "interpreted equality" if declared.has_kernels else "equality"
@@ -58,6 +61,18 @@ def test_every_form_has_every_part_and_kernels_come_first() -> None:
         assert {("memory", form, ""), ("refusals", form, "")} <= asked
     assert ("memory", NAIVE, "") in asked
     assert parts[0].kind == "interpreted equality"
+
+
+def test_on_a_gpu_kernels_run_there_and_one_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (workers, equality):
+        monkeypatch.setattr(module, "gpu_unavailable_reason", lambda: None)
+    contract = all_contracts()["linear_cross_entropy"]
+    parts = list(parts_of(contract, OnGpu()))
+    on_gpu = {(part.forms, part.dtypes) for part in parts if part.kind == "equality on the GPU"}
+    assert on_gpu == {(("triton",), (dtype,)) for dtype in contract.dtypes}
+    assert {part.kind for part in parts} == {"equality on the GPU", "equality", "refusals"}
+    assert equality.usual_device(contract, "triton") == "cuda"
+    assert equality.usual_device(contract, "recompute") == "cpu"
 
 
 def off_in_float16(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -88,18 +103,60 @@ def test_of_a_form_that_is_not_equal_no_memory_passes_and_what_is_too_large_is_s
     assert together.equal_forms == frozenset()
 
 
+@dataclass
+class OnGpu:
+    """Stands for the meter of a real GPU with so much memory: its bytes are the simulated ones."""
+
+    capacity: int = 2**60
+    name: str = "cuda"
+    ran: list[int] = field(default_factory=list)
+
+    def unavailable_reason(self) -> None: ...
+
+    def capacity_bytes(self) -> int:
+        return self.capacity
+
+    def measure(self, build: Any, *, warmup: int = 1) -> Reading:
+        reading = replace(METER.measure(build, warmup=warmup), meter=self.name)
+        self.ran.append(reading.base_bytes + reading.peak_bytes)
+        return reading
+
+
 def test_a_form_that_is_not_equal_is_kept_off_a_real_gpu() -> None:
-    class OnGpu:
-        name = "cuda"
-
-        def unavailable_reason(self) -> None: ...
-
-        def measure(self, build: Any, *, warmup: int = 1) -> Reading:
-            return METER.measure(build, warmup=warmup)
-
     contract = all_contracts()["embedding"].with_form("cheat", lambda ids, weight: weight[ids] + 1, like="gather")
     examination = examine(contract, OnGpu(), EFFORT, forms=["cheat"])
     assert {form for form, _, _ in examination.readings} == {NAIVE}
+
+
+def test_what_does_not_fit_the_gpu_is_simulated_and_not_run() -> None:
+    meter = OnGpu(capacity=2**30)
+    found = examine_all([all_contracts()["embedding"]], meter, EFFORT, lambda _: None)
+    (examination,) = found
+    assert max(meter.ran) <= meter.capacity
+    simulated = {key[:2] for key, reading in examination.readings.items() if reading.meter == "simulated"}
+    assert simulated == {(NAIVE, "incident")}
+    ratios = [f for f in examination.findings if f.case == "incident" and "below naive" in f.message]
+    assert ratios, "budgets beside naive are held against its simulated bytes"
+    assert {f.status for f in ratios} == {"pass"}
+
+    verdict = judge(found, lock=None, meter=meter.name)
+    words = {(row[1], row[2]): row[-1] for row in table_rows(verdict)}
+    assert words[NAIVE, "incident"] == "reference, not run: does not fit"
+    assert words["gather", "incident"] == "pass"
+    (note,) = run._not_run(found, meter.name)
+    assert note.startswith("embedding/naive [incident] was not run: it would take 15.35 GiB above ")
+
+
+def test_a_step_that_runs_out_of_memory_all_the_same_says_so_in_a_sentence() -> None:
+    class Full(OnGpu):
+        def measure(self, build: Any, *, warmup: int = 1) -> Reading:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a capacity of ...")
+
+    (examination,) = examine_all([all_contracts()["embedding"]], Full(), EFFORT, lambda _: None)
+    errors = [f for f in examination.findings if f.status == "error"]
+    assert errors
+    said = "could not be measured, meter cuda: OutOfMemoryError: CUDA out of memory"
+    assert {f.message for f in errors} == {said}
 
 
 def asks_for_a_value(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Child:
 
     def __init__(self, path: Path, how: str, environment: dict[str, str] | None = None) -> None:
         if environment is None:
-            environment = {key: value for key, value in os.environ.items() if key != ProcessLock.HELD_BY_PARENT}
+            environment = {key: value for key, value in os.environ.items() if key != ProcessLock(str(path)).variable}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(path), how], stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -73,8 +73,8 @@ def test_a_child_of_the_holder_does_not_wait_for_its_parent(lock: ProcessLock, p
 
 def test_the_holder_may_take_it_again(lock: ProcessLock, path: Path) -> None:
     with lock.held(alone=True), lock.held(alone=True):
-        assert os.environ[ProcessLock.HELD_BY_PARENT] == f"alone:{path}"
-    assert ProcessLock.HELD_BY_PARENT not in os.environ
+        assert os.environ[lock.variable] == "alone"
+    assert lock.variable not in os.environ
 
 
 def test_those_that_measure_nothing_share_it(lock: ProcessLock, path: Path) -> None:
@@ -91,7 +91,7 @@ def test_who_shares_it_and_then_measures_has_it_alone_meanwhile(lock: ProcessLoc
             other = Child(path, "beside")
             assert other.waits()
         assert other.gets_it()
-    assert ProcessLock.HELD_BY_PARENT not in os.environ
+    assert lock.variable not in os.environ
 
 
 def test_who_shares_it_and_then_measures_does_not_wait_for_one_who_waits_for_him(lock: ProcessLock, path: Path) -> None:

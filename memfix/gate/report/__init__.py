@@ -14,7 +14,7 @@ from ...checks.memory import bytes_of
 from ...errors import UsageError
 from ...laws import NAIVE, PHASES
 from ...units import format_bytes
-from ..judge import Verdict
+from ..judge import Verdict, readings_by_key
 
 Row = tuple[str, str, str, str, str, str, str, str]
 COLUMNS = ("op", "form", "case", "forward", "held", "train", "train below naive", "verdict")
@@ -61,7 +61,14 @@ def _word(verdict: Verdict, op: str, form: str, case: str | None = None) -> str:
         return "not equal, as known"
     if any("below the lock" in f.message for f in here):
         return "below the lock"
-    return "reference" if form == NAIVE else "pass"
+    word = "reference" if form == NAIVE else "pass"
+    return f"{word}, not run: does not fit" if _was_not_run(verdict, op, form, case) else word
+
+
+def _was_not_run(verdict: Verdict, op: str, form: str, case: str | None) -> bool:
+    """Do the simulated meter's bytes stand for a form that the GPU cannot hold?"""
+    readings = readings_by_key(verdict.examinations)
+    return any(key[:3] == (op, form, case) and reading.meter != verdict.meter for key, reading in readings.items())
 
 
 def summary_line(verdict: Verdict) -> str:

@@ -35,6 +35,9 @@ class SimulatedMeter:
     def unavailable_reason(self) -> str | None:
         return fake_device.unavailable_reason()
 
+    def capacity_bytes(self) -> None:
+        """Fake tensors take no memory."""
+
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         with self._simulated() as tracker:
             step = build("cuda")
