@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -392,8 +393,8 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     owner: Any = getattr(function, "__self__", None)
     is_apply = isinstance(owner, type) and function.__name__ == "apply" and hasattr(owner, "setup_context")
     if not is_apply:
-        return list(inspect.signature(function).parameters.values())
-    parameters = list(inspect.signature(owner.forward).parameters.values())
+        return list(_signature(function).parameters.values())
+    parameters = list(_signature(owner.forward).parameters.values())
     definer = next(cls for cls in owner.__mro__ if "setup_context" in vars(cls))
     if definer.__module__ != "torch.autograd.function":  # its own, and then forward has no ctx
         return parameters
@@ -404,6 +405,15 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
         else parameter
         for parameter in parameters[1:]
     ]
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Its annotations need not be names that exist: Python 3.14 would look them up now."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def _keywords(function: Callable[..., Any], num_inputs: int) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -443,6 +444,15 @@ def test_a_contract_error_is_a_value_error_and_ends_with_the_usage_code() -> Non
         make(cases={})
     assert isinstance(refused.value, ContractError)
     assert refused.value.exit_code == EXIT_USAGE
+
+
+def test_annotations_of_a_form_need_not_be_names_that_exist() -> None:
+    """Python 3.14 looks them up when a signature is asked for; earlier ones want them quoted."""
+    names: dict[str, Any] = {}
+    quote = "" if sys.version_info >= (3, 14) else "'"
+    source = f"def form(x: {quote}OnlyForTypes{quote}, weight, *, rows): ..."
+    exec(compile(source, "form.py", "exec", dont_inherit=True), names)
+    assert make(forms={"form": names["form"]}).dims.keys() == {"N", "D", "rows"}
 
 
 # ---------------------------------------------------------------- autograd functions
