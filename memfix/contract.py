@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -384,9 +385,40 @@ def _spelled_spec(spec: TensorSpec) -> str:
     return ", ".join(shown)
 
 
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """What ``function`` takes; of the ``apply`` of an autograd function, what its ``forward`` takes after ``ctx``.
+
+    ``apply`` itself takes anything, or is a builtin without a signature, by the version of torch.
+    """
+    owner: Any = getattr(function, "__self__", None)
+    is_apply = isinstance(owner, type) and function.__name__ == "apply" and hasattr(owner, "setup_context")
+    if not is_apply:
+        return list(_signature(function).parameters.values())
+    parameters = list(_signature(owner.forward).parameters.values())
+    definer = next(cls for cls in owner.__mro__ if "setup_context" in vars(cls))
+    if definer.__module__ != "torch.autograd.function":  # its own, and then forward has no ctx
+        return parameters
+    # apply takes keywords only where setup_context is defined
+    return [
+        parameter.replace(kind=parameter.POSITIONAL_ONLY)
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        else parameter
+        for parameter in parameters[1:]
+    ]
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Its annotations need not be names that exist: Python 3.14 would look them up now."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
 def _keywords(function: Callable[..., Any], num_inputs: int) -> set[str]:
     """The names that ``function`` takes after its tensors."""
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = parameters_of(function)
     after_tensors = [p for p in parameters[num_inputs:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {p.name for p in after_tensors}
 
@@ -474,13 +506,20 @@ def _validate_signatures(contract: Contract) -> None:
         function = contract.function(form)
         if not callable(function):
             raise ContractError(f"{contract.name}: {form} must be callable, got {function!r}")
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = parameters_of(function)
         used |= _keywords(function, len(contract.inputs)) & settings
         for parameter in parameters[len(contract.inputs) :]:
             is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            if parameter.default is parameter.empty and not is_variadic and parameter.name not in settings:
+            if parameter.default is not parameter.empty or is_variadic:
+                continue
+            if parameter.name not in settings:
                 raise ContractError(
                     f"{contract.name}: {form} takes {parameter.name!r}, which is no input, dim or choice"
+                )
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ContractError(
+                    f"{contract.name}: {form} takes {parameter.name!r} by position only, and dims and choices are "
+                    "given by name; wrap it in a function that takes it by name"
                 )
     for setting in settings - used:
         raise ContractError(f"{contract.name}: {setting!r} is no axis of an input and no form takes it")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from memfix.contract import DTYPE_BYTES, BadInput, Case, Contract, Dim, Form, TensorSpec
+from memfix.contract import DTYPE_BYTES, BadInput, Case, Contract, Dim, Form, TensorSpec, parameters_of
 from memfix.errors import EXIT_USAGE, ContractError, FormulaError
 from memfix.laws import Budget, Scaling, SpeedBudget, Tolerance
 
@@ -443,3 +444,66 @@ def test_a_contract_error_is_a_value_error_and_ends_with_the_usage_code() -> Non
         make(cases={})
     assert isinstance(refused.value, ContractError)
     assert refused.value.exit_code == EXIT_USAGE
+
+
+def test_annotations_of_a_form_need_not_be_names_that_exist() -> None:
+    """Python 3.14 looks them up when a signature is asked for; earlier ones want them quoted."""
+    names: dict[str, Any] = {}
+    quote = "" if sys.version_info >= (3, 14) else "'"
+    source = f"def form(x: {quote}OnlyForTypes{quote}, weight, *, rows): ..."
+    exec(compile(source, "form.py", "exec", dont_inherit=True), names)
+    assert make(forms={"form": names["form"]}).dims.keys() == {"N", "D", "rows"}
+
+
+# ---------------------------------------------------------------- autograd functions
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, mode: str = "up") -> Any: ...
+
+
+class ScaledInRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, rows: int) -> Any: ...
+
+
+class ScaledWithASetup(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Any, weight: Any, rows: int, mode: str = "up") -> Any: ...
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+def builtin_apply(function: type[torch.autograd.Function]) -> Any:
+    """As in torch 2.15, where it is a builtin and has no signature."""
+    apply = torch._C._FunctionBase.__dict__["apply"]
+    return apply.__get__(None, function)
+
+
+def test_apply_of_an_autograd_function_takes_what_its_forward_takes_after_ctx() -> None:
+    for apply in (Scaled.apply, builtin_apply(Scaled)):
+        parameters = parameters_of(apply)
+        assert [parameter.name for parameter in parameters] == ["x", "weight", "mode"]
+        assert make(forms={"chunked": chunked_scale, "function": apply}).forms["function"].function == apply
+
+
+def test_forward_without_ctx_gives_its_parameters_by_name() -> None:
+    for apply in (ScaledWithASetup.apply, builtin_apply(ScaledWithASetup)):
+        assert [parameter.name for parameter in parameters_of(apply)] == ["x", "weight", "rows", "mode"]
+        contract = make(forms={"function": apply})
+        assert contract.options("function", contract.cases["small"]) == {"rows": 2, "mode": "up"}
+
+
+def test_apply_that_would_need_a_dim_by_position_is_refused() -> None:
+    assert refusal(lambda: make(forms={"function": ScaledInRows.apply})) == (
+        "scale: function takes 'rows' by position only, and dims and choices are given by name; wrap it in a function "
+        "that takes it by name"
+    )
+
+
+def test_apply_that_is_none_of_an_autograd_function_has_its_own_signature() -> None:
+    class Other:
+        @classmethod
+        def apply(cls, x: Any, weight: Any, *, rows: int) -> Any: ...
+
+    assert [parameter.name for parameter in parameters_of(Other.apply)] == ["x", "weight", "rows"]

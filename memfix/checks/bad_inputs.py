@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from ..contract import BadInput, Contract
+from ..contract import BadInput, Contract, parameters_of
 from .finding import Finding, Status
 from .inputs import Draw, make_inputs
 
@@ -20,7 +19,7 @@ def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
     def finding(status: Status, message: str) -> Finding:
         return Finding("bad input", contract.name, form, status, f"{bad.name}: {message}")
 
-    unknown = arguments.keys() - inspect.signature(contract.function(form)).parameters.keys()
+    unknown = arguments.keys() - {parameter.name for parameter in parameters_of(contract.function(form))}
     if unknown:
         return finding("note", f"the form takes no {', '.join(sorted(unknown))}")
     try:

@@ -23,6 +23,8 @@ from .draws import Drawn, drawn, equality_draws, smallest_failure, usual, usual_
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import LEAST, SHARE, CannotInterpret, in_interpreter, is_interpreting
+from .interpreter_faults import interpreter_fault
+from .mended_interpreter import mend
 from .poison import poisoned_memory
 
 
@@ -139,6 +141,8 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, device:
     if isinstance(error, NaiveFailed):
         message = f"naive itself fails at {draw.spelled()}: {error}"
         return Finding("equality", contract.name, form, "error", message)
+    if fault := interpreter_fault(error):
+        return Finding("equality", contract.name, form, "error", f"{draw.case.dtype}: could not be compared: {fault}")
     what = str(error) if isinstance(error, Unequal) else f"raises {type(error).__name__}: {error}"
     first, *more = what.splitlines() or [""]
     # only a wrong answer is what is known of it: a form that raises is broken in a new way
@@ -159,6 +163,8 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     """One call, held against naive. Raises ``Unequal`` or whatever the form raises."""
     if device == "cuda":
         make_way_on_gpu()  # kernels are compiled for every call, a minute for a form
+    elif contract.forms[form].has_kernels and is_interpreting():
+        mend()  # a child has done so; a process in which the user set TRITON_INTERPRET has not
     reference = _reference(contract, draw, device)
     with poisoned_memory(device):
         if _goes_second(contract, draw):

@@ -34,8 +34,8 @@ def is_interpreting() -> bool:
 
 def in_interpreter(function: Callable[[], Result]) -> Result:
     """``function()`` from a child with the interpreter on. The function and its result travel by pickle."""
-    if missing := _missing_package():
-        raise CannotInterpret(f"{missing} is not installed")
+    if reason := _missing_package():
+        raise CannotInterpret(reason)
     return _child().submit(function).result()
 
 
@@ -47,7 +47,23 @@ def start_interpreter() -> None:
 
 
 def _missing_package() -> str | None:
-    return next((package for package in ("triton", "numpy") if importlib.util.find_spec(package) is None), None)
+    """What Triton's interpreter needs and is not here, with what to install."""
+    if importlib.util.find_spec("triton") is None:  # not imported: that decides whether this process interprets
+        return "triton is not installed; pip install triton"
+    try:
+        import numpy  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name == "numpy":
+            return "numpy is not installed; pip install numpy"
+        return _broken_numpy(error)
+    except Exception as error:
+        return _broken_numpy(error)
+    return None
+
+
+def _broken_numpy(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"numpy cannot be imported ({type(error).__name__}: {first}); pip install --force-reinstall numpy"
 
 
 def take_one_core() -> None:
@@ -60,10 +76,12 @@ def take_one_core() -> None:
 def _start() -> None:
     import numpy
 
+    from .mended_interpreter import mend
     from .quick_interpreter import hurry
 
     numpy.seterr(all="ignore")  # a GPU says nothing either where it gives inf or nan, and what comes out is compared
     take_one_core()
+    mend()
     hurry()
 
 

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from workloads import WORKLOADS
 import memfix
 from memfix.errors import MeasurementError, UsageError
 from memfix.meters import get_meter
-from memfix.meters.simulated import fake_device
+from memfix.meters.simulated import fake_device, tables
+from memfix.meters.simulated.gpus import get_gpu
+from memfix.meters.simulated.workspace import rules
 
 
 def simulated(build):
@@ -260,7 +263,23 @@ def test_a_self_test_that_never_ends_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 0.2)
     verdict = fake_device._probe_in_child()
     assert verdict.no_device is not None
-    assert verdict.no_device.startswith("the self-test of fake CUDA tensors did not finish (TimeoutExpired); use torch")
+    assert verdict.no_device == (
+        "the self-test of fake CUDA tensors did not finish (TimeoutExpired); try again, or use torch 2.11 to 2.15 on "
+        "Linux or macOS, or measure on a GPU with --meter=cuda"
+    )
+
+
+def test_a_self_test_that_did_not_finish_is_not_remembered(monkeypatch, tmp_path):
+    """A machine was busy once, and every later run was refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fake_device, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 0.2)
+    assert "try again" in fake_device.verdict.__wrapped__().no_device
+    assert not [*tmp_path.rglob("*.json")]
+    monkeypatch.setattr(fake_device, "_PROBE", "print('fake-device-works plain-path-works')")
+    monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 60)
+    assert fake_device.verdict.__wrapped__().no_device is None
+    assert len([*tmp_path.rglob("*.json")]) == 1
 
 
 def test_process_ends_cleanly_after_measuring():
@@ -307,3 +326,43 @@ def test_a_second_gpu_is_refused():
 def test_a_tensor_that_is_printed_makes_the_reading_an_estimate():
     reading = simulated(lambda device: lambda: str(torch.ones(3, device=device)))
     assert reading.notes == ("a tensor is printed, and what formatting it takes on a GPU is not known",)
+
+
+# ---------------------------------------------------------------- versions of torch
+def a_sum(device):
+    x = torch.empty(1000, device=device)
+    return lambda: x + 1
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0+cpu", "2.15.3"])
+def test_reading_under_a_tested_torch_is_exact(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert memfix.peak(a_sum).exact
+
+
+@pytest.mark.parametrize("version", ["2.16.0+cu140", "2.10.1", "3.0.0", "2.16.0.dev20270101"])
+def test_reading_under_another_torch_is_an_estimate_that_names_the_tested_ones(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    reading = memfix.peak(a_sum)
+    assert reading.peak_bytes == 4000
+    assert not reading.exact
+    assert reading.notes == (
+        f"torch {version} was not tested: the rules follow the kernels of torch 2.11 to 2.15; on a GPU they were "
+        "measured with torch 2.11.0",
+    )
+
+
+def test_reading_under_a_newer_torch_is_exact_where_the_users_own_table_was_measured_with_it(monkeypatch):
+    table = tables.table_of(get_gpu("H200"))
+    own = replace(table, surroundings={**table.surroundings, "torch": "2.16.0"})
+    monkeypatch.setattr(tables, "table_of", lambda gpu: own)
+    monkeypatch.setattr(torch, "__version__", "2.16.1+cpu")
+    assert memfix.peak(a_sum).exact
+    monkeypatch.setattr(torch, "__version__", "2.17.0")
+    assert "on a GPU they were measured with torch 2.16.0" in memfix.peak(a_sum).notes[0]
+
+
+def test_argument_that_a_newer_torch_renamed_makes_an_estimate_and_no_crash(monkeypatch):
+    monkeypatch.setitem(rules.RULES, torch.ops.aten.relu, lambda call: [call["no_such_argument"].numel()])
+    reading = memfix.peak(lambda device: torch.empty(10, device=device).relu)
+    assert reading.notes == (f"aten.relu.default has no argument 'no_such_argument' in torch {torch.__version__}",)

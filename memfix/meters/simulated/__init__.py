@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...units import format_bytes
+from ...versions import untested_torch
 from ..base import Reading, Step, StepBuilder
 from ..stages import listening, stages_of
 from . import fake_device
@@ -86,8 +87,8 @@ class SimulatedMeter:
         _note_cycles(tracker)
         del result
         gc.collect()
-        no_plain_path = fake_device.verdict().no_plain_path
-        notes = (*([no_plain_path] if no_plain_path else []), *tracker.notes)
+        doubts = (fake_device.verdict().no_plain_path, self._doubt_of_torch())
+        notes = (*(doubt for doubt in doubts if doubt), *tracker.notes)
         return Reading(
             meter=self.name,
             device=self.gpu.name,
@@ -102,6 +103,14 @@ class SimulatedMeter:
             stages=stages_of(timeline),
             timeline=timeline,
         )
+
+    def _doubt_of_torch(self) -> str | None:
+        import torch
+
+        from .tables import table_of
+
+        table = table_of(self.gpu)
+        return untested_torch(torch.__version__, table.surroundings.get("torch") if table else None)
 
 
 def _note_cycles(tracker: StorageTracker) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...files import write_whole
+from ...versions import tested_torch
 
 _PROBE = """
 import torch
@@ -56,6 +57,8 @@ class Verdict:
 
     no_device: str | None
     no_plain_path: str | None
+    is_final: bool = True
+    """False where the self-test did not finish: a busy machine says nothing about torch."""
 
 
 def unavailable_reason() -> str | None:
@@ -77,6 +80,8 @@ def verdict() -> Verdict:
     except (OSError, ValueError, TypeError):
         pass
     found = _probe_in_child()
+    if not found.is_final:
+        return found
     with contextlib.suppress(OSError, UsageError):  # a machine without a writable cache probes each time
         write_whole(remembered, json.dumps(asdict(found)), "the self-test's answer")
     return found
@@ -97,7 +102,7 @@ def _probe_in_child() -> Verdict:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([package_root, os.environ.get("PYTHONPATH", "")]),
     }
-    way_out = "use torch 2.11 to 2.13 on Linux or macOS, or measure on a GPU with --meter=cuda"
+    way_out = f"use torch {tested_torch()} on Linux or macOS, or measure on a GPU with --meter=cuda"
     try:
         child = subprocess.run(
             [sys.executable, "-c", _PROBE],
@@ -107,8 +112,8 @@ def _probe_in_child() -> Verdict:
             env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        reason = f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); {way_out}"
-        return Verdict(reason, reason)
+        reason = f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); try again, or {way_out}"
+        return Verdict(reason, reason, is_final=False)
     last_words = (child.stderr.strip().splitlines() or ["no output"])[-1][:200]
     failed = f"self-test exit {child.returncode}: {last_words}"
     if "fake-device-works" not in child.stdout:

@@ -89,7 +89,7 @@ def _cdist_backward(call: Call) -> list[int]:
     """The gradient by every pair of rows, [B, rows of x2, rows of x1, columns], is made, then summed over x2."""
     left, right = call["x1"], call["x2"]
     _require_equal_batches(call, left, right)
-    require_contiguous(call, "grad", "x1", "x2", "cdist")
+    require_contiguous(call, _upstream(call), "x1", "x2", "cdist")
     if call["p"] == 0 or 0 in (left.numel(), right.numel()):
         return []
     batch, pairs = left.shape[:-2], (right.shape[-2], *left.shape[-2:])
@@ -107,10 +107,15 @@ def _pdist(call: Call) -> list[int]:
 def _pdist_backward(call: Call) -> list[int]:
     tensor = call["self"]
     require_contiguous(call, "self", "pdist")
-    if call["p"] == 0 or tensor.numel() == 0 or call["grad"].numel() == 0:
+    if call["p"] == 0 or tensor.numel() == 0 or call[_upstream(call)].numel() == 0:
         return []
     by_pair = torch.empty(tensor.shape[0] - 1, *tensor.shape, dtype=tensor.dtype, device="meta")
     return [size_of(by_pair), *buffers_of_sum(call.gpu, by_pair, [0])]
+
+
+def _upstream(call: Call) -> str:
+    """The name of the upstream gradient, which torch 2.14 renamed; its kernels are those of 2.12."""
+    return "grad_output" if call.has("grad_output") else "grad"
 
 
 def _require_equal_batches(call: Call, left: torch.Tensor, right: torch.Tensor) -> None:
