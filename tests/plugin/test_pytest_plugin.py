@@ -119,8 +119,8 @@ def test_suite_passes_an_honest_contract(pytester: pytest.Pytester, run: Callabl
 
 def test_suite_fails_a_broken_budget_and_names_the_line(pytester: pytest.Pytester, run: Callable) -> None:
     pytester.makepyfile(SUITE % "train")
-    result = run("-m", "not gpu")
-    result.assert_outcomes(passed=2, failed=1, deselected=4)
+    result = run("-k", "small-incident")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
             "my_loss/chunked [[]incident, train]: peak 39.*GiB, budget 5.56 GiB (20x below naive) (7.1x over), meter *",
@@ -134,18 +134,18 @@ def test_lock_is_written_on_update_and_held_against_afterwards(pytester: pytest.
     pytester.makepyfile(SUITE % "forward")
     pytester.makeini("[pytest]\nmemfix_lock = memory.lock\n")
     lock = pytester.path / "memory.lock"
-    result = run("-m", "not gpu")
-    result.assert_outcomes(passed=2, failed=1, deselected=4)
+    result = run("-k", "small-incident")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*no entry in the lock; if this is meant, run --memfix-update and commit the lock file"]
     )
-    run("-m", "not gpu", "--memfix-update").assert_outcomes(passed=3, deselected=4)
+    run("-k", "small-incident", "--memfix-update").assert_outcomes(passed=1)
     entry = "my_loss/chunked [incident, held] "
     assert entry in lock.read_text()
-    run("-m", "not gpu").assert_outcomes(passed=3, deselected=4)
+    run("-k", "small-incident").assert_outcomes(passed=1)
     lock.write_text(lock.read_text().replace(entry + "3", entry + "1"))
-    result = run("-m", "not gpu")
-    result.assert_outcomes(passed=2, failed=1, deselected=4)
+    result = run("-k", "small-incident")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["my_loss/chunked [[]incident, held]: * bytes (*GiB), lock *"])
 
 
