@@ -22,6 +22,7 @@ LIMIT = 65_000  # GitHub refuses a comment of more than 65,536 characters
 SHOWN_TESTS = 20
 COMMANDS = {
     "test": "ci/test",
+    "benchmarks": "ci/test tests/benchmarks",
     "bytes": "ci/gate --base {base}",
     "time": "ci/gate --time --device cpu --base {base}",
     "asv": "ci/asv-smoke",
@@ -40,7 +41,7 @@ def written(folder: Path, base: str) -> str:
         verdict = VERDICTS.get(int(code), f"exit {code}")
         command = COMMANDS.get(name, f"ci/pull-request {name}").format(base=base[:12])
         lines.append(f"| {name} | {verdict if code == '0' else f'**{verdict}**'} | {int(seconds)} s | `{command}` |")
-    failed = _failed_tests(folder / "test.xml")
+    failed = [name for step in ("test", "benchmarks") for name in _failed_tests(folder / f"{step}.xml")]
     if failed:
         lines += ["", "#### Failed tests", "", *(f"- `{name}`" for name in failed[:SHOWN_TESTS])]
         lines += [f"- and {len(failed) - SHOWN_TESTS} more"] if len(failed) > SHOWN_TESTS else []

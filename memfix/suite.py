@@ -43,15 +43,20 @@ class Check:
     gpu: GpuUse | None = None
 
 
-def suite(*contracts: Contract) -> Callable[..., None]:
+def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Callable[..., None]:
     """One parametrised test with every check of the contracts. Give it a name that starts with ``test_``.
 
     Without a GPU: equality and speed on the CPU, bad inputs, and on the simulated meter budgets, scaling, leaks and
     kernels that compile.
     With one, and marked ``gpu``: equality and speed there, and the allocator's bytes against the simulated ones.
+
+    ``only="gpu"`` leaves out the checks that need no GPU, for contracts that ``memfix gate`` proves already;
+    ``only="cpu"`` leaves out the others.
     """
     import pytest
 
+    if only not in ("gpu", "cpu", None):
+        raise ValueError(f"only must be 'gpu', 'cpu' or None, got {only!r}")
     checks = [
         pytest.param(
             check,
@@ -60,6 +65,7 @@ def suite(*contracts: Contract) -> Callable[..., None]:
         )
         for contract in contracts
         for check in _checks(contract)
+        if only is None or (only == "gpu") == (check.gpu is not None)
     ]
 
     @pytest.mark.parametrize("check", checks)

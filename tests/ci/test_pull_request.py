@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
+STEPS = ("test", "benchmarks", "bytes", "time", "asv")
 
 
 class Checkout:
@@ -115,7 +116,11 @@ def steps(tmp_path: Path) -> Checkout:
     """The script of the CPU job over steps that end as the files ``ci/*.code`` say."""
     made = Checkout(tmp_path / "steps", "merge-base", "pull-request", "comment.py")
     made.stand_in("ci/setup", f"echo {sys.executable}")
-    made.stand_in("ci/test", "echo tested; exit $(cat ci/test.code 2>/dev/null || echo 0)")
+    made.stand_in(
+        "ci/test",
+        'name=test; [ "${*: -1}" != tests/benchmarks ] || name=benchmarks\n'
+        "echo tested; exit $(cat ci/$name.code 2>/dev/null || echo 0)",
+    )
     made.stand_in("ci/asv-smoke", "echo benchmarked; exit $(cat ci/asv.code 2>/dev/null || echo 0)")
     made.stand_in(
         "ci/gate",
@@ -135,7 +140,7 @@ def test_all_steps_pass_and_their_reports_are_one_comment(steps: Checkout, tmp_p
     calls = (steps.root / "ci/gate.calls").read_text().splitlines()
     assert [call.split(" --json")[0] for call in calls] == [f"--base {base}", f"--time --device cpu --base {base}"]
     assert [line for line in done.stdout.splitlines() if line.startswith("::group::")] == [
-        f"::group::{step}" for step in ("test", "bytes", "time", "asv")
+        f"::group::{step}" for step in STEPS
     ]
     comment = (steps.root / "reports/comment.md").read_text()
     assert comment.startswith(f"## memfix: pass\n\nAgainst `{base[:12]}`.\n")
@@ -150,6 +155,7 @@ def test_all_steps_pass_and_their_reports_are_one_comment(steps: Checkout, tmp_p
     ("codes", "worst", "word"),
     [
         ({"time": 1}, 1, "regression"),
+        ({"benchmarks": 1}, 1, "regression"),
         ({"test": 2, "bytes": 1, "asv": 2}, 1, "regression"),
         ({"asv": 2}, 2, "could not measure"),
         ({"test": 5}, 2, "could not measure"),
@@ -164,7 +170,7 @@ def test_every_step_runs_and_the_worst_code_is_the_last_word(
     done = steps.run("ci/pull-request")
     assert done.returncode == worst
     ran = [line.split("\t")[:2] for line in (steps.root / "reports/steps.tsv").read_text().splitlines()]
-    assert ran == [[step, str(codes.get(step, 0))] for step in ("test", "bytes", "time", "asv")]
+    assert ran == [[step, str(codes.get(step, 0))] for step in STEPS]
     assert (steps.root / "reports/comment.md").read_text().startswith(f"## memfix: {word}\n")
 
 
@@ -180,7 +186,7 @@ def test_a_step_that_left_no_report_shows_the_end_of_its_log(steps: Checkout) ->
 def test_a_step_or_a_base_that_is_not_there_is_a_usage_error(steps: Checkout) -> None:
     unknown = steps.run("ci/pull-request", "speed")
     assert (unknown.returncode, unknown.stderr) == (
-        4, "ci/pull-request: no step speed; there are test, bytes, time and asv\n"
+        4, "ci/pull-request: no step speed; there are test, benchmarks, bytes, time and asv\n"
     )  # fmt: skip
     assert steps.run("ci/pull-request", "--base", "no-such-ref", "test").returncode == 4
     assert not (steps.root / "reports").exists()
@@ -288,14 +294,18 @@ def test_reports_that_are_not_there_are_a_usage_error(command: str, tmp_path: Pa
 
 
 def test_failed_tests_are_named_and_those_left_out_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "steps.tsv").write_text("test\t1\t300\n")
+    (tmp_path / "steps.tsv").write_text("test\t1\t300\nbenchmarks\t1\t60\n")
     failed = "".join(f'<testcase classname="tests.t" name="n{n}"><failure/></testcase>' for n in range(22))
     (tmp_path / "test.xml").write_text(f'<testsuites><testcase classname="tests.t" name="fine"/>{failed}</testsuites>')
+    (tmp_path / "benchmarks.xml").write_text(
+        '<testsuites><testcase classname="b" name="last"><error/></testcase></testsuites>'
+    )
     assert comment("write", str(tmp_path), "--base", "0123456789abcdef").returncode == 0
     text = (tmp_path / "comment.md").read_text()
     assert "| test | **regression** | 300 s | `ci/test` |" in text
     assert "- `tests.t::n0`" in text
-    assert "- `tests.t::n19`\n- and 2 more" in text
+    assert "- `tests.t::n19`\n- and 3 more" in text
+    assert "| benchmarks | **regression** | 60 s | `ci/test tests/benchmarks` |" in text
     assert "fine" not in text
 
 

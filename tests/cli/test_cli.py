@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import Ended
+from forked_python import forked_python
 
 from memfix import registry
 from memfix.contract import Contract, Dim, TensorSpec
@@ -204,12 +203,7 @@ def test_one_call_is_checked_for_equality_and_every_budget(memfix: Any, tmp_path
 
 
 def test_the_module_runs_as_the_script_does() -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "memfix", "check", "embedding", "--form", "gather", "--at", SMALL_CALL],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    child = forked_python("-m", "memfix", "check", "embedding", "--form", "gather", "--at", SMALL_CALL, cwd=ROOT)
     assert child.returncode == 0
     assert [line.split()[:2] for line in child.stdout.splitlines()] == [["pass", "equality"]] + [["pass", "budget"]] * 3
 

@@ -1,67 +1,21 @@
-"""The gate on a copy of memfix in which somebody broke something: exit code, and what is said."""
+"""The gate on a checkout in which somebody broke something: exit code, and what is said.
+
+Two tests break memfix's own ops; the others break a toy.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from checkouts import OTHER_OP, edit, gate
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A git checkout of this memfix with its lock, all of it committed."""
-    folder = tmp_path / "checkout"
-    shutil.copytree(ROOT / "memfix", folder / "memfix", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "benchmarks").mkdir()
-    shutil.copy(ROOT / "benchmarks" / "memory.lock", folder / "benchmarks")
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", "-A")
-    git(folder, "-c", "user.name=memfix", "-c", "user.email=memfix@example.com", "commit", "-q", "-m", "all")
-    return folder
+FORM = "memfix/ops/affine/in_place.py"
+LOCK = "benchmarks/memory.lock"
 
 
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path}"
-    path.write_text(text.replace(old, new))
-
-
-def gate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "160", "MEMFIX_PROFILE": "dev"}
-    environment.pop("GITHUB_ACTIONS", None)
-    command = [sys.executable, "-m", "memfix", "gate", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-
-
-def keep_the_widened_gradient(folder: Path) -> None:
-    """The gradient is widened as before, and now stays alive while the sum is narrowed."""
-    edit(
-        folder / "memfix/ops/embedding/gather.py",
-        "        sum_VD.index_add_(0, ids_N, grad_ND.to(sum_dtype))\n",
-        "        wide_ND = grad_ND.to(sum_dtype).clone()\n        sum_VD.index_add_(0, ids_N, wide_ND)\n",
-    )
-
-
-def test_untouched_copy_passes_and_reports_its_readings(checkout: Path) -> None:
-    done = gate(checkout, "embedding", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["verdict"] == "pass"
-    peaks = {(r["form"], r["case"], r["phase"]): r["bytes"] for r in report["readings"]}
-    assert peaks["gather", "incident", "forward"] == 32_768 * 512 * 2
-
-
+# ---------------------------------------------------------------- memfix's own ops
 def test_one_extra_chunk_fails_and_the_form_case_bytes_and_line_are_named(checkout: Path) -> None:
     edit(
         checkout / "memfix/ops/linear_cross_entropy/recompute.py",
@@ -81,7 +35,12 @@ def test_one_extra_chunk_fails_and_the_form_case_bytes_and_line_are_named(checko
 
 
 def test_loosened_budget_cannot_hide_the_change_that_needs_it(checkout: Path) -> None:
-    keep_the_widened_gradient(checkout)
+    # the gradient is widened as before, and now stays alive while the sum is narrowed
+    edit(
+        checkout / "memfix/ops/embedding/gather.py",
+        "        sum_VD.index_add_(0, ids_N, grad_ND.to(sum_dtype))\n",
+        "        wide_ND = grad_ND.to(sum_dtype).clone()\n        sum_VD.index_add_(0, ids_N, wide_ND)\n",
+    )
     edit(
         checkout / "memfix/ops/embedding/contract.py",
         'bytes="N*D*e + V*D*max(e, 4) + max(N*D*4, V*D*e)"',
@@ -96,69 +55,72 @@ def test_loosened_budget_cannot_hide_the_change_that_needs_it(checkout: Path) ->
     assert "under the laws of HEAD: budget: peak" in said
 
 
-def test_base_without_a_change_of_law_judges_once(checkout: Path) -> None:
-    done = gate(checkout, "embedding", "--base", "HEAD")
+# ---------------------------------------------------------------- a toy
+def test_untouched_copy_passes_and_reports_its_readings(toy: Path) -> None:
+    done = gate(toy, "affine", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "pass"
+    peaks = {(r["form"], r["case"], r["phase"]): r["bytes"] for r in report["readings"]}
+    assert peaks["in_place", "large", "forward"] == 4096 * 4
+
+
+def test_base_without_a_change_of_law_judges_once(toy: Path) -> None:
+    done = gate(toy, "affine", "--base", "HEAD")
     assert done.returncode == 0, done.stdout
     assert "law:" not in done.stdout
 
 
-def test_unknown_base_is_a_usage_error(checkout: Path) -> None:
-    done = gate(checkout, "embedding", "--base", "no-such-ref")
+def test_unknown_base_is_a_usage_error(toy: Path) -> None:
+    done = gate(toy, "affine", "--base", "no-such-ref")
     assert done.returncode == 4
     assert "memfix: --base: no commit 'no-such-ref'" in done.stderr
 
 
-def test_gain_asks_for_an_update_and_update_keeps_other_ops(checkout: Path) -> None:
-    lock = checkout / "benchmarks/memory.lock"
+def test_gain_asks_for_an_update_and_update_keeps_other_ops(toy: Path) -> None:
+    lock = toy / LOCK
     before = lock.read_text()
-    edit(lock, "embedding/gather [small, train] 774144 bytes", "embedding/gather [small, train] 800000 bytes")
-    done = gate(checkout, "embedding")
+    assert OTHER_OP in before
+    edit(lock, "affine/in_place [small, train] 2048 bytes", "affine/in_place [small, train] 2500 bytes")
+    done = gate(toy, "affine")
     assert done.returncode == 0
-    assert "25,856 bytes below the lock; run memfix gate --update to keep the gain" in done.stdout
-    assert gate(checkout, "embedding", "--update").returncode == 0
+    assert "452 bytes below the lock; run memfix gate --update to keep the gain" in done.stdout
+    assert gate(toy, "affine", "--update").returncode == 0
     assert lock.read_text() == before
 
 
-def test_missing_and_extra_entries_fail(checkout: Path) -> None:
-    lock = checkout / "benchmarks/memory.lock"
-    edit(lock, "embedding/gather [small, train] 774144 bytes", "embedding/gather [tiny, train] 774144 bytes")
-    done = gate(checkout, "embedding")
+def test_missing_and_extra_entries_fail(toy: Path) -> None:
+    edit(toy / LOCK, "affine/in_place [small, train] 2048 bytes", "affine/in_place [tiny, train] 2048 bytes")
+    done = gate(toy, "affine")
     assert done.returncode == 1
-    assert "embedding/gather [small, train]: 756.00 KiB measured, and no entry in the lock" in done.stdout
-    assert "embedding/gather [tiny, train]: the lock has an entry that nothing measures any more" in done.stdout
+    assert "affine/in_place [small, train]: 2.00 KiB measured, and no entry in the lock" in done.stdout
+    assert "affine/in_place [tiny, train]: the lock has an entry that nothing measures any more" in done.stdout
 
 
-def test_update_leaves_the_lock_alone_when_something_else_fails(checkout: Path) -> None:
-    lock = checkout / "benchmarks/memory.lock"
-    before = lock.read_text()
-    edit(
-        checkout / "memfix/ops/embedding/gather.py",
-        "return weight_VD.index_select(0, ids_N)",
-        "return weight_VD.index_select(0, ids_N) * 2",
-    )
-    done = gate(checkout, "embedding", "--update")
+def test_update_leaves_the_lock_alone_when_something_else_fails(toy: Path) -> None:
+    before = (toy / LOCK).read_text()
+    edit(toy / FORM, "return doubled.add_(1)", "return doubled.add_(2)")
+    done = gate(toy, "affine", "--update")
     assert done.returncode == 1
     assert "the lock was not updated: something else than the lock fails" in done.stdout
-    assert "smallest call found: N=1,V=1,D=1," in done.stdout
-    assert "reproduce: memfix check embedding --form gather --at N=1,V=1,D=1," in done.stdout
-    assert lock.read_text() == before
+    assert "smallest call found: N=1," in done.stdout
+    assert "reproduce: memfix check affine --form in_place --at N=1," in done.stdout
+    assert (toy / LOCK).read_text() == before
 
 
-def test_naive_that_raises_is_an_error_and_not_a_pass(checkout: Path) -> None:
-    edit(
-        checkout / "memfix/ops/embedding/naive.py", "    return one_hot_NV @ weight_VD", "    raise KeyError('planted')"
-    )
-    done = gate(checkout, "embedding")
+def test_naive_that_raises_is_an_error_and_not_a_pass(toy: Path) -> None:
+    edit(toy / "memfix/ops/affine/naive.py", "    return x * 2 + 1", "    raise KeyError('planted')")
+    done = gate(toy, "affine")
     assert done.returncode == 2, done.stdout
     assert "naive itself fails at" in done.stdout
     assert "memfix gate: could not measure" in done.stdout
 
 
-def test_gpu_meter_falls_back_with_a_note_where_there_is_no_gpu(checkout: Path) -> None:
+def test_gpu_meter_falls_back_with_a_note_where_there_is_no_gpu(toy: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this is about machines without a GPU")
-    done = gate(checkout, "embedding", "--meter", "cuda")
+    done = gate(toy, "affine", "--meter", "cuda")
     assert done.returncode == 0
     assert "note: cuda meter unavailable: torch sees no GPU; use the simulated meter; used the simulated" in done.stdout

@@ -179,6 +179,7 @@ class NoWorkers:
 
 def test_where_little_is_asked_no_worker_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "ProcessPoolExecutor", NoWorkers)
+    monkeypatch.setattr(workers, "start_interpreter", lambda: None)
     contract = all_contracts()["embedding"]
     (found,) = examine_all([contract], METER, get_effort("dev"), lambda _: None)
     assert found.op == "embedding"
@@ -196,6 +197,7 @@ def test_a_contract_of_ones_own_is_examined_here(monkeypatch: pytest.MonkeyPatch
 
 def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_WORTH_A_START", 0)
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)  # each worker imports torch
     said: list[str] = []
     contracts = [all_contracts()[op] for op in ("rope", "embedding")]
     found = examine_all(contracts, METER, get_effort("dev"), said.append)

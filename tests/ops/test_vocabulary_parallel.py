@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from forked_python import forked_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfix.ops.linear_cross_entropy.naive import naive_linear_cross_entropy
@@ -133,7 +134,11 @@ def refusals(rank: int) -> list[str]:
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes had of every case."""
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(one_process, (str(folder),), nprocs=2)
+    code = "import sys, torch.multiprocessing as processes, test_vocabulary_parallel as here\n"
+    code += "processes.start_processes(here.one_process, sys.argv[1:], nprocs=2, start_method='fork')"
+    places = os.pathsep.join([*map(str, Path(__file__).parents[:3]), os.environ.get("PYTHONPATH", "")])
+    done = forked_python("-c", code, str(folder), env={**os.environ, "PYTHONPATH": places})
+    assert done.returncode == 0, done.stderr
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from sub_sessions import OPTIONS
 
 HAS_GPU = torch.cuda.is_available()
-REAL_HOME = Path.home()
 
 LOSS = """
 import torch
@@ -47,25 +45,6 @@ contract = memfix.Contract(
 test_my_loss = memfix.suite(contract)
 """
 )
-
-
-@pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
-    """A real pytest in a process of its own, with the plugin named in case it is not installed."""
-    # pytester moves the home folder; the self-test of the fake device need not run again for that
-    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME") or f"{REAL_HOME}/.cache")
-
-    def run(*arguments: str) -> pytest.RunResult:
-        named = [] if _is_installed() else ["-p", "memfix.pytest_plugin"]
-        return pytester.runpytest_subprocess("--memfix-profile=dev", "-p", "no:cacheprovider", *named, *arguments)
-
-    return run
-
-
-def _is_installed() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(entry.name == "memfix" for entry in entry_points(group="pytest11"))
 
 
 def test_peak_memory_measures_a_call_above_its_arguments(pytester: pytest.Pytester, run: Callable) -> None:
@@ -140,8 +119,8 @@ def test_suite_passes_an_honest_contract(pytester: pytest.Pytester, run: Callabl
 
 def test_suite_fails_a_broken_budget_and_names_the_line(pytester: pytest.Pytester, run: Callable) -> None:
     pytester.makepyfile(SUITE % "train")
-    result = run("-m", "not gpu")
-    result.assert_outcomes(passed=2, failed=1, deselected=4)
+    result = run("-k", "small-incident")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
             "my_loss/chunked [[]incident, train]: peak 39.*GiB, budget 5.56 GiB (20x below naive) (7.1x over), meter *",
@@ -155,25 +134,25 @@ def test_lock_is_written_on_update_and_held_against_afterwards(pytester: pytest.
     pytester.makepyfile(SUITE % "forward")
     pytester.makeini("[pytest]\nmemfix_lock = memory.lock\n")
     lock = pytester.path / "memory.lock"
-    result = run("-m", "not gpu")
-    result.assert_outcomes(passed=2, failed=1, deselected=4)
+    result = run("-k", "small-incident")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*no entry in the lock; if this is meant, run --memfix-update and commit the lock file"]
     )
-    run("-m", "not gpu", "--memfix-update").assert_outcomes(passed=3, deselected=4)
+    run("-k", "small-incident", "--memfix-update").assert_outcomes(passed=1)
     entry = "my_loss/chunked [incident, held] "
     assert entry in lock.read_text()
-    run("-m", "not gpu").assert_outcomes(passed=3, deselected=4)
+    run("-k", "small-incident").assert_outcomes(passed=1)
     lock.write_text(lock.read_text().replace(entry + "3", entry + "1"))
-    result = run("-m", "not gpu")
-    result.assert_outcomes(passed=2, failed=1, deselected=4)
+    result = run("-k", "small-incident")
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["my_loss/chunked [[]incident, held]: * bytes (*GiB), lock *"])
 
 
 def test_results_travel_under_xdist(pytester: pytest.Pytester, run: Callable) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(SUITE % "forward")
-    result = run("-n2", "--memfix-json=readings.json")
+    result = run("-n1", "--memfix-json=readings.json")
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] == (7 if HAS_GPU else 3)
     names = {r["name"] for r in json.loads((pytester.path / "readings.json").read_text())["readings"]}
@@ -271,6 +250,6 @@ def test_bad_marker_is_a_usage_error(pytester: pytest.Pytester, run: Callable, m
     result.stderr.fnmatch_lines([message])
 
 
-def test_loading_the_plugin_imports_no_torch(pytester: pytest.Pytester, run: Callable) -> None:
+def test_loading_the_plugin_imports_no_torch(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\ndef test_a(): assert 'torch' not in sys.modules\n")
-    run().assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*OPTIONS).assert_outcomes(passed=1)

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_python import forked_python
 
 from benchmarks.asv_results import Drift, Outcome, file_under_versions, named
 from memfix.errors import MemfixError
 
 pytest.importorskip("asv")
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+OPS = ("embedding", "rope")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
@@ -34,13 +36,16 @@ def commit(where: Path, message: str) -> str:
     return git(where, "rev-parse", "HEAD")
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """What is measured, as a repository's last commit; ASV's machine file goes to a home of its own."""
-    where = tmp_path / "checkout"
-    left_out = shutil.ignore_patterns("__pycache__", "results")
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is measured, as a repository's last commit, with two ops: ASV imports all that there are."""
+    where = tmp_path_factory.mktemp("walk") / "checkout"
+    left_out = shutil.ignore_patterns("*.pyc.*", "results")
     for folder in ("memfix", "benchmarks"):
         shutil.copytree(ROOT / folder, where / folder, ignore=left_out)
+    for op in (where / "memfix/ops").iterdir():
+        if op.is_dir() and op.name not in OPS:
+            shutil.rmtree(op)
     shutil.copy(ROOT / "asv.conf.json", where)
     (where / ".gitignore").write_text("__pycache__/\n.asv/\n")
     git(where.parent, "init", "-q", "checkout")
@@ -49,11 +54,20 @@ def checkout(tmp_path: Path) -> Path:
     return where
 
 
-def walk(where: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def checkout(committed: Path, tmp_path: Path) -> Path:
+    """A copy for one test; ASV's machine file goes to a home of its own."""
+    return shutil.copytree(committed, tmp_path / "checkout")
+
+
+def run(where: Path, module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # the folder of an editable installation comes after this one, as in a checkout of one's own
     settings = {**os.environ, "HOME": str(where.parent), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.walk", *arguments]
-    return subprocess.run(command, cwd=where, env={**settings, **environment}, capture_output=True, text=True)
+    return forked_python("-m", f"benchmarks.{module}", *arguments, cwd=where, env={**settings, **environment})
+
+
+def walk(where: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(where, "walk", *arguments, **environment)
 
 
 def results_of(where: Path) -> Path:
@@ -136,8 +150,7 @@ def test_a_broken_result_file_is_named(checkout: Path, text: str) -> None:
     broken.parent.mkdir(parents=True)
     broken.write_text(text)
     for module in ("walk", "pages"):
-        command = [sys.executable, "-m", f"benchmarks.{module}"]
-        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+        done = run(checkout, module)
         assert done.returncode == 2
         assert str(broken) in done.stderr
         assert "restore it from git, or delete it" in done.stderr

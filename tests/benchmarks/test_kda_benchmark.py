@@ -40,7 +40,7 @@ from benchmarks.rounds import forget_gradients, train
 from memfix.meters.base import Step
 from memfix.registry import contracts
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = Shape(batch=1, tokens=20, heads=2, width=8)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_python import forked_python
 
 import memfix
 from benchmarks.history import figures, ops
@@ -15,7 +14,7 @@ from memfix.contract import Contract, Dim, TensorSpec
 from memfix.laws import NAIVE
 from memfix.registry import all_contracts
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_op_form_and_case_is_a_class_with_the_methods_its_contract_gives_it() -> None:
@@ -149,16 +148,12 @@ torch.ones(8, device="cuda").sum().item()
 """
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-
-
 def test_importing_the_benchmarks_asks_nothing_of_cuda() -> None:
-    done = run_python(WATCHED)
+    done = forked_python("-c", WATCHED, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu
 def test_a_fork_after_the_import_can_use_the_gpu() -> None:
-    done = run_python(FORKED)
+    done = forked_python("-c", FORKED, cwd=ROOT)
     assert done.returncode == 0, done.stderr

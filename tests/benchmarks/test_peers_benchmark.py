@@ -21,7 +21,7 @@ from benchmarks.rounds import LEAST_ROUNDS, MOST_ROUNDS, Limits, enough_rounds, 
 from memfix.meters.base import Step
 from memfix.registry import contracts
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = Setting(width=32, vocabulary=500, dtype="float32", device="cpu")
 SMALL_OPTIONS = "--device cpu --tokens 64 --vocabulary 500 --width 32 --dtype float32".split()
 

@@ -1,0 +1,91 @@
+"""A Python that has imported torch and forks for each command, so that no command pays for the import again.
+
+``forked_python.py`` starts it and talks to it. A request is one line of JSON on standard input. The answer is two lines
+on standard output: the id of the child, and what ``os.waitpid`` says of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+# what memfix, its benchmarks and a pytest session import, in the order in which a fresh process would
+IMPORTED = ("pytest", "numpy", "torch", "torch._dynamo", "hypothesis.strategies", "rich.table", "click", "yaml")
+
+
+def main() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    assert "memfix" not in sys.modules, "each command imports its own memfix"
+    threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else [""]
+    assert len(threads) == 1, "a fork copies the calling thread only; another one may hold a lock"
+    gc.freeze()  # a collection in a child looks at what the child made, and copies no page of ours for that
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            run(json.loads(line))
+        print(child, file=answers, flush=True)
+        print(os.waitpid(child, 0)[1], file=answers, flush=True)
+
+
+def run(request: dict[str, Any]) -> None:
+    """Run ``python -m MODULE ...`` or ``python -c CODE ...`` as a fresh process would, and end this process."""
+    os.setpgid(0, 0)  # a command that takes too long is killed with its children
+    for number, name, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["stdout"], os.O_WRONLY),
+        (2, request["stderr"], os.O_WRONLY),
+    ):
+        file = os.open(name, flags)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    # the interpreter reads these when it starts
+    places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:0] = [os.getcwd(), *(os.path.abspath(place) for place in places)]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    importlib.invalidate_caches()
+    os._exit(_ended(*request["command"]))
+
+
+def _ended(option: str, program: str, *arguments: str) -> int:
+    """The exit code. Nothing of the interpreter is torn down, which takes as long as some commands."""
+    sys.argv = [option, *arguments]
+    try:
+        if option == "-m":
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
+            exec(compile(program, "<string>", "exec", dont_inherit=True), vars(main))
+        code: Any = 0
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        file.flush()
+    return (code or 0) & 0xFF
+
+
+if __name__ == "__main__":
+    # neither the folder of this file nor what the tests import is a command's own
+    del sys.path[0]
+    main()

@@ -1,0 +1,135 @@
+"""A contract's suite on a toy: every kind of check passes an honest form, and fails one that breaks its law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import memfix
+from memfix.contract import Contract, Dim, TensorSpec
+from memfix.laws import SpeedBudget
+
+# x * x.sum(): naive makes a matrix for it
+TOY = """
+import time
+import memfix
+from memfix import BadInput, Budget, Dim, Scaling, SpeedBudget, TensorSpec
+from memfix.contract import setting
+
+def naive(x):
+    return (x[:, None] * x[None, :]).sum(1)
+
+def factored(x):
+    if x.ndim != 1:
+        raise ValueError(f"x must have one axis, got {x.ndim}")
+    return x * x.sum()
+
+def broken(x):
+    time.sleep(0.005)
+    return naive(x.flatten()) * 1.01
+
+contract = memfix.Contract(
+    name="times_sum",
+    naive=naive,
+    forms={"factored": factored, "broken": broken},
+    dims={"N": Dim(1, 40)},
+    inputs=[TensorSpec("x", "N", grad=True)],
+    cases={"small": {"N": 8}, "large": {"N": 1024}},
+    dtypes=["float64"],
+    budgets=[Budget(form, bytes="4*N*e + 16") for form in ("factored", "broken")],
+    scaling=[Scaling(form, dim="N", case="large") for form in ("factored", "broken")],
+    speed=[SpeedBudget("factored", case="small", times_naive=100), SpeedBudget("broken", case="small", times_naive=5)],
+    bad_inputs=[BadInput("two axes", setting(x=lambda x: x[None]), "x must have one axis")],
+)
+test_times_sum = memfix.suite(contract)
+"""
+CHECKS = ("equal-float64", "refuses-two_axes", "small-small", "small-large", "small-drawn", "grows-N", "fast-small-cpu")
+
+KERNELS = """
+import memfix, torch, triton, triton.language as tl
+from memfix import Dim, Form, TensorSpec
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+@triton.jit
+def double_until_the_end(x, y, n, BLOCK: tl.constexpr):
+    for start in range(0, n, BLOCK):
+        if start > n:
+            break
+        tl.store(y + start, 2 * tl.load(x + start))
+
+def form_of(kernel):
+    def form(x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, x.numel(), BLOCK=128)
+        return y
+    return Form(form, has_kernels=True)
+
+contract = memfix.Contract(
+    name="doubling",
+    naive=lambda x: 2 * x,
+    forms={"honest": form_of(double), "broken": form_of(double_until_the_end)},
+    dims={"N": Dim(1, 100)},
+    inputs=[TensorSpec("x", "N")],
+    cases={"small": {"N": 64}},
+    dtypes=["float32"],
+)
+test_doubling = memfix.suite(contract)
+"""
+
+
+def test_every_kind_of_check_passes_an_honest_form_and_fails_a_broken_one(
+    pytester: pytest.Pytester, run: Callable
+) -> None:
+    pytester.makepyfile(TOY)
+    pytester.makeini("[pytest]\nmemfix_lock = memory.lock\n")
+    run("-k", "factored-small and not drawn", "--memfix-update").assert_outcomes(passed=2)
+    result = run("-m", "not gpu", "-v")
+    lines = result.stdout.str().splitlines()
+    for check in CHECKS:
+        assert any(f"[factored-{check}] PASSED" in line for line in lines), check
+        assert any(f"[broken-{check}] FAILED" in line for line in lines), check
+    result.assert_outcomes(passed=len(CHECKS), failed=len(CHECKS))
+
+
+def test_kernels_that_no_compiler_takes_fail(pytester: pytest.Pytester, run: Callable) -> None:
+    pytest.importorskip("triton")
+    pytester.makepyfile(KERNELS)
+    result = run("-k", "compiles", "-v")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*[[]honest-compiles[]] PASSED*", "*[[]broken-compiles[]] FAILED*"])
+
+
+# ---------------------------------------------------------------- some of the checks
+def names_of(test: Callable[..., None]) -> set[str]:
+    (marker,) = test.pytestmark  # type: ignore[attr-defined]
+    return {parameter.id for parameter in marker.args[1]}
+
+
+def doubling() -> Contract:
+    return Contract(
+        "doubling",
+        naive=lambda x: 2 * x,
+        forms={"sum": lambda x: x + x},
+        dims={"N": Dim(1, 9)},
+        inputs=[TensorSpec("x", "N")],
+        cases={"small": {"N": 4}},
+        dtypes=("float32",),
+        speed=[SpeedBudget("sum", case="small", times_naive=9, device=device) for device in ("cpu", "cuda")],
+    )
+
+
+def test_only_gpu_and_only_cpu_are_the_two_parts_of_a_suite() -> None:
+    on_gpu, on_cpu = (names_of(memfix.suite(doubling(), only=only)) for only in ("gpu", "cpu"))
+    assert on_gpu == {"sum-equal-float32-cuda", "sum-fast-small-cuda", "naive-predicted-small", "sum-predicted-small"}
+    assert on_cpu == {"sum-equal-float32", "sum-small-small", "sum-fast-small-cpu"}
+    assert names_of(memfix.suite(doubling())) == on_gpu | on_cpu
+
+
+def test_an_unknown_part_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^only must be 'gpu', 'cpu' or None, got 'cuda'$"):
+        memfix.suite(doubling(), only="cuda")  # type: ignore[arg-type]
