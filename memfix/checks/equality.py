@@ -166,12 +166,14 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     elif contract.forms[form].has_kernels and is_interpreting():
         mend()  # a child has done so; a process in which the user set TRITON_INTERPRET has not
     reference = _reference(contract, draw, device)
+    goes_second = _goes_second(contract, draw)
     with poisoned_memory(device):
-        if _goes_second(contract, draw):
-            _evaluate(contract, form, draw, make_inputs(contract, replace(draw, seed=draw.seed + 1), device))
+        if goes_second:
+            other = make_inputs(contract, replace(draw, seed=draw.seed + 1), device)
+            _evaluate(contract, form, draw, other, repeats=False)
         tensors = make_inputs(contract, draw, device)
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        answer = _evaluate(contract, form, draw, tensors)
+        answer = _evaluate(contract, form, draw, tensors, repeats=not goes_second)
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
@@ -181,7 +183,8 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
 def _goes_second(contract: Contract, draw: Draw) -> bool:
     """Is another call of the same shape made first? An answer that is remembered is then the wrong one.
 
-    Half of the calls of a dtype, and each drawn call in half of the dtypes.
+    Half of the calls of a dtype, and each drawn call in half of the dtypes. The other half repeats backward instead,
+    where the op promises that.
     """
     dtypes = [*contract.dtypes]
     return (draw.seed + (dtypes.index(draw.case.dtype) if draw.case.dtype in dtypes else 0)) % 2 == 0
@@ -202,20 +205,21 @@ def _reference(contract: Contract, draw: Draw, device: str) -> Reference:
 
 
 def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
+    run_naive = partial(_evaluate, contract, NAIVE, draw, repeats=not _goes_second(contract, draw))
     with _blaming_naive():
         inputs = make_inputs(contract, draw, device)
         wide = _in_dtype(inputs, torch.float64)
-        truth = _evaluate(contract, NAIVE, draw, wide)
+        truth = run_naive(wide)
         if getattr(torch, draw.case.dtype) == torch.float64:
-            naive = _off_as_in_float32(contract, draw, inputs, truth)
+            naive = _off_as_in_float32(run_naive, inputs, truth)
         else:
-            naive = _evaluate(contract, NAIVE, draw, inputs)
+            naive = run_naive(inputs)
 
     nudge = sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
 
     def make_nearby() -> list[Answer]:
         with _blaming_naive():
-            return [_evaluate(contract, NAIVE, draw, wide, _Nudge(nudge, seed)) for seed in (1, 2)]
+            return [run_naive(wide, nudge=_Nudge(nudge, seed)) for seed in (1, 2)]
 
     return Reference(naive, truth, make_nearby, nudge)
 
@@ -250,9 +254,12 @@ def _evaluate(
     form: str,
     draw: Draw,
     tensors: Mapping[str, torch.Tensor],
+    *,
+    repeats: bool,
     nudge: _Nudge | None = None,
 ) -> Answer:
-    """Call the form, and its backward with a random upstream gradient, twice over where the op promises it."""
+    """Call the form, and its backward with a random upstream gradient; twice, if it ``repeats`` and the op promises
+    that."""
     if nudge is not None:
         tensors = {
             name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
@@ -267,7 +274,7 @@ def _evaluate(
     if wanted and not differentiable:
         found |= {f"gradient of {name}": None for name in wanted}
     elif wanted:
-        rounds = ("gradient of", "second gradient of") if contract.repeats_backward else ("gradient of",)
+        rounds = ("gradient of", "second gradient of") if repeats and contract.repeats_backward else ("gradient of",)
         for number, title in enumerate(rounds):
             upstream = [_upstream(output, draw, number) for output in differentiable]
             if nudge is not None:
@@ -291,11 +298,13 @@ def _upstream(output: torch.Tensor, draw: Draw, number: int) -> torch.Tensor:
     return gradient.to(getattr(torch, draw.case.dtype)).to(output.dtype)
 
 
-def _off_as_in_float32(contract: Contract, draw: Draw, inputs: Mapping[str, torch.Tensor], truth: Answer) -> Answer:
+def _off_as_in_float32(
+    run_naive: Callable[[Mapping[str, torch.Tensor]], Answer], inputs: Mapping[str, torch.Tensor], truth: Answer
+) -> Answer:
     """Naive in float64, which is the truth itself, off by what naive loses in float32, as much finer as float64 is."""
     narrow = _in_dtype(inputs, torch.float32)
-    rounded = _evaluate(contract, NAIVE, draw, narrow).tensors
-    exact = _evaluate(contract, NAIVE, draw, _in_dtype(narrow, torch.float64)).tensors
+    rounded = run_naive(narrow).tensors
+    exact = run_naive(_in_dtype(narrow, torch.float64)).tensors
     finer = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     moved: dict[str, torch.Tensor | None] = {}
     for name, true in truth.tensors.items():

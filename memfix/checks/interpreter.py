@@ -6,14 +6,16 @@ rather left alone, since a simulated step launches nothing.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.util import Finalize
 from typing import TypeVar
+
+from .children import StartMethod, take_one_core
 
 VARIABLE = "TRITON_INTERPRET"
 SHARE, LEAST = 8, 4
@@ -36,14 +38,16 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
     """``function()`` from a child with the interpreter on. The function and its result travel by pickle."""
     if reason := _missing_package():
         raise CannotInterpret(reason)
-    return _child().submit(function).result()
+    start_interpreter()
+    return _CHILDREN[0].submit(function).result()
 
 
-def start_interpreter() -> None:
+def start_interpreter(method: StartMethod = "spawn") -> None:
     """Start the child now, where other threads will ask for it: until it has started, this whole process looks as if
     it interpreted, to Triton and to any process that is started meanwhile."""
-    if not _missing_package():
-        _child()
+    if not _CHILDREN and not _missing_package():
+        # where Triton is imported, it has decided already
+        _CHILDREN.append(_started("spawn" if "triton" in sys.modules else method))
 
 
 def _missing_package() -> str | None:
@@ -66,13 +70,6 @@ def _broken_numpy(error: Exception) -> str:
     return f"numpy cannot be imported ({type(error).__name__}: {first}); pip install --force-reinstall numpy"
 
 
-def take_one_core() -> None:
-    """For a child's start. Small tensors gain nothing from torch's own threads, and other processes use the cores."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def _start() -> None:
     import numpy
 
@@ -85,13 +82,15 @@ def _start() -> None:
     hurry()
 
 
-@functools.cache
-def _child() -> ProcessPoolExecutor:
-    """One for all checks of this process: it takes seconds to start. One that dies is not started again and again."""
+_CHILDREN: list[ProcessPoolExecutor] = []
+"""One for all checks of this process: it takes seconds to start. One that dies is not started again and again."""
+
+
+def _started(method: StartMethod) -> ProcessPoolExecutor:
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
     try:
-        child = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_start)
+        child = ProcessPoolExecutor(1, multiprocessing.get_context(method), initializer=_start)
         child.submit(os.getpid)  # now it has its environment
         # a worker waits at its end for what it started: it must be told before the queue to it is closed
         Finalize(child, child.shutdown, exitpriority=_BEFORE_QUEUES)

@@ -66,8 +66,9 @@ _INTERPRETER, _SHORTCUTS = "triton.runtime.interpreter", "quick_interpreter.py"
 
 
 def _calls_the_language(frame: FrameType) -> bool:
-    """A kernel that calls a function of the language with wrong arguments is refused in the interpreter's wrapper."""
-    return frame.f_code.co_name == "<lambda>" and "member" in frame.f_code.co_varnames
+    """A kernel that calls a function of the language with wrong arguments is refused where the interpreter, or our
+    shortcut for that, calls a ``member`` of it."""
+    return "member" in (*frame.f_code.co_varnames, *frame.f_code.co_freevars)
 
 
 def _version(package: str) -> str:

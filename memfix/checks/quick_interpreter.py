@@ -9,6 +9,7 @@ as they are.
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,8 @@ def hurry() -> None:
 
     for shortcut in (
         _prepare_the_language_once,
+        _call_the_language_directly,
+        _trust_widths,
         _leave_out_unread_checks,
         _look_up_dtypes_once,
         _find_types_of_shapes_when_asked,
@@ -34,26 +37,39 @@ def hurry() -> None:
 
 
 def _prepare_the_language_once(interpreter: Any, tl: Any) -> None:
-    """For a kernel and all functions that it calls, and not again for each of them."""
+    """For all kernels of the process and the functions that they call, and not again for each of them."""
     prepare: Any = interpreter._patch_lang
     whole_language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    num_kernels = 0
+    for_good = functools.cache(lambda: prepare(whole_language))
 
     def prepared(function: Any) -> Any:
-        nonlocal num_kernels
-        if num_kernels:
-            return SimpleNamespace(restore=lambda: None)
-        scope = prepare(whole_language)
-        num_kernels += 1
-
-        def restore() -> None:
-            nonlocal num_kernels
-            num_kernels -= 1
-            scope.restore()
-
-        return SimpleNamespace(restore=restore)
+        for_good()
+        return SimpleNamespace(restore=lambda: None)
 
     interpreter._patch_lang = prepared
+
+
+def _call_the_language_directly(interpreter: Any, tl: Any) -> None:
+    """Without a copy of the keywords at every call, and without the check that comes before every function of it."""
+
+    def call_directly(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        semantic = interpreter.TritonSemantic(builder)
+        member = getattr(member, "__wrapped__", member)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return member(*args, **kwargs)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr  # noqa: B018 - where there is none, it stays as it is
+    interpreter._patch_attr = call_directly
+
+
+def _trust_widths(interpreter: Any, tl: Any) -> None:
+    """Of every array it is checked that it is no wider than its dtype, which it always is."""
+    interpreter.TensorHandle.__post_init__  # noqa: B018 - as above
+    interpreter.TensorHandle.__post_init__ = lambda self: None
 
 
 def _leave_out_unread_checks(interpreter: Any, tl: Any) -> None:
@@ -104,18 +120,17 @@ def _describe_types_once(interpreter: Any, tl: Any) -> None:
     """What a type of blocks has besides its name follows from that of its elements and the shape."""
     block_type: Any = tl.core.block_type
     describe = block_type.__init__
-    known: dict[Any, dict[str, Any]] = {}
+    known: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
 
     def described(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = tuple(shape)
-        if isinstance(element_ty, tl.pointer_type) or not all(type(size) is int for size in sizes):
-            describe(self, element_ty, shape)
+        key = (element_ty.name, tuple(shape))  # by name: Triton's own hash of a type is slow
+        found = known.get(key)
+        if found is not None:
+            self.__dict__.update(found)
             return
-        key = (element_ty, sizes)
-        if key not in known:
-            describe(self, element_ty, shape)
+        describe(self, element_ty, shape)
+        if not isinstance(element_ty, tl.pointer_type) and all(type(size) is int for size in key[1]):
             known[key] = vars(self).copy()
-        vars(self).update(known[key])
 
     block_type.__init__ = described
 
@@ -127,13 +142,13 @@ def _describe_tensors_once(interpreter: Any, tl: Any) -> None:
     known: dict[str, dict[str, Any]] = {}
 
     def described(self: Any, handle: Any, type: Any) -> None:
-        if not type.is_block():
-            describe(self, handle, type)
+        found = known.get(type.name)
+        if found is not None:
+            self.__dict__.update(found, handle=handle, type=type)
             return
-        if type.name not in known:
-            describe(self, handle, type)
+        describe(self, handle, type)
+        if type.is_block():
             known[type.name] = vars(self).copy()
-        vars(self).update(known[type.name], handle=handle, type=type)
 
     tensor.__init__ = described
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
+from ..checks.children import import_what_children_need, start_method, take_one_core
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import (
     Examination,
@@ -21,7 +22,7 @@ from ..checks.examine import (
     examine_refusals,
     put_together,
 )
-from ..checks.interpreter import start_interpreter, take_one_core
+from ..checks.interpreter import start_interpreter
 from ..contract import Contract
 from ..laws import NAIVE
 from ..meters import get_meter
@@ -40,6 +41,8 @@ class Part:
     kind: str
     forms: tuple[str, ...]
     dtypes: tuple[str, ...] = ()
+    device: str = "cpu"
+    """Where equality runs. Known before anything is simulated: meanwhile torch says that there is a GPU."""
 
     def examine(self, effort: Effort) -> Found:
         contract, found = all_contracts()[self.op], Found()
@@ -49,7 +52,7 @@ class Part:
         elif self.kind == "refusals":
             found |= examine_refusals(contract, self.forms)
         for dtype in self.dtypes:
-            found |= examine_equality(contract, self.forms, dtype, effort)
+            found |= examine_equality(contract, self.forms, dtype, effort, device=self.device)
         return found
 
 
@@ -63,7 +66,7 @@ def parts_of(contract: Contract, meter: Meter) -> Iterator[Part]:
     others = tuple(name for name in contract.forms if name not in kernels)
     if kernels and gpu_unavailable_reason() is None:
         for form, dtype in itertools.product(kernels, contract.dtypes):
-            yield Part(contract.name, _COMPILED, (form,), (dtype,))
+            yield Part(contract.name, _COMPILED, (form,), (dtype,), device="cuda")
     elif kernels:
         yield Part(contract.name, _INTERPRETED, kernels, tuple(contract.dtypes))
     if others:
@@ -88,7 +91,8 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     parts = [part for contract in contracts for part in parts_of(contract, meter)]
     if not travels or num_workers < 2 or len(parts) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
-    found = _examine_parts(parts, effort, min(num_workers, len(parts)), say)
+    with _one_core():
+        found = _examine_parts(parts, effort, min(num_workers, len(parts)), say)
     if meter.name != "simulated":
         for contract in contracts:
             for form in (NAIVE, *found[contract.name].equal_forms(contract, tuple(contract.forms))):
@@ -103,9 +107,11 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
     parts = sorted(parts, key=lambda part: (_ORDER.index(part.kind), -len(registered[part.op].forms)))
     waiting = Counter(part.op for part in parts)
     found = {op: Found() for op in waiting}
-    context = multiprocessing.get_context("spawn")
+    method = start_method()
+    if method == "fork":
+        import_what_children_need()
     if any(part.kind == _INTERPRETED for part in parts):
-        start_interpreter()  # before there are workers
+        start_interpreter(method)  # before there are workers
 
     def note(op: str, part: Found) -> None:
         found[op] |= part
@@ -115,10 +121,9 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
             say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
 
     with (
-        ProcessPoolExecutor(num_workers - 1, context, initializer=take_one_core) as workers,
+        ProcessPoolExecutor(num_workers - 1, multiprocessing.get_context(method), initializer=take_one_core) as workers,
         # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
         ThreadPoolExecutor(1) as waiting_for_child,
-        _one_core(),
     ):
         asked = {
             (waiting_for_child if part.kind == _INTERPRETED else workers).submit(_examine_part, part, effort.name): part

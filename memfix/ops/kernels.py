@@ -6,18 +6,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Whether kernels run in Triton's interpreter, which has no 16-bit dot and cuts bfloat16 off."""
-
-
-@triton.jit
-def rounded(values, dtype: tl.constexpr):
-    """``values.to(dtype)``, to the nearest in the interpreter too."""
-    if INTERPRETED and dtype == tl.bfloat16:
-        bits = values.to(tl.float32).to(tl.uint32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        kept = tl.where(values == values, nearest, 0x7FC0)
-        return kept.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return values.to(dtype)
+"""Whether kernels run in Triton's interpreter, which has no 16-bit dot."""
 
 
 @triton.jit

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 ANSWERS = """
 import hashlib, json, sys, torch
+from memfix.checks.mended_interpreter import mend
 from memfix.ops.kda.triton import triton_kda
+mend()
 if sys.argv[1] == "hurried":
     from memfix.checks.quick_interpreter import hurry
     hurry()
@@ -35,7 +37,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 places = (interpreter._patch_lang, interpreter._get_np_dtype, tl.core.tuple.__init__, tl.core.block_type.__init__,
           tl.core.tensor.__init__, interpreter.TritonSemantic.binary_op_type_checking_impl,
-          interpreter.TritonSemantic.broadcast_impl_value)
+          interpreter.TritonSemantic.broadcast_impl_value, interpreter._patch_attr,
+          interpreter.TensorHandle.__post_init__)
 shortcuts = [place.__module__ == "memfix.checks.quick_interpreter" for place in places]
 shortcuts.append(not interpreter.interpreter_builder.options.sanitize_overflow)
 print(json.dumps([digests, shortcuts]))
@@ -64,3 +67,19 @@ def test_the_child_that_interprets_warns_of_nothing_that_a_gpu_is_silent_on() ->
     import numpy
 
     assert set(in_interpreter(numpy.geterr).values()) == {"ignore"}
+
+
+def test_bfloat16_is_rounded_and_widened_as_torch_does_it() -> None:
+    """The interpreter as it is cuts the lower half of a float32 off."""
+    import torch
+
+    from memfix.checks.mended_interpreter import _nearest_bfloat16
+
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (200_000,), generator=generator).int()
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 1e-40, -1e-45, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
+    values = torch.cat([bits.view(torch.float32), special])
+    rounded = torch.from_numpy(_nearest_bfloat16(values.numpy()).view("int16")).view(torch.bfloat16)
+    expected = values.bfloat16()
+    assert torch.equal(rounded.isnan(), values.isnan())
+    assert torch.equal(rounded[~values.isnan()].view(torch.int16), expected[~values.isnan()].view(torch.int16))

@@ -179,7 +179,7 @@ class NoWorkers:
 
 def test_where_little_is_asked_no_worker_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "ProcessPoolExecutor", NoWorkers)
-    monkeypatch.setattr(workers, "start_interpreter", lambda: None)
+    monkeypatch.setattr(workers, "start_interpreter", lambda method: None)
     contract = all_contracts()["embedding"]
     (found,) = examine_all([contract], METER, get_effort("dev"), lambda _: None)
     assert found.op == "embedding"
@@ -225,7 +225,7 @@ def test_the_interpreter_is_started_before_any_worker(monkeypatch: pytest.Monkey
         raise Started
 
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(workers, "start_interpreter", lambda: started.append("interpreter"))
+    monkeypatch.setattr(workers, "start_interpreter", lambda method: started.append("interpreter"))
     monkeypatch.setattr(workers, "ProcessPoolExecutor", start_workers)
     with pytest.raises(Started):
         examine_all(list(all_contracts().values()), METER, get_effort("dev"), lambda _: None)

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ...checks.children import take_one_core
 from ...checks.inputs import Draw, StepOf
-from ...checks.interpreter import take_one_core
 from ...contract import Contract
 from ...errors import MeasurementError, MemfixError
 from ...laws import NAIVE

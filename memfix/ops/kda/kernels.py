@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels import product, rounded
+from ..kernels import product
 
 LOWEST_GATE = tl.constexpr(-1000.0)
 """Its exponential is 0 in float32; -inf itself would leave sums as NaN."""
@@ -55,7 +55,7 @@ def _load(tensor, row, exists, columns, WIDTH, H):
 @triton.jit
 def _store(tensor, row, exists, columns, values, WIDTH, H):
     at, inside = _tile(tensor, row, exists, columns, WIDTH, H)
-    tl.store(at, rounded(values, tensor.dtype.element_ty), mask=inside)
+    tl.store(at, values.to(tensor.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def _sums(ranges, values, dtype: tl.constexpr):
 
     Of gates that is as good as the rest: ``exp(x)``, x <= 0, is then off by ``-x * exp(x) <= 0.37`` roundings of 1.
     """
-    return product(rounded(ranges.to(tl.float32), dtype), rounded(values, dtype))
+    return product(ranges.to(tl.float32).to(dtype), values.to(dtype))
 
 
 # ---------------------------------------------------------------- inside a chunk
@@ -136,8 +136,8 @@ def prepare(
         weighed += tl.where(i == j, tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)[:, None], 0.0)
         for level in range(_num_levels(C)):
             factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
-            decayed_key = rounded(key.to(tl.float32) * factor, dtype)
-            decayed_query = rounded(query.to(tl.float32) * factor, dtype)
+            decayed_key = (key.to(tl.float32) * factor).to(dtype)
+            decayed_query = (query.to(tl.float32) * factor).to(dtype)
             meet = _pairs(i, j, level)
             across = tl.trans(decayed_key)
             overlaps += tl.where(meet, product(decayed_key, across), 0.0)
@@ -152,8 +152,8 @@ def prepare(
         solved -= product(solved, product(joining, solved, dtype != tl.float32), dtype != tl.float32)
 
     at_pair = chunk * (C * C) + i * C + j
-    solved_rounded = rounded(solved, dtype)
-    tl.store(scores + at_pair, rounded(weighed * scale, dtype))
+    solved_rounded = solved.to(dtype)
+    tl.store(scores + at_pair, (weighed * scale).to(dtype))
     if KEEPS_INVERSE:
         tl.store(inverse + at_pair, solved_rounded)
 
@@ -163,7 +163,7 @@ def prepare(
         gates, _ = _gates(g, row, exists, columns, K, H)
         key = _load(k, row, exists, columns, K, H).to(tl.float32)
         since_start = tl.exp(_sums(j <= i, gates, dtype))
-        weight = product(solved_rounded, rounded(key * since_start * strength[:, None], dtype))
+        weight = product(solved_rounded, (key * since_start * strength[:, None]).to(dtype))
         _store(weights, row, exists, columns, weight, K, H)
         query = _load(q, row, exists, columns, K, H).to(tl.float32) * since_start * scale
         _store(queries, row, exists, columns, tl.where(i >= first_nan, float("nan"), query), K, H)
@@ -174,7 +174,7 @@ def prepare(
     for block in range(0, V, BLOCK_V):
         columns = block + tl.arange(0, BLOCK_V)
         value = _load(v, row, exists, columns, V, H).to(tl.float32) * strength[:, None]
-        _store(values, row, exists, columns, product(solved_rounded, rounded(value, dtype)), V, H)
+        _store(values, row, exists, columns, product(solved_rounded, value.to(dtype)), V, H)
 
 
 # ---------------------------------------------------------------- from chunk to chunk
@@ -226,8 +226,8 @@ def scan(
         key_CK = _load(keys, row, exists, at_k, K, H)
         score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
         kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
-        narrow_VK = rounded(state_VK, dtype)
-        new_VC = rounded(tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK)), dtype)
+        narrow_VK = state_VK.to(dtype)
+        new_VC = (tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK))).to(dtype)
         answer_VC = product(narrow_VK, tl.trans(query_CK)) + product(new_VC, tl.trans(score_CC))
         _store(out, row, exists, at_v, tl.trans(answer_VC), V, H)
         state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
@@ -261,9 +261,9 @@ def scan_there_and_back(
         value_CV = _load(values, row, exists, at_v, V, H)
         key_CK = _load(keys, row, exists, at_k, K, H)
         kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
-        narrow_VK = rounded(state_VK, dtype)
+        narrow_VK = state_VK.to(dtype)
         tl.store(states + chunk * (K * V) + at_state, narrow_VK, mask=in_state)
-        new_VC = rounded(tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK)), dtype)
+        new_VC = (tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK))).to(dtype)
         _store(values, row, exists, at_v, tl.trans(new_VC), V, H)
         state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
 
@@ -280,9 +280,9 @@ def scan_there_and_back(
         score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
         kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
         out_VC = tl.trans(_load(grad_out, row, exists, at_v, V, H).to(dtype))
-        narrow_VK = rounded(grad_VK, dtype)
+        narrow_VK = grad_VK.to(dtype)
         tl.store(grad_states + chunk * (K * V) + at_state, narrow_VK, mask=in_state)
-        value_VC = rounded(product(out_VC, score_CC) + product(narrow_VK, tl.trans(key_CK)), dtype)
+        value_VC = (product(out_VC, score_CC) + product(narrow_VK, tl.trans(key_CK))).to(dtype)
         _store(grad_values, row, exists, at_v, tl.trans(value_VC), V, H)
         grad_VK = grad_VK * kept[None, :] + product(out_VC, query_CK) - product(value_VC, weight_CK)
     if WANTS_INITIAL:
@@ -320,10 +320,10 @@ def gradients_of_pairs(
         written = product(solved, _load(grad_values, row, exists, columns, V, H))
         of_strength += tl.sum(written * _load(v, row, exists, columns, V, H).to(tl.float32), 1)
         _store(grad_v, row, exists, columns, written * strength[:, None] + poison, V, H)
-        of_overlaps -= product(rounded(written, dtype), across)
+        of_overlaps -= product(written.to(dtype), across)
         _store(grad_values, row, exists, columns, written, V, H)
-    tl.store(grad_scores + at_pair, rounded(of_scores * scale, dtype))
-    tl.store(grad_overlaps + at_pair, rounded(of_overlaps, dtype))
+    tl.store(grad_scores + at_pair, (of_scores * scale).to(dtype))
+    tl.store(grad_overlaps + at_pair, of_overlaps.to(dtype))
     tl.store(grad_beta + row + token * H, of_strength + poison, mask=exists)
 
 
@@ -389,13 +389,13 @@ def gradients_of_channels(
         decayed_query = query.to(tl.float32) * factor
         meet = _pairs(i, j, level)
         here = tl.where(meet, of_overlaps, 0.0)
-        of_key = product(here, rounded(decayed_key, dtype))
+        of_key = product(here, decayed_key.to(dtype))
         grad_strength += tl.sum(of_key * decayed_key, 1)
         of_key *= strength[:, None]
-        of_key += product(tl.trans(here), rounded(decayed_key * strength[:, None], dtype))
+        of_key += product(tl.trans(here), (decayed_key * strength[:, None]).to(dtype))
         here = tl.where(meet, of_scores, 0.0)
-        of_key += product(tl.trans(here), rounded(decayed_query, dtype))
-        of_query = product(here, rounded(decayed_key, dtype))
+        of_key += product(tl.trans(here), decayed_query.to(dtype))
+        of_query = product(here, decayed_key.to(dtype))
         grad_key += of_key * factor
         grad_query += of_query * factor
         grad_gate += _sums(_ranges(j, i, level), decayed_query * of_query + decayed_key * of_key, dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels import INTERPRETED, rounded
+from ..kernels import INTERPRETED
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST_SUM = tl.constexpr(2.0**100)
@@ -96,9 +96,9 @@ def exponentials(
             if STORES:
                 if STRAYS_ONLY:
                     if own_steps > 0:
-                        out_CV.store([first_token, first_class], rounded(values, out_CV.dtype))
+                        out_CV.store([first_token, first_class], values.to(out_CV.dtype))
                 else:
-                    out_CV.store([first_token, first_class], rounded(values, out_CV.dtype))
+                    out_CV.store([first_token, first_class], values.to(out_CV.dtype))
             tl.store(at_part, tl.sum(tl.where((classes < vocabulary)[None, :], values, 0.0), 1), mask=writes)
 
 
@@ -161,14 +161,14 @@ def settle(
         is_likely = (own_value > 0.5 * total) & (slope != 0.0)
         at_target = values_CV + tokens * values_stride + tl.load(target + tokens, mask=counts, other=0)
         difference = own_value - total * (share / slope)
-        tl.store(at_target, rounded(difference, values_CV.dtype.element_ty), mask=counts & is_likely)
+        tl.store(at_target, difference.to(values_CV.dtype.element_ty), mask=counts & is_likely)
         scale = slope / total
         tl.store(row_scale + tokens, scale, mask=counts)
         tl.store(target_share + tokens, tl.where(is_likely, 0.0, share), mask=counts)
         at = tl.arange(0, WIDTH)
         inside = counts[:, None] & (at < width)[None, :]
         hidden_CD = tl.load(hidden + tokens[:, None] * hidden_stride + at[None, :], mask=inside, other=0.0)
-        scaled_CD = rounded(hidden_CD.to(tl.float32) * scale[:, None], scaled_hidden.dtype.element_ty)
+        scaled_CD = (hidden_CD.to(tl.float32) * scale[:, None]).to(scaled_hidden.dtype.element_ty)
         tl.store(scaled_hidden + tokens[:, None] * width + at[None, :], scaled_CD, mask=inside)
 
 
@@ -190,7 +190,7 @@ def finish_hidden(
     weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=subtracts, other=0.0)
     value_CD -= share[:, None] * weight_CD.to(tl.float32)
     where = out + tokens[:, None] * out_stride + at[None, :]
-    tl.store(where, rounded(alpha * value_CD, out.dtype.element_ty), mask=inside)
+    tl.store(where, (alpha * value_CD).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -233,8 +233,8 @@ def add_to_weight(
             left_half = _with_stored(left_half, stored_VD.load([first_class, first]), scale)
             right_half = _with_stored(right_half, stored_VD.load([first_class, first + HALF]), scale)
         if IS_LAST:
-            out_VD.store([first_class, first], rounded(alpha * left_half, out_VD.dtype))
-            out_VD.store([first_class, first + HALF], rounded(alpha * right_half, out_VD.dtype))
+            out_VD.store([first_class, first], (alpha * left_half).to(out_VD.dtype))
+            out_VD.store([first_class, first + HALF], (alpha * right_half).to(out_VD.dtype))
         else:
             largest = tl.maximum(tl.max(tl.abs(left_half), 1), tl.max(tl.abs(right_half), 1))
             # 2**14 of the stored numbers is the power of two at or below the largest
@@ -273,13 +273,13 @@ def subtract_targets(
             where = hidden + rows[:, None] * hidden_stride + at[None, :] * column_stride
             hidden_CD = tl.load(where, mask=belongs[:, None] & inside[None, :], other=0.0)
             # rounded as the other products see it, where autocast has a wider one
-            hidden_CD = rounded(hidden_CD.to(tl.float32), tl.bfloat16).to(tl.float32)
+            hidden_CD = hidden_CD.to(tl.float32).to(tl.bfloat16).to(tl.float32)
             total_D += tl.sum(share[:, None] * hidden_CD, 0)
             goes_on = tl.sum(belongs.to(tl.int32), 0) == TOKENS
             place += TOKENS
         at_gradient = gradient + column * width + at
         value_D = tl.load(at_gradient, mask=inside, other=0.0).to(tl.float32) - alpha * total_D
-        tl.store(at_gradient, rounded(value_D, gradient.dtype.element_ty), mask=inside)
+        tl.store(at_gradient, value_D.to(gradient.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -394,9 +394,7 @@ def pass_over_logits(
                     weight = tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
                 spread = tl.load(smooth_share + tokens, mask=counts, other=0.0)
                 result -= spread[:, None] * weight[None, :]
-            tl.store(
-                gradient_rows + classes[None, :], rounded(result * slope, gradient_RV.dtype.element_ty), mask=block
-            )
+            tl.store(gradient_rows + classes[None, :], (result * slope).to(gradient_RV.dtype.element_ty), mask=block)
 
 
 # ---------------------------------------------------------------- the upstream factor
@@ -408,4 +406,4 @@ def scale_in_place(tensor, factor, num_elements, ELEMENTS: tl.constexpr):
         at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
         inside = at < num_elements
         old = tl.load(tensor + at, mask=inside)
-        tl.store(tensor + at, rounded(old.to(value.dtype) * value, tensor.dtype.element_ty), mask=inside)
+        tl.store(tensor + at, (old.to(value.dtype) * value).to(tensor.dtype.element_ty), mask=inside)
