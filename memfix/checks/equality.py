@@ -66,7 +66,7 @@ def check_equality(
     known = contract.forms[form].known_unequal.get(dtype)
     for number in (examples, 10 * examples) if known else (examples,):
         failure = smallest_failure(
-            lambda draw: compare_once(contract, form, draw, device), _calls(contract, dtype, number, random=random)
+            lambda draw: compare_once(contract, form, draw, device), drawn_calls(contract, dtype, number, random=random)
         )
         if failure is not None:
             return _failed(contract, form, *failure)
@@ -76,7 +76,7 @@ def check_equality(
     return Finding("equality", contract.name, form, "pass" if known is None else "fail", message)
 
 
-def _calls(contract: Contract, dtype: str, examples: int, *, random: bool) -> list[Drawn]:
+def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
 
     The same ones for every form, and drawn once; unless ``random``.
