@@ -218,6 +218,18 @@ def gate_power_table() -> list[str]:
     return lines
 
 
+def cheats_table() -> list[str]:
+    """In how many places of the gate every cheat shows, on each machine that was asked."""
+    measured = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob("cpu/cheat_margins_*.json"))]
+    machines = [f"{data['machine']}, torch {data['surroundings']['torch']}" for data in measured]
+    lines = [f"| cheat | op | caught by | {' | '.join(machines)} |", "|---|---|---|" + "--:|" * len(machines)]
+    counts = [{row["cheat"]: f"{row['shows']} of {row['places']}" for row in data["cheats"]} for data in measured]
+    for row in measured[0]["cheats"]:
+        cells = " | ".join(of_machine.get(row["cheat"], "") for of_machine in counts)
+        lines.append(f"| `{row['cheat']}` | `{row['op']}` | {row['check']} | {cells} |")
+    return lines
+
+
 def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
     return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
 
@@ -232,6 +244,7 @@ TABLES = {
     "agreement": agreement_table,
     "third_party": third_party_table,
     "oracle": oracle_table,
+    "cheats": cheats_table,
 }
 
 

@@ -21,6 +21,8 @@ from .laws import NAIVE, Budget, Scaling, SpeedBudget, Tolerance
 
 Layout = Literal["contiguous", "transposed", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided")
+Pattern = Literal["even", "runs", "alike"]
+PATTERNS: tuple[Pattern, ...] = ("even", "runs", "alike")
 
 FLOOR = "floor"  # called for by name like a form, and no form: nobody holds it against naive
 
@@ -76,7 +78,8 @@ class TensorSpec:
     ``sometimes`` is a value that replaces a random share of the elements (none and all of them included), or the
     name of a choice that holds it, such as an ignore index. ``grad`` says that the input may need a gradient;
     draws freeze it now and then. An ``optional`` one may be None: draws leave it out now and then, and a case
-    does unless its ``present`` names it.
+    does unless its ``present`` names it. ``patterns`` are the ways in which values may go together within a call
+    (``checks/values.py``); leave one out only where every form loses its digits there, naive among them.
     """
 
     name: str
@@ -88,6 +91,7 @@ class TensorSpec:
     scale: float = 1.0
     sometimes: float | str | None = None
     layouts: tuple[Layout, ...] = LAYOUTS
+    patterns: tuple[Pattern, ...] = PATTERNS
     optional: bool = False
     log_uniform: bool = False
     cumulative: str | None = None
@@ -109,6 +113,8 @@ class TensorSpec:
         unknown = set(self.layouts) - set(LAYOUTS)
         if unknown or not self.layouts:
             raise ContractError(f"input {self.name!r}: layouts must be some of {LAYOUTS}, got {self.layouts}")
+        if set(self.patterns) - set(PATTERNS) or not self.patterns:
+            raise ContractError(f"input {self.name!r}: patterns must be some of {PATTERNS}, got {self.patterns}")
 
     def _require_cuts(self) -> None:
         if self.dtype not in ("int32", "int64") or len(self.axes) != 1 or not self.axes[0].endswith("+1"):
@@ -381,6 +387,7 @@ def _spelled(tolerance: Tolerance) -> str:
 def _spelled_spec(spec: TensorSpec) -> str:
     unless_given = ("optional", "log_uniform", "cumulative", "fan_in")
     hidden = {"name", *(option for option in unless_given if not getattr(spec, option))}
+    hidden |= {"patterns"} if spec.patterns == PATTERNS else set()
     shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name not in hidden]
     return ", ".join(shown)
 

@@ -227,6 +227,11 @@ def test_the_size_of_an_element_is_torchs(dtype: str, size: int) -> None:
             "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided'), got ('contiguous', 'sparse')",
         ),
         ({"layouts": ()}, "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided'), got ()"),
+        (
+            {"patterns": ("even", "odd")},
+            "input 'x': patterns must be some of ('even', 'runs', 'alike'), got ('even', 'odd')",
+        ),
+        ({"patterns": ()}, "input 'x': patterns must be some of ('even', 'runs', 'alike'), got ()"),
     ],
 )
 def test_an_input_that_cannot_be_drawn_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -13,6 +13,7 @@ from ..laws import Tolerance
 
 _IN_16_BITS = (torch.bfloat16, torch.float16)
 _ENOUGH_FOR_AN_AVERAGE = 16
+_TERMS_BELOW_NORMAL = 64
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
 
@@ -179,8 +180,8 @@ def _complaint(
         allowed_and_why = f"allowed {allowed:.3g}: it rounds more often than naive"
         return f"{average:.3g} on average, naive by {own_average:.3g}, {allowed_and_why}"
     if tolerance.rms_ulps is not None and dtype in _IN_16_BITS:
-        # what is below the normal numbers of the dtype has fewer digits than a rounding leaves
-        allowed = tolerance.rms_ulps * eps * size + torch.finfo(dtype).tiny + slack
+        # below the normal numbers of the dtype each term of a product is off by up to half of eps * tiny
+        allowed = tolerance.rms_ulps * eps * size + _TERMS_BELOW_NORMAL * eps * torch.finfo(dtype).tiny + slack
         if not average <= allowed:
             allowed_and_why = f"allowed {allowed:.3g}: it rounds what the form promises to keep in float32"
             return f"{average:.3g} on average, {allowed_and_why}"

@@ -22,7 +22,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
-from ..contract import Case, Contract, Dim, Layout
+from ..contract import Case, Contract, Dim, Layout, Pattern
 from .inputs import Draw
 
 Draws = st.SearchStrategy[Draw]
@@ -73,7 +73,7 @@ def _as_usual(contract: Contract, draw: Draw) -> Draw:
     choices = {name: values[0] for name, values in contract.choices.items()}
     layouts = {spec.name: spec.layouts[0] for spec in contract.inputs if not spec.optional}
     case = replace(draw.case, dims=dims, choices=choices, present=())
-    return replace(draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset())
+    return replace(draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset(), patterns={})
 
 
 def _made(draws: Draws, source: Random) -> Iterator[Drawn]:
@@ -187,17 +187,22 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
             dims[dim] = draw(st.sampled_from(edges) | anywhere if edges else anywhere, label=dim)
     choices = _choices(draw, contract)
     seed = draw(st.integers(0, 2**16))
-    share = draw(st.sampled_from([0.3, 0.0, 0.3, 0.0, 0.3, 1.0]))  # seldom all: then little is left to compare
+    share = draw(st.sampled_from([0.3, 0.0] * 5 + [0.3, 1.0]))  # seldom all: little is left to compare
     # large values show an exponential that nobody shifted, small ones what is rounded before it is compared, and those
-    # between what a trained model gives
-    magnitude = draw(st.sampled_from([1.0, 1.0, 3.0, 8.0, 0.1]))
+    # between, as a trained model has them, what is rounded before a softmax
+    magnitude = draw(st.sampled_from([1.0, 5.0, 3.0, 8.0, 0.1]))
     present = _present(draw, contract)
     inputs = [spec for spec in contract.inputs if not spec.optional or spec.name in present]
     layouts: dict[str, Layout] = {spec.name: draw(st.sampled_from(spec.layouts), label=spec.name) for spec in inputs}
     grads = [spec.name for spec in inputs if spec.grad]
     frozen = draw(st.sets(st.sampled_from(grads))) if grads and draw(st.integers(0, 3)) == 3 else set()
     case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype, present)
-    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen))
+    patterns: dict[str, Pattern] = {
+        spec.name: draw(st.sampled_from(spec.patterns), label=f"pattern of {spec.name}")
+        for spec in inputs
+        if spec.dtype != "bool" and spec.cumulative is None
+    }
+    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen), patterns)
 
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:

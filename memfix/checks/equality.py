@@ -72,10 +72,9 @@ def check_equality(
         return _interpreted(again, contract, form)
     known = contract.forms[form].known_unequal.get(dtype)
     for number in (examples, 10 * examples) if known else (examples,):
+        calls = drawn_calls(contract, dtype, number, random=random)
         with gpu_beside_others() if device == "cuda" else contextlib.nullcontext():
-            failure = smallest_failure(
-                lambda draw: compare_once(contract, form, draw, device), _calls(contract, dtype, number, random=random)
-            )
+            failure = smallest_failure(lambda draw: compare_once(contract, form, draw, device), calls)
         if failure is not None:
             return _failed(contract, form, *failure, device)
     message = f"{dtype}: equal in {number} drawn calls on {device}"
@@ -84,7 +83,7 @@ def check_equality(
     return Finding("equality", contract.name, form, "pass" if known is None else "fail", message)
 
 
-def _calls(contract: Contract, dtype: str, examples: int, *, random: bool) -> list[Drawn]:
+def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
 
     The same ones for every form, and drawn once; unless ``random``.

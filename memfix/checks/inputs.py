@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +9,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import LAYOUTS, Case, Contract, Layout, TensorSpec
+from ..contract import LAYOUTS, PATTERNS, Case, Contract, Layout, Pattern
 from ..errors import UsageError, did_you_mean
 from ..laws import Phase
 from ..meters.base import Step
+from .values import make_values
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A case with everything else that fixes a call: values, layouts and frozen inputs.
+    """A case with everything else that fixes a call: values, their patterns, layouts and frozen inputs.
 
     ``share`` is how often a ``sometimes`` value stands, and how much of a mask is set; ``magnitude`` multiplies inputs
     that are drawn as normal, and draws log-uniform ones to the end of their range that it names, ``low`` where it is
@@ -32,6 +32,7 @@ class Draw:
     magnitude: float = 1.0
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
+    patterns: Mapping[str, Pattern] = field(default_factory=dict)
 
     def spelled(self) -> str:
         """The draw on one line; ``parsed`` reads it back."""
@@ -39,6 +40,7 @@ class Draw:
         parts += [f"share={self.share:g}"] if self.share is not None else []
         parts += [f"magnitude={self.magnitude:g}"] if self.magnitude != 1 else []
         parts += [f"layout.{name}={layout}" for name, layout in self.layouts.items() if layout != "contiguous"]
+        parts += [f"pattern.{name}={pattern}" for name, pattern in self.patterns.items() if pattern != "even"]
         parts += [f"frozen={name}" for name in sorted(self.frozen)]
         return ",".join(parts)
 
@@ -46,6 +48,7 @@ class Draw:
     def parsed(contract: Contract, text: str) -> Draw:
         settings: dict[str, Any] = {}
         layouts: dict[str, Layout] = {}
+        patterns: dict[str, Pattern] = {}
         frozen: set[str] = set()
         present: list[str] = []
         own: dict[str, Any] = {}
@@ -56,12 +59,15 @@ class Draw:
             if not equals:
                 raise UsageError(f"--at is a list of name=value, got {part!r}")
             speaks_of_value = key in ("frozen", "present")
-            named = key.removeprefix("layout.") if key.startswith("layout.") else value if speaks_of_value else None
+            kind, dot, of_input = key.partition(".")
+            named = of_input if dot else value if speaks_of_value else None
             if named is not None and named not in names:
                 raise UsageError(f"--at: {contract.name} has no input {named!r}{did_you_mean(named, names)}")
             try:
-                if key.startswith("layout."):
-                    layouts[key.removeprefix("layout.")] = LAYOUTS[LAYOUTS.index(value)]
+                if kind == "layout" and dot:
+                    layouts[of_input] = LAYOUTS[LAYOUTS.index(value)]
+                elif kind == "pattern" and dot:
+                    patterns[of_input] = PATTERNS[PATTERNS.index(value)]
                 elif key == "frozen":
                     frozen.add(value)
                 elif key == "present":
@@ -75,10 +81,7 @@ class Draw:
             except (ValueError, StopIteration):
                 raise UsageError(f"--at: cannot read {part!r}") from None
         case = contract.case_of("drawn", {**settings, "present": present})
-        return Draw(case, **own, layouts=layouts, frozen=frozenset(frozen))
-
-
-_SHARE_OF_A_MASK = 0.3
+        return Draw(case, **own, layouts=layouts, frozen=frozenset(frozen), patterns=patterns)
 
 
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
@@ -100,7 +103,11 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
             continue
         tensor = _laid_out(size, dtype, device, layout)
         if generator is not None:
-            tensor.copy_(_values(spec, size, draw, dtype, generator))
+            made = make_values(
+                spec, draw.case, dtype, generator,
+                share=draw.share, magnitude=draw.magnitude, pattern=draw.patterns.get(spec.name, "even"),
+            )  # fmt: skip
+            tensor.copy_(made)
         tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
     return tensors
 
@@ -121,36 +128,6 @@ def _laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str, layout: La
     if layout == "strided" and size:
         return torch.empty((*size[:-1], 2 * size[-1] + 1), dtype=dtype, device=device)[..., 1::2]
     return torch.empty(size, dtype=dtype, device=device)
-
-
-def _values(
-    spec: TensorSpec, size: tuple[int, ...], draw: Draw, dtype: torch.dtype, generator: torch.Generator
-) -> torch.Tensor:
-    made: dict[str, Any] = {"generator": generator, "device": generator.device}
-    chance = torch.rand(size, **made)
-    if dtype == torch.bool:
-        return chance < (_SHARE_OF_A_MASK if draw.share is None else draw.share)
-    if not dtype.is_floating_point:
-        high = draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
-        tensor = torch.randint(int(spec.low or 0), int(high or 0), size, dtype=dtype, **made)
-    elif spec.low is not None or spec.high is not None:
-        low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
-        drawn = torch.rand(size, dtype=_random_dtype(dtype), **made)
-        if spec.log_uniform:
-            tensor = low * (math.log(high / low) * drawn**draw.magnitude).exp()
-        else:
-            tensor = low + (high - low) * drawn
-    else:
-        scale = spec.scale if spec.fan_in is None else spec.scale / math.sqrt(draw.case.dims[spec.fan_in])
-        tensor = draw.magnitude * scale * torch.randn(size, dtype=_random_dtype(dtype), **made)
-    if spec.sometimes is not None:
-        value = draw.case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
-        tensor = tensor.masked_fill(chance < (draw.share or 0), value)
-    return tensor
-
-
-def _random_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def call_form(contract: Contract, form: str, draw: Draw, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -12,6 +12,7 @@ import memfix
 from benchmarks.history import figures, ops
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.laws import NAIVE
+from memfix.meters.clock import Race
 from memfix.registry import all_contracts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,9 +86,28 @@ def test_a_peak_and_its_ratio_are_what_memfix_measures() -> None:
     assert figures.times_below_naive("rope", "shared_table", "small", "train") == round(below, 3)
 
 
-def test_a_ratio_of_times_is_there_where_both_fit() -> None:
-    assert 0.01 < figures.ratio("rope", "shared_table", "small", "overhead") < 100
-    assert 0.01 < figures.ratio("linear_cross_entropy", "naive", "small", "over_floor") < 1000
+@pytest.mark.parametrize(
+    ("op", "form", "name", "others"),
+    [
+        ("rope", "shared_table", "overhead", ("naive", "train")),
+        ("linear_cross_entropy", "naive", "over_floor", ("floor", "forward")),
+    ],
+)
+def test_a_ratio_of_times_is_the_forms_train_step_over_naives_or_over_the_floor(
+    monkeypatch: pytest.MonkeyPatch, op: str, form: str, name: str, others: tuple[str, str]
+) -> None:
+    raced: list[tuple[str, str]] = []
+
+    def race(*steps: tuple[str, str], device: str, pairs: int) -> Race:
+        raced.extend(steps)
+        assert figures.LEAST_PAIRS <= pairs <= figures.MOST_PAIRS
+        return Race(1.25, 1.25, 1.0, pairs)
+
+    monkeypatch.setattr(figures, "warm_step", lambda build: (build.form, build.phase))
+    monkeypatch.setattr(figures, "elapsed_s", lambda step: 0.01)
+    monkeypatch.setattr(figures, "race", race)
+    assert figures.ratio(op, form, "small", name) == 1.25
+    assert raced == [(form, "train"), others]
 
 
 @pytest.mark.skipif("figures.device() == 'cuda'")

@@ -129,10 +129,11 @@ def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
     assert any(d["rows_per_chunk"] > 1 and d["N"] % d["rows_per_chunk"] == 1 for d in dims)
     assert any(d["N"] % 2 for d in dims)
     assert {layout for draw in calls for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
+    assert {pattern for draw in calls for pattern in draw.patterns.values()} == {"even", "runs", "alike"}
     assert any(draw.frozen for draw in calls)
     assert {draw.share for draw in calls} == {0.0, 0.3, 1.0}
     assert {draw.case.present for draw in calls} == {(), ("bias",), ("class_weight",), ("bias", "class_weight")}
-    assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 8.0}
+    assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 5.0, 8.0}
 
 
 OPTIONAL = ("bias", "class_weight")
@@ -201,7 +202,7 @@ def test_draw_is_read_back_from_its_line():
     made = all_contracts()["linear_cross_entropy"]
     line = (
         "N=3,D=2,V=5,rows_per_chunk=2,reduction=sum,ignore_index=0,label_smoothing=0.1,softcap=None,z_loss=0.0,"
-        "dtype=bfloat16,present=bias,seed=7,share=1,layout.hidden=strided,frozen=weight"
+        "dtype=bfloat16,present=bias,seed=7,share=1,layout.hidden=strided,pattern.weight=runs,frozen=weight"
     )
     assert Draw.parsed(made, line).spelled() == line
 
@@ -213,6 +214,8 @@ def test_draw_is_read_back_from_its_line():
         ("N=x", "--at: cannot read 'N=x'"),
         ("frozen=wieght", "--at: linear_cross_entropy has no input 'wieght'; did you mean 'weight'?"),
         ("layout.hidden=round", "--at: cannot read 'layout.hidden=round'"),
+        ("pattern.hidden=round", "--at: cannot read 'pattern.hidden=round'"),
+        ("pattern.hiden=runs", "--at: linear_cross_entropy has no input 'hiden'; did you mean 'hidden'?"),
         ("reduction=max", "--at: cannot read 'reduction=max'"),
         ("present=bais", "--at: linear_cross_entropy has no input 'bais'; did you mean 'bias'?"),
     ],
@@ -361,7 +364,7 @@ def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(m
 def test_the_simplest_call_and_a_usual_one_are_tried_in_every_dtype_and_others_in_each():
     tried: dict[str, list[str]] = {}
     for dtype in WORKING_DTYPES:
-        calls = equality._calls(all_contracts()["linear_cross_entropy"], dtype, 5, random=False)
+        calls = equality.drawn_calls(all_contracts()["linear_cross_entropy"], dtype, 5)
         assert {call.draw.case.dtype for call in calls} == {dtype}
         tried[dtype] = [replace(call.draw, case=replace(call.draw.case, dtype="any")).spelled() for call in calls]
     assert {len(calls) for calls in tried.values()} == {5}

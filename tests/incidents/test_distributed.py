@@ -43,7 +43,7 @@ def test_two_processes_give_the_loss_curve_of_one_and_a_file_that_one_can_resume
     ]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
     done = subprocess.run(
-        command, cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     # one process speaks for both

@@ -1,4 +1,4 @@
-"""Two steps in turn: their ratio, how long a sample is, and a slowdown that is known."""
+"""Two steps in turn: their ratio, how long a sample is, and a slowdown that is known. The clock is scripted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import random
 import statistics
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -14,51 +15,65 @@ from memfix.meters import clock
 from memfix.meters.clock import LEAST_PAIRS, race, slowed
 
 
-def waits(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+class Clock:
+    """Stands still but for steps that say how long they take, and for a nanosecond at every reading."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def read(self) -> float:
+        self._now_s += 1e-9
+        return self._now_s
+
+    def step(self, seconds: float, name: str = "", log: list[str] | None = None) -> Callable[[], str]:
+        """Takes so long, writes its name into the log and gives it."""
+
+        def taken() -> str:
+            self._now_s += seconds
+            if log is not None:
+                log.append(name)
+            return name
+
+        return taken
 
 
-class Counted:
-    """A step that knows how often it ran and in what order."""
-
-    def __init__(self, name: str, log: list[str], seconds: float = 1e-4) -> None:
-        self.name, self.log, self.seconds = name, log, seconds
-
-    def __call__(self) -> None:
-        self.log.append(self.name)
-        waits(self.seconds)
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter", made.read)
+    return made
 
 
 @pytest.mark.parametrize(("second_begins", "order"), [(False, "ab ab ba ab ba"), (True, "ba ba ab ba ab")])
-def test_pairs_come_in_turns_and_change_sides(second_begins: bool, order: str) -> None:
+def test_pairs_come_in_turns_and_change_sides(scripted: Clock, second_begins: bool, order: str) -> None:
     log: list[str] = []
-    race(Counted("a", log), Counted("b", log), device="cpu", pairs=4, second_begins=second_begins)
+    steps = scripted.step(1e-4, "a", log), scripted.step(1e-4, "b", log)
+    race(*steps, device="cpu", pairs=4, second_begins=second_begins)
     assert "".join(log) == order.replace(" ", "")
 
 
 @pytest.mark.parametrize("second_begins", [False, True])
-def test_the_ratio_is_of_the_first_over_the_second(second_begins: bool) -> None:
-    found = race(lambda: waits(3e-4), lambda: waits(1e-4), device="cpu", pairs=21, second_begins=second_begins)
-    assert found.ratio == pytest.approx(3, rel=0.3)
-    assert found.first_s == pytest.approx(3e-4, rel=0.3)
+def test_the_ratio_is_of_the_first_over_the_second(scripted: Clock, second_begins: bool) -> None:
+    found = race(scripted.step(3e-4), scripted.step(1e-4), device="cpu", pairs=21, second_begins=second_begins)
+    assert found.ratio == pytest.approx(3, rel=1e-3)
+    assert found.first_s == pytest.approx(3e-4, rel=1e-3)
+    assert found.second_s == pytest.approx(1e-4, rel=1e-3)
 
 
-def test_a_short_step_is_repeated_until_a_sample_is_long_enough() -> None:
+def test_a_short_step_is_repeated_until_a_sample_is_long_enough(scripted: Clock) -> None:
     log: list[str] = []
-    found = race(Counted("a", log), Counted("b", log), device="cpu", pairs=2, sample_s=2e-3)
-    in_one_sample = (log.count("a") - 2) // 2  # but for the first time, and one to see how long it takes
-    assert 5 <= in_one_sample <= 20
-    assert found.second_s < 1e-3  # of one step, not of the sample
+    steps = scripted.step(1e-4, "a", log), scripted.step(1e-4, "b", log)
+    found = race(*steps, device="cpu", pairs=2, sample_s=2e-3)
+    first_time, to_see_how_long_it_takes = 1, 1
+    assert log.count("a") == first_time + to_see_how_long_it_takes + 2 * 20
+    assert found.second_s == pytest.approx(1e-4, rel=1e-3)  # of one step, not of the sample
 
 
-def test_long_steps_have_fewer_pairs_but_not_too_few() -> None:
-    log: list[str] = []
-    found = race(Counted("a", log, 2e-3), Counted("b", log, 2e-3), device="cpu", pairs=30, most_s=0.06)
-    assert LEAST_PAIRS <= found.pairs < 30
-    assert found.pairs % 2 == 0  # as often in one order as in the other
-    assert race(lambda: waits(2e-3), lambda: None, device="cpu", pairs=30, most_s=0.0).pairs == LEAST_PAIRS
+def test_long_steps_have_fewer_pairs_but_not_too_few(scripted: Clock) -> None:
+    long = scripted.step(2e-3)
+    found = race(long, long, device="cpu", pairs=30, most_s=0.059)
+    assert found.pairs == 16  # 15 pairs take so long, and there are as many in one order as in the other
+    assert race(long, scripted.step(0.0), device="cpu", pairs=30, most_s=0.0).pairs == LEAST_PAIRS
 
 
 @pytest.mark.parametrize(
@@ -97,14 +112,11 @@ def test_a_median_is_in_doubt_by_its_standard_error() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.1, 2.0])
-def test_a_slowed_step_takes_its_factor_longer_and_gives_what_it_gave(factor: float) -> None:
-    def step() -> str:
-        waits(5e-4)
-        return "result"
-
+def test_a_slowed_step_takes_its_factor_longer_and_gives_what_it_gave(scripted: Clock, factor: float) -> None:
+    step = scripted.step(5e-6, "result")
     slower = slowed(step, factor, "cpu")
     assert slower() == "result"
-    assert race(slower, step, device="cpu", pairs=31).ratio == pytest.approx(factor, rel=0.05)
+    assert race(slower, step, device="cpu", pairs=31).ratio == pytest.approx(factor, rel=0.01)
 
 
 def test_garbage_is_collected_before_a_race_and_neither_in_it_nor_between_it_and_its_warm_up() -> None:

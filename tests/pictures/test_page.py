@@ -49,7 +49,7 @@ def render(path: Path, folder: Path, fragment: str = "") -> str:
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
         "--window-size=1300,1000", f"--user-data-dir={folder / 'browser'}", "--dump-dom", f"{path.as_uri()}#{fragment}",
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 def text_of(markup: str) -> str:

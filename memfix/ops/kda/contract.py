@@ -62,7 +62,8 @@ def inputs(batch: str, sequences: str) -> list[TensorSpec]:
         # small: where beta |k|^2 is above 2 the delta rule itself diverges
         TensorSpec("k", f"{batch} T H K", grad=True, low=-0.3, high=0.3),
         TensorSpec("v", f"{batch} T H V", grad=True),
-        TensorSpec("g", f"{batch} T H K", grad=True, low=-115.0, high=-0.001, log_uniform=True, sometimes=0.0),
+        # the strongest are those that reset a state: after them a cumulative sum has few digits left for weak ones
+        TensorSpec("g", f"{batch} T H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0),
         TensorSpec("beta", f"{batch} T H", grad=True, low=0.0, high=2.0),
         TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
     ]

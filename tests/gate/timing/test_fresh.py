@@ -15,7 +15,8 @@ from memfix.gate.timing import child, fresh
 from memfix.gate.timing.child import Station, Task, Timed
 from memfix.gate.timing.fresh import FreshProcesses
 from memfix.gate.timing.places import BASE, CANARY, NAIVE_FORM, Place
-from memfix.meters.clock import Race
+from memfix.gate.timing.rule import CANARY_FACTOR
+from memfix.meters.clock import LEAST_PAIRS, Race
 from memfix.registry import contracts
 
 PLACE = Place("shared_table", "small", "train")
@@ -71,10 +72,38 @@ def test_a_process_that_dies_is_trouble_with_its_code(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_real_one_times_a_form_against_itself_slowed(device: str) -> None:
+    """What it reads is the machine's; what it must see of a slowdown is for ``benchmarks.gate_power``."""
     with FreshProcesses(Station("rope", device, None)) as processes:
         (timed,) = processes.timed([(PLACE, CANARY)], base_first=True)
+    assert (timed.subject, timed.trouble) == ((PLACE, CANARY), "")
     assert timed.race is not None
-    assert timed.race.ratio > 1.03
+    assert timed.race.pairs >= LEAST_PAIRS
+
+
+@pytest.mark.parametrize("base_first", [False, True])
+def test_the_canary_is_the_form_slowed_by_the_rules_factor_beside_the_form_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, base_first: bool
+) -> None:
+    slowdowns: list[tuple[object, float, str]] = []
+    raced: list[object] = []
+
+    def slowed(step: object, factor: float, device: str) -> str:
+        slowdowns.append((step, factor, device))
+        return "slowed"
+
+    def race(first: object, second: object, **_: object) -> Race:
+        raced.extend([first, second])
+        return Race(1.1, 1.1, 1.0, 2)
+
+    monkeypatch.setattr(child, "slowed", slowed)
+    monkeypatch.setattr(child, "race", race)
+    timed = child._timed(contracts(["rope"])[0], (PLACE, CANARY), STATION, base_first)
+    assert timed.race == Race(1.1, 1.1, 1.0, 2)
+    ((step, factor, device),) = slowdowns
+    assert (factor, device) == (CANARY_FACTOR, "cpu")
+    assert raced[0] == "slowed"
+    assert raced[1] is not step
+    assert callable(raced[1])
 
 
 @pytest.mark.parametrize("base_first", [False, True])

@@ -1,0 +1,178 @@
+"""In how many places of the gate every cheat shows: the margin of the check that must catch it.
+
+    python -m tests.cheats.margins [--json PATH] [--jobs NUMBER]
+
+A place is one thing that ``memfix gate`` looks at in its profile ``ci``: for equality a drawn call in one dtype, for
+budgets and leaks a case in one phase or a drawn shape, for scaling a law, for bad inputs a call that must be refused.
+The incident is left out: a cheat must be caught far below it. Bytes are exact, so one place is enough for them.
+A rounding is not: on another CPU it falls otherwise, so equality must catch a cheat in ``DEMANDED`` calls or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+
+from memfix import Contract
+from memfix.checks.bad_inputs import check_bad_input
+from memfix.checks.draws import drawn, memory_draws
+from memfix.checks.effort import PROFILES
+from memfix.checks.equality import NaiveFailed, compare_once, drawn_calls
+from memfix.checks.inputs import Draw, phases_of
+from memfix.checks.interpreter import take_one_core
+from memfix.checks.memory import judge_leak, measure_and_judge, measure_phases
+from memfix.checks.scaling import check_scaling
+from memfix.files import write_whole
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+from memfix.surroundings import describe
+
+FOLDER = Path(__file__).resolve().parent
+EFFORT = PROFILES["ci"]
+FORM = "cheat"
+DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "scaling": 1, "bad input": 1}
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How often a cheat shows, in how many places that were looked at."""
+
+    cheat: str
+    op: str
+    check: str
+    shows: int
+    places: int
+
+
+def names() -> list[str]:
+    """Every cheat, those of an op together: naive's answers are remembered from one to the next."""
+    no_cheats = {"margins", "test_cheats"}
+    found = [path.stem for path in FOLDER.glob("*.py") if path.stem not in no_cheats]
+    return sorted(found, key=lambda name: (load(name).OP, name))
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"cheat_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def margin(name: str, *, enough: int | None = None) -> Margin:
+    """Count where the cheat shows; stop looking where ``enough`` places have shown it."""
+    cheat = load(name)
+    contract = all_contracts()[cheat.OP].with_form(FORM, cheat.form, like=cheat.LIKE)
+    shows = places = 0
+    for is_shown in _PLACES[cheat.CAUGHT_BY](contract):
+        places += 1
+        shows += is_shown
+        if enough is not None and shows >= enough:
+            break
+    return Margin(name, cheat.OP, cheat.CAUGHT_BY, shows, places)
+
+
+# ---------------------------------------------------------------- places, by check: does the cheat show there?
+def _calls(contract: Contract) -> Iterator[bool]:
+    by_dtype = [drawn_calls(contract, dtype, EFFORT.equality_examples) for dtype in contract.dtypes]
+    for call in itertools.chain.from_iterable(zip(*by_dtype, strict=True)):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a cheat's own, and of a CPU without instructions for a dtype
+                compare_once(contract, FORM, call.draw)
+        except (NaiveFailed, TypeError):  # the reference is broken, or the cheat was not even called
+            raise
+        except Exception:
+            yield True
+        else:
+            yield False
+
+
+def _budgets(contract: Contract) -> Iterator[bool]:
+    meter = get_meter("simulated")
+    for case in _cases(contract):
+        budgets = [budget for budget in contract.budgets_of(FORM, case) if not budget.known_broken]
+        for finding in measure_and_judge(contract, budgets, Draw(contract.cases[case]), meter):
+            yield finding.status == "fail"
+    at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
+    for call in drawn(memory_draws(contract), contract, EFFORT.memory_examples):
+        findings = measure_and_judge(contract, at_any_shape, call.draw, meter)
+        yield any(finding.status == "fail" for finding in findings)
+
+
+def _leaks(contract: Contract) -> Iterator[bool]:
+    meter = get_meter("simulated")
+    for case in map(contract.cases.__getitem__, _cases(contract)):
+        readings = measure_phases(contract, FORM, Draw(case), phases_of(contract), meter)
+        for phase, reading in readings.items():
+            yield judge_leak(contract, FORM, case, phase, reading) is not None
+
+
+def _laws_of_growth(contract: Contract) -> Iterator[bool]:
+    for law in contract.scaling:
+        if law.form == FORM:
+            yield check_scaling(contract, law, get_meter("simulated")).status == "fail"
+
+
+def _bad_inputs(contract: Contract) -> Iterator[bool]:
+    for bad in contract.bad_inputs:
+        yield check_bad_input(contract, FORM, bad).status == "fail"
+
+
+def _cases(contract: Contract) -> list[str]:
+    """The smallest first: it is measured soonest."""
+    return [name for name in reversed(contract.cases) if name != "incident"]
+
+
+_PLACES: dict[str, Callable[[Contract], Iterator[bool]]] = {
+    "equality": _calls,
+    "budget": _budgets,
+    "leak": _leaks,
+    "scaling": _laws_of_growth,
+    "bad input": _bad_inputs,
+}
+
+
+# ---------------------------------------------------------------- the command
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; 1 where a cheat shows less often than is demanded."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cheats.margins", description=main.__doc__)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="keep the counts there")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [default: one a core]")
+    asked = parser.parse_args(arguments)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, context, initializer=take_one_core) as workers:
+        found = list(workers.map(margin, names()))
+    where = f"{platform.machine()}, torch {describe()['torch']}"
+    print(f"{'cheat':44} {'op':22} {'caught by':10} shows in, {where}")
+    for row in found:
+        print(f"{row.cheat:44} {row.op:22} {row.check:10} {row.shows} of {row.places}")
+    if asked.json is not None:
+        data = {
+            "machine": platform.machine(),
+            "surroundings": describe(),
+            "profile": EFFORT.name,
+            "cheats": [asdict(row) for row in found],
+        }
+        write_whole(asked.json, json.dumps(data, indent=2) + "\n", "the counts")
+    too_few = [row for row in found if row.shows < DEMANDED[row.check]]
+    for row in too_few:
+        print(f"{row.cheat} shows in {row.shows} of {row.places}, demanded {DEMANDED[row.check]}", file=sys.stderr)
+    return 1 if too_few else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
