@@ -103,13 +103,13 @@ def test_layers_of_a_run_and_the_card_that_it_does_not_fit(memfix: Any) -> None:
 
 
 def test_the_most_layers_are_found(memfix: Any) -> None:
-    ended = memfix("fit", "kda_transitions", *KDA_RUN, "model.kda_form=wy", "--capacity", "1MiB", "--json", "-")
+    ended = memfix("fit", "kda_transitions", *KDA_RUN, "model.kda_form=wy", "--capacity", "512KiB", "--json", "-")
     assert ended.exit_code == 0
     (found,) = json.loads(ended.out)["layers"]
     fits = {row["value"]: row["fits"] for row in found["tried"]}
     assert fits[found["largest"]]
     assert not fits[found["largest"] + 1]
-    assert f"1.00 MiB: {found['largest']} layers" in ended.err
+    assert f"512.00 KiB: {found['largest']} layers" in ended.err
 
 
 # ---------------------------------------------------------------- refusals

@@ -90,6 +90,22 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+def leave_out_kernels(folder: Path, op: str) -> None:
+    """Take the forms with kernels out of the contract: to interpret them takes longer than all the rest."""
+    with (folder / f"memfix/ops/{op}/contract.py").open("a") as file:
+        file.write(WITHOUT_KERNELS)
+
+
+WITHOUT_KERNELS = """
+from dataclasses import replace
+
+forms = {name: form for name, form in contract.forms.items() if not form.has_kernels}
+laws = {name: getattr(contract, name) for name in ("budgets", "scaling", "speed")}
+laws = {name: [law for law in laws[name] if law.form in forms] for name in laws}
+contract = replace(contract, forms=forms, **laws)
+"""
+
+
 def gate(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     """``memfix gate`` with the memfix of ``folder``; ``more`` are variables of its environment."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "160", "MEMFIX_PROFILE": "dev"}

@@ -20,12 +20,12 @@ from memfix.checks.examine import (
     put_together,
 )
 from memfix.checks.interpreter import in_interpreter, is_interpreting, start_interpreter
-from memfix.contract import Contract
+from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from memfix.gate import run, workers
 from memfix.gate.judge import judge
 from memfix.gate.report import table_rows
 from memfix.gate.workers import Part, examine_all, parts_of
-from memfix.laws import NAIVE
+from memfix.laws import NAIVE, Budget, Scaling
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.ops.embedding.gather import gather_embedding
@@ -42,9 +42,31 @@ def by_parts(contract: Contract) -> Examination:
     return put_together(contract, tuple(contract.forms), found)
 
 
-@pytest.mark.parametrize("op", ["embedding", "rope"])
-def test_parts_say_what_the_whole_says(op: str) -> None:
-    contract = all_contracts()[op]
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return (x.bfloat16() * 2 + 1).to(x.dtype)
+
+
+# an equal form, and a reported one that is not, in one dtype of two
+AFFINE = Contract(
+    "affine",
+    naive=lambda x: x * 2 + 1,
+    forms={
+        "in_place": lambda x: (x * 2).add_(1),
+        "rounded": Form(rounded, reported=True, known_unequal={"float32": "it is rounded to bfloat16"}),
+    },
+    dims={"N": Dim(1, 9)},
+    inputs=[TensorSpec("x", "N", grad=True)],
+    cases={"small": {"N": 256}},
+    dtypes=("float32", "bfloat16"),
+    budgets=[Budget("in_place", phase="forward", bytes="N*e")],
+    scaling=[Scaling("in_place", dim="N", case="small")],
+    bad_inputs=[BadInput("no tensor", setting(x=None), "NoneType", TypeError)],
+)
+
+
+@pytest.mark.parametrize("contract", [all_contracts()["embedding"], AFFINE], ids=lambda contract: contract.name)
+def test_parts_say_what_the_whole_says(contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "all_contracts", lambda: {contract.name: contract})
     whole = examine(contract, METER, EFFORT)
     assert by_parts(contract) == whole
     assert {finding.check for finding in whole.findings} >= {"equality", "bad input", "budget"}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked_python import forked_python
 from toy import ALONE
 
 import memfix
@@ -30,6 +28,26 @@ def curve_alone(*overrides: str, resume: Path | None = None) -> list[tuple[float
     return [(step.loss, step.gradient_norm) for step in train(INCIDENT, trainable, config, ALONE, resume=resume)]
 
 
+# two processes with the variables that torchrun gives them
+AS_TORCHRUN = """
+import os, socket, sys, torch.multiprocessing
+from memfix.cli import main
+
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+
+def one_process(rank):
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(port)
+    )
+    sys.argv = sys.argv[1:]
+    main()
+
+torch.multiprocessing.start_processes(one_process, nprocs=2, start_method="fork")
+"""
+
+
 def flat(curve: list[tuple[float, float]]) -> list[float]:
     return [figure for step in curve for figure in step]
 
@@ -37,14 +55,10 @@ def flat(curve: list[tuple[float, float]]) -> list[float]:
 def test_two_processes_give_the_loss_curve_of_one_and_a_file_that_one_can_resume(tmp_path: Path) -> None:
     """The same sequences a step: two processes with one each, or one with two. Float32 throughout."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "memfix", "train",
-        INCIDENT, "--config", str(TINY), "--json", "steps.jsonl", "training.batch_size=1", "training.device=cpu",
-        "training.steps=6", "checkpoint.path=run.pt", "checkpoint.every=4",
+        "memfix", "train", INCIDENT, "--config", str(TINY), "--json", "steps.jsonl", "training.batch_size=1",
+        "training.device=cpu", "training.steps=6", "checkpoint.path=run.pt", "checkpoint.every=4",
     ]  # fmt: skip
-    environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
-    )
+    done = forked_python("-c", AS_TORCHRUN, *command, cwd=tmp_path, timeout_s=600)
     assert done.returncode == 0, done.stderr
     # one process speaks for both
     assert done.stdout.splitlines()[0] == f"{INCIDENT}: 6 steps, processes: 2, cpu, float32"

@@ -24,12 +24,14 @@ from memfix.meters.base import Reading
 from memfix.meters.stages import Stage, listening
 
 METER = get_meter("simulated")
-# one batch of 2 x 20 tokens, 2 heads of 8: a state is 1 KiB a sequence
+# one batch of two sequences, 2 heads of 8: a state is 1 KiB a sequence
+TOKENS = 12
 STATE_BYTES = 2 * 2 * 8 * 8 * 4
+SHORT = (*SHRUNKEN, f"data.context_length={TOKENS}", f"training.batch_tokens={2 * TOKENS}", "model.layers=3")
 
 
 def settings(*overrides: str, capacity: int | str = "24GiB") -> ProfileSettings:
-    return settings_of(overrides=(*SHRUNKEN, "model.layers=3", *overrides), capacity=capacity)
+    return settings_of(overrides=(*SHORT, *overrides), capacity=capacity)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,7 @@ def test_every_layer_is_a_stage_and_all_keep_alike(streamed: Profile) -> None:
 def test_dense_layers_keep_transitions_and_states_and_streamed_ones_do_not(streamed: Profile) -> None:
     dense = stages(profile(settings("model.kda_form=naive")))["layer 2"].added_bytes
     lean = stages(streamed)["layer 2"].added_bytes
-    tokens = 20
-    assert dense - lean > 2 * tokens * STATE_BYTES - 4 * STATE_BYTES
+    assert dense - lean > 2 * TOKENS * STATE_BYTES - 4 * STATE_BYTES
 
 
 @pytest.mark.parametrize("form", ["streamed", "wy"])
@@ -84,7 +85,7 @@ def test_of_forms_of_many_nodes_layers_are_exact_and_backward_nearly(form: str) 
         {stage.name: stage for stage in METER.measure(StagedStep(trainable, run, *prepare)).stages}
         for prepare in ((op.put_into,), ())
     )
-    token_bytes = 2 * 20 * 2 * 8 * 4
+    token_bytes = 2 * TOKENS * 2 * 8 * 4
     for name, stage in whole.items():
         assert quick[name].end_bytes == stage.end_bytes
         assert 0 <= quick[name].peak_bytes - stage.peak_bytes <= 4 * token_bytes
@@ -147,13 +148,13 @@ def test_forms_are_compared_by_the_layers_that_fit(streamed: Profile) -> None:
 
 
 def test_long_sequences_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "COMPARED_UP_TO", 19)
+    monkeypatch.setattr(profiling, "COMPARED_UP_TO", TOKENS - 1)
     assert not any(line.startswith("kda/") for line in said("wy", 1 << 30))
 
 
 @pytest.mark.parametrize("form", ["naive", "wy"])
 def test_the_line_ends_where_layers_stop_fitting(form: str) -> None:
-    chosen, capacity = settings(f"model.kda_form={form}"), 1 << 20
+    chosen, capacity = settings(f"model.kda_form={form}"), 1 << 19
     (fit,) = most_layers(chosen, [capacity])
     fits = {row.value: row.fits for row in fit.tried}
     assert (fits[fit.value], fits[fit.value + 1]) == (True, False)
@@ -184,6 +185,6 @@ def test_settings_that_do_not_exist_are_refused(change: dict[str, Any], message:
 
 def test_a_profile_says_what_it_is_of(streamed: Profile) -> None:
     assert streamed.title == (
-        "kda_transitions hn_xs, 3 layers, 2 x 20 tokens, kda/streamed in chunks of 64, float32, H200"
+        "kda_transitions hn_xs, 3 layers, 2 x 12 tokens, kda/streamed in chunks of 64, float32, H200"
     )
     assert dataclasses.replace(streamed).as_dict()["settings"]["model"]["kda_form"] == "streamed"
