@@ -19,7 +19,7 @@ def major_and_minor(version: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def tested_torch() -> str:
+def torch_range() -> str:
     """``2.11 to 2.15``"""
     return f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} to {NEWEST_TORCH[0]}.{NEWEST_TORCH[1]}"
 
@@ -34,4 +34,4 @@ def untested_torch(version: str, measured: str | None) -> str | None:
     if OLDEST_TORCH <= here <= NEWEST_TORCH or (measured and major_and_minor(measured) == here):
         return None
     on_gpu = f"; on a GPU they were measured with torch {measured}" if measured else ""
-    return f"torch {version} was not tested: the rules follow the kernels of torch {tested_torch()}{on_gpu}"
+    return f"torch {version} was not tested: the rules follow the kernels of torch {torch_range()}{on_gpu}"

@@ -245,7 +245,9 @@ def put_together(contract: Contract, forms: Sequence[str], found: Found) -> Exam
         if form in equal:
             findings += _memory_findings(contract, form, trusted)
             continue
-        message = "no memory of it can pass: the form is not equal to naive"
+        *_, last = _until_unequal(contract, form, found)
+        message = "is not equal to naive" if last.status == "fail" else "was not compared with naive"
+        message = f"no memory of it can pass: the form {message}"
         if form in known_unequal:
             message = "memory not judged: the form is known to be not equal to naive"
         findings.append(Finding("budget", contract.name, form, "note", message))

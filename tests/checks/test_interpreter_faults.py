@@ -220,6 +220,7 @@ def test_gate_ends_with_could_not_measure_and_not_with_a_regression() -> None:
     found = examine(contract_of(incompatible), get_meter("simulated"), PROFILES["dev"])
     verdict = judge([found], lock=None, meter="simulated")
     assert verdict.exit_code == EXIT_NOT_MEASURED, [finding.text() for finding in verdict.findings]
+    assert "no memory of it can pass: the form was not compared with naive" in {f.message for f in verdict.findings}
 
 
 def test_error_without_an_interpreter_is_none_of_its_faults() -> None:

@@ -20,7 +20,7 @@ ANSWERS = """
 import hashlib, json, sys, torch
 from memfix.checks.mended_interpreter import mend
 from memfix.ops.kda.triton import triton_kda
-mend()
+mend()  # without it Triton 3.6 gives no answers with numpy 2.4
 if sys.argv[1] == "hurried":
     from memfix.checks.quick_interpreter import hurry
     hurry()

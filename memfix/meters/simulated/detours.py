@@ -165,10 +165,13 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
         if tracker.launches is not None:
             tracker.launches.append(Launch.of(kernel, arguments, options))
 
-    launchers = [jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics]
+    launchers: list[tuple[Any, str]] = [(jit.JITFunction, "run")]
+    launchers += [(autotuner.Autotuner, "run"), (autotuner.Heuristics, "run")]
     if interpreter := sys.modules.get("triton.runtime.interpreter"):  # in a process that interprets its kernels
-        launchers.append(interpreter.InterpretedFunction)
-    return [(launcher, "run", launch) for launcher in launchers]
+        interpreted = interpreter.InterpretedFunction
+        has_run = hasattr(interpreted, "run")  # before Triton 3.6 each function has its own
+        launchers.append((interpreted, "run") if has_run else (interpreter.GridExecutor, "__call__"))
+    return [(launcher, name, launch) for launcher, name in launchers]
 
 
 def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...files import write_whole
-from ...versions import tested_torch
+from ...versions import torch_range
 
 _PROBE = """
 import torch
@@ -102,7 +102,7 @@ def _probe_in_child() -> Verdict:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([package_root, os.environ.get("PYTHONPATH", "")]),
     }
-    way_out = f"use torch {tested_torch()} on Linux or macOS, or measure on a GPU with --meter=cuda"
+    way_out = f"use torch {torch_range()} on Linux or macOS, or measure on a GPU with --meter=cuda"
     try:
         child = subprocess.run(
             [sys.executable, "-c", _PROBE],
