@@ -13,6 +13,7 @@ from ..contract import LAYOUTS, PATTERNS, Case, Contract, Layout, Pattern
 from ..errors import UsageError, did_you_mean
 from ..laws import Phase
 from ..meters.base import Step
+from ..meters.stages import stage
 from .values import make_values
 
 
@@ -160,7 +161,10 @@ class StepOf:
 
 @dataclass(frozen=True)
 class StepsOf:
-    """Builds the steps of several phases on the same inputs, each ready when it is asked for, to be run once."""
+    """Builds the steps of several phases on the same fake inputs, each to be run once, without a warm-up.
+
+    A train step marks the point where its forward ends (``HELD``), so that nothing has to run for ``held`` alone.
+    """
 
     contract: Contract
     form: str
@@ -169,12 +173,11 @@ class StepsOf:
 
     def __call__(self, device: str) -> Iterator[Step]:
         steps = _Steps(self.contract, self.form, self.draw, device)
-        by_phase = {**steps.by_phase(), "held": steps.held_and_noted}
-        for phase in self.phases:
-            if phase == "train":
-                steps.make_upstreams()
-            yield by_phase[phase]
-            steps.drop_upstreams()
+        yield from ({**steps.by_phase(), "train": steps.first_train}[phase] for phase in self.phases)
+
+
+HELD = "held"
+"""The mark of a train step between its forward and its backward."""
 
 
 class _Steps:
@@ -187,7 +190,6 @@ class _Steps:
         is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
         self._tensors = make_inputs(contract, draw, device, values=not is_fake)
         self._upstreams: list[torch.Tensor] = []
-        self._outputs: list[_Laid] | None = None
         if is_fake:
             self._state_what_real_ones_would_be()
 
@@ -201,28 +203,29 @@ class _Steps:
     def held(self) -> object:
         return call_form(self._contract, self._form, self._draw, self._tensors)
 
-    def held_and_noted(self) -> object:
-        """The same, and how the outputs lie is written down for ``make_upstreams``."""
-        result = self.held()
-        self._outputs = [_Laid.like(tensor) for tensor in output_tensors(result) if tensor.requires_grad]
-        return result
-
     def train(self) -> None:
-        outputs = [t for t in output_tensors(self.held()) if t.requires_grad]
+        outputs = self._differentiable_outputs()
         if not self._upstreams:  # made in the warm-up: the upstream gradient is an input
             self._upstreams = _upstreams_of(outputs)
-        torch.autograd.backward(outputs, self._upstreams)
+        self._backward(outputs, self._upstreams)
+
+    def first_train(self) -> None:
+        """Without a warm-up: the upstream gradient is an input, though its shape is not known before."""
+        from ..meters.simulated.tracking import existing_before
+
+        outputs = self._differentiable_outputs()
+        stage(HELD)
+        with existing_before():
+            upstreams = _upstreams_of(outputs)
+        self._backward(outputs, upstreams)
+
+    def _differentiable_outputs(self) -> list[torch.Tensor]:
+        return [tensor for tensor in output_tensors(self.held()) if tensor.requires_grad]
+
+    def _backward(self, outputs: list[torch.Tensor], upstreams: list[torch.Tensor]) -> None:
+        torch.autograd.backward(outputs, upstreams)
         for tensor in self._tensors.values():
             tensor.grad = None
-
-    def make_upstreams(self) -> None:
-        """What a first train step needs of a step before it."""
-        if self._outputs is None:
-            self.held_and_noted()
-        self._upstreams = _upstreams_of(laid.out() for laid in self._outputs or [])
-
-    def drop_upstreams(self) -> None:
-        self._upstreams = []
 
     def _state_what_real_ones_would_be(self) -> None:
         """Integers in the range that they would be drawn from: what follows from it is then no assumption."""
@@ -237,23 +240,6 @@ class _Steps:
 
 def _upstreams_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.ones_like(output) for output in outputs]
-
-
-@dataclass(frozen=True)
-class _Laid:
-    """How a tensor lies in memory."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def like(tensor: torch.Tensor) -> _Laid:
-        return _Laid(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-
-    def out(self) -> torch.Tensor:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:

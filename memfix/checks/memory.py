@@ -13,6 +13,8 @@ from ..laws import Budget, Phase
 from ..meters import get_meter
 from ..meters.base import Meter, Reading
 from ..meters.simulated import SimulatedMeter
+from ..meters.simulated.ledger import rounded
+from ..meters.timeline import Timeline
 from ..units import format_bytes, format_change
 from .finding import Finding, Status
 
@@ -49,8 +51,8 @@ def measure_phases(
         if smallest is not None and smallest.draw == draw and smallest.readings.keys() >= set(in_order):
             return {phase: smallest.readings[phase] for phase in in_order}
         readings = None if smallest is None else _in_turn(contract, form, draw, in_order, meter)
-        if readings is not None and not any(reading.leaked_bytes for reading in readings):
-            return dict(zip(in_order, readings, strict=True))
+        if readings is not None and not any(reading.leaked_bytes for reading in readings[0].values()):
+            return readings[0]
     return {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
 
 
@@ -58,15 +60,47 @@ _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
 
 
 def _in_turn(
-    contract: Contract, form: str, draw: Draw, phases: Sequence[Phase], meter: SimulatedMeter
-) -> list[Reading] | None:
-    """None where one of the phases cannot be measured: which one, and why, is found out by measuring each alone."""
+    contract: Contract, form: str, draw: Draw, phases: Sequence[Phase], meter: SimulatedMeter, *, rounds: int = 1
+) -> list[dict[Phase, Reading]] | None:
+    """Readings by phase, round after round on the same inputs.
+
+    None where one of the phases cannot be measured: which one, and why, is found out by measuring each alone.
+    """
     from .inputs import StepsOf
 
+    run = [phase for phase in phases if phase != "held" or "train" not in phases]
     try:
-        return meter.measure_first_calls(StepsOf(contract, form, draw, phases))
+        readings = meter.measure_first_calls(StepsOf(contract, form, draw, run * rounds))
     except Exception:
         return None
+    by_round = [readings[first : first + len(run)] for first in range(0, len(readings), len(run))]
+    return [_with_held(dict(zip(run, some, strict=True)), phases) for some in by_round]
+
+
+def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[Phase, Reading]:
+    """In the order of ``phases``. A train step shows what is held: it marks where its forward ends."""
+    found: dict[Phase, Reading] = dict(readings)
+    train = readings.get("train")
+    if train is not None:
+        assert train.timeline is not None
+        ((held_until, _),) = train.timeline.marks
+        found["train"] = replace(train, stages=(), timeline=replace(train.timeline, marks=()))
+        found["held"] = _held_in(train, train.timeline.before(held_until))
+    return {phase: found[phase] for phase in phases}
+
+
+def _held_in(train: Reading, forward: Timeline) -> Reading:
+    base = forward.base_bytes
+    allocated = forward.with_sizes(rounded)
+    return replace(
+        train,
+        peak_bytes=max(forward.live_bytes) - base,
+        held_bytes=forward.live_bytes[-1] - base,
+        allocated_bytes=max(allocated.live_bytes) - allocated.base_bytes,
+        alive_at_peak=forward.at_peak(),
+        stages=(),
+        timeline=forward,
+    )
 
 
 @dataclass(frozen=True)
@@ -89,14 +123,12 @@ def _first_calls_at_smallest_case(contract: Contract, form: str, meter: Simulate
     draw = Draw(min(contract.cases.values(), key=lambda case: math.prod(case.dims.values())))
     key = (f"{contract.name} {draw.spelled()}", contract.function(form), meter.gpu.name)
     if key not in _FIRST_CALLS:
-        phases = phases_of(contract)
-        readings = _in_turn(contract, form, draw, [*phases, *phases], meter)
-        needs_none = readings is not None and all(
+        rounds = _in_turn(contract, form, draw, phases_of(contract), meter, rounds=2)
+        needs_none = rounds is not None and all(
             first == second and first.timeline == second.timeline
-            for first, second in zip(readings, readings[len(phases) :], strict=False)
+            for first, second in zip(rounds[0].values(), rounds[1].values(), strict=True)
         )
-        found = dict(zip(phases, readings, strict=False)) if readings is not None and needs_none else None
-        _FIRST_CALLS[key] = None if found is None else _FirstCalls(draw, found)
+        _FIRST_CALLS[key] = _FirstCalls(draw, rounds[0]) if rounds is not None and needs_none else None
     return _FIRST_CALLS[key]
 
 

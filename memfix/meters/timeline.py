@@ -7,7 +7,7 @@ import itertools
 import linecache
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..units import format_bytes
 
@@ -88,6 +88,20 @@ class Timeline:
         """First event, event after the last, name; an empty span is of a part in which no buffer came or went."""
         edges = [*self.marks, (self.num_events + 1, None)]
         return [(start, end, name) for (start, name), (end, _) in itertools.pairwise(edges) if name is not None]
+
+    def before(self, event: int) -> Timeline:
+        """As if the step had ended there: what came later has not happened, and nobody has died later."""
+        buffers = tuple(
+            replace(buffer, died=None) if buffer.died is not None and buffer.died >= event else buffer
+            for buffer in self.buffers
+            if buffer.born < event
+        )
+        stages = tuple(stage for stage in self.stages if stage[0] < event)
+        return Timeline(buffers, event - 1, stages, tuple(mark for mark in self.marks if mark[0] < event))
+
+    def with_sizes(self, size_of: Callable[[int], int]) -> Timeline:
+        """Every buffer as large as an allocator makes it."""
+        return replace(self, buffers=tuple(replace(buffer, bytes=size_of(buffer.bytes)) for buffer in self.buffers))
 
     def at_peak(self) -> tuple[Allocation, ...]:
         """What the step had made that was alive at the peak: one row for each maker and line, largest first."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
 from . import plain_path
@@ -53,6 +53,7 @@ class StorageTracker(TorchDispatchMode):
         self.notes: dict[str, None] = {}  # in order of first mention
         self.launches: list[Launch] | None = None  # of Triton kernels, where somebody asks for them
         self._entries: dict[int, tuple[Entry, Any]] = {}  # storage address -> its entry and a weak reference
+        self.makes_inputs = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -181,6 +182,9 @@ class StorageTracker(TorchDispatchMode):
             return
         if _writes_into_arguments(func):
             return  # a fake made a result of its own on the way: on a GPU it is the argument
+        if self.makes_inputs:
+            self._register_found(tensor)
+            return
         entry = Entry(storage.nbytes(), _name(func), site)
         self._follow(storage, entry)
         if overwritten is not None:
@@ -225,6 +229,17 @@ class StorageTracker(TorchDispatchMode):
             self.ledger.death(entry)
 
         self._entries[address] = (entry, weakref.ref(storage, freed))
+
+
+@contextlib.contextmanager
+def existing_before() -> Iterator[None]:
+    """Inside, a simulated step makes tensors that count as there before it: inputs that its own results shape."""
+    (tracker,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, StorageTracker))
+    tracker.makes_inputs = True
+    try:
+        yield
+    finally:
+        tracker.makes_inputs = False
 
 
 def _as_on_cuda(call: Call) -> Any:
