@@ -22,7 +22,7 @@ from .comparing import Answer, Reference, Unequal, compare, sum_rounding
 from .draws import Drawn, drawn, equality_draws, smallest_failure, usual, usual_draws
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
-from .interpreter import LEAST, SHARE, CannotInterpret, in_interpreter, is_interpreting
+from .interpreter import LEAST, SHARE, CannotInterpret, InterpreterEnded, in_interpreter, is_interpreting
 from .interpreter_faults import interpreter_fault
 from .mended_interpreter import mend
 from .poison import poisoned_memory
@@ -126,6 +126,8 @@ def check_equality_at(contract: Contract, form: str, draw: Draw, *, device: str 
 def _interpreted(check: Callable[[], Finding], contract: Contract, form: str) -> Finding:
     try:
         return in_interpreter(check)
+    except InterpreterEnded as ended:
+        return Finding("equality", contract.name, form, "fail", str(ended))
     except CannotInterpret as reason:
         message = f"not compared on the CPU, where its kernels must be interpreted: {reason}"
         return Finding("equality", contract.name, form, "note", message)

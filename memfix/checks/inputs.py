@@ -173,7 +173,10 @@ class StepsOf:
 
     def __call__(self, device: str) -> Iterator[Step]:
         steps = _Steps(self.contract, self.form, self.draw, device)
-        yield from ({**steps.by_phase(), "train": steps.first_train}[phase] for phase in self.phases)
+        by_phase = {**steps.by_phase(), "train": steps.first_train}
+        for phase in self.phases:
+            yield by_phase[phase]
+            steps.drop_upstreams()  # which were inputs, and so stay until the step is measured
 
 
 HELD = "held"
@@ -207,7 +210,7 @@ class _Steps:
         outputs = self._differentiable_outputs()
         if not self._upstreams:  # made in the warm-up: the upstream gradient is an input
             self._upstreams = _upstreams_of(outputs)
-        self._backward(outputs, self._upstreams)
+        self._backward(outputs)
 
     def first_train(self) -> None:
         """Without a warm-up: the upstream gradient is an input, though its shape is not known before."""
@@ -216,14 +219,17 @@ class _Steps:
         outputs = self._differentiable_outputs()
         stage(HELD)
         with existing_before():
-            upstreams = _upstreams_of(outputs)
-        self._backward(outputs, upstreams)
+            self._upstreams = _upstreams_of(outputs)
+        self._backward(outputs)
+
+    def drop_upstreams(self) -> None:
+        self._upstreams = []
 
     def _differentiable_outputs(self) -> list[torch.Tensor]:
         return [tensor for tensor in output_tensors(self.held()) if tensor.requires_grad]
 
-    def _backward(self, outputs: list[torch.Tensor], upstreams: list[torch.Tensor]) -> None:
-        torch.autograd.backward(outputs, upstreams)
+    def _backward(self, outputs: list[torch.Tensor]) -> None:
+        torch.autograd.backward(outputs, self._upstreams)
         for tensor in self._tensors.values():
             tensor.grad = None
 

@@ -10,10 +10,10 @@ import importlib.util
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.util import Finalize
-from typing import TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from .children import StartMethod, take_one_core
 
@@ -21,13 +21,18 @@ VARIABLE = "TRITON_INTERPRET"
 SHARE, LEAST = 8, 4
 """An interpreted kernel takes hundreds of times as long: of this many examples one is drawn, and so many at least."""
 
-_BEFORE_QUEUES = 100
-
 Result = TypeVar("Result")
 
 
 class CannotInterpret(Exception):
     """Why there is no interpreter to be had, in words."""
+
+
+class InterpreterEnded(Exception):
+    """The kernel that was interpreted has ended the process, as by a store out of bounds."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__(f"ends the process that interprets it with {exit_code}: it reads or writes out of bounds")
 
 
 def is_interpreting() -> bool:
@@ -39,15 +44,15 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
     if reason := _missing_package():
         raise CannotInterpret(reason)
     start_interpreter()
-    return _CHILDREN[0].submit(function).result()
+    return _RUNNING[0].call(function)
 
 
 def start_interpreter(method: StartMethod = "spawn") -> None:
     """Start the child now, where other threads will ask for it: until it has started, this whole process looks as if
     it interpreted, to Triton and to any process that is started meanwhile."""
-    if not _CHILDREN and not _missing_package():
+    if not _RUNNING and not _missing_package():
         # where Triton is imported, it has decided already
-        _CHILDREN.append(_started("spawn" if "triton" in sys.modules else method))
+        _RUNNING.append(_Interpreter("spawn" if "triton" in sys.modules else method))
 
 
 def _missing_package() -> str | None:
@@ -82,21 +87,52 @@ def _start() -> None:
     hurry()
 
 
-_CHILDREN: list[ProcessPoolExecutor] = []
-"""One for all checks of this process: it takes seconds to start. One that dies is not started again and again."""
+class _Interpreter:
+    """A child that calls functions, one at a time. It has no thread here, so that others may be forked beside it."""
+
+    def __init__(self, method: StartMethod) -> None:
+        context: Any = multiprocessing.get_context(method)
+        self._ours, theirs = context.Pipe()
+        self._one_at_a_time = threading.Lock()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
+        try:
+            self._process.start()
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
+        theirs.close()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        with self._one_at_a_time:
+            try:
+                self._ours.send(function)
+                result, error = self._ours.recv()
+            except (EOFError, ConnectionError):
+                self._process.join()
+                _RUNNING.clear()  # the next check has a new one
+                raise InterpreterEnded(self._process.exitcode) from None
+        if error is not None:
+            raise error
+        return result
 
 
-def _started(method: StartMethod) -> ProcessPoolExecutor:
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
-    try:
-        child = ProcessPoolExecutor(1, multiprocessing.get_context(method), initializer=_start)
-        child.submit(os.getpid)  # now it has its environment
-        # a worker waits at its end for what it started: it must be told before the queue to it is closed
-        Finalize(child, child.shutdown, exitpriority=_BEFORE_QUEUES)
-        return child
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+_RUNNING: list[_Interpreter] = []
+"""One for all checks of this process: it takes seconds to start."""
+
+
+def _serve(connection: Connection) -> None:
+    _start()
+    while True:
+        try:
+            function = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer: tuple[Any, BaseException | None] = (function(), None)
+        except BaseException as error:
+            answer = (None, error)
+        connection.send(answer)

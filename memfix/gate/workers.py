@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from ..checks.children import import_what_children_need, start_method, take_one_core
+from ..checks.children import StartMethod, import_what_children_need, start_method, take_one_core
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import (
     Examination,
@@ -121,7 +121,7 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
             say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
 
     with (
-        ProcessPoolExecutor(num_workers - 1, multiprocessing.get_context(method), initializer=take_one_core) as workers,
+        _started_pool(num_workers - 1, method) as workers,
         # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
         ThreadPoolExecutor(1) as waiting_for_child,
     ):
@@ -136,6 +136,13 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
         for future in as_completed([future for future in asked if not future.cancelled()]):
             note(asked[future].op, future.result())
     return found
+
+
+def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
+    """Its processes are there, if they are forked, before this process has another thread."""
+    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=take_one_core)
+    pool.submit(os.getpid)
+    return pool
 
 
 @contextlib.contextmanager
