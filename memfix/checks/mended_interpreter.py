@@ -1,6 +1,7 @@
-"""Triton's interpreter with the newest numpy.
+"""A patch that lets Triton's interpreter run with numpy 2.4 and later.
 
-Up to Triton 3.6 the bound of a loop is read by ``int(array)`` from an array of one element, which numpy 2.4 refuses.
+Up to Triton 3.6 the interpreter reads the bound of a loop by ``int(array)`` from an array of one element, which numpy
+2.4 refuses.
 """
 
 from __future__ import annotations
