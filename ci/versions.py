@@ -110,7 +110,7 @@ def _environment(asked: argparse.Namespace) -> Path:
             _install(python, "triton")
         stamp.write_text(wanted)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # what is half made would look complete to nobody
+        shutil.rmtree(folder, ignore_errors=True)  # a later run must not use half of it
         raise
     return python
 
@@ -181,7 +181,7 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "numpy
 
 
 def _surroundings() -> dict[str, str]:
-    """A GPU machine without network has its additional packages in .gpu-site."""
+    """The environment variables. A GPU machine without network has additional packages in .gpu-site."""
     site = [str(ROOT / ".gpu-site")] if os.environ.get("MEMFIX_PYTHON") and (ROOT / ".gpu-site").is_dir() else []
     path = os.pathsep.join([str(ROOT), *site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
