@@ -11,15 +11,12 @@ import pytest
 from command_line import Ended
 
 from memfix import cli
-from memfix.checks import memory
 
 
 @pytest.fixture
 def memfix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """``memfix("gate", "--no-lock")`` in an empty folder, as the installed script does it."""
     monkeypatch.chdir(tmp_path)
-    # readings name lines by their path from the working directory; those of another one are not for other tests
-    monkeypatch.setattr(memory, "_FIRST_CALLS", {})
     for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "MEMFIX_PROFILE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
