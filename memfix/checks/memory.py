@@ -83,21 +83,26 @@ def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[
         assert train.timeline is not None
         ((held_until, _),) = train.timeline.marks
         found["train"] = replace(train, stages=(), timeline=replace(train.timeline, marks=()))
-        found["held"] = _held_in(train, train.timeline.before(held_until))
+        found["held"] = _held_in(train, train.timeline.before(held_until), readings.get("forward"))
     return {phase: found[phase] for phase in phases}
 
 
-def _held_in(train: Reading, forward: Timeline) -> Reading:
-    base = forward.base_bytes
-    allocated = forward.with_sizes(rounded)
+def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> Reading:
+    """As if the step had ended with its forward. Its inputs are those of ``forward``: no upstream gradient yet."""
+    if forward is not None and forward.timeline is not None:
+        inputs = tuple(buffer for buffer in forward.timeline.buffers if not buffer.born)
+        made = tuple(buffer for buffer in until_held.buffers if buffer.born)
+        until_held = replace(until_held, buffers=inputs + made)
+    allocated = until_held.with_sizes(rounded)
     return replace(
         train,
-        peak_bytes=max(forward.live_bytes) - base,
-        held_bytes=forward.live_bytes[-1] - base,
+        base_bytes=until_held.base_bytes,
+        peak_bytes=max(until_held.live_bytes) - until_held.base_bytes,
+        held_bytes=until_held.live_bytes[-1] - until_held.base_bytes,
         allocated_bytes=max(allocated.live_bytes) - allocated.base_bytes,
-        alive_at_peak=forward.at_peak(),
+        alive_at_peak=until_held.at_peak(),
         stages=(),
-        timeline=forward,
+        timeline=until_held,
     )
 
 

@@ -183,12 +183,11 @@ class StorageTracker(TorchDispatchMode):
             return
         if _writes_into_arguments(func):
             return  # a fake made a result of its own on the way: on a GPU it is the argument
-        if self.makes_inputs:
-            self._register_found(tensor)
-            return
-        entry = Entry(storage.nbytes(), _name(func), site)
+        entry = Entry(storage.nbytes(), _name(func), site, self.ledger.stage)
         self._follow(storage, entry)
-        if overwritten is not None:
+        if self.makes_inputs:
+            self.ledger.found(entry)
+        elif overwritten is not None:
             self.ledger.birth_in_place_of(overwritten, entry)
         else:
             self.ledger.birth(entry)
