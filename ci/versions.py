@@ -136,10 +136,10 @@ def _answers(python: str, program: str) -> str | None:
 def _needed_packages() -> list[str]:
     """What memfix and its tests need besides torch, numpy and Triton."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extra = {"opt_einsum", "matplotlib", "pytest-xdist"}
-    found = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = {"opt_einsum", "matplotlib", "pytest-xdist"}
+    found = sum(project["optional-dependencies"].values(), start=project["dependencies"])
     names = {package: re.split(r"[<>=;\[ ]", package)[0] for package in found}
-    needed = set(project["dependencies"]) | {package for package, name in names.items() if name in extra}
+    needed = set(project["dependencies"]) | {package for package, name in names.items() if name in wanted}
     return sorted(package for package in needed if names[package] not in ("torch", "numpy"))
 
 
