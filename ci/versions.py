@@ -110,7 +110,7 @@ def _environment(asked: argparse.Namespace) -> Path:
             _install(python, "triton")
         stamp.write_text(wanted)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # a later run must not use half of it
+        shutil.rmtree(folder, ignore_errors=True)  # what is half made would look complete to nobody
         raise
     return python
 
@@ -137,7 +137,7 @@ def _needed_packages() -> list[str]:
     """What memfix and its tests need besides torch, numpy and Triton."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {"opt_einsum", "matplotlib", "pytest-xdist"}
-    found = [*project["dependencies"], *(package for extra in project["optional-dependencies"].values() for package in extra)]
+    found = sum(project["optional-dependencies"].values(), start=project["dependencies"])
     names = {package: re.split(r"[<>=;\[ ]", package)[0] for package in found}
     needed = set(project["dependencies"]) | {package for package, name in names.items() if name in wanted}
     return sorted(package for package in needed if names[package] not in ("torch", "numpy"))
@@ -181,7 +181,7 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "numpy
 
 
 def _surroundings() -> dict[str, str]:
-    """The environment variables. A GPU machine without network has additional packages in .gpu-site."""
+    """A GPU machine without network has its additional packages in .gpu-site."""
     site = [str(ROOT / ".gpu-site")] if os.environ.get("MEMFIX_PYTHON") and (ROOT / ".gpu-site").is_dir() else []
     path = os.pathsep.join([str(ROOT), *site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}

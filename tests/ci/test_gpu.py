@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def test_all_steps_run_in_order_and_take_their_options(copy: Path) -> None:
     done = gpu(copy, "--wait", "0", "--base", "main", "--bench", "Rope", "--bench", "Kda", "--quick", FAKE_BUSY="0")
     assert done.returncode == 0, done.stdout + done.stderr
     test, gate, timing, asv = called(done)
-    assert test.endswith("-m gpu --memfix-strict")
+    assert test.endswith(" tests tests/benchmarks -m gpu --memfix-strict")
     assert gate == "-m memfix gate --meter cuda"
     assert timing == "-m memfix gate --time --device cuda --base main"
     site = copy / ".gpu-site"
@@ -96,6 +97,12 @@ def test_every_step_runs_and_the_worst_end_counts(copy: Path, ends: dict[str, st
     done = gpu(copy, "--wait", "0", **ends)
     assert done.returncode == code
     assert len(called(done)) == 4
+    steps = {"test": "FAKE_TEST", "gate": "FAKE_GATE", "time": "FAKE_TIME", "asv": "FAKE_ASV"}
+    head, *rows = done.stdout.splitlines()[-5:]
+    assert head == "step   exit seconds"
+    assert [row.split()[:2] for row in rows] == [[step, ends.get(name, "0")] for step, name in steps.items()]
+    assert all(re.fullmatch(r"\d+", row.split()[2]) for row in rows)
+    assert re.search(r"== ci/gpu gate: exit \d after \d+ s", done.stdout)
 
 
 def test_a_busy_gpu_is_not_measured(copy: Path) -> None:

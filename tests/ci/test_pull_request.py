@@ -114,7 +114,7 @@ def test_without_git_it_cannot_be_measured(checkout: Checkout, tmp_path: Path) -
 @pytest.fixture
 def steps(tmp_path: Path) -> Checkout:
     """The script of the CPU job over steps that end as the files ``ci/*.code`` say."""
-    made = Checkout(tmp_path / "steps", "merge-base", "pull-request", "comment.py")
+    made = Checkout(tmp_path / "steps", "merge-base", "pull-request", "comment.py", "python")
     made.stand_in("ci/setup", f"echo {sys.executable}")
     made.stand_in(
         "ci/test",

@@ -51,6 +51,8 @@ def copy(tmp_path: Path) -> Path:
     where = tmp_path / "copy"
     shutil.copytree(ROOT / "ci", where / "ci", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", where)
+    (where / "memfix").mkdir()
+    shutil.copy(ROOT / "memfix/versions.py", where / "memfix")
     fakes = tmp_path / "fakes"
     fakes.mkdir()
     for name, text in (("python3.99", BASE), ("python", PYTHON)):
