@@ -230,6 +230,23 @@ def cheats_table() -> list[str]:
     return lines
 
 
+def versions_table() -> list[str]:
+    """The tests under every torch that ``ci/versions`` was run with."""
+    found = [json.loads(path.read_text()) for path in sorted((RESULTS.parent / "versions").glob("*.json"))]
+    keys = ("torch", "python", "numpy", "triton")
+    found.sort(key=lambda data: [[int(number) for number in re.findall(r"\d+", data[key])[:3]] for key in keys])
+    lines = [
+        "| torch | Python | numpy | Triton | machine | passed | failed | skipped | date |",
+        "|---|---|---|---|---|--:|--:|--:|---|",
+    ]
+    for data in found:
+        machine = data["machine"] + ("" if data["gpu"] == "none" else f", {data['gpu']}")
+        versions = " | ".join(data[key] for key in keys)
+        counts = " | ".join(f"{data[key]:,}" for key in ("passed", "failed", "skipped"))
+        lines.append(f"| {versions} | {machine} | {counts} | {data['date'][:10]} |")
+    return lines
+
+
 def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
     return sorted(keys, key=lambda key: (key[0], key[1] != NAIVE, *key[1:]))
 
@@ -245,6 +262,7 @@ TABLES = {
     "third_party": third_party_table,
     "oracle": oracle_table,
     "cheats": cheats_table,
+    "versions": versions_table,
 }
 
 

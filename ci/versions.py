@@ -110,7 +110,7 @@ def _environment(asked: argparse.Namespace) -> Path:
             _install(python, "triton")
         stamp.write_text(wanted)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # what is half made would look complete to nobody
+        shutil.rmtree(folder, ignore_errors=True)  # a later run must not use half of it
         raise
     return python
 
@@ -136,10 +136,10 @@ def _answers(python: str, program: str) -> str | None:
 def _needed_packages() -> list[str]:
     """What memfix and its tests need besides torch, numpy and Triton."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extra = {"opt_einsum", "matplotlib", "pytest-xdist"}
-    found = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = {"opt_einsum", "matplotlib", "pytest-xdist"}
+    found = [*project["dependencies"], *(package for extra in project["optional-dependencies"].values() for package in extra)]
     names = {package: re.split(r"[<>=;\[ ]", package)[0] for package in found}
-    needed = set(project["dependencies"]) | {package for package, name in names.items() if name in extra}
+    needed = set(project["dependencies"]) | {package for package, name in names.items() if name in wanted}
     return sorted(package for package in needed if names[package] not in ("torch", "numpy"))
 
 
@@ -181,7 +181,7 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "numpy
 
 
 def _surroundings() -> dict[str, str]:
-    """A GPU machine without network has its additional packages in .gpu-site."""
+    """The environment variables. A GPU machine without network has additional packages in .gpu-site."""
     site = [str(ROOT / ".gpu-site")] if os.environ.get("MEMFIX_PYTHON") and (ROOT / ".gpu-site").is_dir() else []
     path = os.pathsep.join([str(ROOT), *site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
-"""The simulated meter gives the same bytes in these and in all between."""
+"""The tests of the simulated meter pass under these and under all minor versions between them."""
 INTERPRETERS = "triton 3.5 to 3.9 with numpy 1.26 to 2.5"
 INSTALL_INTERPRETER = "pip install 'triton==3.9.0' 'numpy==2.4.6'"
-"""One pair of them."""
+"""One pair of versions that work."""
 
 
 def major_and_minor(version: str) -> tuple[int, int]:

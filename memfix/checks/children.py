@@ -21,16 +21,21 @@ def start_method() -> StartMethod:
     return "fork" if is_safe else "spawn"
 
 
-def import_what_children_need() -> None:
-    """Before a fork: what equality and the simulated meter import at their first call, but for Triton.
+def import_what_equality_needs() -> None:
+    """Before a fork: what a first comparison imports, but not Triton.
 
     Triton decides when it is imported whether kernels are interpreted, and one child differs from the others in that.
     """
-    import torch._dynamo
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
+    from . import equality  # noqa: F401
+
+
+def import_what_meters_need() -> None:
+    """Before a fork: what a first simulated step imports, Triton too."""
+
     from ..meters.simulated import environment  # noqa: F401
-    from . import equality, memory  # noqa: F401
+    from . import memory  # noqa: F401
 
 
 def take_one_core() -> None:

@@ -9,6 +9,7 @@ several in which most meet.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,21 +185,21 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
                 for edge in [*sorted(near), *_SMALL_CHUNKS]
                 if spec.low <= edge <= spec.high and edge % spec.multiple_of == 0
             ]
-            dims[dim] = draw(st.sampled_from(edges) | anywhere if edges else anywhere, label=dim)
+            dims[dim] = draw(_one_of(*edges) | anywhere if edges else anywhere, label=dim)
     choices = _choices(draw, contract)
-    seed = draw(st.integers(0, 2**16))
-    share = draw(st.sampled_from([0.3, 0.0] * 5 + [0.3, 1.0]))  # seldom all: little is left to compare
+    seed = draw(_SEEDS)
+    share = draw(_one_of(*[0.3, 0.0] * 5, 0.3, 1.0))  # seldom all: little is left to compare
     # large values show an exponential that nobody shifted, small ones what is rounded before it is compared, and those
     # between, as a trained model has them, what is rounded before a softmax
-    magnitude = draw(st.sampled_from([1.0, 5.0, 3.0, 8.0, 0.1]))
+    magnitude = draw(_one_of(1.0, 5.0, 3.0, 8.0, 0.1))
     present = _present(draw, contract)
     inputs = [spec for spec in contract.inputs if not spec.optional or spec.name in present]
-    layouts: dict[str, Layout] = {spec.name: draw(st.sampled_from(spec.layouts), label=spec.name) for spec in inputs}
+    layouts: dict[str, Layout] = {spec.name: draw(_one_of(*spec.layouts), label=spec.name) for spec in inputs}
     grads = [spec.name for spec in inputs if spec.grad]
-    frozen = draw(st.sets(st.sampled_from(grads))) if grads and draw(st.integers(0, 3)) == 3 else set()
+    frozen = draw(st.sets(_one_of(*grads))) if grads and draw(_FOUR) == 3 else set()
     case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype, present)
     patterns: dict[str, Pattern] = {
-        spec.name: draw(st.sampled_from(spec.patterns), label=f"pattern of {spec.name}")
+        spec.name: draw(_one_of(*spec.patterns), label=f"pattern of {spec.name}")
         for spec in inputs
         if spec.dtype != "bool" and spec.cumulative is None
     }
@@ -207,19 +208,28 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:
     """Half of the calls are plain: what every call does is not hidden behind what an option adds."""
-    is_plain = draw(st.booleans(), label="plain") if len(contract.choices) > 2 else False
+    is_plain = draw(_BOOLEANS, label="plain") if len(contract.choices) > 2 else False
     return {
-        key: values[0] if is_plain else draw(st.sampled_from(values), label=key)
-        for key, values in contract.choices.items()
+        key: values[0] if is_plain else draw(_one_of(*values), label=key) for key, values in contract.choices.items()
     }
 
 
 def _present(draw: Any, contract: Contract) -> tuple[str, ...]:
     """Each optional input is there one time in three: often enough, and most calls stay plain."""
     optional = [spec.name for spec in contract.inputs if spec.optional]
-    return tuple(name for name in optional if draw(st.sampled_from([False, False, True]), label=name))
+    return tuple(name for name in optional if draw(_one_of(False, False, True), label=name))
 
 
+@functools.lru_cache(maxsize=4096, typed=True)
+def _one_of(*values: Any) -> st.SearchStrategy[Any]:
+    """One of ``values``. Remembered: Hypothesis looks at a new strategy for as long as it draws from it."""
+    return st.sampled_from(values)
+
+
+_SEEDS, _FOUR, _BOOLEANS = st.integers(0, 2**16), st.integers(0, 3), st.booleans()
+
+
+@functools.cache
 def _axis_sizes(dim: Dim) -> st.SearchStrategy[int]:
     """Half of them in the lower third: most of what is wrong shows there, and sooner."""
     return _sizes(dim, high=dim.low + (dim.high - dim.low) // 3) | _sizes(dim)
@@ -232,6 +242,7 @@ def _rounded(dim: Dim, size: int) -> int:
     return fitting[0] if fitting else size
 
 
+@functools.lru_cache(maxsize=4096)
 def _sizes(dim: Dim, low: int | None = None, high: int | None = None) -> st.SearchStrategy[int]:
     """The sizes that a dim may have, in its own range or in another one."""
     step = dim.multiple_of
@@ -264,11 +275,11 @@ def memory_draws(draw: Any, contract: Contract) -> Draw:
         low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 2 * size)
         low = max(contract.dims[dim].low, low)
         dims[dim] = draw(_sizes(contract.dims[dim], low, high), label=dim)
-    choices = {key: draw(st.sampled_from(values), label=key) for key, values in contract.choices.items()}
-    dtype = draw(st.sampled_from(contract.dtypes))
+    choices = {key: draw(_one_of(*values), label=key) for key, values in contract.choices.items()}
+    dtype = draw(_one_of(*contract.dtypes))
     # only what matrix products take as it is: other strides are copied by the library, not by the form
     layouts: dict[str, Layout] = {
-        spec.name: draw(st.sampled_from([layout for layout in spec.layouts if layout != "strided"] or spec.layouts))
+        spec.name: draw(_one_of(*([layout for layout in spec.layouts if layout != "strided"] or spec.layouts)))
         for spec in contract.inputs
     }
     return Draw(Case("drawn", dims, choices, dtype, _present(draw, contract)), layouts=layouts)

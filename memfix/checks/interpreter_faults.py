@@ -1,6 +1,7 @@
-"""Errors of Triton's interpreter itself, told from errors of the kernel that it runs.
+"""Tells errors of Triton's interpreter itself from errors of the kernel that it runs.
 
-An interpreter that does not go together with its numpy, or has no such instruction, says nothing about a kernel.
+Where the interpreter is incompatible with the installed numpy, or does not support an instruction, its error says
+nothing about the kernel.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from types import FrameType
 from ..versions import INSTALL_INTERPRETER, INTERPRETERS
 
 _INCOMPATIBLE = (TypeError, AttributeError, NameError, ImportError, OverflowError, Warning)
-"""What a library raises that is used in a way it does not know. Wrong values and shapes raise ``ValueError``,
-``IndexError`` or ``AssertionError``, and those are a kernel's own."""
+"""What Python raises where two packages are incompatible. A kernel's wrong values and shapes raise ``ValueError``,
+``IndexError`` or ``AssertionError``."""
 
 
 def interpreter_fault(error: BaseException) -> str | None:

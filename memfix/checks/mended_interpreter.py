@@ -1,7 +1,7 @@
-"""Triton's interpreter with the newest numpy, and with bfloat16 as a GPU has it.
+"""Patches of Triton's interpreter: it runs with numpy 2.4 and later, and rounds to bfloat16 as a GPU does.
 
-Up to Triton 3.6 the bound of a loop is read by ``int(array)`` from an array of one element, which numpy 2.4 refuses.
-And the interpreter cuts the lower half of a float32 off where a GPU rounds it to the nearest bfloat16.
+Up to Triton 3.6 the interpreter reads the bound of a loop by ``int(array)`` from an array of one element, which numpy
+2.4 refuses. And it cuts the lower half of a float32 off where a GPU rounds it to the nearest bfloat16.
 """
 
 from __future__ import annotations

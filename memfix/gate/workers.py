@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from ..checks.children import StartMethod, import_what_children_need, start_method, take_one_core
+from ..checks.children import (
+    StartMethod,
+    import_what_equality_needs,
+    import_what_meters_need,
+    start_method,
+    take_one_core,
+)
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import (
     Examination,
@@ -109,9 +115,12 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
     found = {op: Found() for op in waiting}
     method = start_method()
     if method == "fork":
-        import_what_children_need()
+        import_what_equality_needs()
     if any(part.kind == _INTERPRETED for part in parts):
         start_interpreter(method)  # before there are workers
+    if method == "fork":
+        import_what_meters_need()
+        _draw_once(parts, effort)
 
     def note(op: str, part: Found) -> None:
         found[op] |= part
@@ -136,6 +145,15 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
         for future in as_completed([future for future in asked if not future.cancelled()]):
             note(asked[future].op, future.result())
     return found
+
+
+def _draw_once(parts: Sequence[Part], effort: Effort) -> None:
+    """For all processes that are forked from this one: what is drawn is remembered."""
+    from ..checks.equality import drawn_calls
+
+    for op in {part.op for part in parts if part.kind == "equality"}:
+        contract = all_contracts()[op]
+        drawn_calls(contract, contract.dtypes[0], effort.equality_examples, random=False)
 
 
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:

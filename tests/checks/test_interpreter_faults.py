@@ -131,6 +131,11 @@ class Doubled(torch.autograd.Function):
         return incompatible(grad)
 
 
+def out_of_bounds(x: torch.Tensor) -> torch.Tensor:
+    """Stands for a store that the operating system ends the process for."""
+    os.abort()
+
+
 @contextlib.contextmanager
 def broken_interpreter(statement: str) -> Iterator[None]:
     """With a ``create_make_range`` that is code of the interpreter's own file, in a process that interprets."""
@@ -221,6 +226,13 @@ def test_gate_ends_with_could_not_measure_and_not_with_a_regression() -> None:
     verdict = judge([found], lock=None, meter="simulated")
     assert verdict.exit_code == EXIT_NOT_MEASURED, [finding.text() for finding in verdict.findings]
     assert "no memory of it can pass: the form was not compared with naive" in {f.message for f in verdict.findings}
+
+
+def test_kernel_that_ends_its_process_fails_and_the_next_has_a_new_one() -> None:
+    found = compared(out_of_bounds)
+    assert found.status == "fail"
+    assert found.message == "ends the process that interprets it with -6: it reads or writes out of bounds"
+    assert compared(doubled).status == "pass"
 
 
 def test_error_without_an_interpreter_is_none_of_its_faults() -> None:

@@ -153,3 +153,14 @@ def test_a_reading_comes_back_from_json_without_its_timeline() -> None:
 def test_the_timeline_does_not_tell_readings_apart_and_is_not_printed() -> None:
     assert Reading.from_dict(READING.as_dict()) == READING
     assert "timeline" not in repr(READING)
+
+
+def test_before_an_event_nothing_later_has_happened() -> None:
+    early = Buffer(4, "mm", None, "forward", born=1, died=4)
+    late = Buffer(8, "add", None, "forward", born=3, died=None)
+    whole = Timeline((early, late), 4, ((0, "forward"), (3, "backward")), ((3, "held"),))
+    cut = whole.before(3)
+    assert cut.live_bytes == whole.live_bytes[:3] == (0, 4, 4)
+    assert cut.buffers == (Buffer(4, "mm", None, "forward", born=1, died=None),)
+    assert (cut.stages, cut.marks) == (((0, "forward"),), ())
+    assert whole.with_sizes(lambda size: 512).live_bytes == (0, 512, 512, 1024, 512)

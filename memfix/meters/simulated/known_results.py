@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .attention import OUTPUTS_ON_CUDA
 from .workspace.rules import STORAGES, tensors_in
@@ -54,8 +54,14 @@ class KnownResults:
         """The result of an operator that only looks at its argument's memory in another way; or ``UNKNOWN``."""
         if operator not in _VIEWS or not self._is_ours(args[0]) or self._is_other_mode_active():
             return UNKNOWN
-        with in_kernel_invocation_manager(self.mode):
-            views = operator(*args, **kwargs)
+        # as FakeTensorMode runs a kernel, without the frames of a context manager
+        with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+            self.mode.in_kernel_invocation = True
+            torch._C._set_meta_in_tls_dispatch_include(True)
+            try:
+                views = operator(*args, **kwargs)
+            finally:
+                self.mode.in_kernel_invocation = False
         device = args[0].fake_device
         if isinstance(views, (list, tuple)):
             return [self.fake(view, device) for view in views]

@@ -84,7 +84,7 @@ class StorageTracker(TorchDispatchMode):
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         for tensor in given:
             self._register_found(tensor)
-        site = self.lines.current()
+        site = self.lines.current() if torch.is_grad_enabled() else None  # of a view too: it has a node
         result = self.known.view(func, args, kwargs)
         is_view = result is not UNKNOWN
         if not is_view:
@@ -93,6 +93,7 @@ class StorageTracker(TorchDispatchMode):
         if self._plain_path:
             plain_path.hide(results)
         if not is_view:  # a view lies in memory that is registered, and no kernel makes it
+            site = site or self.lines.current()
             overwritten = self._entry(args[0]) if in_place else None
             for tensor in results:
                 self._register_result(tensor, func, site, overwritten)
@@ -182,12 +183,11 @@ class StorageTracker(TorchDispatchMode):
             return
         if _writes_into_arguments(func):
             return  # a fake made a result of its own on the way: on a GPU it is the argument
-        if self.makes_inputs:
-            self._register_found(tensor)
-            return
-        entry = Entry(storage.nbytes(), _name(func), site)
+        entry = Entry(storage.nbytes(), _name(func), site, self.ledger.stage)
         self._follow(storage, entry)
-        if overwritten is not None:
+        if self.makes_inputs:
+            self.ledger.found(entry)
+        elif overwritten is not None:
             self.ledger.birth_in_place_of(overwritten, entry)
         else:
             self.ledger.birth(entry)
