@@ -224,7 +224,8 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done(monkeypat
     contracts = [all_contracts()[op] for op in ("rope", "embedding")]
     found = examine_all(contracts, METER, get_effort("dev"), said.append)
     assert [examination.op for examination in found] == ["rope", "embedding"]
-    assert all(finding.status in ("pass", "note") for examination in found for finding in examination.findings)
+    findings = [finding for examination in found for finding in examination.findings]
+    assert [finding for finding in findings if finding.status not in ("pass", "note")] == []
     done = [line.split(" is examined")[0] for line in said if " is examined" in line]
     assert sorted(done) == ["embedding", "rope"]
     assert said[-1].endswith("is examined")
