@@ -91,7 +91,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def leave_only(folder: Path, op: str, *forms: str) -> None:
-    """Take all other forms out of the contract: to judge them takes longer than all the rest."""
+    """Take other forms, and dtypes but bfloat16, out of the contract: they take longer than all the rest."""
     with (folder / f"memfix/ops/{op}/contract.py").open("a") as file:
         file.write(ONLY.format(forms=forms))
 
@@ -102,7 +102,7 @@ from dataclasses import replace
 forms = {{name: contract.forms[name] for name in {forms}}}
 laws = {{name: getattr(contract, name) for name in ("budgets", "scaling", "speed")}}
 laws = {{name: [law for law in laws[name] if law.form in forms] for name in laws}}
-contract = replace(contract, forms=forms, **laws)
+contract = replace(contract, forms=forms, dtypes=("bfloat16",), **laws)
 """
 
 
