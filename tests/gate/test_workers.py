@@ -224,15 +224,16 @@ def test_a_contract_of_ones_own_is_examined_here(monkeypatch: pytest.MonkeyPatch
 # in a process that has no thread of autograd yet, as that of a gate: workers may be forked from it
 BY_WORKERS = """
 import json
-from memfix.checks.effort import get_effort
+from memfix.checks.effort import PROFILES, Effort
 from memfix.gate import workers
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
+PROFILES["dev"] = Effort("dev", equality_examples=2, memory_examples=1)
 workers._WORTH_A_START = 0
 workers.os.cpu_count = lambda: 2
 said = []
 contracts = [all_contracts()[op] for op in ("rope", "embedding")]
-found = workers.examine_all(contracts, get_meter("simulated"), get_effort("dev"), said.append)
+found = workers.examine_all(contracts, get_meter("simulated"), PROFILES["dev"], said.append)
 findings = [finding for examination in found for finding in examination.findings]
 bad = [finding.message for finding in findings if finding.status not in ("pass", "note")]
 print(json.dumps([[examination.op for examination in found], len(findings), bad, said]))

@@ -149,9 +149,8 @@ def test_long_sequences_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(profiling._compared(settings(), METER, print)) == []
 
 
-@pytest.mark.parametrize("form", ["naive", "wy"])
-def test_the_line_ends_where_layers_stop_fitting(form: str) -> None:
-    chosen, capacity = settings(f"model.kda_form={form}"), 1 << 18
+def test_the_line_ends_where_layers_stop_fitting() -> None:
+    chosen, capacity = settings("model.kda_form=wy"), 1 << 18
     (fit,) = most_layers(chosen, [capacity])
     fits = {row.value: row.fits for row in fit.tried}
     assert (fits[fit.value], fits[fit.value + 1]) == (True, False)
