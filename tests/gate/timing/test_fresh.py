@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,7 +49,18 @@ def children() -> Iterator[None]:
     assert set(multiprocessing.active_children()) == before
 
 
-@pytest.mark.usefixtures("children")
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that only stand in are forked: one that is spawned, as is asked for, imports torch for two seconds."""
+
+    def get_context(method: str) -> object:
+        assert method == "spawn"
+        return multiprocessing.get_context("fork")
+
+    monkeypatch.setattr(fresh, "multiprocessing", SimpleNamespace(get_context=get_context))
+
+
+@pytest.mark.usefixtures("children", "_forked")
 @pytest.mark.parametrize("together", [1, 3])
 def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(fresh, "stand_by", says_who_it_is)
@@ -60,7 +72,7 @@ def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatc
     assert len({race.ratio for race in races if race is not None}) == 2
 
 
-@pytest.mark.usefixtures("children")
+@pytest.mark.usefixtures("children", "_forked")
 @pytest.mark.parametrize(("life", "code"), [(dies_at_once, 7), (dies_when_asked, 8)])
 def test_a_process_that_dies_is_trouble_with_its_code(monkeypatch: pytest.MonkeyPatch, life: object, code: int) -> None:
     monkeypatch.setattr(fresh, "stand_by", life)
@@ -121,7 +133,7 @@ def test_who_is_timed_first_is_as_the_task_says(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_all_threads_of_a_process_on_a_gpu_stay_on_one_core() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         cores = pool.apply(cores_of_threads)
     assert len(cores) > 1
     assert len(cores[0]) == 1
@@ -134,7 +146,7 @@ def cores_of_threads() -> list[set[int]]:
     return [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
 
 
-@pytest.mark.usefixtures("children")
+@pytest.mark.usefixtures("children", "_forked")
 def test_processes_get_ready_for_what_they_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "stand_by", says_its_places)
     other = Place("shared_table", "medium", "train")
