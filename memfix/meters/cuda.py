@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import format_bytes
 from .base import Reading, Step, StepBuilder
+from .garbage import only_our_own_cycles
 from .stages import Stage, listening
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class CudaMeter:
         import torch
 
         self._require()
-        with gpu_for_bytes():
+        gc.collect()  # all of it while others measure; then only what the step leaves, three times
+        with only_our_own_cycles(), gpu_for_bytes():
             step = _warmed_up(build, warmup)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -6,12 +6,12 @@ Everything is put back on leaving, whatever happened inside.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..garbage import only_our_own_cycles
 from . import fake_device
 from . import plain_path as plain_paths
 from .answers import about_memory, about_the_gpu
@@ -44,7 +44,7 @@ def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
         stack.enter_context(applied([*about_the_gpu(gpu), *about_memory(tracker), *detours(tracker)]))
         # deaths must come in program order: no second thread in backward, no cycle collector in between
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.enter_context(_only_our_own_cycles())
+        stack.enter_context(only_our_own_cycles())
         stack.enter_context(tracker.engine.installed())
         stack.enter_context(tracker.watching_optimizers())
         if plain_path:
@@ -59,26 +59,3 @@ def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
         stack.enter_context(tracker)
         stack.enter_context(paths_as_on_cuda(tracker))
         yield tracker
-
-
-_FROZEN_BY_PYTHON = 1000
-"""At most: Python 3.12 starts with 375 objects frozen. More are frozen by programs, tens of thousands at a time."""
-
-
-@contextlib.contextmanager
-def _only_our_own_cycles() -> Iterator[None]:
-    """No automatic collection, and an asked-for one looks only at what is made from here on, not at all of torch.
-
-    Where the program has frozen what it found worth it, that stays as it is: nobody could thaw our part alone.
-    """
-    was_enabled, is_ours = gc.isenabled(), gc.get_freeze_count() <= _FROZEN_BY_PYTHON
-    gc.disable()
-    if is_ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if is_ours:
-            gc.unfreeze()
-        if was_enabled:
-            gc.enable()
