@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 from typing import Literal
 
 StartMethod = Literal["fork", "spawn"]
@@ -12,13 +13,19 @@ StartMethod = Literal["fork", "spawn"]
 def start_method() -> StartMethod:
     """How children may start now. A fork needs neither torch's import nor ours again: four seconds each.
 
-    Another thread could hold a lock that the child then waits for, and a GPU that was asked for cannot be used after a
-    fork.
+    Another thread could hold a lock that the child then waits for, torch refuses a backward in a child of a process
+    whose autograd has threads, and a GPU that was asked for cannot be used after a fork.
     """
     from ..meters.cuda import gpu_unavailable_reason
 
-    is_safe = sys.platform == "linux" and threading.active_count() == 1 and gpu_unavailable_reason() is not None
-    return "fork" if is_safe else "spawn"
+    has_threads = sys.platform != "linux" or threading.active_count() > 1 or _has_autograd_threads()
+    return "spawn" if has_threads or gpu_unavailable_reason() is None else "fork"
+
+
+def _has_autograd_threads() -> bool:
+    """By the name that torch gives them."""
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return any(name.read_text().startswith("pt_autograd") for name in names)
 
 
 def import_what_equality_needs() -> None:

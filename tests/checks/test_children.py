@@ -1,0 +1,53 @@
+"""How child processes start: by a fork only where nothing can hang in it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+from forked_python import forked_python
+
+from memfix.checks import children
+from memfix.meters import cuda
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A Linux process with one thread and no GPU."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(cuda, "gpu_unavailable_reason", lambda: "torch sees no GPU")
+    monkeypatch.setattr(children, "_has_autograd_threads", lambda: False)
+    return monkeypatch
+
+
+def test_a_process_without_threads_and_gpu_forks(quiet: pytest.MonkeyPatch) -> None:
+    assert children.start_method() == "fork"
+
+
+def test_another_thread_a_gpu_or_another_system_spawn(quiet: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (threading, "active_count", lambda: 2),
+        (cuda, "gpu_unavailable_reason", lambda: None),
+        (children, "_has_autograd_threads", lambda: True),
+        (sys, "platform", "darwin"),
+    ):
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(module, name, value)
+            assert children.start_method() == "spawn"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are looked up in /proc")
+def test_autograd_has_threads_after_a_simulated_backward() -> None:
+    program = """
+import memfix, torch
+from memfix.checks.children import _has_autograd_threads
+def build(device):
+    x = torch.ones(4, device=device, requires_grad=True)
+    return lambda: (x * x).sum().backward()
+print(_has_autograd_threads())
+memfix.peak(build)
+print(_has_autograd_threads())
+"""
+    assert forked_python("-c", program).stdout.split() == ["False", "True"]
