@@ -210,7 +210,7 @@ def _choices(draw: Any, contract: Contract) -> dict[str, Any]:
     """Half of the calls are plain: what every call does is not hidden behind what an option adds."""
     is_plain = draw(_BOOLEANS, label="plain") if len(contract.choices) > 2 else False
     return {
-        key: values[0] if is_plain else draw(_one_of(*values), label=key) for key, values in contract.choices.items()
+        key: values[0] if is_plain else draw(_any_of(values), label=key) for key, values in contract.choices.items()
     }
 
 
@@ -224,6 +224,14 @@ def _present(draw: Any, contract: Contract) -> tuple[str, ...]:
 def _one_of(*values: Any) -> st.SearchStrategy[Any]:
     """One of ``values``. Remembered: Hypothesis looks at a new strategy for as long as it draws from it."""
     return st.sampled_from(values)
+
+
+def _any_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """The same of a contract's own values, which may be lists."""
+    try:
+        return _one_of(*values)
+    except TypeError:
+        return st.sampled_from(values)
 
 
 _SEEDS, _FOUR, _BOOLEANS = st.integers(0, 2**16), st.integers(0, 3), st.booleans()
@@ -275,7 +283,7 @@ def memory_draws(draw: Any, contract: Contract) -> Draw:
         low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 2 * size)
         low = max(contract.dims[dim].low, low)
         dims[dim] = draw(_sizes(contract.dims[dim], low, high), label=dim)
-    choices = {key: draw(_one_of(*values), label=key) for key, values in contract.choices.items()}
+    choices = {key: draw(_any_of(values), label=key) for key, values in contract.choices.items()}
     dtype = draw(_one_of(*contract.dtypes))
     # only what matrix products take as it is: other strides are copied by the library, not by the form
     layouts: dict[str, Layout] = {

@@ -130,8 +130,13 @@ def _small_case(contract: Contract) -> Case:
     """The smallest case with shorter axes: a few chunks of two."""
     smallest = min(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
     axes = contract.shape_dims()
-    short = {dim: dim_spec.low * (4 if dim in axes else 2) for dim, dim_spec in contract.dims.items()}
-    return replace(smallest, dims={dim: min(size, max(1, short[dim])) for dim, size in smallest.dims.items()})
+
+    def short(dim: str) -> int:
+        spec = contract.dims[dim]
+        wanted = max(1, spec.low) * (4 if dim in axes else 2)
+        return -(-wanted // spec.multiple_of) * spec.multiple_of
+
+    return replace(smallest, dims={dim: min(size, short(dim)) for dim, size in smallest.dims.items()})
 
 
 def too_large_for(
