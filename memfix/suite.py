@@ -31,7 +31,7 @@ class Session(Protocol):
 
 GpuUse = Literal["alone", "beside", "meters"]
 """``alone``: nobody else may use the GPU. ``beside``: others may that measure nothing. ``meters``: it is used by meters
-only, which take it alone themselves."""
+only, which see to it themselves."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def import_what_equality_needs() -> None:
 
 def import_what_meters_need() -> None:
     """Before a fork: what a first simulated step imports, Triton too."""
+    import torch._dynamo  # noqa: F401
 
     from ..meters.simulated import environment  # noqa: F401
     from . import memory  # noqa: F401

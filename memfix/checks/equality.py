@@ -129,7 +129,7 @@ def _interpreted(check: Callable[[], Finding], contract: Contract, form: str) ->
     try:
         return in_interpreter(check)
     except InterpreterEnded as ended:
-        return Finding("equality", contract.name, form, "fail", str(ended))
+        return Finding("equality", contract.name, form, "fail" if ended.is_crash else "error", str(ended))
     except CannotInterpret as reason:
         message = f"not compared on the CPU, where its kernels must be interpreted: {reason}"
         return Finding("equality", contract.name, form, "note", message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -29,10 +30,17 @@ class CannotInterpret(Exception):
 
 
 class InterpreterEnded(Exception):
-    """The kernel that was interpreted has ended the process, as by a store out of bounds."""
+    """The child ended before it answered. ``is_crash``: a kernel crashed it, as by a store out of bounds."""
 
     def __init__(self, exit_code: int | None) -> None:
-        super().__init__(f"ends the process that interprets it with {exit_code}: it reads or writes out of bounds")
+        self.is_crash = exit_code is not None and -exit_code in _CRASHES
+        message = f"could not be compared: the process that interprets kernels ended with {exit_code}"
+        if self.is_crash:
+            message = f"ends the process that interprets it with {exit_code}: it reads or writes out of bounds"
+        super().__init__(message)
+
+
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
 
 def is_interpreting() -> bool:
@@ -135,4 +143,7 @@ def _serve(connection: Connection) -> None:
             answer: tuple[Any, BaseException | None] = (function(), None)
         except BaseException as error:
             answer = (None, error)
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except Exception as error:  # it cannot be pickled
+            connection.send((None, RuntimeError(f"{answer!r} cannot be sent: {error}")))

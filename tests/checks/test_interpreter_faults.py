@@ -235,6 +235,26 @@ def test_kernel_that_ends_its_process_fails_and_the_next_has_a_new_one() -> None
     assert compared(doubled).status == "pass"
 
 
+def leaves(x: torch.Tensor) -> torch.Tensor:
+    os._exit(3)
+
+
+def test_child_that_ends_without_a_crash_could_not_be_compared() -> None:
+    found = compared(leaves)
+    assert found.status == "error"
+    assert found.message == "could not be compared: the process that interprets kernels ended with 3"
+
+
+def make_what_cannot_be_sent() -> object:
+    return lambda: None
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_and_no_crash() -> None:
+    with pytest.raises(RuntimeError, match="cannot be sent"):
+        interpreter.in_interpreter(make_what_cannot_be_sent)
+    assert interpreter.in_interpreter(interpreter.is_interpreting)
+
+
 def test_error_without_an_interpreter_is_none_of_its_faults() -> None:
     assert interpreter_fault(TypeError("only 0-dimensional arrays can be converted to Python scalars")) is None
 
