@@ -1,20 +1,27 @@
-"""Is the simulated meter right? Its bytes against the allocator's on a real GPU, for the same step."""
+"""Is the simulated meter right? Its bytes against the allocator's on a real GPU, for the same steps."""
 
 from __future__ import annotations
 
 from ..contract import Contract
 from ..laws import Phase
-from ..meters.base import Meter
+from ..meters.base import Meter, Reading
 from ..meters.cuda import CudaMeter
 from .finding import Finding, Status
-from .inputs import Draw
-from .memory import bytes_of, explained, measure
+from .inputs import Draw, phases_of
+from .memory import bytes_of, explained, measure_phases, too_large_for
 
 
-def check_agreement(contract: Contract, form: str, case: str, phase: Phase, simulated: Meter) -> Finding:
-    draw = Draw(contract.cases[case])
-    predicted = measure(contract, form, draw, phase, simulated)
-    real = measure(contract, form, draw, phase, CudaMeter())
+def check_agreement(contract: Contract, form: str, case: str, simulated: Meter) -> list[Finding]:
+    """One finding a phase; none where this GPU cannot hold the case."""
+    draw, phases, gpu = Draw(contract.cases[case]), phases_of(contract), CudaMeter()
+    if too_large_for(gpu, contract, form, draw, phases):
+        return []
+    predicted = measure_phases(contract, form, draw, phases, simulated)
+    real = measure_phases(contract, form, draw, phases, gpu)
+    return [_compared(contract, form, case, phase, predicted[phase], real[phase]) for phase in phases]
+
+
+def _compared(contract: Contract, form: str, case: str, phase: Phase, predicted: Reading, real: Reading) -> Finding:
     said, found = bytes_of(predicted, phase), bytes_of(real, phase)
     figures = {"simulated_bytes": said, "allocator_bytes": found}
     status: Status = "pass" if said == found or not predicted.exact else "fail"

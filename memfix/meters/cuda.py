@@ -43,7 +43,8 @@ def gpu_capacity_bytes() -> int:
     import torch
 
     torch.cuda.empty_cache()
-    return int(_USABLE_SHARE * torch.cuda.mem_get_info()[0])
+    with gpu_for_bytes():  # or what another process takes for a measurement would not count as free
+        return int(_USABLE_SHARE * torch.cuda.mem_get_info()[0])
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it.
 So the figure is coarse and counts the kernels that the first run loads, and a spike that torch gave back to the
-driver within a sample can be missed.
+driver within a sample can be missed. What this process gave back before, the driver may keep and count: that is filled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .cuda import gpu_capacity_bytes, gpu_to_ourselves, gpu_unavailable_reason
 
 GRANULARITY_BYTES = 2 * MiB
 SAMPLE_PERIOD_S = 0.0005
+_FILLER_BYTES = 32 * MiB
 
 
 class NvmlMeter:
@@ -48,6 +49,7 @@ class NvmlMeter:
             step = build("cuda")
             _load_what_every_step_needs()
             torch.cuda.empty_cache()
+            fillers = _fill_what_the_driver_keeps(device)
             base = device.used_bytes()
             # the first run counts too: what it gives back, the driver may keep, and a later run then shows nothing
             with _Sampler(device) as sampler:
@@ -62,6 +64,7 @@ class NvmlMeter:
             gc.collect()
             torch.cuda.empty_cache()
             leaked = device.used_bytes()
+            del fillers
         peak = max(sampler.peak, held) - base
         return Reading(
             meter=self.name,
@@ -85,6 +88,16 @@ def _load_what_every_step_needs() -> None:
     ones = torch.ones(16, 16, device="cuda", requires_grad=True)
     (ones @ ones).sum().backward()
     torch.cuda.synchronize()
+
+
+def _fill_what_the_driver_keeps(device: _Device) -> list[Any]:
+    """Blocks in the memory that this process gave back and the driver kept: a step that got it would show nothing."""
+    import torch
+
+    blocks, used = [], device.used_bytes()
+    while device.used_bytes() < used + _FILLER_BYTES:
+        blocks.append(torch.empty(_FILLER_BYTES, dtype=torch.uint8, device="cuda"))
+    return blocks
 
 
 class _Device:

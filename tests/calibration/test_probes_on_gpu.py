@@ -14,7 +14,7 @@ NUM_CHOSEN = 150
 CHOSEN = random.Random(0).sample(sorted(all_probes()), NUM_CHOSEN)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 @pytest.mark.parametrize("name", CHOSEN)
 def test_an_exact_reading_is_the_allocators(name: str) -> None:
     build = all_probes()[name]

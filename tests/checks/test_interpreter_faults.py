@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
-from memfix.checks import interpreter
+from memfix.checks import equality, interpreter
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality, check_equality_at
 from memfix.checks.examine import examine
@@ -221,7 +221,8 @@ def test_one_call_could_not_be_compared_either() -> None:
     assert check_equality_at(made, "kernel", Draw(made.cases["small"])).status == "error"
 
 
-def test_gate_ends_with_could_not_measure_and_not_with_a_regression() -> None:
+def test_gate_ends_with_could_not_measure_and_not_with_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equality, "usual_device", lambda contract, form: "cpu")  # also where there is a GPU
     found = examine(contract_of(incompatible), get_meter("simulated"), PROFILES["dev"])
     verdict = judge([found], lock=None, meter="simulated")
     assert verdict.exit_code == EXIT_NOT_MEASURED, [finding.text() for finding in verdict.findings]

@@ -57,7 +57,7 @@ def copy(tmp_path: Path) -> Path:
 
 def gpu(copy: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "MEMFIX_PYTHON": str(copy.parent / "python"), "REAL_PYTHON": sys.executable}
-    settings |= {"PYTHONPATH": str(copy.parent / "fake"), **environment}
+    settings |= {"PYTHONPATH": str(copy.parent / "fake"), "ASV_PYTHONPATH": "", **environment}
     return subprocess.run([str(copy / "ci/gpu"), *arguments], env=settings, capture_output=True, text=True)
 
 

@@ -162,7 +162,7 @@ def test_the_profiled_step_runs_on_real_tensors() -> None:
     )
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
     tokens = 4096
     settings = dataclasses.replace(TINY, context_length=tokens)

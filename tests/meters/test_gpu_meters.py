@@ -25,7 +25,7 @@ def build_failing(device: str):
     return step
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 def test_cuda_meter_reads_requested_bytes_above_the_inputs():
     def build(device):
         x = torch.ones(1000, device=device)

@@ -127,6 +127,29 @@ def test_grid_sample_is_cudnns_where_a_cuda_build_prefers_it(dtype: torch.dtype,
     assert f"{sampler}_backward" in seen
 
 
+@pytest.mark.parametrize(
+    ("dtype", "image", "weight", "expected"),
+    [
+        (torch.bfloat16, torch.channels_last, torch.channels_last, torch.channels_last),
+        (torch.float32, torch.channels_last, torch.contiguous_format, torch.channels_last),
+        (torch.float32, torch.contiguous_format, torch.channels_last, torch.channels_last),
+        (torch.float32, torch.contiguous_format, torch.contiguous_format, torch.contiguous_format),
+        (torch.float64, torch.channels_last, torch.channels_last, torch.contiguous_format),
+    ],
+)
+def test_a_convolution_lies_as_cudnn_lays_it(dtype: torch.dtype, image: Any, weight: Any, expected: Any) -> None:
+    def build(device: str) -> Any:
+        x = torch.empty(4, 6, 9, 9, device=device, dtype=dtype).to(memory_format=image)
+        w = torch.empty(8, 6, 3, 3, device=device, dtype=dtype).to(memory_format=weight)
+
+        def step() -> None:
+            assert F.conv2d(x, w).is_contiguous(memory_format=expected)
+
+        return step
+
+    memfix.peak(build)
+
+
 def test_samples_of_an_image_take_their_result() -> None:
     def build(device: str) -> Any:
         x, grid = torch.empty(4, 8, 16, 16, device=device), torch.empty(4, 5, 6, 2, device=device)

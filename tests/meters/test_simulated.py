@@ -88,7 +88,7 @@ def test_everyday_training_code_is_known_exactly(name):
     assert reading.leaked_bytes == 0
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_prediction_is_the_allocators_byte_for_byte(name):
     predicted = simulated(WORKLOADS[name])

@@ -137,7 +137,7 @@ def test_peaks_between_marks_are_read_and_started_anew(monkeypatch: pytest.Monke
     assert marked.stages == [Stage("first", 10, 20, 60), Stage("second", 20, 25, 25)]
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
     real = memfix.peak(in_three_stages, meter="cuda")
     assert sizes(real) == THREE_STAGES

@@ -293,7 +293,7 @@ def test_packed_sequences_equal_a_loop_over_them(form: Callable[..., Any], cuts:
     assert_same(packed, answer(in_a_loop, tensors))
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="beside")
 @each_form
 def test_lengths_may_be_on_either_device(form: Callable[..., Any]) -> None:
     tensors = [x.detach().cuda().requires_grad_() for x in inputs(21, batch=1, states=3)]

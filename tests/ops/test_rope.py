@@ -416,7 +416,7 @@ def test_fake_tensors_outside_their_mode_are_served_too(tables: RopeTables) -> N
     assert tables._tables == {}
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="beside")
 def test_tables_on_a_gpu_have_the_bits_of_the_cpu(tables: RopeTables) -> None:
     for length in (5, 5000, 9000):
         rows = tables.rows(heads(1, device="cuda"), base=10_000.0, num_positions=length)
@@ -441,7 +441,7 @@ def test_positions_on_the_cpu_fail_when_the_cache_grows_on_another_device() -> N
     assert ReportedRotary(8, cached_positions=4).to("meta")(heads(5, device="meta")).device.type == "meta"
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="beside")
 def test_positions_on_the_cpu_fail_on_a_gpu_in_the_words_of_the_report() -> None:
     broken = ReportedRotary(8, cached_positions=4, positions_on_cpu=True).to("cuda")
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):

@@ -23,7 +23,7 @@ def test_other_peoples_code_runs_unmodified(name: str) -> None:
     assert all("assumed that" in note for note in reading.notes), reading.notes
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_other_peoples_code_takes_what_is_predicted(name: str) -> None:
     build = build_of(name)

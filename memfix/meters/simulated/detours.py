@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .launches import Launch
 from .patches import Patch, nothing
 from .tracking import StorageTracker
+from .workspace.memory_formats import suggested_format
 
 
 def detours(tracker: StorageTracker) -> list[Patch]:
@@ -101,7 +102,18 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
 
         return run
 
+    real_format = torch._C._conv_determine_backend_memory_format
+
+    def format_of_convolution(image: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        """cuDNN's, also where torch has no cuDNN to ask: channels last if the image or the weight is."""
+        by_cudnn = image.device.type == "cuda" and torch.backends.cudnn.enabled and backend.name.startswith("Slow")
+        if not by_cudnn or image.dtype == torch.float64:
+            return real_format(image, weight, backend)
+        last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+        return last if last in (suggested_format(image), suggested_format(weight)) else torch.contiguous_format
+
     return [
+        (torch._C, "_conv_determine_backend_memory_format", format_of_convolution),
         *((torch._VF, name, recurrent(name)) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
         (torch.Tensor, "record_stream", record_stream),
         (torch.functional, "einsum", einsum),
