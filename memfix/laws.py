@@ -118,7 +118,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """ "The peak grows at most like T^1": fitted over a series that doubles ``dim``, beginning at ``case``."""
+    """ "The peak grows at most like T^1": over the upper half of a series that doubles ``dim`` from ``case`` on."""
 
     form: str = field(kw_only=False)
     dim: str
@@ -131,7 +131,7 @@ class Scaling:
         _require_phase(self.form, self.phase)
         if self.doublings < 3:
             raise ContractError(
-                f"scaling of {self.form!r}: doublings must be at least 3 to be fitted, got {self.doublings}"
+                f"scaling of {self.form!r}: doublings must be at least 3 to show growth, got {self.doublings}"
             )
 
     def spelled(self) -> str:

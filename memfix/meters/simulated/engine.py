@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,7 +48,7 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Hook every node of each graph that backward is called on, from here on."""
+        """Hook the graph of each backward that is called from here on."""
         run = torch.autograd.graph._engine_run_backward
 
         def run_watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,22 +79,24 @@ class EngineWatch:
             self._note("gradients of gradients: the engine may run their graph in another order on a GPU")
 
     def _hook_nodes(self, roots: Any) -> None:
-        waiting = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
-        seen = set()
-        numbers: list[int] = []
+        """Those nodes after which the engine may add: what they give goes where another node's gradient goes too."""
+        given = [(getattr(root, "grad_fn", None) or getattr(root, "node", None), root.output_nr) for root in roots]
+        num_gradients = Counter(given)
+        waiting = [node for node, _ in given]
+        edges: dict[Any, Any] = {}
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if self._numbers_of_gradients and node.next_functions:
-                numbers.append(node._sequence_nr())
-            if node.next_functions and _NODE_KEY not in node.metadata:  # AccumulateGrad has none and returns nothing
+            if node is not None and node not in edges:
+                edges[node] = [edge for edge in node.next_functions if edge[0] is not None]
+                num_gradients.update(edges[node])
+                waiting.extend(following for following, _ in edges[node])
+        if self._numbers_of_gradients:
+            self._watch_order([node._sequence_nr() for node, following in edges.items() if following])
+        for node, following in edges.items():
+            if any(num_gradients[edge] > 1 for edge in following) and _NODE_KEY not in node.metadata:
                 self._num_nodes += 1
                 node.metadata[_NODE_KEY] = self._num_nodes
                 node.register_hook(functools.partial(self._node_finished, self._num_nodes))
-            waiting.extend(following for following, _ in node.next_functions)
-        self._watch_order(numbers)
 
     def _node_finished(self, number: int, _grad_inputs: Any, _grad_outputs: Any) -> None:
         self._finished_node = number
