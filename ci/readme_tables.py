@@ -224,7 +224,8 @@ def cheats_table() -> list[str]:
     machines = [f"{data['machine']}, torch {data['surroundings']['torch']}" for data in measured]
     lines = [f"| cheat | op | caught by | {' | '.join(machines)} |", "|---|---|---|" + "--:|" * len(machines)]
     counts = [{row["cheat"]: f"{row['shows']} of {row['places']}" for row in data["cheats"]} for data in measured]
-    for row in measured[0]["cheats"]:
+    rows = {row["cheat"]: row for data in measured for row in data["cheats"]}
+    for row in sorted(rows.values(), key=lambda row: (row["op"], row["cheat"])):
         cells = " | ".join(of_machine.get(row["cheat"], "") for of_machine in counts)
         lines.append(f"| `{row['cheat']}` | `{row['op']}` | {row['check']} | {cells} |")
     return lines

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
 from ..contract import Case, Contract, Dim, Layout, Pattern
-from .inputs import Draw
+from .inputs import UPSTREAMS, Draw
 
 Draws = st.SearchStrategy[Draw]
 _ENOUGH_BYTES = 2048
@@ -74,7 +74,9 @@ def _as_usual(contract: Contract, draw: Draw) -> Draw:
     choices = {name: values[0] for name, values in contract.choices.items()}
     layouts = {spec.name: spec.layouts[0] for spec in contract.inputs if not spec.optional}
     case = replace(draw.case, dims=dims, choices=choices, present=())
-    return replace(draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset(), patterns={})
+    return replace(
+        draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset(), patterns={}, upstream="dense"
+    )
 
 
 def _made(draws: Draws, source: Random) -> Iterator[Drawn]:
@@ -203,7 +205,8 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
         for spec in inputs
         if spec.dtype != "bool" and spec.cumulative is None
     }
-    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen), patterns)
+    upstream = draw(_one_of(*UPSTREAMS), label="upstream")
+    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen), patterns, upstream)
 
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:

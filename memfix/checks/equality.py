@@ -26,6 +26,7 @@ from .interpreter import LEAST, SHARE, CannotInterpret, InterpreterEnded, in_int
 from .interpreter_faults import interpreter_fault
 from .mended_interpreter import mend
 from .poison import poisoned_memory
+from .upstream import upstream_gradients
 
 
 @contextlib.contextmanager
@@ -279,26 +280,22 @@ def _evaluate(
     elif wanted:
         rounds = ("gradient of", "second gradient of") if repeats and contract.repeats_backward else ("gradient of",)
         for number, title in enumerate(rounds):
-            upstream = [_upstream(output, draw, number) for output in differentiable]
-            if nudge is not None:
-                upstream = [nudge(gradient) for gradient in upstream]
+            arriving = zip(differentiable, upstream_gradients(differentiable, draw, number), strict=True)
+            used = [(output, gradient) for output, gradient in arriving if gradient is not None]
+            upstream = [gradient if nudge is None else nudge(gradient) for _, gradient in used]
+            before = [gradient.clone() for gradient in upstream]
             try:
-                torch.autograd.backward(differentiable, upstream, retain_graph=number + 1 < len(rounds))
+                torch.autograd.backward([output for output, _ in used], upstream, retain_graph=number + 1 < len(rounds))
             except RuntimeError as error:
                 if number == 0 or contract.repeats_backward_of(form) or contract.name not in str(error):
                     raise
                 break  # refused by name, as the form may; where it is not refused it must be right
+            if not all(map(_same_bits, before, upstream)):
+                raise Unequal("writes into the gradient that arrives for its result")
             found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
             for tensor in wanted.values():
                 tensor.grad = None
     return Answer(found, tuple(output.dtype for output in outputs))
-
-
-def _upstream(output: torch.Tensor, draw: Draw, number: int) -> torch.Tensor:
-    """A random gradient, the same for every form and precision: rounded to the working dtype before it is widened."""
-    generator = torch.Generator(output.device).manual_seed(1000 + draw.seed + number)
-    gradient = torch.randn(output.shape, generator=generator, device=output.device, dtype=torch.float32)
-    return gradient.to(getattr(torch, draw.case.dtype)).to(output.dtype)
 
 
 def _off_as_in_float32(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,10 +16,14 @@ from ..meters.base import Step
 from ..meters.stages import stage
 from .values import make_values
 
+Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
+UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
+
 
 @dataclass(frozen=True)
 class Draw:
-    """A case with everything else that fixes a call: values, their patterns, layouts and frozen inputs.
+    """A case with everything else that fixes a call: values, their patterns, layouts, frozen inputs, and the gradient
+    that arrives for its results (``upstream.py``).
 
     ``share`` is how often a ``sometimes`` value stands, and how much of a mask is set; ``magnitude`` multiplies inputs
     that are drawn as normal, and draws log-uniform ones to the end of their range that it names, ``low`` where it is
@@ -34,6 +38,7 @@ class Draw:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
+    upstream: Upstream = "dense"
 
     def spelled(self) -> str:
         """The draw on one line; ``parsed`` reads it back."""
@@ -43,6 +48,7 @@ class Draw:
         parts += [f"layout.{name}={layout}" for name, layout in self.layouts.items() if layout != "contiguous"]
         parts += [f"pattern.{name}={pattern}" for name, pattern in self.patterns.items() if pattern != "even"]
         parts += [f"frozen={name}" for name in sorted(self.frozen)]
+        parts += [f"upstream={self.upstream}"] if self.upstream != "dense" else []
         return ",".join(parts)
 
     @staticmethod
@@ -53,7 +59,10 @@ class Draw:
         frozen: set[str] = set()
         present: list[str] = []
         own: dict[str, Any] = {}
-        readers: dict[str, Callable[[str], Any]] = {"seed": int, "share": float, "magnitude": float}
+        readers: dict[str, Callable[[str], Any]] = {
+            "seed": int, "share": float, "magnitude": float,
+            "upstream": lambda value: UPSTREAMS[UPSTREAMS.index(value)],
+        }  # fmt: skip
         names = {spec.name for spec in contract.inputs}
         for part in text.split(","):
             key, equals, value = part.strip().partition("=")
@@ -102,7 +111,7 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
         if spec.cumulative is not None:
             tensors[spec.name] = _cuts(size[0], draw.case.dims[spec.cumulative], dtype, layout, draw.seed)
             continue
-        tensor = _laid_out(size, dtype, device, layout)
+        tensor = laid_out(size, dtype, device, layout)
         if generator is not None:
             made = make_values(
                 spec, draw.case, dtype, generator,
@@ -118,11 +127,11 @@ def _cuts(number: int, total: int, dtype: torch.dtype, layout: Layout, seed: int
     with _disable_current_modes():
         generator = torch.Generator("cpu").manual_seed(seed)
         inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values
-        cuts = _laid_out((number,), dtype, "cpu", layout)
+        cuts = laid_out((number,), dtype, "cpu", layout)
         return cuts.copy_(torch.cat([torch.tensor([0]), inner, torch.tensor([total])]))
 
 
-def _laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str, layout: Layout) -> torch.Tensor:
+def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device, layout: Layout) -> torch.Tensor:
     """An empty tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
     if layout == "transposed" and len(size) > 1:
         return torch.empty(size[::-1], dtype=dtype, device=device).permute(*range(len(size))[::-1])
