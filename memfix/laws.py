@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,8 +10,9 @@ from .errors import ContractError, did_you_mean
 from .formula import Formula
 from .units import format_bytes, is_size, parse_bytes
 
-Phase = Literal["forward", "train", "held"]
+Phase = Literal["forward", "train", "held", "kept"]
 PHASES: tuple[Phase, ...] = ("forward", "train", "held")
+"""Those that a step runs. ``kept`` is what remains of a first call when all that it gave is dropped."""
 
 NAIVE = "naive"
 
@@ -49,7 +50,8 @@ class Budget:
 
     ``bytes``: a number, ``"5 GiB"``, or a formula of the dims. ``times_below_naive``: at least so many times
     smaller than naive. ``times_below``: the same against another form, ``{"reported": 8}``.
-    Without ``case`` it holds for every case and for every drawn shape.
+    Without ``case`` it holds for every case and for every drawn shape. A form keeps nothing for good unless a budget of
+    the phase ``kept`` says how much: a table that all calls share.
     """
 
     form: str = field(kw_only=False)
@@ -66,7 +68,7 @@ class Budget:
             raise ContractError(
                 f"budget of {self.form!r}: give exactly one of bytes, times_below_naive, times_below; got {len(given)}"
             )
-        _require_phase(self.form, self.phase)
+        _require_phase(self.form, self.phase, (*PHASES, "kept"))
         if self.times_below is not None and len(self.times_below) != 1:
             raise ContractError(
                 f"budget of {self.form!r}: times_below names one other form, got {dict(self.times_below)}"
@@ -157,6 +159,6 @@ class SpeedBudget:
         return f"{self.form} {place} takes at most {self.times_naive:g}x naive's time"
 
 
-def _require_phase(form: str, phase: str) -> None:
-    if phase not in PHASES:
-        raise ContractError(f"budget of {form!r}: unknown phase {phase!r}{did_you_mean(phase, PHASES)}")
+def _require_phase(form: str, phase: str, allowed: Sequence[str] = PHASES) -> None:
+    if phase not in allowed:
+        raise ContractError(f"budget of {form!r}: unknown phase {phase!r}{did_you_mean(phase, allowed)}")

@@ -28,5 +28,5 @@ def _compared(contract: Contract, form: str, case: str, phase: Phase, predicted:
     message = f"simulated {said:,} bytes, allocator {found:,}: {said - found:+,}"
     if not predicted.exact:
         message += f" (an estimate: {'; '.join(predicted.notes)})"
-    details = explained(predicted) if status == "fail" else ()
+    details = explained(predicted, phase) if status == "fail" else ()
     return Finding("agreement", contract.name, form, status, message, case, phase, details, figures=figures)

@@ -174,7 +174,8 @@ def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterato
     yield from too_large.items()
     phases = [phase for phase in every if phase not in too_large]
     try:
-        yield from measure_phases(contract, form, draw, phases, meter).items()
+        measured = measure_phases(contract, form, draw, [*phases, "kept"] if phases else [], meter)
+        yield from ((phase, reading) for phase, reading in measured.items() if phase != "kept" or reading.peak_bytes)
     except Exception:  # in one of them, perhaps not in the others
         for phase in phases:
             try:
@@ -272,7 +273,7 @@ def _until_unequal(contract: Contract, form: str, found: Found) -> Iterator[Find
 
 
 def _memory_findings(contract: Contract, form: str, measured: Mapping[str, Measured]) -> list[Finding]:
-    from .memory import forms_needed, judge_budget, judge_leak
+    from .memory import forms_needed, judge_budget, judge_kept, judge_leak
 
     findings: list[Finding | None] = []
     for case in contract.cases.values():
@@ -283,4 +284,5 @@ def _memory_findings(contract: Contract, form: str, measured: Mapping[str, Measu
             if all((f, budget.phase) in here for f in forms_needed(budget))
         ]
         findings += [judge_leak(contract, f, case, phase, reading) for (f, phase), reading in here.items() if f == form]
+        findings.append(judge_kept(contract, form, case, here))
     return [*(finding for finding in findings if finding is not None), *measured[form].laws]

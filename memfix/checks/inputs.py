@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -202,7 +203,11 @@ class _Steps:
         is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
         self._tensors = make_inputs(contract, draw, device, values=not is_fake)
         self._upstreams: list[torch.Tensor] = []
+        self._as_inputs: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if is_fake:
+            from ..meters.simulated.tracking import existing_before
+
+            self._as_inputs = existing_before
             self._state_what_real_ones_would_be()
 
     def by_phase(self) -> dict[Phase, Step]:
@@ -216,19 +221,11 @@ class _Steps:
         return call_form(self._contract, self._form, self._draw, self._tensors)
 
     def train(self) -> None:
-        outputs = self._differentiable_outputs()
-        if not self._upstreams:  # made in the warm-up: the upstream gradient is an input
-            self._upstreams = _upstreams_of(outputs)
-        self._backward(outputs)
+        self._backward(self._differentiable_outputs())
 
     def first_train(self) -> None:
-        """Without a warm-up: the upstream gradient is an input, though its shape is not known before."""
-        from ..meters.simulated.tracking import existing_before
-
         outputs = self._differentiable_outputs()
         stage(HELD)
-        with existing_before():
-            self._upstreams = _upstreams_of(outputs)
         self._backward(outputs)
 
     def drop_upstreams(self) -> None:
@@ -238,6 +235,9 @@ class _Steps:
         return [tensor for tensor in output_tensors(self.held()) if tensor.requires_grad]
 
     def _backward(self, outputs: list[torch.Tensor]) -> None:
+        if not self._upstreams:  # an input, though its shape is not known before
+            with self._as_inputs():
+                self._upstreams = [torch.ones_like(output) for output in outputs]
         torch.autograd.backward(outputs, self._upstreams)
         for tensor in self._tensors.values():
             tensor.grad = None
@@ -251,10 +251,6 @@ class _Steps:
             if spec.name in self._tensors and not spec.is_floating and is_drawn_from_range:
                 high = self._draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
                 state_range(self._tensors[spec.name], int(spec.low or 0), int(high or 0))
-
-
-def _upstreams_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.ones_like(output) for output in outputs]
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:

@@ -40,18 +40,25 @@ def measure(contract: Contract, form: str, draw: Draw, phase: Phase, meter: Mete
 def measure_phases(
     contract: Contract, form: str, draw: Draw, phases: Collection[Phase], meter: Meter
 ) -> dict[Phase, Reading]:
-    """One form at one draw in several phases.
+    """One form at one draw in several phases, ``kept`` among them where it is asked for.
 
     The simulated meter takes them one after the other, on the same inputs and without warm-ups, where the form is known
     to need none and leaves nothing behind.
     """
+    from .inputs import phases_of
+
     in_order = [phase for phase in _IN_TURN if phase in phases]
-    if isinstance(meter, SimulatedMeter):
-        is_ready = _needs_no_warm_up(contract, form, meter)
-        readings = _in_turn(contract, form, draw, in_order, meter) if is_ready else None
-        if readings is not None and not any(reading.leaked_bytes for reading in readings[0].values()):
-            return readings[0]
-    return {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
+    if [*phases] == ["kept"]:
+        in_order = [phases_of(contract)[-1]]
+    readings: dict[Phase, Reading] = {}
+    if isinstance(meter, SimulatedMeter) and _needs_no_warm_up(contract, form, meter):
+        (readings,) = _in_turn(contract, form, draw, in_order, meter) or ({},)
+    if not readings or any(reading.leaked_bytes for reading in readings.values()):
+        readings = {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
+    if "kept" in phases:
+        of_kept = [reading.of_what_is_kept() for reading in readings.values()]
+        readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)  # the first of them knows the line
+    return readings
 
 
 _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
@@ -183,7 +190,7 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
     reading = readings[budget.form, budget.phase]
     used, limit = bytes_of(reading, budget.phase), limit_of(budget, case, readings)
     within = used < limit + reading.granularity_bytes  # a meter is not believed below its own grain
-    name = "held" if budget.phase == "held" else "peak"
+    name = budget.phase if budget.phase in ("held", "kept") else "peak"
     against = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
     sizes = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"
     details: tuple[str, ...] = ()
@@ -196,7 +203,7 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
         status = "pass" if within else "fail"
         message = sizes + ("" if within else f" ({format_change(used, limit)})") + f", meter {reading.meter}"
         if not within:
-            details = explained(reading)
+            details = explained(reading, budget.phase)
     figures = {"bytes": used, "limit_bytes": limit}
     return Finding(
         "budget", contract.name, budget.form, status, message, case.name, budget.phase, details, figures=figures
@@ -234,14 +241,29 @@ def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading:
         return None
     leaked = format_bytes(reading.leaked_bytes)
     message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"
-    return Finding("leak", contract.name, form, "fail", message, case.name, phase, explained(reading))
+    return Finding("leak", contract.name, form, "fail", message, case.name, phase, explained(reading, phase))
 
 
-def explained(reading: Reading) -> tuple[str, ...]:
-    """What was alive at the peak, for the lines below a failure."""
+def judge_kept(contract: Contract, form: str, case: Case, readings: Readings) -> Finding | None:
+    """What a first call leaves behind for good must be allowed by a budget: no later call shows it."""
+    reading = readings.get((form, "kept"))
+    allowed = [budget for budget in contract.budgets_of(form, case.name) if budget.phase == "kept"]
+    if reading is None or not reading.peak_bytes or allowed:
+        return None
+    size = format_bytes(reading.peak_bytes)
+    message = f"keeps {size} for good after a first call, which no budget of the phase kept allows"
+    return Finding("kept", contract.name, form, "fail", message, case.name, "kept", explained(reading, "kept"))
+
+
+def explained(reading: Reading, phase: str) -> tuple[str, ...]:
+    """What makes up the figure of a phase, for the lines below a failure."""
+    if phase == "held" and reading.timeline is not None:
+        timeline = reading.timeline
+        reading = replace(reading, alive_at_peak=timeline.rows_at(timeline.num_events))
     if not reading.alive_at_peak:
         return ()
-    lines = ("  alive at the peak, largest first", *(f"  {line}" for line in reading.table_lines(6)))
+    title = {"held": "held when the forward has ended", "kept": "kept for good"}.get(phase, "alive at the peak")
+    lines = (f"  {title}, largest first", *(f"  {line}" for line in reading.table_lines(6)))
     return (*lines, f"  likely cause: {reading.hint}") if reading.hint else lines
 
 

@@ -138,7 +138,7 @@ def judge_entry(
             f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
         )
         grown = _what_grew(reading, alive_then)
-        details = (*(f"  {change}" for change in grown), *explained(reading), f"  {_accept(accept)}")
+        details = (*(f"  {change}" for change in grown), *explained(reading, key[3]), f"  {_accept(accept)}")
         source = _first_line([*(change.now for change in grown if change.now), *reading.alive_at_peak])
         return _lock_finding(key, "fail", message, details, figures, source)
     if used < locked:

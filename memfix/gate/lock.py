@@ -19,8 +19,8 @@ Key = tuple[str, str, str, str]
 HEADER = (
     "# memfix lock 1: requested bytes above the inputs, meter simulated, GPU H200. Change it with memfix gate --update."
 )
-_LINE = re.compile(r"(\w+)/(\w+) \[([\w-]+), (forward|held|train)\] (0|[1-9][0-9]*) bytes")
-_PHASE_ORDER = {"forward": 0, "held": 1, "train": 2}
+_LINE = re.compile(r"(\w+)/(\w+) \[([\w-]+), (forward|held|train|kept)\] (0|[1-9][0-9]*) bytes")
+_PHASE_ORDER = {"forward": 0, "held": 1, "train": 2, "kept": 3}
 
 
 def spelled(key: Key) -> str:

@@ -39,6 +39,8 @@ class Reading:
     exact: bool = True
     notes: tuple[str, ...] = ()
     alive_at_peak: tuple[Allocation, ...] = ()
+    kept: tuple[Allocation, ...] = ()
+    """What the calls before the measured one left behind for good: a cache, an optimizer's state. Simulated only."""
     stages: tuple[Stage, ...] = ()
     """The parts of the step that it names by :func:`memfix.meters.stages.stage`, in order."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
@@ -51,6 +53,14 @@ class Reading:
     def diff(self, other: Reading) -> tuple[Change, ...]:
         """What this peak has that the other has not, row by row, what grew most first."""
         return changes(other.alive_at_peak, self.alive_at_peak)
+
+    def of_what_is_kept(self) -> Reading:
+        """What is kept for good, as a reading of its own."""
+        size = sum(allocation.bytes for allocation in self.kept)
+        return dataclasses.replace(
+            self, peak_bytes=size, held_bytes=size, leaked_bytes=0, allocated_bytes=size, alive_at_peak=self.kept,
+            kept=(), stages=(), timeline=None,
+        )  # fmt: skip
 
     @property
     def hint(self) -> str | None:
@@ -70,12 +80,13 @@ class Reading:
 
     def as_dict(self) -> dict[str, Any]:
         data = dataclasses.asdict(dataclasses.replace(self, timeline=None))
-        return data if self.stages else {key: value for key, value in data.items() if key != "stages"}
+        return {key: value for key, value in data.items() if value or key not in ("kept", "stages")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:
         fields = {**data, "notes": tuple(data["notes"])}
-        fields["alive_at_peak"] = tuple(Allocation(**allocation) for allocation in data["alive_at_peak"])
+        for name in ("alive_at_peak", "kept"):
+            fields[name] = tuple(Allocation(**allocation) for allocation in data.get(name, ()))
         fields["stages"] = tuple(Stage.from_dict(stage) for stage in data.get("stages", ()))
         return cls(**fields)
 

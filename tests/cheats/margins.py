@@ -3,7 +3,8 @@
     python -m tests.cheats.margins [--json PATH] [--jobs NUMBER]
 
 A place is one thing that ``memfix gate`` looks at in its profile ``ci``: for equality a drawn call in one dtype, for
-budgets and leaks a case in one phase or a drawn shape, for scaling a law, for bad inputs a call that must be refused.
+budgets and leaks a case in one phase or a drawn shape, for what is kept a case, for scaling a law, for bad inputs a
+call that must be refused.
 The incident is left out: a cheat must be caught far below it. Bytes are exact, so one place is enough for them.
 A rounding is not: on another CPU it falls otherwise, so equality must catch a cheat in ``DEMANDED`` calls or more.
 """
@@ -32,7 +33,7 @@ from memfix.checks.effort import PROFILES
 from memfix.checks.equality import NaiveFailed, compare_once, drawn_calls
 from memfix.checks.inputs import Draw, phases_of
 from memfix.checks.interpreter import take_one_core
-from memfix.checks.memory import judge_leak, measure_and_judge, measure_phases
+from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge, measure_phases
 from memfix.checks.scaling import check_scaling
 from memfix.files import write_whole
 from memfix.meters import get_meter
@@ -42,7 +43,7 @@ from memfix.surroundings import describe
 FOLDER = Path(__file__).resolve().parent
 EFFORT = PROFILES["ci"]
 FORM = "cheat"
-DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "scaling": 1, "bad input": 1}
+DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "kept": 1, "scaling": 1, "bad input": 1}
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,13 @@ def _leaks(contract: Contract) -> Iterator[bool]:
             yield judge_leak(contract, FORM, case, phase, reading) is not None
 
 
+def _kept(contract: Contract) -> Iterator[bool]:
+    meter = get_meter("simulated")
+    for case in map(contract.cases.__getitem__, _cases(contract)):
+        reading = measure_phases(contract, FORM, Draw(case), ["kept"], meter)["kept"]
+        yield judge_kept(contract, FORM, case, {(FORM, "kept"): reading}) is not None
+
+
 def _laws_of_growth(contract: Contract) -> Iterator[bool]:
     for law in contract.scaling:
         if law.form == FORM:
@@ -141,6 +149,7 @@ _PLACES: dict[str, Callable[[Contract], Iterator[bool]]] = {
     "equality": _calls,
     "budget": _budgets,
     "leak": _leaks,
+    "kept": _kept,
     "scaling": _laws_of_growth,
     "bad input": _bad_inputs,
 }

@@ -10,8 +10,11 @@ import torch
 
 from memfix import Budget, Contract, Dim, TensorSpec
 from memfix.checks import memory
+from memfix.checks.effort import PROFILES
+from memfix.checks.examine import examine
 from memfix.checks.inputs import Draw, phases_of
-from memfix.checks.memory import check_drawn_budgets, measure, measure_phases
+from memfix.checks.memory import bytes_of, check_drawn_budgets, measure, measure_phases
+from memfix.gate.judge import judge_lock
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
 
@@ -93,6 +96,57 @@ def test_what_a_first_call_leaves_for_the_next_is_in_no_reading(from_size: int) 
         assert together == alone
         assert alone.leaked_bytes == 0
         assert alone.peak_bytes % (4 * 5000) == 0  # nothing of the table
+
+
+@pytest.mark.parametrize("from_size", [0, 1000])
+def test_what_a_first_call_keeps_is_a_reading_of_its_own_with_its_line(from_size: int) -> None:
+    made = contract(KeepsATable(from_size))
+    kept = measure_phases(made, "form", Draw(made.cases["large"]), [*phases_of(made), "kept"], METER)["kept"]
+    assert bytes_of(kept, "kept") == 4000
+    assert "test_phases.py" in kept.alive_at_peak[0].place
+    assert kept.alive_at_peak[0].code == "self.tables[world] = torch.empty(1000, device=x.device)"
+    nothing = measure_phases(made, "naive", Draw(made.cases["large"]), ["kept"], METER)["kept"]
+    assert bytes_of(nothing, "kept") == 0
+
+
+def test_a_cache_that_simulations_share_is_kept_in_each() -> None:
+    tables: dict[int, torch.Tensor] = {}
+
+    def caches(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] not in tables:
+            tables[x.shape[0]] = torch.empty(1000, device=x.device)
+        tables[x.shape[0]].zero_()
+        return (x * x).exp()
+
+    made = contract(caches)
+    for _ in range(2):
+        readings = [measure(made, "form", Draw(made.cases["large"]), phase, METER) for phase in phases_of(made)]
+        assert [sum(row.bytes for row in reading.kept) for reading in readings] == [4000] * 3
+
+
+@pytest.mark.parametrize(
+    ("budget", "status", "message"),
+    [
+        (None, "fail", "keeps 3.91 KiB for good after a first call, which no budget of the phase kept allows"),
+        ("4*1000", "pass", "kept 3.91 KiB, budget 3.91 KiB, meter simulated"),
+        ("4*999", "fail", "kept 3.91 KiB, budget 3.90 KiB (+0.1 %), meter simulated"),
+    ],
+)
+def test_what_is_kept_needs_a_budget_and_a_lock_entry(budget: str | None, status: str, message: str) -> None:
+    laws = [] if budget is None else [Budget("form", phase="kept", bytes=budget)]
+    found = examine(contract(KeepsATable(), budgets=laws), METER, PROFILES["dev"])
+    at_large = [finding for finding in found.findings if (finding.case, finding.phase) == ("large", "kept")]
+    assert [(finding.status, finding.message) for finding in at_large] == [(status, message)]
+    locked = judge_lock([found], {}, {})
+    assert "square/form [large, kept]" in {f"{f.op}/{f.form} [{f.case}, {f.phase}]" for f in locked}
+    assert "square/naive [large, kept]" not in {f"{f.op}/{f.form} [{f.case}, {f.phase}]" for f in locked}
+
+
+def test_a_failure_of_what_is_held_lists_what_is_held() -> None:
+    found = examine(contract(square, budgets=[Budget("form", phase="held", bytes=1)]), METER, PROFILES["dev"])
+    held = next(f for f in found.findings if f.phase == "held" and f.status == "fail")
+    assert held.details[0] == "  held when the forward has ended, largest first"
+    assert "exp" in held.details[1]
 
 
 def test_a_first_call_that_takes_more_and_leaves_nothing_is_seen() -> None:

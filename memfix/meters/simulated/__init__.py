@@ -11,6 +11,7 @@ have run of Triton's), ``tracking`` and ``engine`` (storages), ``known_results``
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -40,11 +41,18 @@ class SimulatedMeter:
         """Fake tensors take no memory."""
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
+        from .source_lines import line_of
+
         with self._simulated() as tracker:
             step = build("cuda")
+            gc.collect()
+            tracker.ledger.restart()
             for _ in range(warmup):
                 step()
-            return self._reading(tracker, step, is_first_call=warmup == 0)
+            gc.collect()
+            kept = tracker.ledger.left_behind(line_of)
+            reading = self._reading(tracker, step, is_first_call=warmup == 0)
+            return dataclasses.replace(reading, kept=(*kept, *reading.kept))
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Steps on the same state, one after the other, none of them with a warm-up: for those that need none."""
@@ -100,6 +108,7 @@ class SimulatedMeter:
             exact=not notes,
             notes=notes,
             alive_at_peak=timeline.at_peak(),
+            kept=tuple(tracker.of_earlier_simulations),
             stages=stages_of(timeline),
             timeline=timeline,
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..timeline import Buffer, Line, Timeline
+from ..timeline import Allocation, Buffer, Line, Timeline
 
 ALLOCATION_ROUNDING = 512  # the caching allocator's smallest unit
 
@@ -145,14 +145,14 @@ class Ledger:
     def timeline(self, line_of: Callable[[Any], Line | None] = lambda site: None) -> Timeline:
         """Everything since the restart. ``line_of`` reads an entry's site."""
         self.settle()
-        line_of = functools.cache(line_of)
         ordered = sorted(self.entries, key=lambda entry: entry.born)
-        buffers = tuple(
-            Buffer(entry.bytes, entry.what, line_of(entry.site), entry.stage, entry.born, entry.died)
-            for entry in ordered
-            if entry.bytes
-        )
-        return Timeline(buffers, self.event, tuple(self.stages), tuple(self.marks))
+        return Timeline(_buffers(ordered, line_of), self.event, tuple(self.stages), tuple(self.marks))
+
+    def left_behind(self, line_of: Callable[[Any], Line | None] = lambda site: None) -> tuple[Allocation, ...]:
+        """What was made since the restart and is still alive."""
+        self.settle()
+        alive = _buffers([entry for entry in self.entries if entry.died is None], line_of)
+        return Timeline(alive, self.event, ((0, ""),)).rows_at(self.event)
 
     # ---------------------------------------------------------------- bookkeeping
     def _open(self, entry: Entry) -> None:
@@ -172,3 +172,12 @@ class Ledger:
         for mark in (self.requested, self.allocated):
             if mark.live > mark.peak:
                 mark.peak = mark.live
+
+
+def _buffers(entries: Iterable[Entry], line_of: Callable[[Any], Line | None]) -> tuple[Buffer, ...]:
+    line_of = functools.cache(line_of)
+    return tuple(
+        Buffer(entry.bytes, entry.what, line_of(entry.site), entry.stage, entry.born, entry.died)
+        for entry in entries
+        if entry.bytes
+    )

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
+from ..timeline import Allocation
 from . import plain_path
 from .assumptions import assumed_answer, remember_question
 from .attention import OUTPUTS_ON_CUDA
@@ -54,6 +55,7 @@ class StorageTracker(TorchDispatchMode):
         self.launches: list[Launch] | None = None  # of Triton kernels, where somebody asks for them
         self._entries: dict[int, tuple[Entry, Any]] = {}  # storage address -> its entry and a weak reference
         self.makes_inputs = False
+        self.of_earlier_simulations: list[Allocation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:  # two of three questions
@@ -172,6 +174,8 @@ class StorageTracker(TorchDispatchMode):
             entry = Entry(storage.nbytes(), "existed before")
             self._follow(storage, entry)
             self.ledger.found(entry)
+            if getattr(tensor, "fake_mode", self.known.mode) is not self.known.mode:  # somebody has kept it
+                self.of_earlier_simulations.append(Allocation(entry.bytes, "of an earlier simulation", ""))
 
     def _register_result(self, tensor: torch.Tensor, func: Any, site: object, overwritten: Entry | None) -> None:
         if not self._is_followed(tensor):

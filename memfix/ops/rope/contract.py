@@ -52,6 +52,7 @@ contract = Contract(
         Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH}"),
         Budget("shared_table", phase="held", bytes=_X),  # the output alone
         Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH}"),
+        Budget("shared_table", phase="kept", bytes="max(2048, 2*(T + offset))*D*max(e, 4)"),  # the table of all calls
     ],
     scaling=[Scaling("shared_table", dim="T", at_most=1, case="small")],
     speed=[
