@@ -27,6 +27,8 @@ class Answer:
 
     tensors: Mapping[str, torch.Tensor | None]
     dtypes: tuple[torch.dtype, ...]
+    moves_generator: bool = False
+    """Whether the caller's next random numbers are others than without the call."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
         raise Unequal(f"returns {len(answer.dtypes)} tensors, naive {len(naive.dtypes)}")
     if answer.dtypes != naive.dtypes:
         raise Unequal(f"returns {answer.dtypes[0]}, naive {naive.dtypes[0]}")
+    if answer.moves_generator and not naive.moves_generator:
+        raise Unequal("seeds or uses the caller's random generator, which naive leaves alone")
     for name, expected in reference.expected.items():
         if name not in answer.tensors:  # of a second backward that the form refuses
             continue
@@ -127,6 +131,18 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")
         _compare_tensor(name, got.double(), expected, partial(reference.moved_error, name), tolerance, dtype)
+
+
+def require_same_nans(answer: Answer, reference: Reference) -> None:
+    """Raises ``Unequal`` where naive's answer is no number and the form's is one: whoever looks for NaN finds none."""
+    for name, expected in reference.expected.items():
+        got = answer.tensors.get(name)
+        if expected is None or got is None:
+            continue
+        hidden = got.isfinite() & expected.true.isnan() & expected.rounded.isnan()
+        if bool(hidden.any()):
+            place = [int(i) for i in hidden.nonzero()[0]]
+            raise Unequal(f"hides a NaN of its input: {name} is {got[tuple(place)]:.6g} at {place}, naive's is NaN")
 
 
 def _compare_tensor(

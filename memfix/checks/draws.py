@@ -23,7 +23,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
-from ..contract import Case, Contract, Dim, Layout, Pattern
+from ..contract import Case, Contract, Dim, Layout, Pattern, TensorSpec
 from .inputs import UPSTREAMS, Draw
 
 Draws = st.SearchStrategy[Draw]
@@ -66,6 +66,17 @@ def usual(draws: Draws, contract: Contract) -> Drawn:
 
     _, *several = itertools.islice(_made(usual_draws(draws, contract), Random(0)), 1 + _CANDIDATES)
     return max(several, key=num_chunks)
+
+
+def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
+    """A small usual call with a NaN in every row of one input. No token is left out, or the NaN could be with it."""
+
+    def spoil(draw: Draw) -> Draw:
+        as_usual = _as_usual(contract, draw)
+        case = replace(as_usual.case, present=(spec.name,) if spec.optional else ())
+        return replace(as_usual, case=case, share=0.0, spoiled=spec.name)
+
+    return Drawn(spoil(simplest.draw), simplest.made_of, simplest.draws.map(spoil))
 
 
 def _as_usual(contract: Contract, draw: Draw) -> Draw:

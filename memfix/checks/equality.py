@@ -18,8 +18,8 @@ import torch
 from ..contract import Contract
 from ..laws import NAIVE
 from ..meters.cuda import gpu_beside_others, gpu_unavailable_reason, make_way_on_gpu
-from .comparing import Answer, Reference, Unequal, compare, sum_rounding
-from .draws import Drawn, drawn, equality_draws, smallest_failure, usual, usual_draws
+from .comparing import Answer, Reference, Unequal, compare, require_same_nans, sum_rounding
+from .draws import Drawn, drawn, equality_draws, smallest_failure, spoiled, usual, usual_draws
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import LEAST, SHARE, CannotInterpret, InterpreterEnded, in_interpreter, is_interpreting
@@ -87,6 +87,7 @@ def check_equality(
 
 def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
+    In the last dtype also some with a NaN in one input: whether a form hides it does not follow from the dtype.
 
     The same ones for every form, and drawn once; unless ``random``.
     """
@@ -101,10 +102,12 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool =
     start = contract.dtypes.index(dtype) * num_others if dtype in contract.dtypes else 0
     plain = [(call, draws) for call in (simplest, *others[start : start + num_others])]
     calls = [*plain, (the_usual, usual_draws(draws, contract))][:examples]
-    return [
+    made = [
         Drawn(replace(call.draw, case=replace(call.draw.case, dtype=dtype)), call.made_of, its_draws)
         for call, its_draws in calls
     ]
+    floating = [spec for spec in contract.inputs if spec.is_floating] if dtype == contract.dtypes[-1] else []
+    return [*made, *(spoiled(made[0], contract, spec) for spec in floating[: max(1, examples // 4)])]
 
 
 _SHRINKS = 200
@@ -181,7 +184,10 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
-    compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
+    if draw.spoiled is not None:
+        require_same_nans(answer, reference)
+    else:
+        compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
 
 
 def _goes_second(contract: Contract, draw: Draw) -> bool:
@@ -269,6 +275,8 @@ def _evaluate(
             name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
+    device = next(iter(tensors.values())).device
+    random_before = _random_state(device)
     outputs = output_tensors(call_form(contract, form, draw, tensors))
     found: dict[str, torch.Tensor | None] = {
         f"output {i}" if len(outputs) > 1 else "output": output.detach().clone() for i, output in enumerate(outputs)
@@ -295,7 +303,12 @@ def _evaluate(
             found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
             for tensor in wanted.values():
                 tensor.grad = None
-    return Answer(found, tuple(output.dtype for output in outputs))
+    moves_generator = not torch.equal(random_before, _random_state(device))
+    return Answer(found, tuple(output.dtype for output in outputs), moves_generator)
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _off_as_in_float32(

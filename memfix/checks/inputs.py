@@ -40,6 +40,8 @@ class Draw:
     frozen: frozenset[str] = frozenset()
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
     upstream: Upstream = "dense"
+    spoiled: str | None = None
+    """An input that has a NaN in every row."""
 
     def spelled(self) -> str:
         """The draw on one line; ``parsed`` reads it back."""
@@ -50,6 +52,7 @@ class Draw:
         parts += [f"pattern.{name}={pattern}" for name, pattern in self.patterns.items() if pattern != "even"]
         parts += [f"frozen={name}" for name in sorted(self.frozen)]
         parts += [f"upstream={self.upstream}"] if self.upstream != "dense" else []
+        parts += [f"spoiled={self.spoiled}"] if self.spoiled is not None else []
         return ",".join(parts)
 
     @staticmethod
@@ -62,14 +65,14 @@ class Draw:
         own: dict[str, Any] = {}
         readers: dict[str, Callable[[str], Any]] = {
             "seed": int, "share": float, "magnitude": float,
-            "upstream": lambda value: UPSTREAMS[UPSTREAMS.index(value)],
+            "upstream": lambda value: UPSTREAMS[UPSTREAMS.index(value)], "spoiled": str,
         }  # fmt: skip
         names = {spec.name for spec in contract.inputs}
         for part in text.split(","):
             key, equals, value = part.strip().partition("=")
             if not equals:
                 raise UsageError(f"--at is a list of name=value, got {part!r}")
-            speaks_of_value = key in ("frozen", "present")
+            speaks_of_value = key in ("frozen", "present", "spoiled")
             kind, dot, of_input = key.partition(".")
             named = of_input if dot else value if speaks_of_value else None
             if named is not None and named not in names:
@@ -119,6 +122,8 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
                 share=draw.share, magnitude=draw.magnitude, pattern=draw.patterns.get(spec.name, "even"),
             )  # fmt: skip
             tensor.copy_(made)
+            if spec.name == draw.spoiled:
+                tensor.select(-1, draw.seed % tensor.shape[-1]).fill_(torch.nan)
         tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
     return tensors
 

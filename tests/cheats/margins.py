@@ -89,7 +89,7 @@ def margin(name: str, *, enough: int | None = None) -> Margin:
 # ---------------------------------------------------------------- places, by check: does the cheat show there?
 def _calls(contract: Contract) -> Iterator[bool]:
     by_dtype = [drawn_calls(contract, dtype, EFFORT.equality_examples) for dtype in contract.dtypes]
-    for call in itertools.chain.from_iterable(zip(*by_dtype, strict=True)):
+    for call in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*by_dtype))):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a cheat's own, and of a CPU without instructions for a dtype

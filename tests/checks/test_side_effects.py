@@ -1,0 +1,73 @@
+"""What a form does beside its answer: to a NaN of its input, and to the caller's random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memfix import Contract, Dim, Form, TensorSpec
+from memfix.checks.equality import check_equality, drawn_calls
+from memfix.checks.inputs import Draw, make_inputs
+from memfix.errors import UsageError
+
+
+def product(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    return x * (2.0 if scale is None else scale)
+
+
+def contract_of(form: Callable[..., torch.Tensor], naive: Callable[..., torch.Tensor] = product) -> Contract:
+    return Contract(
+        name="scaling",
+        naive=naive,
+        forms={"form": Form(form)},
+        dims={"T": Dim(1, 20), "D": Dim(1, 20)},
+        inputs=[TensorSpec("x", "T D", grad=True), TensorSpec("scale", "D", grad=True, optional=True)],
+        cases={"small": {"T": 4, "D": 4}},
+    )
+
+
+def found(made: Contract, dtype: str | None = None) -> tuple[str, str]:
+    finding = check_equality(made, "form", dtype=dtype or made.dtypes[-1], examples=20)
+    return finding.status, finding.text()
+
+
+def test_every_floating_input_is_spoiled_in_one_dtype_and_spelled() -> None:
+    made = contract_of(product)
+    calls = [call.draw for dtype in made.dtypes for call in drawn_calls(made, dtype, 20)]
+    spoiled = [draw for draw in calls if draw.spoiled]
+    assert [draw.spoiled for draw in spoiled] == ["x", "scale"]
+    assert len(calls) == 20 * len(made.dtypes) + 2
+    for draw in spoiled:
+        assert Draw.parsed(made, draw.spelled()).spoiled == draw.spoiled
+        tensors = make_inputs(made, draw, "cpu")
+        assert [name for name, tensor in tensors.items() if tensor.isnan().any()] == [draw.spoiled]
+        assert tensors[str(draw.spoiled)].isnan().any(-1).all(), "in every row"
+    with pytest.raises(UsageError, match="has no input 'y'"):
+        Draw.parsed(made, "T=1,D=1,dtype=float32,spoiled=y")
+
+
+@pytest.mark.parametrize("hide", [torch.nan_to_num, lambda y: torch.where(y == y, y, 0.0)])
+def test_a_form_that_hides_a_nan_fails_and_one_that_passes_it_on_does_not(hide: Callable[..., torch.Tensor]) -> None:
+    assert found(contract_of(product))[0] == "pass"
+    status, text = found(contract_of(lambda x, scale: hide(product(x, scale))))
+    assert status == "fail"
+    assert "hides a NaN of its input: output is 0 at [0, 0], naive's is NaN" in text
+    assert "spoiled=x" in text
+
+
+def test_a_form_may_spread_a_nan_further_than_naive() -> None:
+    assert found(contract_of(lambda x, scale: product(x, scale) + 0 * x.sum()))[0] == "pass"
+
+
+@pytest.mark.parametrize("use", [lambda: torch.manual_seed(3), lambda: torch.rand(2)])
+def test_a_form_leaves_the_callers_random_numbers_alone_as_naive_does(use: Callable[[], object]) -> None:
+    def uses(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        use()
+        return product(x, scale)
+
+    status, text = found(contract_of(uses), "float32")
+    assert status == "fail"
+    assert "seeds or uses the caller's random generator, which naive leaves alone" in text
+    assert found(contract_of(uses, naive=uses), "float32")[0] == "pass"
