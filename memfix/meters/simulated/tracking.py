@@ -21,7 +21,7 @@ from .attention import OUTPUTS_ON_CUDA
 from .composite import composite_key
 from .engine import EngineWatch
 from .gpus import GPU
-from .known_results import UNKNOWN, KnownResults
+from .known_results import UNKNOWN, VIEWS, KnownResults
 from .launches import Launch
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
@@ -70,6 +70,10 @@ class StorageTracker(TorchDispatchMode):
             return func(*args, **kwargs)
         self.ledger.settle()
         self.ledger.enter(self._stage())
+        if func in VIEWS:
+            view = self._view(func, args, kwargs)
+            if view is not UNKNOWN:
+                return view
         assumed = assumed_answer(func, args)
         if assumed is not None:
             return self._assume(*assumed, func, args, kwargs)
@@ -88,21 +92,28 @@ class StorageTracker(TorchDispatchMode):
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         for tensor in given:
             self._register_found(tensor)
-        site = self.lines.current() if torch.is_grad_enabled() else None  # of a view too: it has a node
-        result = self.known.view(func, args, kwargs)
-        is_view = result is not UNKNOWN
-        if not is_view:
-            result = self._run(func, args, kwargs, given)
+        site = self.lines.current()
+        result = self._run(func, args, kwargs, given)
         results = tensors_in(result)
         if self._plain_path:
             plain_path.hide(results)
-        if not is_view:  # a view lies in memory that is registered, and no kernel makes it
-            site = site or self.lines.current()
-            overwritten = self._entry(args[0]) if in_place else None
-            for tensor in results:
-                self._register_result(tensor, func, site, overwritten)
-            self._register_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
+        overwritten = self._entry(args[0]) if in_place else None
+        for tensor in results:
+            self._register_result(tensor, func, site, overwritten)
+        self._register_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
         remember_question(func, args, result)
+        return result
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """No kernel makes a view, and the memory that it lies in is registered."""
+        self._register_found(args[0])
+        if torch.is_grad_enabled():  # it has a node
+            self.lines.current()
+        result = self.known.view(func, args, kwargs)
+        if result is not UNKNOWN:
+            if self._plain_path:
+                plain_path.hide(tensors_in(result))
+            remember_question(func, args, result)
         return result
 
     def _assume(self, note: str | None, answer: Callable[[], Any], func: Any, args: Any, kwargs: Any) -> Any:
