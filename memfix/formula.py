@@ -2,7 +2,8 @@
 
 A formula may use integers, decimals, the contract's dims, ``e`` (bytes per element of the working
 dtype), the units ``KiB MiB GiB TiB``, the operators ``+ - * / // % **`` and the functions
-``min max ceil_div round_up``. Arithmetic is exact: a fraction of a byte is rounded down only at the end.
+``min max ceil_div round_up power_of_two``: the last is the largest power of two up to a number. Arithmetic is exact: a
+fraction of a byte is rounded down only at the end.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def _round_up(value: Fraction, step: Fraction) -> Fraction:
     return _ceil_div(value, step) * step
 
 
+def _power_of_two(value: Fraction) -> Fraction:
+    if value < 1:
+        raise FormulaError(f"there is no whole power of two up to {value}")
+    return Fraction(1 << (int(value).bit_length() - 1))
+
+
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or not 0 <= exponent <= MAX_EXPONENT:
         raise FormulaError(f"an exponent must be a whole number from 0 to {MAX_EXPONENT}, got {exponent}")
@@ -51,6 +58,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Fraction], int | None]] = {
     "max": (lambda *values: max(values), None),
     "ceil_div": (_ceil_div, 2),
     "round_up": (_round_up, 2),
+    "power_of_two": (_power_of_two, 1),
 }
 _CONSTANTS = {unit: Fraction(size) for unit, size in BYTE_UNITS.items() if unit != "B"}
 
@@ -117,8 +125,8 @@ class Formula:
                     self._refuse_unknown_syntax(arg)
                 return
         raise FormulaError(
-            f"the formula {self.text!r} may hold numbers, dims, + - * / // % ** and min, max, ceil_div, round_up; "
-            f"not {ast.unparse(node)!r}"
+            f"the formula {self.text!r} may hold numbers, dims, + - * / // % ** and min, max, ceil_div, round_up, "
+            f"power_of_two; not {ast.unparse(node)!r}"
         )
 
     def _value(self, node: ast.expr, values: Mapping[str, int]) -> Fraction:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memfix.errors import ContractError, FormulaError
 from memfix.formula import Formula
 
-MAY_HOLD = "may hold numbers, dims, + - * / // % ** and min, max, ceil_div, round_up; not"
+MAY_HOLD = "may hold numbers, dims, + - * / // % ** and min, max, ceil_div, round_up, power_of_two; not"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,9 @@ MAY_HOLD = "may hold numbers, dims, + - * / // % ** and min, max, ceil_div, roun
         ("round_up(V, 4)", 8),
         ("round_up(8, 4)", 8),
         ("round_up(0, 4)", 0),
+        ("power_of_two(1)", 1),
+        ("power_of_two(64)", 64),
+        ("power_of_two(V*9 + 1/2)", 32),
         (" 1_000 ", 1000),
     ],
 )
@@ -139,7 +142,8 @@ def test_an_unknown_function_is_refused_and_never_called() -> None:
     with pytest.raises(FormulaError) as refused:
         Formula("__import__('os')")
     assert str(refused.value) == (
-        "unknown function '__import__' in the formula \"__import__('os')\"; known: ceil_div, max, min, round_up"
+        "unknown function '__import__' in the formula \"__import__('os')\"; "
+        "known: ceil_div, max, min, power_of_two, round_up"
     )
 
 

@@ -285,7 +285,7 @@ def _edges_of(size: int) -> set[int]:
 def memory_draws(draw: Any, contract: Contract) -> Draw:
     """A shape near one of the cases: too large to compute, free to simulate.
 
-    Axes are from a quarter to five quarters of the case's, options such as chunk sizes from one to two times: so
+    Axes are from a quarter to five quarters of the case's, options such as chunk sizes from one to four times: so
     no draw takes many more chunks, and so more time, than the case itself. The largest case is measured as it
     is; what a draw near it could show, a draw near a smaller one shows sooner.
     """
@@ -294,7 +294,7 @@ def memory_draws(draw: Any, contract: Contract) -> Draw:
     axes = set(contract.shape_dims())
     dims = {}
     for dim, size in near.dims.items():
-        low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 2 * size)
+        low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 4 * size)
         low = max(contract.dims[dim].low, low)
         dims[dim] = draw(_sizes(contract.dims[dim], low, high), label=dim)
     choices = {key: draw(_any_of(values), label=key) for key, values in contract.choices.items()}

@@ -12,6 +12,7 @@ import torch
 
 from memfix.checks.inputs import Draw, StepOf
 from memfix.checks.interpreter import in_interpreter
+from memfix.checks.memory import measure_and_judge
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.ops.kda import decode_kda, kda
@@ -23,6 +24,7 @@ from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
 from memfix.ops.kda.triton import triton_kda
 from memfix.ops.kda.wy import wy_kda
+from memfix.registry import all_contracts
 
 FORMS = [sequential_kda, streamed_kda, wy_kda]
 CHUNKED = [streamed_kda, wy_kda]
@@ -397,3 +399,17 @@ def test_wy_at_2048_tokens_takes_no_tensor_of_tokens_by_key_by_key() -> None:
     """Transitions alone would be 2 GiB here, of 16 bits."""
     peak = reading("wy", "train", T=2048, H=32, K=128, V=128, dtype="bfloat16").peak_bytes
     assert peak < 3 * 2**28
+
+
+# ---------------------------------------------------------------- laws
+@pytest.mark.parametrize(
+    "shape",
+    ["K=8,V=8,chunk_size=64", "K=100,V=1,chunk_size=8", "K=100,V=100,chunk_size=30", "K=1,V=100,chunk_size=200"],
+)
+@pytest.mark.parametrize(("op", "batch"), [("kda", "B=2"), ("kda_packed", "S=3")])
+def test_budgets_of_the_wy_form_hold_where_rows_are_short_and_chunks_long(op: str, batch: str, shape: str) -> None:
+    contract = all_contracts()[op]
+    draw = Draw.parsed(contract, f"{batch},T=300,H=2,{shape},scale=None,dtype=float32")
+    found = measure_and_judge(contract, contract.budgets_of("wy", "drawn"), draw, get_meter("simulated"))
+    assert len(found) == 3
+    assert [finding.text() for finding in found if finding.status != "pass"] == []

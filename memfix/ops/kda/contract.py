@@ -22,10 +22,13 @@ _STREAMED = f"B*H*{_CHUNK}*(K*K + K*V + 6*K + 4*V)*{_W} + 5*{_STATES}"
 _PIECE = f"B*H*min(16, {_CHUNK})*(K*V + 6*K + 6*V)*{_W}"
 # of the WY form: rows of chunks, the side of a chunk's own matrices, and what the state before a chunk takes of a row
 _ROWS = "B*H*round_up(T, 64)"
-_SIDE = "min(chunk_size, 64)"
-_START = f"2*K*V/{_SIDE}"
-_WY_FORWARD = f"{_ROWS}*(6*K + 4*V + 3*{_SIDE} + {_START})*{_W} + 2*{_STATES}"
-_WY_TRAIN = f"{_ROWS}*(11*K + 6*V + 4*{_SIDE} + 2*{_START})*{_W} + 4*{_STATES}"
+_SIDE = "min(64, power_of_two(chunk_size))"
+_START = f"K*V/{_SIDE}"
+# the peak is where the output is made; or, where rows are short and sides are long, at the inverse of a chunk's matrix
+WY_ROW_FORWARD = f"(max(7*K + 4*V + 3*{_SIDE}, 4*K + V + 5*{_SIDE} + 2) + {_START})*{_W}"
+WY_ROW_TRAIN = f"(max(13*K + 4*{_SIDE}, 10*K + 5*{_SIDE} + 2) + 7*V + 3*{_START})*{_W}"
+_WY_FORWARD = f"{_ROWS}*{WY_ROW_FORWARD} + 2*{_STATES}"
+_WY_TRAIN = f"{_ROWS}*{WY_ROW_TRAIN} + 4*{_STATES}"
 # of the kernels: rows, chunks of 32 tokens, and what a chunk keeps of pairs, of channels and of states
 _KERNEL_ROWS = "B*H*T"
 _KERNEL_CHUNKS = "B*H*ceil_div(T, 32)"

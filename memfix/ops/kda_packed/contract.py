@@ -6,7 +6,7 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
-from ..kda.contract import FORMS, IN_FLOAT64, inputs
+from ..kda.contract import FORMS, IN_FLOAT64, WY_ROW_FORWARD, WY_ROW_TRAIN, inputs
 from ..kda.naive import naive_kda
 
 _W = "max(e, 4)"
@@ -14,12 +14,10 @@ _STATES = f"S*H*K*V*{_W}"
 _STREAMED = f"H*min(chunk_size, T)*(K*K + K*V + 6*K + 4*V)*{_W} + 8*H*K*V*{_W}"
 _PIECE = f"H*min(16, chunk_size, T)*(K*V + 6*K + 6*V)*{_W}"
 # of the WY form: every sequence's last chunk may be almost empty
-_SIDE = "min(chunk_size, 64)"
-_ROWS = f"H*(T + S*{_SIDE})"
-_START = f"2*K*V/{_SIDE}"
+_ROWS = "H*(T + S*min(chunk_size, 64))"
 _PLACES = "64*(T + 64*S) + 4*KiB"
-_WY_FORWARD = f"{_ROWS}*(6*K + 4*V + 3*{_SIDE} + {_START})*{_W} + 4*{_STATES} + {_PLACES}"
-_WY_TRAIN = f"{_ROWS}*(11*K + 6*V + 4*{_SIDE} + 2*{_START})*{_W} + 6*{_STATES} + {_PLACES}"
+_WY_FORWARD = f"{_ROWS}*{WY_ROW_FORWARD} + 4*{_STATES} + {_PLACES}"
+_WY_TRAIN = f"{_ROWS}*{WY_ROW_TRAIN} + 6*{_STATES} + {_PLACES}"
 _KERNEL_CHUNKS = "H*(T/32 + S)"
 _COPIES = f"T*H*(3*K + V + 1)*e + {_STATES}"
 _PAIRS_AND_DECAYS = f"{_KERNEL_CHUNKS}*(1024*e + K*4 + 32) + KiB"
