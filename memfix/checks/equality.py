@@ -275,8 +275,7 @@ def _evaluate(
             name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
-    device = next(iter(tensors.values())).device
-    random_before = _random_state(device)
+    random_before = _random_state(tensors)
     outputs = output_tensors(call_form(contract, form, draw, tensors))
     found: dict[str, torch.Tensor | None] = {
         f"output {i}" if len(outputs) > 1 else "output": output.detach().clone() for i, output in enumerate(outputs)
@@ -303,12 +302,13 @@ def _evaluate(
             found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
             for tensor in wanted.values():
                 tensor.grad = None
-    moves_generator = not torch.equal(random_before, _random_state(device))
+    moves_generator = not torch.equal(random_before, _random_state(tensors))
     return Answer(found, tuple(output.dtype for output in outputs), moves_generator)
 
 
-def _random_state(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+def _random_state(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of the generator that a call with these would use."""
+    return torch.cuda.get_rng_state() if any(t.is_cuda for t in tensors.values()) else torch.get_rng_state()
 
 
 def _off_as_in_float32(

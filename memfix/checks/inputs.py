@@ -122,8 +122,8 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
                 share=draw.share, magnitude=draw.magnitude, pattern=draw.patterns.get(spec.name, "even"),
             )  # fmt: skip
             tensor.copy_(made)
-            if spec.name == draw.spoiled:
-                tensor.select(-1, draw.seed % tensor.shape[-1]).fill_(torch.nan)
+            if spec.name == draw.spoiled and tensor.numel():
+                (tensor.select(-1, draw.seed % tensor.shape[-1]) if tensor.dim() else tensor).fill_(torch.nan)
         tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
     return tensors
 

@@ -48,6 +48,17 @@ def test_every_floating_input_is_spoiled_in_one_dtype_and_spelled() -> None:
         Draw.parsed(made, "T=1,D=1,dtype=float32,spoiled=y")
 
 
+def test_a_number_and_an_empty_input_can_be_spoiled() -> None:
+    made = Contract(
+        name="adding", naive=lambda x, y: x + y.sum(), forms={"form": lambda x, y: x + y.sum()},
+        dims={"N": Dim(0, 8)}, inputs=[TensorSpec("x", "", grad=True), TensorSpec("y", "N")], cases={"one": {"N": 1}},
+    )  # fmt: skip
+    assert make_inputs(made, Draw(made.cases["one"], spoiled="x"), "cpu")["x"].isnan()
+    empty = Draw.parsed(made, "N=0,dtype=float32,spoiled=y")
+    assert make_inputs(made, empty, "cpu")["y"].numel() == 0
+    assert found(made)[0] == "pass"
+
+
 @pytest.mark.parametrize("hide", [torch.nan_to_num, lambda y: torch.where(y == y, y, 0.0)])
 def test_a_form_that_hides_a_nan_fails_and_one_that_passes_it_on_does_not(hide: Callable[..., torch.Tensor]) -> None:
     assert found(contract_of(product))[0] == "pass"
