@@ -28,7 +28,7 @@ class Answer:
     tensors: Mapping[str, torch.Tensor | None]
     dtypes: tuple[torch.dtype, ...]
     moves_generator: bool = False
-    """Whether the caller's next random numbers are others than without the call."""
+    """Whether the call changed the state of the global random generator."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
 
 
 def require_same_nans(answer: Answer, reference: Reference) -> None:
-    """Raises ``Unequal`` where naive's answer is no number and the form's is one: whoever looks for NaN finds none."""
+    """Raises ``Unequal`` where naive's answer is NaN and the form's is finite. A form may have more NaNs than naive."""
     for name, expected in reference.expected.items():
         got = answer.tensors.get(name)
         if expected is None or got is None:

@@ -69,7 +69,7 @@ def usual(draws: Draws, contract: Contract) -> Drawn:
 
 
 def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
-    """A small usual call with a NaN in every row of one input. No token is left out, or the NaN could be with it."""
+    """A small usual call with a NaN in every row of one input. No token is ignored: its NaN would be, too."""
 
     def spoil(draw: Draw) -> Draw:
         as_usual = _as_usual(contract, draw)

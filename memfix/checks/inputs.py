@@ -240,7 +240,7 @@ class _Steps:
         return [tensor for tensor in output_tensors(self.held()) if tensor.requires_grad]
 
     def _backward(self, outputs: list[torch.Tensor]) -> None:
-        if not self._upstreams:  # an input, though its shape is not known before
+        if not self._upstreams:  # counted as an input, though its shape is only known after the forward
             with self._as_inputs():
                 self._upstreams = [torch.ones_like(output) for output in outputs]
         torch.autograd.backward(outputs, self._upstreams)

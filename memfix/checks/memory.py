@@ -57,7 +57,8 @@ def measure_phases(
         readings = {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
     if "kept" in phases:
         of_kept = [reading.of_what_is_kept() for reading in readings.values()]
-        readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)  # the first of them knows the line
+        # of equal ones the first: it was made in this simulation, so its line is known
+        readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     return readings
 
 

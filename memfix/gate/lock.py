@@ -19,8 +19,9 @@ Key = tuple[str, str, str, str]
 HEADER = (
     "# memfix lock 1: requested bytes above the inputs, meter simulated, GPU H200. Change it with memfix gate --update."
 )
-_LINE = re.compile(r"(\w+)/(\w+) \[([\w-]+), (forward|held|train|kept)\] (0|[1-9][0-9]*) bytes")
-_PHASE_ORDER = {"forward": 0, "held": 1, "train": 2, "kept": 3}
+_PHASES = ("forward", "held", "train", "kept")
+"""In the order of the lines."""
+_LINE = re.compile(rf"(\w+)/(\w+) \[([\w-]+), ({'|'.join(_PHASES)})\] (0|[1-9][0-9]*) bytes")
 
 
 def spelled(key: Key) -> str:
@@ -58,6 +59,6 @@ def read_lock(path: Path) -> dict[Key, int]:
 
 def write_lock(path: Path, entries: Mapping[Key, int]) -> None:
     """Written whole beside the old file, then renamed over it: the lock is never half there."""
-    ordered = sorted(entries, key=lambda key: (*key[:3], _PHASE_ORDER[key[3]]))
+    ordered = sorted(entries, key=lambda key: (*key[:3], _PHASES.index(key[3])))
     text = "\n\n".join([HEADER, *(f"{spelled(key)} {entries[key]} bytes" for key in ordered)]) + "\n"
     write_whole(path, text, "the lock file")

@@ -2,7 +2,8 @@
 
 The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it.
 So the figure is coarse and counts the kernels that the first run loads, and a spike that torch gave back to the
-driver within a sample can be missed. What this process gave back before, the driver may keep and count: that is filled.
+driver within a sample can be missed. Memory that this process gave back earlier the driver may keep and go on counting,
+so it is allocated again before the base is read.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _load_what_every_step_needs() -> None:
 
 
 def _fill_what_the_driver_keeps(device: _Device) -> list[Any]:
-    """Blocks in the memory that this process gave back and the driver kept: a step that got it would show nothing."""
+    """Allocate until NVML shows growth: up to there, memory comes from what the driver kept, and shows nothing."""
     import torch
 
     blocks, used = [], device.used_bytes()

@@ -185,7 +185,7 @@ class StorageTracker(TorchDispatchMode):
             entry = Entry(storage.nbytes(), "existed before")
             self._follow(storage, entry)
             self.ledger.found(entry)
-            if getattr(tensor, "fake_mode", self.known.mode) is not self.known.mode:  # somebody has kept it
+            if getattr(tensor, "fake_mode", self.known.mode) is not self.known.mode:  # cached since then
                 self.of_earlier_simulations.append(Allocation(entry.bytes, "of an earlier simulation", ""))
 
     def _register_result(self, tensor: torch.Tensor, func: Any, site: object, overwritten: Entry | None) -> None:
