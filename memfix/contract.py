@@ -193,6 +193,8 @@ class Form:
     ``{"bfloat16": "positions above 256 are rounded"}``. The gate checks that it still does; its memory is not judged.
     ``has_kernels``: it launches Triton kernels, which are interpreted where the tensors are on the CPU, and compiled
     for the GPU that is simulated.
+    ``compared_with``: constants of its modules, by their dotted names, as they are while it is compared on the CPU.
+    With smaller tiles and thresholds, such as ``{"package.kernels.BLOCK": 16}``, small calls pass them too.
     """
 
     function: Callable[..., Any]
@@ -201,11 +203,13 @@ class Form:
     known_unequal: Mapping[str, str] = field(default_factory=dict)
     repeats_backward: bool | None = None
     has_kernels: bool = False
+    compared_with: Mapping[str, Any] = field(default_factory=dict)
 
     def spelled(self) -> str:
         own = f", tolerance {_spelled(self.tolerance)}" if self.tolerance else ""
         unequal = "; ".join(f"{dtype}: {why}" for dtype, why in self.known_unequal.items())
         own += "" if self.repeats_backward is None else f", repeats backward {str(self.repeats_backward).lower()}"
+        own += "".join(f", compared with {name}={value!r}" for name, value in self.compared_with.items())
         return ("reported" if self.reported else "saves memory") + own + (unequal and f", known unequal in {unequal}")
 
 

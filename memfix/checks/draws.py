@@ -42,13 +42,13 @@ class Drawn:
 
 def drawn(draws: Draws, contract: Contract, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest draw, and others up to ``examples`` in all: the same ones every time unless ``random``."""
-    every = _made(draws, Random(None if random else 0))
-    to_meet = _pairs(_options(contract))
+    every = made(draws, Random(None if random else 0))
+    to_meet = pairs(options_of(contract))
     found: list[Drawn] = []
     while len(found) < examples:
         several = itertools.islice(every, _CANDIDATES if to_meet and found else 1)
-        found.append(max(several, key=lambda call: len(to_meet & _pairs(_taken(contract, call.draw)))))
-        to_meet -= _pairs(_taken(contract, found[-1].draw))
+        found.append(max(several, key=lambda call: len(to_meet & pairs(options_taken(contract, call.draw)))))
+        to_meet -= pairs(options_taken(contract, found[-1].draw))
     return found
 
 
@@ -64,7 +64,7 @@ def usual(draws: Draws, contract: Contract) -> Drawn:
     def num_chunks(call: Drawn) -> float:
         return math.prod(size if dim in axes else 1 / max(1, size) for dim, size in call.draw.case.dims.items())
 
-    _, *several = itertools.islice(_made(usual_draws(draws, contract), Random(0)), 1 + _CANDIDATES)
+    _, *several = itertools.islice(made(usual_draws(draws, contract), Random(0)), 1 + _CANDIDATES)
     return max(several, key=num_chunks)
 
 
@@ -83,14 +83,14 @@ def _as_usual(contract: Contract, draw: Draw) -> Draw:
     axes = contract.shape_dims()
     dims = {dim: _rounded(contract.dims[dim], size) if dim in axes else size for dim, size in draw.case.dims.items()}
     choices = {name: values[0] for name, values in contract.choices.items()}
-    layouts = {spec.name: spec.layouts[0] for spec in contract.inputs if not spec.optional}
+    layouts = {spec.name: spec.layouts[0] for spec in contract.inputs}
     case = replace(draw.case, dims=dims, choices=choices, present=())
     return replace(
         draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset(), patterns={}, upstream="dense"
     )
 
 
-def _made(draws: Draws, source: Random) -> Iterator[Drawn]:
+def made(draws: Draws, source: Random) -> Iterator[Drawn]:
     """The simplest draw, and others without end."""
     made: list[Draw] = []
     make = _test(draws, made.append).hypothesis.fuzz_one_input
@@ -101,20 +101,20 @@ def _made(draws: Draws, source: Random) -> Iterator[Drawn]:
         made_of = source.randbytes(_ENOUGH_BYTES)
 
 
-_Options = Mapping[str, Sequence[object]]
+Options = Mapping[str, Sequence[object]]
 """Values by name: of a choice, and of an optional input whether it is there."""
 
 
-def _options(contract: Contract) -> _Options:
+def options_of(contract: Contract) -> Options:
     return {**contract.choices, **{spec.name: (False, True) for spec in contract.inputs if spec.optional}}
 
 
-def _taken(contract: Contract, draw: Draw) -> _Options:
+def options_taken(contract: Contract, draw: Draw) -> Options:
     choices, present = draw.case.choices, draw.case.present
-    return {name: (choices.get(name, name in present),) for name in _options(contract)}
+    return {name: (choices.get(name, name in present),) for name in options_of(contract)}
 
 
-def _pairs(options: _Options) -> set[tuple[str, str]]:
+def pairs(options: Options) -> set[tuple[str, str]]:
     """Every two values of different options, spelled."""
     return {
         (f"{one}={value!r}", f"{other}={another!r}")

@@ -24,6 +24,9 @@ from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import LEAST, SHARE, CannotInterpret, InterpreterEnded, in_interpreter, is_interpreting
 from .interpreter_faults import interpreter_fault
+from .kernel_calls import calls_for_kernels
+from .kernel_coverage import WATCH
+from .lowered import lowered_constants
 from .mended_interpreter import mend
 from .poison import poisoned_memory
 from .upstream import upstream_gradients
@@ -62,18 +65,11 @@ def check_equality(
     more. Kernels are interpreted on the CPU, in a child, and fewer calls are drawn for them.
     """
     if device == "cpu" and contract.forms[form].has_kernels and not is_interpreting():
-        again = partial(
-            check_equality,
-            _portable(contract),
-            form,
-            dtype=dtype,
-            examples=max(LEAST, examples // SHARE),
-            random=random,
-        )
+        again = partial(check_equality, _portable(contract), form, dtype=dtype, examples=examples, random=random)
         return _interpreted(again, contract, form)
     known = contract.forms[form].known_unequal.get(dtype)
     for number in (examples, 10 * examples) if known else (examples,):
-        calls = drawn_calls(contract, dtype, number, random=random)
+        calls = equality_calls(contract, form, dtype, number, device=device, random=random)
         with gpu_beside_others() if device == "cuda" else contextlib.nullcontext():
             shrinks = _SHRINKS // 8 if known else _SHRINKS  # what is known need not be the simplest
             failure = smallest_failure(lambda draw: compare_once(contract, form, draw, device), calls, shrinks=shrinks)
@@ -85,6 +81,18 @@ def check_equality(
     return Finding("equality", contract.name, form, "pass" if known is None else "fail", message)
 
 
+def equality_calls(
+    contract: Contract, form: str, dtype: str, examples: int, *, device: str = "cpu", random: bool = False
+) -> list[Drawn]:
+    """Where a form is compared: at the calls that are drawn for every form. Of kernels on the CPU fewer of these, and
+    as many others as it takes for every two options to meet in every kernel."""
+    if device != "cpu" or not contract.forms[form].has_kernels:
+        return drawn_calls(contract, dtype, examples, random=random)
+    examples = max(LEAST, examples // SHARE)
+    calls = drawn_calls(contract, dtype, examples, random=random)
+    return calls if random else calls + _calls_for_kernels(contract, form, examples).get(dtype, [])
+
+
 def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
     In the last dtype also some with a NaN in one input: whether a form hides it does not follow from the dtype.
@@ -94,7 +102,7 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool =
     draws, num_others = equality_draws(contract, dtype), max(0, examples - 2)
     if random:
         return drawn(draws, contract, examples, random=True)
-    name = repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples))
+    name = _name_of_draws(contract, examples)
     if name not in _DRAWN:
         several = drawn(draws, contract, 1 + num_others * len(contract.dtypes))
         _DRAWN[name] = [*several, usual(draws, contract)]
@@ -110,8 +118,21 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool =
     return [*made, *(spoiled(made[0], contract, spec) for spec in floating[: max(1, examples // 4)])]
 
 
+def _calls_for_kernels(contract: Contract, form: str, examples: int) -> dict[str, list[Drawn]]:
+    name = (form, _name_of_draws(contract, examples))
+    if name not in _FOR_KERNELS:
+        given = {dtype: drawn_calls(contract, dtype, examples) for dtype in contract.dtypes}
+        _FOR_KERNELS[name] = calls_for_kernels(contract, form, given)
+    return _FOR_KERNELS[name]
+
+
+def _name_of_draws(contract: Contract, examples: int) -> str:
+    return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples))
+
+
 _SHRINKS = 200
 _DRAWN: dict[str, list[Drawn]] = {}
+_FOR_KERNELS: dict[tuple[str, str], dict[str, list[Drawn]]] = {}
 
 
 @_no_word_of_detours()
@@ -172,9 +193,10 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
         make_way_on_gpu()  # kernels are compiled for every call, a minute for a form
     elif contract.forms[form].has_kernels and is_interpreting():
         mend()  # a child has done so; a process in which the user set TRITON_INTERPRET has not
+        WATCH.turn_to(contract.forms[form].function)
     reference = _reference(contract, draw, device)
     goes_second = _goes_second(contract, draw)
-    with poisoned_memory(device):
+    with poisoned_memory(device), lowered_constants(contract, form) if device == "cpu" else contextlib.nullcontext():
         if goes_second:
             other = make_inputs(contract, replace(draw, seed=draw.seed + 1), device)
             _evaluate(contract, form, draw, other, repeats=False)

@@ -85,7 +85,9 @@ def _broken_numpy(error: Exception) -> str:
 
 def _start() -> None:
     import numpy
+    from triton.runtime import interpreter
 
+    from .kernel_coverage import watch
     from .mended_interpreter import mend
     from .quick_interpreter import hurry
 
@@ -93,6 +95,7 @@ def _start() -> None:
     take_one_core()
     mend()
     hurry()
+    watch(interpreter)
 
 
 class _Interpreter:

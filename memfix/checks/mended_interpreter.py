@@ -1,7 +1,8 @@
-"""Patches of Triton's interpreter: it runs with numpy 2.4 and later, and rounds to bfloat16 as a GPU does.
+"""Patches of Triton's interpreter: it runs with numpy 2.4 and later, and knows bfloat16 as a GPU does.
 
 Up to Triton 3.6 the interpreter reads the bound of a loop by ``int(array)`` from an array of one element, which numpy
-2.4 refuses. And it cuts the lower half of a float32 off where a GPU rounds it to the nearest bfloat16.
+2.4 refuses. Of bfloat16 it knows the bits only: it cuts the lower half of a float32 off where a GPU rounds to the
+nearest, adds and multiplies the bits as integers, and has no constants, such as the 2 in ``2 * x``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ def mend() -> None:
     """For a process that interprets kernels, before the first one. A Triton that has no such place stays as it is."""
     from triton.runtime import interpreter
 
-    for repair in (_read_indices_by_item, _round_to_nearest_bfloat16):
+    for repair in (
+        _read_indices_by_item,
+        _round_to_nearest_bfloat16,
+        _make_bfloat16_constants,
+        _compute_bfloat16_in_float32,
+    ):
         with contextlib.suppress(AttributeError):
             repair(interpreter)
 
@@ -50,6 +56,48 @@ def _round_to_nearest_bfloat16(interpreter: Any) -> None:
         return convert(values, given, wanted, rounding)
 
     interpreter._convert_float = converted
+
+
+def _make_bfloat16_constants(interpreter: Any) -> None:
+    import numpy as np
+    import triton.language as tl
+
+    builder = interpreter.InterpreterBuilder
+
+    def constant(self: Any, value: float) -> Any:
+        return interpreter.TensorHandle(_nearest_bfloat16(np.array([value], dtype=np.float32)), tl.bfloat16)
+
+    if not hasattr(builder, "get_bf16"):
+        builder.get_bf16 = constant
+
+
+def _compute_bfloat16_in_float32(interpreter: Any) -> None:
+    """And round the result, as a GPU does; what is no number, such as a comparison, stays as it is."""
+    import numpy as np
+    import triton.language as tl
+
+    handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        return handle((operand.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def in_float32(compute: Any) -> Any:
+        def computed(self: Any, *args: Any) -> Any:
+            if not any(isinstance(arg, handle) and arg.dtype.scalar == tl.bfloat16 for arg in args):
+                return compute(self, *args)
+            result = compute(self, *(widened(arg) if isinstance(arg, handle) else arg for arg in args))
+            if result.dtype.scalar != tl.float32 or compute is dot:
+                return result
+            is_number = result.data.dtype == np.float32
+            return handle(_nearest_bfloat16(result.data) if is_number else result.data, tl.bfloat16)
+
+        return computed
+
+    dot = builder.create_dot  # its result has the dtype of what it is added to
+    for name in ("unary_op", "binary_op", "ternary_op", "create_fma", "create_dot"):
+        setattr(builder, name, in_float32(getattr(builder, name)))
 
 
 def _nearest_bfloat16(values: Any) -> Any:

@@ -23,16 +23,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from memfix import Contract
 from memfix.checks.bad_inputs import check_bad_input
+from memfix.checks.children import take_one_core
 from memfix.checks.draws import drawn, memory_draws
 from memfix.checks.effort import PROFILES
-from memfix.checks.equality import NaiveFailed, compare_once, drawn_calls
+from memfix.checks.equality import NaiveFailed, compare_once, equality_calls
 from memfix.checks.inputs import Draw, phases_of
-from memfix.checks.interpreter import take_one_core
+from memfix.checks.interpreter import in_interpreter, is_interpreting
 from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge, measure_phases
 from memfix.checks.scaling import check_scaling
 from memfix.files import write_whole
@@ -77,6 +79,8 @@ def margin(name: str, *, enough: int | None = None) -> Margin:
     """Count where the cheat shows; stop looking where ``enough`` places have shown it."""
     cheat = load(name)
     contract = all_contracts()[cheat.OP].with_form(FORM, cheat.form, like=cheat.LIKE)
+    if contract.forms[FORM].has_kernels and not is_interpreting():
+        return in_interpreter(partial(margin, name, enough=enough))
     shows = places = 0
     for is_shown in _PLACES[cheat.CAUGHT_BY](contract):
         places += 1
@@ -88,7 +92,7 @@ def margin(name: str, *, enough: int | None = None) -> Margin:
 
 # ---------------------------------------------------------------- places, by check: does the cheat show there?
 def _calls(contract: Contract) -> Iterator[bool]:
-    by_dtype = [drawn_calls(contract, dtype, EFFORT.equality_examples) for dtype in contract.dtypes]
+    by_dtype = [equality_calls(contract, FORM, dtype, EFFORT.equality_examples) for dtype in contract.dtypes]
     for call in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*by_dtype))):
         try:
             with warnings.catch_warnings():

@@ -10,7 +10,7 @@ from .naive import naive_kda
 from .reported import reported_kda
 from .sequential import sequential_kda
 from .streamed import streamed_kda
-from .triton import triton_kda
+from .triton import Tiles, triton_kda
 from .wy import wy_kda
 
 # everything is computed in float32, or float64 for float64
@@ -50,11 +50,19 @@ BAD_CHUNKS = [
 ]
 
 
+_KERNELS = f"{__package__}.triton"
+_CUT = ("PREPARE", "SCAN", "THERE_AND_BACK", "PAIRS", "CHANNELS")
+_SMALL_TILES = {
+    f"{_KERNELS}.TOKENS_PER_CHUNK": 16,
+    f"{_KERNELS}.WIDEST": 10,
+    **{f"{_KERNELS}.{name}": Tiles(k=8, v=8, stages=2, warps=4) for name in _CUT},
+}
+
 FORMS = {
     "sequential": sequential_kda,
     "streamed": streamed_kda,
     "wy": wy_kda,
-    "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True),
+    "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, compared_with=_SMALL_TILES),
 }
 
 

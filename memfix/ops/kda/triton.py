@@ -28,7 +28,7 @@ WIDEST = 256
 
 
 @dataclass(frozen=True)
-class _Tiles:
+class Tiles:
     """How a kernel is cut: channels and values of a tile, masked where tensors are narrower; loads in flight; warps.
 
     These were the fastest of those tried on an H200.
@@ -40,11 +40,11 @@ class _Tiles:
     warps: int
 
 
-_PREPARE = _Tiles(k=64, v=64, stages=2, warps=2)
-_SCAN = _Tiles(k=16, v=16, stages=2, warps=4)  # all channels are in one tile, at least so many
-_THERE_AND_BACK = _Tiles(k=16, v=16, stages=3, warps=4)
-_PAIRS = _Tiles(k=64, v=64, stages=2, warps=2)
-_CHANNELS = _Tiles(k=64, v=64, stages=2, warps=4)
+PREPARE = Tiles(k=64, v=64, stages=2, warps=2)
+SCAN = Tiles(k=16, v=16, stages=2, warps=4)  # all channels are in one tile, at least so many
+THERE_AND_BACK = Tiles(k=16, v=16, stages=3, warps=4)
+PAIRS = Tiles(k=64, v=64, stages=2, warps=2)
+CHANNELS = Tiles(k=64, v=64, stages=2, warps=4)
 
 
 def triton_kda(
@@ -187,8 +187,8 @@ class _Terms:
             *inputs, chunks.bounds_N2,
             terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC,
             terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes(q_BTHK, v_BTHV),
-            BLOCK_K=_PREPARE.k, BLOCK_V=_PREPARE.v, KEEPS_INVERSE=keeps_inverse,
-            num_warps=_PREPARE.warps, num_stages=_PREPARE.stages,
+            BLOCK_K=PREPARE.k, BLOCK_V=PREPARE.v, KEEPS_INVERSE=keeps_inverse,
+            num_warps=PREPARE.warps, num_stages=PREPARE.stages,
         )  # fmt: skip
         return terms
 
@@ -200,10 +200,10 @@ def _scan(terms: _Terms, chunks: _Chunks, initial_SHKV: torch.Tensor | None) -> 
     width_v = terms.values_BTHV.shape[3]
     out_BTHV = torch.empty_like(terms.values_BTHV)
     final_SHKV = out_BTHV.new_empty((chunks.num_sequences, num_heads, width_k, width_v), dtype=torch.float32)
-    kernels.scan[(chunks.num_sequences * num_heads, _parts(width_v, _SCAN.v))](
+    kernels.scan[(chunks.num_sequences * num_heads, _parts(width_v, SCAN.v))](
         terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC, terms.decay_NHK,
         initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        **chunks.sizes(terms.weights_BTHK, terms.values_BTHV), **_all_channels(terms.weights_BTHK, _SCAN),
+        **chunks.sizes(terms.weights_BTHK, terms.values_BTHV), **_all_channels(terms.weights_BTHK, SCAN),
         HAS_INITIAL=initial_SHKV is not None,
     )  # fmt: skip
     return out_BTHV, final_SHKV
@@ -236,12 +236,12 @@ class _Walk:
         width_v = terms.values_BTHV.shape[3]
         states_NHVK = terms.weights_BTHK.new_empty((chunks.num_chunks, num_heads, width_v, width_k))
         walk = _Walk(states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_BTHV))
-        kernels.scan_there_and_back[(chunks.num_sequences * num_heads, _parts(width_v, _THERE_AND_BACK.v))](
+        kernels.scan_there_and_back[(chunks.num_sequences * num_heads, _parts(width_v, THERE_AND_BACK.v))](
             terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC,
             terms.decay_NHK, initial_SHKV, walk.states_NHVK, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
             walk.grad_values_BTHV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
             **chunks.sizes(terms.weights_BTHK, terms.values_BTHV),
-            **_all_channels(terms.weights_BTHK, _THERE_AND_BACK),
+            **_all_channels(terms.weights_BTHK, THERE_AND_BACK),
             HAS_INITIAL=initial_SHKV is not None, HAS_FINAL=grad_final_SHKV is not None,
             WANTS_INITIAL=grad_initial_SHKV is not None,
         )  # fmt: skip
@@ -262,7 +262,7 @@ def _gradients(
 
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     num_heads, num_rows = q_BTHK.shape[2], q_BTHK.shape[0] * q_BTHK.shape[1]
-    num_blocks = _parts(q_BTHK.shape[3], _CHANNELS.k)
+    num_blocks = _parts(q_BTHK.shape[3], CHANNELS.k)
     grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(inverse_NHCC), torch.empty_like(inverse_NHCC)
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
     parts_PBTH = beta_BTH.new_empty((1 + num_blocks, *beta_BTH.shape), dtype=torch.float32)
@@ -270,18 +270,18 @@ def _gradients(
     kernels.gradients_of_pairs[(chunks.num_chunks, num_heads)](
         v_BTHV, beta_BTH, chunks.bounds_N2, inverse_NHCC, decay_NHK, values_BTHV, grad_out_BTHV, walk.grad_values_BTHV,
         grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale, **sizes,
-        BLOCK_V=_PAIRS.v, num_warps=_PAIRS.warps, num_stages=_PAIRS.stages,
+        BLOCK_V=PAIRS.v, num_warps=PAIRS.warps, num_stages=PAIRS.stages,
     )  # fmt: skip
     kernels.gradients_of_channels[(chunks.num_chunks, num_heads, num_blocks)](
         q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, decay_NHK, values_BTHV, walk.states_NHVK,
         grad_out_BTHV, walk.grad_values_BTHV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
         grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, **sizes,
-        BLOCK_K=_CHANNELS.k, BLOCK_V=_CHANNELS.v, num_warps=_CHANNELS.warps, num_stages=_CHANNELS.stages,
+        BLOCK_K=CHANNELS.k, BLOCK_V=CHANNELS.v, num_warps=CHANNELS.warps, num_stages=CHANNELS.stages,
     )  # fmt: skip
     return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
 
 
-def _all_channels(q_BTHK: torch.Tensor, tiles: _Tiles) -> dict[str, int]:
+def _all_channels(q_BTHK: torch.Tensor, tiles: Tiles) -> dict[str, int]:
     """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
     width = max(tiles.k, 1 << (q_BTHK.shape[3] - 1).bit_length())
     stages = min(tiles.stages, max(1, 1024 // (width * q_BTHK.element_size())))

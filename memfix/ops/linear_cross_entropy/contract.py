@@ -13,7 +13,7 @@ from .floor import three_products
 from .naive import naive_linear_cross_entropy
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
-from .triton import triton_linear_cross_entropy
+from .triton import Tiles, triton_linear_cross_entropy
 
 # masks, sums and coefficients of every token; bias, class weights and a gradient of every class
 _SMALL = "80*N + 40*V + 4*KiB"
@@ -29,6 +29,15 @@ _ADDS_UP_ROUNDED = Tolerance(ulps=4, rms_factor=4)
 _KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
 # a row of the logits' gradient sums to zero, so in its products with rows that are alike the terms cancel: what is left
 # shows that the operands are of the working dtype, as naive's are, and not how the logits were kept
+_SMALL_PARTS = {
+    f"{__package__}.logits_gradient._ROWS_OF_A_SUM": 8,
+    f"{__package__}.narrowing._FIRST_ELEMENTS": 64,
+    f"{__package__}.products._UPCAST_ELEMENTS": 512,
+}
+_SMALL_TILES = Tiles(
+    tokens=16, classes=16, depth=16, scanned=16, many_classes=128,
+    summed_tokens=8, summed_classes=16, target_tokens=2, target_width=16, scaled=256,
+)  # fmt: skip
 _NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
 
 
@@ -50,12 +59,14 @@ contract = Contract(
             recompute_linear_cross_entropy,
             tolerance=_KEEPS_LOGITS,
             repeats_backward=False,
+            compared_with=_SMALL_PARTS,
         ),
         "triton": Form(
             triton_linear_cross_entropy,
             tolerance=_KEEPS_LOGITS,
             repeats_backward=False,
             has_kernels=True,
+            compared_with={**_SMALL_PARTS, f"{__package__}.triton.TILES": _SMALL_TILES},
         ),
     },
     # of one class the gradient is zero: naive has no error that a rounding of smoothed terms could be held against

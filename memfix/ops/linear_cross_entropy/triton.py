@@ -10,6 +10,7 @@ smoothing, other GPUs) takes one pass over float32 logits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +23,27 @@ from .recompute import TiledPass
 from .targets import Counted
 from .terms import Coefficients, Sums, Terms
 
-_TILE_TOKENS, _TILE_CLASSES, _TILE_DEPTH = 128, 256, 64
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the kernels are cut. These were the fastest of those tried on an H200."""
+
+    tokens: int = 128
+    classes: int = 256
+    depth: int = 64
+    """Of a step of a product."""
+    scanned: int = 1024
+    """Classes at a time in a pass over logits; eight times as many where there are more than ``many_classes``."""
+    many_classes: int = 4096
+    summed_tokens: int = 32
+    summed_classes: int = 128
+    target_tokens: int = 8
+    target_width: int = 512
+    scaled: int = 4096
+    """Elements that a program multiplies by the upstream factor."""
+
+
+TILES = Tiles()
 _ALIGNED_BYTES = 16  # what the GPU's copy engine asks of addresses and strides
 
 
@@ -86,7 +107,7 @@ class LogitsPass(TiledPass):
         num_tokens = hidden_RD.shape[0]
         values_RV = self._room_for_logits(num_tokens, gradient_RV)
         product_into(values_RV, hidden_RD, self.weight_DV)
-        classes = 8192 if head.vocabulary > 4096 else 1024
+        is_large = head.vocabulary > TILES.many_classes
         at_once = _tokens_at_once(num_tokens)
         pass_over_logits[(-(-num_tokens // at_once),)](
             values_RV, values_RV.stride(0), head.bias_V, head.class_weight_V, target_R,
@@ -97,8 +118,8 @@ class LogitsPass(TiledPass):
             CAP=terms.softcap or 0.0, INVERSE_TEMPERATURE=1 / terms.temperature,
             HAS_LOGSUMEXP=sums.logsumexp_K is not None, SMOOTHS=sums.smooth_K is not None,
             HAS_COEFFICIENTS=parts is not None, HAS_SQUARE=parts is not None and parts.square_K is not None,
-            STORES=gradient_RV is not None, TOKENS=at_once, CLASSES=classes,
-            num_warps=16 if classes > 4096 else 4,
+            STORES=gradient_RV is not None, TOKENS=at_once, CLASSES=TILES.scanned * (8 if is_large else 1),
+            num_warps=16 if is_large else 4,
         )  # fmt: skip
 
 
@@ -120,14 +141,14 @@ class ExponentialsPass:
     @staticmethod
     def bytes_of(rows_per_chunk: int, width: int, vocabulary: int) -> int:
         """What the buffers of a train step take, but for a few numbers a token."""
-        num_parts = -(-vocabulary // _TILE_CLASSES)
+        num_parts = -(-vocabulary // TILES.classes)
         return rows_per_chunk * (2 * vocabulary + 2 * width + 4 * width + 4 * num_parts)
 
     def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
         self.head = head
         weight_VD = head.weight_VD
         width = weight_VD.shape[1]
-        self.num_parts = -(-head.vocabulary // _TILE_CLASSES)
+        self.num_parts = -(-head.vocabulary // TILES.classes)
 
         def floats(*shape: int) -> torch.Tensor:
             return weight_VD.new_empty(shape, dtype=torch.float32)
@@ -135,7 +156,7 @@ class ExponentialsPass:
         self.target_logit_C, self.reference_C = floats(rows_per_chunk), floats(rows_per_chunk)
         self.parts_CP = floats(rows_per_chunk, self.num_parts)
         # one for each block of tokens, and one that says whether there is any
-        self.strays = weight_VD.new_empty(-(-rows_per_chunk // _TILE_TOKENS) + 1, dtype=torch.int32)
+        self.strays = weight_VD.new_empty(-(-rows_per_chunk // TILES.tokens) + 1, dtype=torch.int32)
         self.wants_gradient = wants_gradient
         if wants_gradient:
             # rows begin where the copy engine can write, whatever the vocabulary
@@ -156,7 +177,7 @@ class ExponentialsPass:
         num_tokens, width = hidden_CD.shape
         weight_VD = head.weight_VD
         values_CV = self.values_CV[:num_tokens] if self.wants_gradient else hidden_CD
-        by_token: dict[str, Any] = {"TOKENS": _tokens_at_once(num_tokens), "BLOCK": _TILE_TOKENS}
+        by_token: dict[str, Any] = {"TOKENS": _tokens_at_once(num_tokens), "BLOCK": TILES.tokens}
         blocks = (-(-num_tokens // by_token["TOKENS"]),)
         kernels.target_logits[blocks](
             hidden_CD, hidden_CD.stride(0), weight_VD, weight_VD.stride(0), head.bias_V, target_C,
@@ -164,9 +185,9 @@ class ExponentialsPass:
             HAS_BIAS=head.bias_V is not None, WIDTH=_power_of_two(width), **by_token,
         )  # fmt: skip
         tiles = (
-            _tiles_of(hidden_CD, _TILE_TOKENS, _TILE_DEPTH),
-            _tiles_of(weight_VD, _TILE_CLASSES, _TILE_DEPTH),
-            _tiles_of(values_CV, _TILE_TOKENS, _TILE_CLASSES),
+            _tiles_of(hidden_CD, TILES.tokens, TILES.depth),
+            _tiles_of(weight_VD, TILES.classes, TILES.depth),
+            _tiles_of(values_CV, TILES.tokens, TILES.classes),
         )
 
         def product(**which: bool) -> None:
@@ -174,7 +195,7 @@ class ExponentialsPass:
             kernels.exponentials[(programs,)](
                 *tiles, head.bias_V, self.reference_C, self.parts_CP, self.strays,
                 num_tokens, head.vocabulary, width, self.num_parts, 1 / head.terms.temperature,
-                PROGRAMS=programs, TOKENS=_TILE_TOKENS, CLASSES=_TILE_CLASSES, DEPTH=_TILE_DEPTH,
+                PROGRAMS=programs, TOKENS=TILES.tokens, CLASSES=TILES.classes, DEPTH=TILES.depth,
                 HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
             )  # fmt: skip
 
@@ -233,9 +254,9 @@ class ExponentialsGradient:
         made_by = self.made_by
         num_tokens, vocabulary = self.values_CV.shape
         sums_V = made_by.scale_C.new_empty(vocabulary)
-        column_sums[(-(-vocabulary // 128),)](
+        column_sums[(-(-vocabulary // TILES.summed_classes),)](
             self.values_CV, self.values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
-            TOKENS=32, CLASSES=128,
+            TOKENS=TILES.summed_tokens, CLASSES=TILES.summed_classes,
         )  # fmt: skip
         return sums_V.index_add_(0, self.target_C, made_by.share_C[:num_tokens], alpha=-1)
 
@@ -253,7 +274,7 @@ class ExponentialsWeightSum:
         self.share_K = weight_VD.new_empty(counted.number, dtype=torch.float32)
         self.num_added, self.alpha = 0, 1.0
         vocabulary, width = weight_VD.shape
-        self.num_parts = -(-width // _TILE_CLASSES)
+        self.num_parts = -(-width // TILES.classes)
         self.scales_VP = weight_VD.new_empty((vocabulary, self.num_parts), dtype=torch.float32)
 
     def add(self, gradient: ExponentialsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
@@ -273,12 +294,12 @@ class ExponentialsWeightSum:
         from .kernels import add_to_weight
 
         programs = _num_processors(values_CV.device)
-        half = _TILE_CLASSES // 2
+        half = TILES.classes // 2
         add_to_weight[(programs,)](
-            _tiles_of(values_CV, _TILE_DEPTH, _TILE_TOKENS), _tiles_of(hidden_CD, _TILE_DEPTH, _TILE_CLASSES),
-            _tiles_of(self.out_VD.view(torch.float16), _TILE_TOKENS, half), _tiles_of(self.out_VD, _TILE_TOKENS, half),
+            _tiles_of(values_CV, TILES.depth, TILES.tokens), _tiles_of(hidden_CD, TILES.depth, TILES.classes),
+            _tiles_of(self.out_VD.view(torch.float16), TILES.tokens, half), _tiles_of(self.out_VD, TILES.tokens, half),
             self.scales_VP, values_CV.shape[0], *self.out_VD.shape, self.num_parts, alpha,
-            PROGRAMS=programs, CLASSES=_TILE_TOKENS, WIDTH=_TILE_CLASSES, DEPTH=_TILE_DEPTH,
+            PROGRAMS=programs, CLASSES=TILES.tokens, WIDTH=TILES.classes, DEPTH=TILES.depth,
             IS_FIRST=self.num_added == 0, IS_LAST=self.chunks_left == 1, num_warps=8, num_stages=3,
         )  # fmt: skip
 
@@ -290,11 +311,11 @@ class ExponentialsWeightSum:
         sorted_target_K, order_K = self.counted.target_K.sort(stable=True)
         rows_K = self.counted.rows_K
         width = self.out_VD.shape[1]
-        block = min(_power_of_two(width), 512)
+        block = min(_power_of_two(width), TILES.target_width)
         subtract_targets[(order_K.shape[0], -(-width // block))](
             sorted_target_K, order_K if rows_K is None else rows_K.index_select(0, order_K),
             self.share_K.index_select(0, order_K), self.hidden_ND, *self.hidden_ND.stride(), self.out_VD,
-            order_K.shape[0], width, self.alpha, TOKENS=8, WIDTH=block,
+            order_K.shape[0], width, self.alpha, TOKENS=TILES.target_tokens, WIDTH=block,
         )  # fmt: skip
         return self.out_VD if scale is None else self.out_VD.mul_(scale)
 
@@ -315,8 +336,7 @@ def _weight_sum(
 def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     from . import kernels
 
-    elements = 4096
-    kernels.scale_in_place[(-(-tensor.numel() // elements),)](tensor, factor, tensor.numel(), ELEMENTS=elements)
+    kernels.scale_in_place[(-(-tensor.numel() // TILES.scaled),)](tensor, factor, tensor.numel(), ELEMENTS=TILES.scaled)
 
 
 KERNELS: dict[str, Any] = {

@@ -1,0 +1,134 @@
+"""At which calls kernels are compared: every two options meet in every kernel that a form can launch.
+
+That two options met says nothing about a kernel that was not launched then: a bias under a sum may be right where
+logits are in memory, and wrong where they never are. Which kernels a call launches is found out by a call in which none
+runs, only the code around them, and that takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+
+from ..contract import Contract
+from .draws import Drawn, Options, equality_draws, made, options_of, options_taken, pairs, usual_draws
+from .inputs import Draw, call_form, make_inputs, output_tensors
+from .lowered import lowered_constants
+
+Kernels = frozenset[str]
+_NUM_DRAWN = 4  # calls of each kind and dtype in which kernels are looked for
+_TRIES = 24
+_CANDIDATES = 16
+_LARGE = "large values"
+_MAGNITUDES = {False: 1.0, True: 8.0}
+
+
+def calls_for_kernels(contract: Contract, form: str, given: Mapping[str, Sequence[Drawn]]) -> dict[str, list[Drawn]]:
+    """What to compare by dtype besides the ``given`` calls."""
+    launches = _Launches(contract, form)
+    compared = list(itertools.chain.from_iterable(given.values()))
+    found = [*_drawn(contract, list(given)), *compared]
+    number_of_calls = Counter(kernel for call in found for kernel in launches.of(call))
+    more: dict[str, list[Drawn]] = {dtype: [] for dtype in given}
+    # the rarest first: its calls launch the others, too
+    for kernel in sorted(number_of_calls, key=lambda kernel: (number_of_calls[kernel], kernel)):
+        start = [call for call in found if kernel in launches.of(call)][:_NUM_DRAWN]
+        met = set().union(*(pairs(_taken(contract, call.draw)) for call in compared if kernel in launches.of(call)))
+        for call in _calls_until_options_meet(contract, kernel, launches, start, met):
+            more[call.draw.case.dtype].append(call)
+            compared.append(call)
+    return more
+
+
+class _Launches:
+    """The kernels that calls of a form launch, remembered."""
+
+    def __init__(self, contract: Contract, form: str) -> None:
+        self._contract, self._form = contract, form
+        self._known: dict[str, Kernels] = {}
+
+    def of(self, call: Drawn) -> Kernels:
+        name = call.draw.spelled()
+        if name not in self._known:
+            self._known[name] = launched(self._contract, self._form, call.draw)
+        return self._known[name]
+
+
+def _calls_until_options_meet(
+    contract: Contract, kernel: str, launches: _Launches, start: Sequence[Drawn], met: set[tuple[str, str]]
+) -> Iterator[Drawn]:
+    """The calls that it starts from, with other options: of several those in which most meet for the first time."""
+    every = {**options_of(contract), _LARGE: (False, True)}
+    options: Options = {
+        name: [value for value in values if kernel in launches.of(_with(contract, start[0], {name: value}))]
+        for name, values in every.items()
+    }
+    to_meet, source = pairs(options) - met, Random(0)
+    for call in itertools.islice(itertools.cycle(start), _TRIES):
+        if not to_meet:
+            return
+        several = [{name: (source.choice(values),) for name, values in options.items()} for _ in range(_CANDIDATES)]
+        best = max(several, key=lambda chosen: len(to_meet & pairs(chosen)))
+        changed = _with(contract, call, {name: value for name, (value,) in best.items()})
+        if kernel in launches.of(changed):
+            to_meet -= pairs(_taken(contract, changed.draw))
+            yield changed
+
+
+def _drawn(contract: Contract, dtypes: Sequence[str]) -> Iterator[Drawn]:
+    """Any calls, and plain ones as models have them."""
+    for dtype in dtypes:
+        draws = equality_draws(contract, dtype)
+        for kind in (draws, usual_draws(draws, contract)):
+            yield from itertools.islice(made(kind, Random(0)), 1, 1 + _NUM_DRAWN)
+
+
+def _taken(contract: Contract, draw: Draw) -> Options:
+    return {**options_taken(contract, draw), _LARGE: (draw.magnitude > 4,)}
+
+
+def _with(contract: Contract, call: Drawn, chosen: Mapping[str, Any]) -> Drawn:
+    change = partial(_changed, contract, chosen)
+    return Drawn(change(call.draw), call.made_of, call.draws.map(change))
+
+
+def _changed(contract: Contract, chosen: Mapping[str, Any], draw: Draw) -> Draw:
+    taken = {**{name: value for name, (value,) in _taken(contract, draw).items()}, **chosen}
+    choices = {name: taken[name] for name in contract.choices}
+    present = tuple(spec.name for spec in contract.inputs if spec.optional and taken[spec.name])
+    magnitude = _MAGNITUDES[chosen[_LARGE]] if _LARGE in chosen else draw.magnitude
+    return replace(draw, case=replace(draw.case, choices=choices, present=present), magnitude=magnitude)
+
+
+def launched(contract: Contract, form: str, draw: Draw) -> Kernels:
+    """The kernels that a call launches. None runs, so what the call returns is no answer."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    names: set[str] = set()
+
+    def note(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        names.add(kernel.__name__)
+
+    run, InterpretedFunction.run = InterpretedFunction.run, note
+    try:
+        with lowered_constants(contract, form):
+            _call(contract, form, draw)
+    except Exception:  # it is compared later, and fails there
+        pass
+    finally:
+        InterpretedFunction.run = run
+    return frozenset(names)
+
+
+def _call(contract: Contract, form: str, draw: Draw) -> None:
+    tensors = make_inputs(contract, draw, "cpu")
+    outputs = [tensor for tensor in output_tensors(call_form(contract, form, draw, tensors)) if tensor.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.zeros_like(output) for output in outputs])

@@ -1,0 +1,136 @@
+"""What of the kernels of a form the compared calls have run: each branch, each loop twice, each mask at an edge.
+
+A loop that never comes round again, or a mask that never masks anything, is code that equality says nothing about:
+the drawn shapes have one tile only. The interpreter runs kernels as Python functions, so they are asked there.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Place = tuple[str, int]
+"""File and line."""
+
+
+@dataclass
+class Coverage:
+    """What was seen so far, by place."""
+
+    loops: dict[Place, int] = field(default_factory=dict)
+    """The most rounds of one run."""
+    branches: dict[Place, set[bool]] = field(default_factory=dict)
+    """What the condition was; a branch that has no ``else`` need not be False."""
+    masks: dict[Place, bool] = field(default_factory=dict)
+    """Whether it masked some elements and not others."""
+
+    def missing(self) -> list[str]:
+        """What no call has run, in words, in the order of the source."""
+        found = [(place, "no call comes round this loop twice") for place, rounds in self.loops.items() if rounds < 2]
+        found += [(place, "no call takes this branch") for place, taken in self.branches.items() if True not in taken]
+        found += [(place, "this mask is all true or all false") for place, cuts in self.masks.items() if not cuts]
+        return [f"{Path(file).name}:{line}: {what}" for (file, line), what in sorted(found)]
+
+
+class Watch:
+    """What was seen in this process, by the function of the form: two contracts may share one."""
+
+    def __init__(self) -> None:
+        self.by_function: dict[Callable[..., Any], Coverage] = {}
+        self.now = Coverage()
+
+    def turn_to(self, function: Callable[..., Any]) -> None:
+        """What runs from now on belongs to this form."""
+        self.now = self.by_function.setdefault(function, Coverage())
+
+
+WATCH = Watch()
+
+
+def missing_coverage(function: Callable[..., Any]) -> list[str]:
+    """What of the form's kernels no call has run in this process."""
+    return WATCH.by_function.get(function, Coverage()).missing()
+
+
+def watch(interpreter: Any) -> None:
+    """For a process that interprets kernels, before the first one."""
+    interpreter.memfix_rounds, interpreter.memfix_taken = _rounds, _taken
+    not_kernels = (str(Path(__file__).parent), str(Path(interpreter.__file__).parents[1]))
+    rewrite, watching = interpreter.FunctionRewriter._transform_ast, _watching(interpreter.ASTTransformer)()
+
+    def rewritten(rewriter: Any, source: str) -> Any:
+        if not rewriter.filename.startswith(not_kernels):
+            rewriter.ast_transformer = watching
+        return rewrite(rewriter, source)
+
+    interpreter.FunctionRewriter._transform_ast = rewritten
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = _noting_masks(builder.create_masked_load, 1, not_kernels)
+    builder.create_masked_store = _noting_masks(builder.create_masked_store, 2, not_kernels)
+
+
+def _watching(transformer: Any) -> Any:
+    """The interpreter's own rewriting of a kernel, which also asks every loop and every condition."""
+
+    class Watching(transformer):
+        def visit_For(self, node: ast.For) -> ast.For:
+            node.iter = _called("memfix_rounds", node.iter)
+            return _visited(self, node)
+
+        def visit_If(self, node: ast.If | ast.While) -> ast.If | ast.While:
+            node.test = _called("memfix_taken", node.test)
+            return _visited(self, node)
+
+        visit_While = visit_If
+
+    return Watching
+
+
+def _visited(transformer: Any, node: Any) -> Any:
+    transformer.generic_visit(node)
+    return node
+
+
+def _called(function: str, argument: ast.expr) -> ast.expr:
+    call = ast.Call(ast.Name(function, ast.Load()), [argument], [])
+    return ast.copy_location(call, argument)
+
+
+def _rounds(every: Iterable[Any]) -> Iterator[Any]:
+    caller = sys._getframe(1)
+    return _counted(every, (caller.f_code.co_filename, caller.f_lineno))
+
+
+def _counted(every: Iterable[Any], place: Place) -> Iterator[Any]:
+    number = 0
+    for number, item in enumerate(every, 1):  # noqa: B007 - it is read below
+        yield item
+    WATCH.now.loops[place] = max(number, WATCH.now.loops.get(place, 0))
+
+
+def _taken(condition: Any) -> bool:
+    caller = sys._getframe(1)
+    taken = bool(condition)
+    WATCH.now.branches.setdefault((caller.f_code.co_filename, caller.f_lineno), set()).add(taken)
+    return taken
+
+
+def _noting_masks(function: Any, position: int, not_kernels: tuple[str, ...]) -> Any:
+    import numpy
+
+    def noted(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        if frame.f_code.co_name not in ("create_load", "create_store"):  # which have no mask, and make one
+            while frame.f_code.co_filename.startswith(not_kernels):
+                frame = frame.f_back
+            place = (frame.f_code.co_filename, frame.f_lineno)
+            if not WATCH.now.masks.get(place):
+                mask = numpy.asarray(args[position].data)
+                WATCH.now.masks[place] = bool(mask.any() and not mask.all())
+        return function(builder, *args, **kwargs)
+
+    return noted
