@@ -281,20 +281,46 @@ def _edges_of(size: int) -> set[int]:
     return {*_SMALL_CHUNKS, size - 1, size, size + 1, (size - 1) // 2}
 
 
+def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
+    """Shapes that nobody chose: one above each case, and others near the smaller ones, ``examples`` in all or more.
+
+    In every second call some inputs take no gradient: one of them, and when each has been the one, all but one.
+    """
+    above = [drawn(memory_draws(contract, case.name), contract, 2)[1] for case in contract.cases.values()]
+    near = drawn(memory_draws(contract), contract, max(examples - len(above), (examples + 1) // 2))
+    calls = [*above, *near]
+    grads = frozenset(spec.name for spec in contract.inputs if spec.grad)
+    in_order = [spec.name for spec in contract.inputs if spec.name in grads]
+    frozen = itertools.cycle([*(frozenset([name]) for name in in_order), *(grads - {name} for name in in_order)])
+    if len(grads) > 1:
+        calls[1::2] = [_with_frozen(call, next(frozen)) for call in calls[1::2]]
+    return calls
+
+
+def _with_frozen(call: Drawn, frozen: frozenset[str]) -> Drawn:
+    def freeze(draw: Draw) -> Draw:
+        return replace(draw, frozen=frozen)
+
+    return Drawn(freeze(call.draw), call.made_of, call.draws.map(freeze))
+
+
 @st.composite
-def memory_draws(draw: Any, contract: Contract) -> Draw:
+def memory_draws(draw: Any, contract: Contract, above: str | None = None) -> Draw:
     """A shape near one of the cases: too large to compute, free to simulate.
 
     Axes are from a quarter to five quarters of the case's, options such as chunk sizes from one to four times: so
     no draw takes many more chunks, and so more time, than the case itself. The largest case is measured as it
-    is; what a draw near it could show, a draw near a smaller one shows sooner.
+    is; what a draw near it could show, a draw near a smaller one shows sooner. ``above`` a case axes are up to twice
+    as long, and all options twice: a cap or a branch for large sizes shows there.
     """
     by_size = sorted(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
-    near = draw(st.sampled_from(by_size[:-1] or by_size))
+    near = contract.cases[above] if above else draw(st.sampled_from(by_size[:-1] or by_size))
     axes = set(contract.shape_dims())
     dims = {}
     for dim, size in near.dims.items():
         low, high = (size // 4, size * 5 // 4) if dim in axes else (size, 4 * size)
+        if above:
+            low, high = (size + 1 if dim in axes else 2 * size), 2 * size
         low = max(contract.dims[dim].low, low)
         dims[dim] = draw(_sizes(contract.dims[dim], low, high), label=dim)
     choices = {key: draw(_any_of(values), label=key) for key, values in contract.choices.items()}

@@ -198,6 +198,9 @@ def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say)
     drawn = check_drawn_budgets(contract, form, meter, examples=effort.memory_examples)
     if drawn is not None:
         yield drawn
+    elif contract.budgets and not contract.forms[form].reported:
+        message = "no budget holds at every shape, so what it takes beyond the cases may grow: add one without a case"
+        yield Finding("budget", contract.name, form, "error", message)
     for law in contract.scaling:
         if law.form == form:
             say(f"{contract.name}/{form}: growth with {law.dim}")

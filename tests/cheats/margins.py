@@ -30,7 +30,7 @@ from types import ModuleType
 from memfix import Contract
 from memfix.checks.bad_inputs import check_bad_input
 from memfix.checks.children import take_one_core
-from memfix.checks.draws import drawn, memory_draws
+from memfix.checks.draws import memory_calls
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import NaiveFailed, compare_once, equality_calls
 from memfix.checks.inputs import Draw, phases_of
@@ -113,7 +113,7 @@ def _budgets(contract: Contract) -> Iterator[bool]:
         for finding in measure_and_judge(contract, budgets, Draw(contract.cases[case]), meter):
             yield finding.status == "fail"
     at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
-    for call in drawn(memory_draws(contract), contract, EFFORT.memory_examples):
+    for call in memory_calls(contract, EFFORT.memory_examples):
         findings = measure_and_judge(contract, at_any_shape, call.draw, meter)
         yield any(finding.status == "fail" for finding in findings)
 

@@ -194,4 +194,4 @@ def test_of_several_budgets_at_drawn_shapes_the_broken_one_is_named() -> None:
     kept = contract(lambda x: (x * x).exp(), budgets=[Budget("form", phase="train", bytes="8*N*e")])
     found = check_drawn_budgets(kept, "form", METER, examples=3)
     assert found is not None
-    assert found.message == "1 budget held at 3 drawn shapes each"
+    assert found.message == "1 budget held at 4 drawn shapes each"

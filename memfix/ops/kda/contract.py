@@ -117,6 +117,9 @@ contract = Contract(
         Budget("triton", phase="train", case="incident", bytes="112 MiB"),
         Budget("sequential", phase="forward", case="incident", bytes=f"B*T*H*V*2*e + 3*{_STATES}"),
         Budget("sequential", phase="train", case="incident", bytes=f"B*H*T*(K*V + 6*K + 4*V)*{_W}"),
+        Budget("sequential", phase="forward", bytes=f"B*T*H*V*2*e + 4*{_STATES} + 8*B*H*(K + V)*{_W}"),
+        Budget("sequential", phase="held", bytes=f"B*H*T*(K*V + 4*K + 4*V + 4)*{_W} + 2*{_STATES}"),
+        Budget("sequential", phase="train", bytes=f"B*H*T*(K*V + 6*K + 5*V + 2)*{_W} + 4*{_STATES}"),
         Budget("streamed", phase="forward", bytes=f"B*T*H*V*e + {_STREAMED}"),
         Budget("streamed", phase="held", bytes=f"B*T*H*V*e + (ceil_div(T, chunk_size) + 1)*{_STATES}"),
         Budget(

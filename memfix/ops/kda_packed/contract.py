@@ -42,6 +42,10 @@ contract = Contract(
     },
     tolerance=Tolerance(rms_factor=1.5),
     budgets=[
+        Budget("sequential", phase="forward", bytes=f"T*H*V*2*e + 4*{_STATES} + 8*H*(K + V)*{_W}"),
+        Budget("sequential", phase="held", bytes=f"H*T*(K*V + 4*K + 4*V + 4)*{_W} + 3*{_STATES}"),
+        Budget("sequential", phase="train", bytes=f"H*T*(K*V + 6*K + 5*V + 2)*{_W} + 4*{_STATES}"),
+        Budget("streamed", phase="held", bytes=f"T*H*V*e + (T/chunk_size + 2*S + 1)*H*K*V*{_W}"),
         Budget("streamed", phase="forward", bytes=f"T*H*V*e + {_STREAMED} + 2*{_STATES}"),
         Budget(
             "streamed",
