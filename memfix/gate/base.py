@@ -3,6 +3,9 @@
 A change that breaks a budget can loosen the budget too. So the laws of the base commit (``naive.py`` and
 ``contract.py`` of each op) are laid over a copy of the working tree, and the ops whose laws differ are
 examined there, in a child process. Every difference between the two laws is a row of its own.
+
+It can also loosen what judges: how many calls are drawn, how far off is equal, how the lock is read. Where such a file
+differs, today's forms of every op are laid over the base's memfix, and judged by its checks under its laws.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,6 +34,10 @@ from .lock import Key, read_lock
 OPS = "memfix/ops"
 LAW_FILES = ("naive.py", "contract.py")
 JUDGED = ("memfix", "benchmarks/memory.lock")
+JUDGES = (
+    *(f"memfix/{name}" for name in ("checks", "gate", "meters", "contract.py", "laws.py", "formula.py", "registry.py")),
+    "ci",
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,27 @@ class Base(Commit):
                     text = self.file(f"{OPS}/{op}/{name}")
                     if text is not None:
                         (target / OPS / op / name).write_text(text, encoding="utf-8")
+            yield target
+
+    def judges_changed(self) -> list[str]:
+        """Files outside of the contracts that judge a form, and differ from the base's."""
+        differ = git(self.root, "diff", "--name-only", self.commit, "--", *JUDGES)
+        new = git(self.root, "ls-files", "--others", "--exclude-standard", "--", *JUDGES)
+        return sorted({*differ.splitlines(), *new.splitlines()})
+
+    @contextmanager
+    def with_todays_forms(self) -> Iterator[Path]:
+        """The base's package, its checks and laws, with the working tree's forms of the ops that it has."""
+        with tempfile.TemporaryDirectory(prefix="memfix-base-") as folder:
+            target = Path(folder)
+            archive = target / "base.tar"
+            git(self.root, "archive", "--format=tar", f"--output={archive}", self.commit, "memfix")
+            with tarfile.open(archive) as tar:
+                tar.extractall(target, filter="data")
+            for here in (self.root / OPS).rglob("*.py"):
+                there = target / here.relative_to(self.root)
+                if there.parent.is_dir() and here.name not in (*LAW_FILES, "__init__.py"):
+                    shutil.copy(here, there)
             yield target
 
     def lock(self, path: Path) -> dict[Key, int]:
@@ -129,6 +158,18 @@ def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list
             Finding("law", contract.name, "", "note", f"the text of naive.py or contract.py differs from {ref}")
         )
     return rows
+
+
+def judge_changes(files: Sequence[str], ref: str) -> list[Finding]:
+    """One row for each folder with files that judge a form otherwise than at the base."""
+    by_folder: dict[str, list[str]] = {}
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        by_folder.setdefault(folder, []).append(name)
+    return [
+        Finding("law", "memfix", "", "note", f"what judges a form differs from {ref}: {folder}/ {', '.join(names)}")
+        for folder, names in by_folder.items()
+    ]
 
 
 def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..meters import usable_meter
 from ..meters.base import Reading
 from ..surroundings import describe
 from ..units import format_bytes, format_change
-from .base import JUDGED, Base, examine_under, law_changes, laws_under, lock_changes
+from .base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
 from .judge import Verdict, judge, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
 from .peaks import Peaks, peaks_path, read_peaks, write_peaks
@@ -118,6 +118,10 @@ def _under_base(
     judged = [op for op in changed if not base.is_new(op)]
     if lock_path is not None:
         rows += lock_changes(base.lock(lock_path), lock, base.ref)
+    judges = base.judges_changed()
+    if judges:
+        rows += judge_changes(judges, base.ref)
+        return rows + _under_checks_of(base, by_name, judged, effort, meter, say)
     for op in judged:
         say(f"{op}: today's forms under the laws of {base.ref}")
         with base.laid_over([op]) as overlay:
@@ -129,6 +133,25 @@ def _under_base(
                 continue
         rows += _under_laws_of(base.ref, found)
     return rows
+
+
+def _under_checks_of(
+    base: Base, contracts: Mapping[str, Contract], changed: Sequence[str], effort: Effort, meter: str, say: Say
+) -> list[Finding]:
+    """What the base's checks say of today's forms under its laws, and how the laws of ``changed`` ops differ."""
+    ops = [op for op in contracts if op in base.ops_here() and not base.is_new(op)]
+    say(f"today's forms under the checks and laws of {base.ref}")
+    rows: list[Finding] = []
+    with base.with_todays_forms() as overlay:
+        try:
+            laws = laws_under(overlay, ops)
+            for op in changed:
+                rows += law_changes(contracts[op], laws[op], base.ref)
+            found = examine_under(overlay, ops, effort.name, meter)["findings"]
+        except MemfixError as error:
+            # a change of memfix's own house; the rows say where to read
+            return [*rows, Finding("law", "memfix", "", "note", f"not judged by the checks of {base.ref}: {error}")]
+    return rows + _under_laws_of(base.ref, found)
 
 
 def _under_laws_of(ref: str, found: list[dict[str, Any]]) -> list[Finding]:

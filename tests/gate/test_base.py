@@ -13,7 +13,7 @@ import pytest
 from memfix.checks.finding import Finding
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MemfixError, UsageError
-from memfix.gate.base import JUDGED, Base, examine_under, law_changes, laws_under, lock_changes
+from memfix.gate.base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
 from memfix.gate.lock import write_lock
 from memfix.laws import Budget
 
@@ -351,3 +351,37 @@ def test_a_text_that_differs_under_equal_laws_is_a_row_too() -> None:
     assert law_changes(contract(), contract().laws(), "main") == [
         Finding("law", "loss", "", "note", "the text of naive.py or contract.py differs from main")
     ]
+
+
+def test_files_that_judge_are_found_and_forms_and_laws_are_none(checkout: Checkout) -> None:
+    checkout.write("memfix/checks/comparing.py", "FACTOR = 2\n")
+    checkout.write("ci/gate", "memfix gate\n")
+    checkout.commit()
+    assert checkout.base().judges_changed() == []
+    checkout.write("memfix/checks/comparing.py", "FACTOR = 20\n")
+    checkout.write("memfix/checks/excused.py", "ALL = True\n")
+    checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
+    checkout.write("memfix/ops/loss/contract.py", "contract 2\n")
+    (checkout.root / "ci/gate").unlink()
+    changed = checkout.base().judges_changed()
+    assert changed == ["ci/gate", "memfix/checks/comparing.py", "memfix/checks/excused.py"]
+    rows = [row.message for row in judge_changes(changed, "main")]
+    assert rows == [
+        "what judges a form differs from main: ci/ gate",
+        "what judges a form differs from main: memfix/checks/ comparing.py, excused.py",
+    ]
+
+
+def test_todays_forms_are_laid_over_the_checks_and_laws_of_the_base(checkout: Checkout) -> None:
+    checkout.write("memfix/checks/comparing.py", "FACTOR = 2\n")
+    checkout.commit()
+    checkout.write("memfix/checks/comparing.py", "FACTOR = 20\n")
+    checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
+    checkout.write("memfix/ops/loss/contract.py", "contract 2\n")
+    checkout.write_op("new")
+    with checkout.base().with_todays_forms() as overlay:
+        assert (overlay / "memfix/checks/comparing.py").read_text() == "FACTOR = 2\n"
+        assert (overlay / "memfix/ops/loss/contract.py").read_text() == "contract 1\n"
+        assert (overlay / "memfix/ops/loss/chunked.py").read_text() == "form 2\n"
+        assert not (overlay / "memfix/ops/new").exists()
+    assert not overlay.exists()

@@ -66,6 +66,20 @@ def test_loosened_budget_cannot_hide_the_change_that_needs_it(toy: Path) -> None
     assert "under the laws of HEAD: budget: peak" in said
 
 
+def test_loosened_check_cannot_hide_the_change_that_needs_it(toy: Path) -> None:
+    edit(toy / FORM, "return doubled.add_(1)", "return doubled.add_(2)")
+    edit(
+        toy / "memfix/checks/equality.py",
+        "        compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))\n",
+        "        pass\n",
+    )
+    assert gate(toy, "affine").returncode == 0, "under its own checks it passes"
+    done = gate(toy, "affine", "--base", "HEAD")
+    assert done.returncode == 1, done.stdout
+    assert "what judges a form differs from HEAD: memfix/checks/ equality.py" in done.stdout
+    assert "under the laws of HEAD: equality: float32: output is off by 1" in done.stdout
+
+
 def test_unknown_base_is_a_usage_error(toy: Path) -> None:
     done = gate(toy, "affine", "--base", "no-such-ref")
     assert done.returncode == 4
