@@ -10,9 +10,10 @@ from .errors import ContractError, did_you_mean
 from .formula import Formula
 from .units import format_bytes, is_size, parse_bytes
 
-Phase = Literal["forward", "train", "held", "kept"]
+Phase = Literal["forward", "train", "held", "saved", "kept"]
 PHASES: tuple[Phase, ...] = ("forward", "train", "held")
-"""Those that a step runs. ``kept`` is what remains of a first call when all that it gave is dropped."""
+"""Those that a step runs. ``saved`` are the inputs that are kept for backward, though the caller may drop them, and
+``kept`` is what remains of a first call when all that it gave is dropped."""
 
 NAIVE = "naive"
 
@@ -68,7 +69,7 @@ class Budget:
             raise ContractError(
                 f"budget of {self.form!r}: give exactly one of bytes, times_below_naive, times_below; got {len(given)}"
             )
-        _require_phase(self.form, self.phase, (*PHASES, "kept"))
+        _require_phase(self.form, self.phase, (*PHASES, "saved", "kept"))
         if self.times_below is not None and len(self.times_below) != 1:
             raise ContractError(
                 f"budget of {self.form!r}: times_below names one other form, got {dict(self.times_below)}"

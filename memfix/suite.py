@@ -124,13 +124,15 @@ def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequ
 
     budgets = contract.budgets_of(form, case)
     draw = Draw(contract.cases[case])
-    every_phase: list[tuple[str, Phase]] = [(form, phase) for phase in (*phases_of(contract), "kept")]
+    phases = phases_of(contract)
+    more: tuple[Phase, ...] = ("saved", "kept") if "train" in phases else ("kept",)
+    every_phase: list[tuple[str, Phase]] = [(form, phase) for phase in (*phases, *more)]
     readings = readings_for(contract, budgets, draw, session.meter, also=every_phase)
     findings = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
     kept = judge_kept(contract, form, draw.case, readings)
     findings += [kept] if kept is not None else []
     for (f, phase), reading in readings.items():
-        if phase == "kept" and not reading.peak_bytes:
+        if phase in more and not reading.peak_bytes:
             continue
         key, size = (contract.name, f, case, phase), bytes_of(reading, phase)
         session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", size, reading, key)

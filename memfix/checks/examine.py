@@ -174,8 +174,9 @@ def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterato
     yield from too_large.items()
     phases = [phase for phase in every if phase not in too_large]
     try:
-        measured = measure_phases(contract, form, draw, [*phases, "kept"] if phases else [], meter)
-        yield from ((phase, reading) for phase, reading in measured.items() if phase != "kept" or reading.peak_bytes)
+        more: list[Phase] = ["saved", "kept"] if "train" in phases else ["kept"]
+        measured = measure_phases(contract, form, draw, [*phases, *more] if phases else [], meter)
+        yield from ((phase, reading) for phase, reading in measured.items() if phase in phases or reading.peak_bytes)
     except Exception:  # in one of them, perhaps not in the others
         for phase in phases:
             try:

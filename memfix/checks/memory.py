@@ -40,15 +40,16 @@ def measure(contract: Contract, form: str, draw: Draw, phase: Phase, meter: Mete
 def measure_phases(
     contract: Contract, form: str, draw: Draw, phases: Collection[Phase], meter: Meter
 ) -> dict[Phase, Reading]:
-    """One form at one draw in several phases, ``kept`` among them where it is asked for.
+    """One form at one draw in several phases, ``saved`` and ``kept`` among them where they are asked for.
 
     The simulated meter takes them one after the other, on the same inputs and without warm-ups, where the form is known
     to need none and leaves nothing behind.
     """
     from .inputs import phases_of
+    from .saved import of_what_is_saved
 
     in_order = [phase for phase in _IN_TURN if phase in phases]
-    if [*phases] == ["kept"]:
+    if phases and not in_order:
         in_order = [phases_of(contract)[-1]]
     readings: dict[Phase, Reading] = {}
     if isinstance(meter, SimulatedMeter) and _needs_no_warm_up(contract, form, meter):
@@ -59,6 +60,8 @@ def measure_phases(
         of_kept = [reading.of_what_is_kept() for reading in readings.values()]
         # of equal ones the first: it was made in this simulation, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
+    if "saved" in phases:
+        readings["saved"] = of_what_is_saved(contract, form, draw, like=next(iter(readings.values())))
     return readings
 
 
@@ -120,10 +123,10 @@ _NEEDS_NO_WARM_UP: dict[tuple[str, Callable[..., object], str], bool] = {}
 def _needs_no_warm_up(contract: Contract, form: str, meter: SimulatedMeter) -> bool:
     """Does a first call take in every phase exactly what a second takes? Found out once, at a small shape."""
     from .inputs import Draw, phases_of
+    from .saved import short_case
 
-    if not contract.cases:
-        return False
-    draw = Draw(_small_case(contract))
+    smallest = min(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
+    draw = Draw(short_case(contract, smallest))
     key = (f"{contract.name} {draw.spelled()}", contract.function(form), meter.gpu.name)
     if key not in _NEEDS_NO_WARM_UP:
         rounds = _in_turn(contract, form, draw, phases_of(contract), meter, rounds=2)
@@ -132,19 +135,6 @@ def _needs_no_warm_up(contract: Contract, form: str, meter: SimulatedMeter) -> b
             for first, second in zip(rounds[0].values(), rounds[1].values(), strict=True)
         )
     return _NEEDS_NO_WARM_UP[key]
-
-
-def _small_case(contract: Contract) -> Case:
-    """The smallest case with shorter axes: a few chunks of two."""
-    smallest = min(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
-    axes = contract.shape_dims()
-
-    def short(dim: str) -> int:
-        spec = contract.dims[dim]
-        wanted = max(1, spec.low) * (4 if dim in axes else 2)
-        return -(-wanted // spec.multiple_of) * spec.multiple_of
-
-    return replace(smallest, dims={dim: min(size, short(dim)) for dim, size in smallest.dims.items()})
 
 
 def too_large_for(
@@ -191,7 +181,7 @@ def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readi
     reading = readings[budget.form, budget.phase]
     used, limit = bytes_of(reading, budget.phase), limit_of(budget, case, readings)
     within = used < limit + reading.granularity_bytes  # a meter is not believed below its own grain
-    name = budget.phase if budget.phase in ("held", "kept") else "peak"
+    name = budget.phase if budget.phase in ("held", "saved", "kept") else "peak"
     against = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
     sizes = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"
     details: tuple[str, ...] = ()
@@ -263,9 +253,16 @@ def explained(reading: Reading, phase: str) -> tuple[str, ...]:
         reading = replace(reading, alive_at_peak=timeline.rows_at(timeline.num_events))
     if not reading.alive_at_peak:
         return ()
-    title = {"held": "held when the forward has ended", "kept": "kept for good"}.get(phase, "alive at the peak")
+    title = _TITLES.get(phase, "alive at the peak")
     lines = (f"  {title}, largest first", *(f"  {line}" for line in reading.table_lines(6)))
     return (*lines, f"  likely cause: {reading.hint}") if reading.hint else lines
+
+
+_TITLES = {
+    "held": "held when the forward has ended",
+    "saved": "inputs that are kept for backward",
+    "kept": "kept for good",
+}
 
 
 def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:

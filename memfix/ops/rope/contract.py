@@ -47,6 +47,8 @@ contract = Contract(
         "small": {"B": 2, "T": 128, "H": 4, "D": 32, **_FROM_THE_START, "positions_per_chunk": 64, "dtype": "float32"},
     },
     budgets=[
+        # a turn is linear: backward needs the angles, and not what was turned
+        Budget("shared_table", phase="saved", bytes="0"),
         Budget("shared_table", phase="forward", case="incident", times_below_naive=15),
         Budget("shared_table", phase="train", case="incident", times_below_naive=8),
         Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH}"),
