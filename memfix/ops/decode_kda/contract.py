@@ -41,8 +41,10 @@ contract = Contract(
         TensorSpec("q", "B H K", grad=True),
         TensorSpec("k", "B H K", grad=True),
         TensorSpec("v", "B H V", grad=True),
-        TensorSpec("g", "B H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0),
-        TensorSpec("beta", "B H", grad=True, low=-2.0, high=2.0),
+        TensorSpec(
+            "g", "B H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0, also_in=("float32",)
+        ),
+        TensorSpec("beta", "B H", grad=True, low=-2.0, high=2.0, also_in=("float32",)),
         TensorSpec("state", "B H K V", dtype=WIDE, grad=True),
     ],
     cases={
