@@ -44,7 +44,7 @@ def second_derivatives(
     upstream = [gradient for gradient in upstream_gradients(outputs, draw, 0) if gradient is not None]
     upstream = [(gradient if nudge is None else nudge(gradient)).requires_grad_() for gradient in upstream]
     gradients = torch.autograd.grad(outputs, list(wanted.values()), upstream, create_graph=True, allow_unused=True)
-    found = {
+    found: dict[str, torch.Tensor | None] = {
         f"gradient of {name}": None if gradient is None else gradient.detach()
         for name, gradient in zip(wanted, gradients, strict=True)
     }
