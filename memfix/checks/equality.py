@@ -115,7 +115,7 @@ def _beside(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[D
     """Calls of one dtype that show what does not follow from the dtype: hidden NaNs in the last one, what autocast does
     in float32, and second derivatives in float64, where those have most digits.
     """
-    dtypes, some = contract.dtypes, made[: max(1, len(made) // 8)]
+    dtypes, some = contract.dtypes, made[1 : 1 + max(1, len(made) // 6)]
     if dtype == dtypes[-1]:
         floating = [spec for spec in contract.inputs if spec.is_floating]
         yield from (spoiled(made[0], contract, spec) for spec in floating[: max(1, len(made) // 4)])
@@ -320,12 +320,16 @@ def _evaluate(
     elif wanted:
         rounds = ("gradient of", "second gradient of") if repeats and contract.repeats_backward else ("gradient of",)
         for number, title in enumerate(rounds):
-            arriving = zip(differentiable, upstream_gradients(differentiable, draw, number), strict=True)
-            used = [(output, gradient) for output, gradient in arriving if gradient is not None]
+            arriving = zip(outputs, upstream_gradients(outputs, draw, number), strict=True)
+            used = [
+                (output, gradient) for output, gradient in arriving if output.requires_grad and gradient is not None
+            ]
             upstream = [gradient if nudge is None else nudge(gradient) for _, gradient in used]
             before = [gradient.clone() for gradient in upstream]
             try:
-                torch.autograd.backward([output for output, _ in used], upstream, retain_graph=number + 1 < len(rounds))
+                if used:  # of several outputs the one that is used need not depend on what is wanted
+                    again = number + 1 < len(rounds)
+                    torch.autograd.backward([output for output, _ in used], upstream, retain_graph=again)
             except RuntimeError as error:
                 if number == 0 or contract.repeats_backward_of(form) or contract.name not in str(error):
                     raise

@@ -80,6 +80,7 @@ contract = Contract(
         BadInput("floating token", setting(token=lambda t: t.float()), "token must be int64, got torch.float32"),
         BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
         BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
+        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
         BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
         BadInput(
             "token above the vocabulary",

@@ -22,7 +22,7 @@ _NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
 contract = Contract(
     "vocabulary_parallel_linear_cross_entropy",
     naive=naive_linear_cross_entropy,
-    # the gradient of hidden is rounded on every process and added up in its own dtype
+    # as of recompute; but the gradient of hidden is rounded on every process before it is added up
     forms={"spread": Form(spread_linear_cross_entropy, tolerance=Tolerance(ulps=2, rms_factor=1.5))},
     dims={"N": Dim(1, 40), "D": Dim(1, 24), "V": Dim(3, 70), "rows_per_chunk": Dim(1, 44)},
     choices={
@@ -56,6 +56,7 @@ contract = Contract(
         BadInput("unknown reduction", setting(reduction="max"), "reduction must be one of mean, sum, none, got 'max'"),
         BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
         BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
+        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
         BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
         BadInput(
             "fewer classes than processes",
