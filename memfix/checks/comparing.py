@@ -174,9 +174,9 @@ def _compare_tensor(
     off = _picked(got - expected.true, finite)
     if not off.numel():
         return
-    sums, info = sum_rounding(tolerance, kept), torch.finfo(kept)
+    sums, info = sum_rounding(tolerance, kept), torch.finfo(dtype)
     # below its smallest number is nothing; a sum of terms below its normal ones is off by as many of those
-    num_smallest = 1 if kept in _IN_16_BITS else _TERMS_BELOW_NORMAL
+    num_smallest = 1 if dtype in _IN_16_BITS else _TERMS_BELOW_NORMAL
     slack = sums * expected.magnitude + num_smallest * info.smallest_normal * info.eps
     if _complaint(got, off, expected, slack, tolerance, kept) is None:
         return
