@@ -80,6 +80,8 @@ class TensorSpec:
     draws freeze it now and then. An ``optional`` one may be None: draws leave it out now and then, and a case
     does unless its ``present`` names it. ``patterns`` are the ways in which values may go together within a call
     (``checks/values.py``); leave one out only where every form loses its digits there, naive among them.
+    ``also_in`` are floating dtypes that the input may have beside its own, such as float32 gates of a 16-bit model;
+    equality draws them, and cases have its own.
     """
 
     name: str
@@ -96,6 +98,7 @@ class TensorSpec:
     log_uniform: bool = False
     cumulative: str | None = None
     fan_in: str | None = None
+    also_in: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in (WORKING, WIDE, *DTYPE_BYTES):
@@ -108,6 +111,11 @@ class TensorSpec:
             self._require_cuts()
         elif self.dtype != "bool" and not self.is_floating and self.high is None:
             raise ContractError(f"input {self.name!r}: an integer input needs high=, a number or the name of a dim")
+        for dtype in self.also_in:
+            if dtype not in WORKING_DTYPES or not self.is_floating:
+                raise ContractError(
+                    f"input {self.name!r}: also_in needs a floating input and some of {WORKING_DTYPES}, got {dtype!r}"
+                )
         if self.log_uniform:
             self._require_a_range_of_one_sign()
         unknown = set(self.layouts) - set(LAYOUTS)
@@ -389,7 +397,7 @@ def _spelled(tolerance: Tolerance) -> str:
 
 
 def _spelled_spec(spec: TensorSpec) -> str:
-    unless_given = ("optional", "log_uniform", "cumulative", "fan_in")
+    unless_given = ("optional", "log_uniform", "cumulative", "fan_in", "also_in")
     hidden = {"name", *(option for option in unless_given if not getattr(spec, option))}
     hidden |= {"patterns"} if spec.patterns == PATTERNS else set()
     shown = [f"{f.name}={getattr(spec, f.name)}" for f in dataclasses.fields(spec) if f.name not in hidden]

@@ -14,6 +14,7 @@ from ..laws import Tolerance
 _IN_16_BITS = (torch.bfloat16, torch.float16)
 _ENOUGH_FOR_AN_AVERAGE = 16
 _TERMS_BELOW_NORMAL = 64
+_ROUNDINGS_OF_A_WIDE_SUM = 64
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
 
@@ -130,7 +131,18 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
             raise Unequal(f"gives no {name}")
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")
-        _compare_tensor(name, got.double(), expected, partial(reference.moved_error, name), tolerance, dtype)
+        kept = _kept_in(expected, naive.tensors[name], dtype)
+        _compare_tensor(name, got.double(), expected, partial(reference.moved_error, name), tolerance, dtype, kept)
+
+
+def _kept_in(expected: _Expected, naives: torch.Tensor | None, dtype: torch.dtype) -> torch.dtype:
+    """The dtype whose roundings a tensor may show: ``dtype``, or a wider one of its own where naive shows only those,
+    as in a state that stays float32, or under autocast where nothing is a product.
+    """
+    if naives is None or not naives.is_floating_point() or torch.finfo(naives.dtype).eps >= torch.finfo(dtype).eps:
+        return dtype
+    is_kept = expected.own_error <= _ROUNDINGS_OF_A_WIDE_SUM * torch.finfo(naives.dtype).eps * expected.magnitude
+    return naives.dtype if is_kept else dtype
 
 
 def require_same_nans(answer: Answer, reference: Reference) -> None:
@@ -152,6 +164,7 @@ def _compare_tensor(
     moved_error: Callable[[float], float],
     tolerance: Tolerance,
     dtype: torch.dtype,
+    kept: torch.dtype,
 ) -> None:
     finite = expected.finite
     if finite is not None:
@@ -161,12 +174,14 @@ def _compare_tensor(
     off = _picked(got - expected.true, finite)
     if not off.numel():
         return
-    sums, info = sum_rounding(tolerance, dtype), torch.finfo(dtype)
-    slack = sums * expected.magnitude + info.smallest_normal * info.eps  # below its smallest number is nothing
-    if _complaint(got, off, expected, slack, tolerance, dtype) is None:
+    sums, info = sum_rounding(tolerance, kept), torch.finfo(dtype)
+    # below its smallest number is nothing; a sum of terms below its normal ones is off by as many of those
+    num_smallest = 1 if dtype in _IN_16_BITS else _TERMS_BELOW_NORMAL
+    slack = sums * expected.magnitude + num_smallest * info.smallest_normal * info.eps
+    if _complaint(got, off, expected, slack, tolerance, kept) is None:
         return
     slack += moved_error(sums + _operand_rounding(tolerance, dtype))
-    complaint = _complaint(got, off, expected, slack, tolerance, dtype)
+    complaint = _complaint(got, off, expected, slack, tolerance, kept)
     if complaint is not None:
         raise Unequal(f"{name} is off by {complaint}")
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase
 
 from ..contract import Case, Contract, Dim, Layout, Pattern, TensorSpec
-from .inputs import UPSTREAMS, Draw
+from .inputs import UPSTREAMS, Draw, Mode
 
 Draws = st.SearchStrategy[Draw]
 _ENOUGH_BYTES = 2048
@@ -79,6 +79,15 @@ def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
     return Drawn(spoil(simplest.draw), simplest.made_of, simplest.draws.map(spoil))
 
 
+def in_mode(call: Drawn, contract: Contract, mode: Mode) -> Drawn:
+    """``call`` as models have it, in another mode."""
+
+    def change(draw: Draw) -> Draw:
+        return replace(_as_usual(contract, draw), mode=mode)
+
+    return Drawn(change(call.draw), call.made_of, call.draws.map(change))
+
+
 def _as_usual(contract: Contract, draw: Draw) -> Draw:
     axes = contract.shape_dims()
     dims = {dim: _rounded(contract.dims[dim], size) if dim in axes else size for dim, size in draw.case.dims.items()}
@@ -86,8 +95,9 @@ def _as_usual(contract: Contract, draw: Draw) -> Draw:
     layouts = {spec.name: spec.layouts[0] for spec in contract.inputs}
     case = replace(draw.case, dims=dims, choices=choices, present=())
     return replace(
-        draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset(), patterns={}, upstream="dense"
-    )
+        draw, case=case, share=0.3, magnitude=1.0, layouts=layouts, frozen=frozenset(), patterns={}, dtypes={},
+        upstream="dense",
+    )  # fmt: skip
 
 
 def made(draws: Draws, source: Random) -> Iterator[Drawn]:
@@ -217,7 +227,12 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
         if spec.dtype != "bool" and spec.cumulative is None
     }
     upstream = draw(_one_of(*UPSTREAMS), label="upstream")
-    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen), patterns, upstream)
+    dtypes = {
+        spec.name: dtype
+        for spec in inputs
+        if spec.also_in and (dtype := draw(_one_of(None, *spec.also_in), label=f"dtype of {spec.name}"))
+    }
+    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen), patterns, upstream, dtypes=dtypes)
 
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:

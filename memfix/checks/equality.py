@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from ..contract import Contract
 from ..laws import NAIVE
 from ..meters.cuda import gpu_beside_others, gpu_unavailable_reason, make_way_on_gpu
 from .comparing import Answer, Reference, Unequal, compare, require_same_nans, sum_rounding
-from .draws import Drawn, drawn, equality_draws, smallest_failure, spoiled, usual, usual_draws
+from .draws import Drawn, drawn, equality_draws, in_mode, smallest_failure, spoiled, usual, usual_draws
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
 from .interpreter import LEAST, SHARE, CannotInterpret, InterpreterEnded, in_interpreter, is_interpreting
@@ -28,6 +28,7 @@ from .kernel_calls import calls_for_kernels
 from .kernel_coverage import WATCH
 from .lowered import lowered_constants
 from .mended_interpreter import mend
+from .modes import autocast_of, is_refusal, known_dtypes, second_derivatives
 from .poison import poisoned_memory
 from .upstream import upstream_gradients
 
@@ -101,7 +102,8 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool =
     """
     draws, num_others = equality_draws(contract, dtype), max(0, examples - 2)
     if random:
-        return drawn(draws, contract, examples, random=True)
+        made = drawn(draws, contract, examples, random=True)
+        return [*made, *_beside(contract, dtype, made)]
     name = _name_of_draws(contract, examples)
     if name not in _DRAWN:
         several = drawn(draws, contract, 1 + num_others * len(contract.dtypes))
@@ -114,8 +116,21 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool =
         Drawn(replace(call.draw, case=replace(call.draw.case, dtype=dtype)), call.made_of, its_draws)
         for call, its_draws in calls
     ]
-    floating = [spec for spec in contract.inputs if spec.is_floating] if dtype == contract.dtypes[-1] else []
-    return [*made, *(spoiled(made[0], contract, spec) for spec in floating[: max(1, examples // 4)])]
+    return [*made, *_beside(contract, dtype, made)]
+
+
+def _beside(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[Drawn]:
+    """Calls of one dtype that show what does not follow from the dtype: hidden NaNs in the last one, what autocast does
+    in float32, and second derivatives in float64, where those have most digits.
+    """
+    dtypes, some = contract.dtypes, made[1 : 1 + max(1, len(made) // 6)]
+    if dtype == dtypes[-1]:
+        floating = [spec for spec in contract.inputs if spec.is_floating]
+        yield from (spoiled(made[0], contract, spec) for spec in floating[: max(1, len(made) // 4)])
+    if dtype == "float32":
+        yield from (in_mode(call, contract, "autocast") for call in some)
+    if dtype == ("float64" if "float64" in dtypes else dtypes[-1]) and any(spec.grad for spec in contract.inputs):
+        yield from (in_mode(call, contract, "twice") for call in some)
 
 
 def _calls_for_kernels(contract: Contract, form: str, examples: int) -> dict[str, list[Drawn]]:
@@ -206,10 +221,12 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
+    if draw.mode == "autocast":
+        answer = replace(answer, dtypes=known_dtypes(answer.dtypes, reference.naive.dtypes, draw))
     if draw.spoiled is not None:
         require_same_nans(answer, reference)
     else:
-        compare(answer, reference, contract.tolerance_of(form), getattr(torch, draw.case.dtype))
+        compare(answer, reference, contract.tolerance_of(form), _rounded_to(draw))
 
 
 def _goes_second(contract: Contract, draw: Draw) -> bool:
@@ -244,16 +261,24 @@ def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
         truth = run_naive(wide)
         if getattr(torch, draw.case.dtype) == torch.float64:
             naive = _off_as_in_float32(run_naive, inputs, truth)
+            if any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in inputs.values()):
+                naive = _with_narrow_ones_of(run_naive(inputs), naive)
         else:
             naive = run_naive(inputs)
 
-    nudge = sum_rounding(contract.tolerance, getattr(torch, draw.case.dtype))
+    nudge = sum_rounding(contract.tolerance, _rounded_to(draw))
 
     def make_nearby() -> list[Answer]:
         with _blaming_naive():
             return [run_naive(wide, nudge=_Nudge(nudge, seed)) for seed in (1, 2)]
 
     return Reference(naive, truth, make_nearby, nudge)
+
+
+def _rounded_to(draw: Draw) -> torch.dtype:
+    """The dtype whose roundings a form may make."""
+    dtype: torch.dtype = torch.bfloat16 if draw.mode == "autocast" else getattr(torch, draw.case.dtype)
+    return dtype
 
 
 @contextlib.contextmanager
@@ -298,7 +323,8 @@ def _evaluate(
             for name, tensor in tensors.items()
         }
     random_before = _random_state(tensors)
-    outputs = output_tensors(call_form(contract, form, draw, tensors))
+    with autocast_of(draw, tensors):
+        outputs = output_tensors(call_form(contract, form, draw, tensors))
     found: dict[str, torch.Tensor | None] = {
         f"output {i}" if len(outputs) > 1 else "output": output.detach().clone() for i, output in enumerate(outputs)
     }
@@ -306,15 +332,26 @@ def _evaluate(
     differentiable = [output for output in outputs if output.requires_grad]
     if wanted and not differentiable:
         found |= {f"gradient of {name}": None for name in wanted}
+    elif wanted and draw.mode == "twice":
+        try:
+            found |= second_derivatives(differentiable, wanted, draw, nudge)
+        except RuntimeError as error:
+            # naive may have none that torch knows: then there is nothing to compare with
+            if form != NAIVE and not is_refusal(error, contract.name):
+                raise
     elif wanted:
         rounds = ("gradient of", "second gradient of") if repeats and contract.repeats_backward else ("gradient of",)
         for number, title in enumerate(rounds):
-            arriving = zip(differentiable, upstream_gradients(differentiable, draw, number), strict=True)
-            used = [(output, gradient) for output, gradient in arriving if gradient is not None]
+            arriving = zip(outputs, upstream_gradients(outputs, draw, number), strict=True)
+            used = [
+                (output, gradient) for output, gradient in arriving if output.requires_grad and gradient is not None
+            ]
             upstream = [gradient if nudge is None else nudge(gradient) for _, gradient in used]
             before = [gradient.clone() for gradient in upstream]
             try:
-                torch.autograd.backward([output for output, _ in used], upstream, retain_graph=number + 1 < len(rounds))
+                if used:  # of several outputs the one that is used need not depend on what is wanted
+                    again = number + 1 < len(rounds)
+                    torch.autograd.backward([output for output, _ in used], upstream, retain_graph=again)
             except RuntimeError as error:
                 if number == 0 or contract.repeats_backward_of(form) or contract.name not in str(error):
                     raise
@@ -349,6 +386,12 @@ def _off_as_in_float32(
             true = true + finer * lost.where(lost.isfinite(), 0)  # where float32 overflows nothing is known
         moved[name] = true
     return Answer(moved, truth.dtypes)
+
+
+def _with_narrow_ones_of(rounded: Answer, answer: Answer) -> Answer:
+    """``answer``, with those tensors of ``rounded`` that are narrower than float64: gradients of narrower inputs."""
+    narrow = {name: t for name, t in rounded.tensors.items() if t is not None and t.dtype != torch.float64}
+    return Answer({**answer.tensors, **narrow}, rounded.dtypes)
 
 
 def _in_dtype(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

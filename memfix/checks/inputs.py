@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import LAYOUTS, PATTERNS, Case, Contract, Layout, Pattern
+from ..contract import LAYOUTS, PATTERNS, WORKING_DTYPES, Case, Contract, Layout, Pattern
 from ..errors import UsageError, did_you_mean
 from ..laws import Phase
 from ..meters.base import Step
@@ -19,6 +19,8 @@ from .values import make_values
 
 Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
 UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
+Mode = Literal["plain", "autocast", "twice"]
+MODES: tuple[Mode, ...] = ("plain", "autocast", "twice")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Draw:
     upstream: Upstream = "dense"
     spoiled: str | None = None
     """An input that has a NaN in every row."""
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    """The dtypes of inputs that do not have their own (``TensorSpec.also_in``)."""
+    mode: Mode = "plain"
+    """``autocast``: the call is made under bfloat16 autocast. ``twice``: its gradients are differentiated again."""
 
     def spelled(self) -> str:
         """The draw on one line; ``parsed`` reads it back."""
@@ -53,6 +59,8 @@ class Draw:
         parts += [f"frozen={name}" for name in sorted(self.frozen)]
         parts += [f"upstream={self.upstream}"] if self.upstream != "dense" else []
         parts += [f"spoiled={self.spoiled}"] if self.spoiled is not None else []
+        parts += [f"dtype.{name}={dtype}" for name, dtype in self.dtypes.items()]
+        parts += [f"mode={self.mode}"] if self.mode != "plain" else []
         return ",".join(parts)
 
     @staticmethod
@@ -60,12 +68,14 @@ class Draw:
         settings: dict[str, Any] = {}
         layouts: dict[str, Layout] = {}
         patterns: dict[str, Pattern] = {}
+        dtypes: dict[str, str] = {}
         frozen: set[str] = set()
         present: list[str] = []
         own: dict[str, Any] = {}
         readers: dict[str, Callable[[str], Any]] = {
             "seed": int, "share": float, "magnitude": float,
             "upstream": lambda value: UPSTREAMS[UPSTREAMS.index(value)], "spoiled": str,
+            "mode": lambda value: MODES[MODES.index(value)],
         }  # fmt: skip
         names = {spec.name for spec in contract.inputs}
         for part in text.split(","):
@@ -82,6 +92,8 @@ class Draw:
                     layouts[of_input] = LAYOUTS[LAYOUTS.index(value)]
                 elif kind == "pattern" and dot:
                     patterns[of_input] = PATTERNS[PATTERNS.index(value)]
+                elif kind == "dtype" and dot:
+                    dtypes[of_input] = WORKING_DTYPES[WORKING_DTYPES.index(value)]
                 elif key == "frozen":
                     frozen.add(value)
                 elif key == "present":
@@ -95,7 +107,7 @@ class Draw:
             except (ValueError, StopIteration):
                 raise UsageError(f"--at: cannot read {part!r}") from None
         case = contract.case_of("drawn", {**settings, "present": present})
-        return Draw(case, **own, layouts=layouts, frozen=frozenset(frozen), patterns=patterns)
+        return Draw(case, **own, layouts=layouts, frozen=frozenset(frozen), patterns=patterns, dtypes=dtypes)
 
 
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
@@ -111,7 +123,7 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
             continue
         layout = draw.layouts.get(spec.name, "contiguous")
         size = spec.size(draw.case.dims)
-        dtype = getattr(torch, spec.dtype_at(draw.case))
+        dtype = getattr(torch, draw.dtypes.get(spec.name) or spec.dtype_at(draw.case))
         if spec.cumulative is not None:
             tensors[spec.name] = _cuts(size[0], draw.case.dims[spec.cumulative], dtype, layout, draw.seed)
             continue

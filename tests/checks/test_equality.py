@@ -362,7 +362,7 @@ def test_the_simplest_call_and_a_usual_one_are_tried_in_every_dtype_and_others_i
     tried: dict[str, list[str]] = {}
     for dtype in WORKING_DTYPES:
         calls = equality.drawn_calls(all_contracts()["linear_cross_entropy"], dtype, 5)
-        calls = [call for call in calls if call.draw.spoiled is None]
+        calls = [call for call in calls if call.draw.spoiled is None and call.draw.mode == "plain"]
         assert {call.draw.case.dtype for call in calls} == {dtype}
         tried[dtype] = [replace(call.draw, case=replace(call.draw.case, dtype="any")).spelled() for call in calls]
     assert {len(calls) for calls in tried.values()} == {5}

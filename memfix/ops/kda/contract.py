@@ -37,6 +37,8 @@ _DECAYS = f"{_KERNEL_CHUNKS}*K*4"
 _COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # of inputs that are not contiguous
 IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 there, where the form is wy, and 0 elsewhere
 
+_GATES = ("float32", "bfloat16")  # gates and strengths often stay float32 where the rest is 16-bit
+
 ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3, operand_ulps=1)
 """Of kernels whose products have operands of the working dtype, where naive works in float32 throughout: of a state,
 which stays float32, naive has no rounding of its own to compare with."""
@@ -74,8 +76,10 @@ def inputs(batch: str, sequences: str) -> list[TensorSpec]:
         TensorSpec("k", f"{batch} T H K", grad=True, low=-0.3, high=0.3),
         TensorSpec("v", f"{batch} T H V", grad=True),
         # the strongest are those that reset a state: after them a cumulative sum has few digits left for weak ones
-        TensorSpec("g", f"{batch} T H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0),
-        TensorSpec("beta", f"{batch} T H", grad=True, low=0.0, high=2.0),
+        TensorSpec(
+            "g", f"{batch} T H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0, also_in=_GATES
+        ),
+        TensorSpec("beta", f"{batch} T H", grad=True, low=-0.5, high=2.0, also_in=_GATES),
         TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
     ]
 
@@ -86,11 +90,11 @@ contract = Contract(
     forms={"reported": Form(reported_kda, reported=True), **FORMS},
     dims={
         "B": Dim(1, 2),
-        "T": Dim(1, 64),
+        "T": Dim(1, 72),
         "H": Dim(1, 2),
         "K": Dim(1, 12),
         "V": Dim(1, 12),
-        "chunk_size": Dim(1, 70),
+        "chunk_size": Dim(1, 76),
     },
     choices={"scale": (None, 0.3)},
     inputs=inputs("B", "B"),

@@ -24,7 +24,8 @@ def decode_kda(
     """One token of ``kda``: ``q``, ``k`` and ``g`` are ``[B, H, K]``, ``v`` is ``[B, H, V]``, ``beta`` ``[B, H]`` and
     ``state`` ``[B, H, K, V]``, in float32 or wider; the output ``[B, H, V]`` and a new state.
 
-    Token after token it gives what ``kda`` gives for the whole sequence. Peak above inputs: three states.
+    Token after token it gives what ``kda`` gives for the whole sequence. Peak above inputs: three states without
+    gradients, two where the given one is contiguous.
     """
     for name, tensor, axes in (("q", q, "B H K"), ("k", k, "B H K"), ("v", v, "B H V"), ("g", g, "B H K")):
         require_shape(name, tensor, axes)

@@ -25,7 +25,8 @@ def require_linear_cross_entropy(
     if target_N.dtype != torch.int64:
         raise ValueError(f"{target_name} must be int64, got {target_N.dtype}")
     dtypes = (hidden_ND.dtype, weight_VD.dtype)
-    if torch.float64 in dtypes or not torch.is_autocast_enabled(hidden_ND.device.type):  # which casts all others
+    casts = torch.float64 not in dtypes and torch.is_autocast_enabled(hidden_ND.device.type)  # all others
+    if not casts:
         require_same("dtype", hidden=hidden_ND.dtype, weight=weight_VD.dtype)
     devices = {"hidden": hidden_ND.device, "weight": weight_VD.device, target_name: target_N.device}
     require_same("device", **devices)
@@ -37,6 +38,9 @@ def require_linear_cross_entropy(
         )
     _require_per_class("bias", bias_V, weight_VD)
     _require_per_class("class_weight", class_weight_V, weight_VD)
+    for name, tensor_V in (("bias", bias_V), ("class_weight", class_weight_V)):
+        if tensor_V is not None and not casts:
+            require_same("dtype", **{name: tensor_V.dtype, "weight": weight_VD.dtype})
     if class_weight_V is not None and class_weight_V.requires_grad:
         raise ValueError("class_weight takes no gradient, as in torch; detach it")
     require_at_least_one("rows_per_chunk", rows_per_chunk)

@@ -178,6 +178,12 @@ contract = Contract(
         BadInput("z-loss of nan", setting(z_loss=float("nan")), "z_loss must be at least 0, got nan"),
         BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
         BadInput("bias as a matrix", setting(bias=torch.ones(5, 1)), "bias must be [V], got shape [5, 1]"),
+        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
+        BadInput(
+            "wide class weight",
+            setting(class_weight=torch.ones(5).double()),
+            "class_weight and weight must have the same dtype",
+        ),
         BadInput("short class weight", setting(class_weight=torch.ones(6)), "the same number of classes V, got 6, 5"),
         BadInput("integer class weight", setting(class_weight=torch.ones(5).int()), "class_weight must be floating"),
         BadInput(

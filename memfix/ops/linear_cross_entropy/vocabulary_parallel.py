@@ -10,7 +10,7 @@ are a few numbers a token; logits and their gradient stay where their classes ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -60,11 +60,51 @@ def vocabulary_parallel_linear_cross_entropy(
             f"{OP} needs the processes to know each other: start them with torchrun and call "
             "torch.distributed.init_process_group, or use linear_cross_entropy in one process"
         )
+    return loss_of_shard(hidden, weight_shard, target, bias_shard, terms, rows_per_chunk, OfGroup(group))
+
+
+class Processes(Protocol):
+    """Those that share the classes, as one of them sees them."""
+
+    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+        """What every process gave as ``number``, and which of them is this one."""
+
+    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        """``tensor`` itself, now with what all processes have: the sum or the maximum."""
+
+
+@dataclass(frozen=True)
+class OfGroup:
+    """The processes of a group of ``torch.distributed``."""
+
+    group: dist.ProcessGroup | None
+
+    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+        own = torch.tensor(number, device=device)
+        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(gathered, own, group=self.group)
+        return torch.stack(gathered).tolist(), dist.get_rank(self.group)
+
+    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        dist.all_reduce(tensor, operation, group=self.group)
+        return tensor
+
+
+def loss_of_shard(
+    hidden: torch.Tensor,
+    weight_shard: torch.Tensor,
+    target: torch.Tensor,
+    bias_shard: torch.Tensor | None,
+    terms: Terms,
+    rows_per_chunk: int,
+    processes: Processes,
+) -> torch.Tensor:
+    """The loss on one of ``processes``."""
     hidden_ND, target_N = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
-    shard = Shard.of(weight_shard, group)
+    shard = Shard.of(weight_shard, processes)
     require_linear_cross_entropy(hidden_ND, weight_shard, target_N, bias_shard, None, rows_per_chunk)
     loss = chunked_linear_cross_entropy(
-        _SumGradients.apply(hidden_ND, group),
+        _SumGradients.apply(hidden_ND, processes),
         weight_shard,
         target_N,
         bias_shard,
@@ -74,7 +114,7 @@ def vocabulary_parallel_linear_cross_entropy(
         lambda head, rows, wants_gradient: _ShardPass(head, rows, wants_gradient, shard),
         num_classes=shard.num_classes,
     )
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    return loss.reshape(target.shape) if terms.reduction == "none" else loss
 
 
 @dataclass(frozen=True)
@@ -83,23 +123,14 @@ class Shard:
 
     first: int
     num_classes: int
-    group: dist.ProcessGroup | None
+    processes: Processes
 
     @staticmethod
-    def of(weight_VD: torch.Tensor, group: dist.ProcessGroup | None) -> Shard:
-        size = torch.tensor(weight_VD.shape[0], device=weight_VD.device)
-        gathered = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(gathered, size, group=group)
-        sizes: list[int] = torch.stack(gathered).tolist()
+    def of(weight_VD: torch.Tensor, processes: Processes) -> Shard:
+        sizes, rank = processes.gathered(weight_VD.shape[0], weight_VD.device)
         if 0 in sizes:  # on every process: none is left waiting for the one that cannot go on
             raise ValueError(f"weight_shard must have at least one row on every process, got {sizes}")
-        rank = dist.get_rank(group)
-        return Shard(sum(sizes[:rank]), sum(sizes), group)
-
-    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        """``tensor`` itself, now with what all processes have."""
-        dist.all_reduce(tensor, operation, group=self.group)
-        return tensor
+        return Shard(sum(sizes[:rank]), sum(sizes), processes)
 
 
 class _ShardPass(TiledPass):
@@ -127,12 +158,12 @@ class _ShardPass(TiledPass):
         is_here_R1 = (column_R1 >= 0) & (column_R1 < self.head.vocabulary)
         # the target of another process: look up column 0 instead and drop what is found
         column_R1 = column_R1.where(is_here_R1, 0)
-        highest_R1 = self.shard.reduced(values_RV.amax(1, keepdim=True), dist.ReduceOp.MAX)
+        highest_R1 = self.shard.processes.reduced(values_RV.amax(1, keepdim=True), dist.ReduceOp.MAX)
         to_sum = [values_RV.gather(1, column_R1).where(is_here_R1, 0)]
         if sums.smooth_K is not None:
             to_sum.append(values_RV.sum(1, keepdim=True))
         to_sum.append(values_RV.sub_(highest_R1).exp_().sum(1, keepdim=True))
-        target_logit_R1, *rest, sum_R1 = self.shard.reduced(torch.stack(to_sum), dist.ReduceOp.SUM)
+        target_logit_R1, *rest, sum_R1 = self.shard.processes.reduced(torch.stack(to_sum), dist.ReduceOp.SUM)
         logsumexp_R1 = highest_R1 + sum_R1.log()
         torch.sub(logsumexp_R1.squeeze(1), target_logit_R1.squeeze(1), out=sums.surprise_K)
         if sums.logsumexp_K is not None:
@@ -180,13 +211,12 @@ class _SumGradients(torch.autograd.Function):
     """Hidden as it is; its gradient is what all processes' classes say of it."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-        ctx.group = group
+    def forward(ctx: Any, hidden_ND: torch.Tensor, processes: Processes) -> torch.Tensor:
+        ctx.processes = processes
         return hidden_ND.view_as(hidden_ND)
 
     @staticmethod
     @first_derivative_only(OP)
     def backward(ctx: Any, gradient_ND: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # in place: the loss made it for this one use
-        dist.all_reduce(gradient_ND, group=ctx.group)
-        return gradient_ND, None
+        return ctx.processes.reduced(gradient_ND, dist.ReduceOp.SUM), None

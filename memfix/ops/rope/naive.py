@@ -7,16 +7,20 @@ from __future__ import annotations
 import torch
 
 
-def naive_rope(x: torch.Tensor, *, base: float = 10_000.0, offset: int = 0) -> torch.Tensor:
+def naive_rope(
+    x: torch.Tensor, *, base: float = 10_000.0, offset: int = 0, positions: torch.Tensor | None = None
+) -> torch.Tensor:
     """``x * cos + rotate_half(x) * sin`` for ``x`` of ``[..., T, H, D]``, rounded once to the dtype of ``x``.
 
+    Positions are ``offset`` and those after it, or ``positions`` of ``[..., T]``.
     Four tensors of the size of ``x`` in float64, and cos and sin of every position anew in each call.
     """
     width = x.shape[-1]
-    positions_T = torch.arange(offset, offset + x.shape[-3], dtype=torch.float64, device=x.device)
+    if positions is None:
+        positions = torch.arange(offset, offset + x.shape[-3], device=x.device)
     pairs_P = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
-    angles_TP = positions_T[:, None] * base ** (-pairs_P / width)
-    angles_T1D = torch.cat([angles_TP, angles_TP], dim=-1)[:, None, :]
+    angles_TP = positions.to(torch.float64).unsqueeze(-1) * base ** (-pairs_P / width)
+    angles_T1D = torch.cat([angles_TP, angles_TP], dim=-1).unsqueeze(-2)
     wide = x.to(torch.float64)
     first, second = wide.chunk(2, dim=-1)
     turned = wide * angles_T1D.cos() + torch.cat([-second, first], dim=-1) * angles_T1D.sin()

@@ -33,6 +33,7 @@ def shared_table_rope(
 
     Peak above inputs, ``x`` of ``[B, T, H, D]`` and ``e`` its item size: ``B*T*H*D*e`` forward, twice that in train;
     and for 16-bit ``x`` the float32 half of one chunk, ``B*positions_per_chunk*H*D/2*4``.
+    ``positions`` take their rows of the table as well, ``B*T*D`` of at least 4 bytes, which are held for backward.
     """
     require_rope(x, base, offset)
     if positions_per_chunk is not None:

@@ -1,0 +1,113 @@
+"""What rope promises where the caller gives the positions, of all sequences together or of each."""
+
+from __future__ import annotations
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, TensorSpec, setting
+from ...laws import Budget, Scaling, Tolerance
+from ..rope.naive import naive_rope
+from ..rope.shared_table import shared_table_rope
+
+_X = "B*T*H*D*e"
+_SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
+_ROWS = "B*T*D*max(e, 4)"  # the table's rows of these positions
+
+
+def naive_rope_positions(
+    x: torch.Tensor, positions: torch.Tensor, *, base: float = 10_000.0, is_shared: bool = False
+) -> torch.Tensor:
+    """``naive_rope`` at ``positions`` of ``[B, T]``; ``is_shared``: at those of the first sequence, as ``[T]``."""
+    return naive_rope(x, base=base, positions=positions[0] if is_shared else positions)
+
+
+def shared_table_rope_positions(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    base: float = 10_000.0,
+    is_shared: bool = False,
+    is_promised: bool = True,
+    max_positions: int | None = None,
+    positions_per_chunk: int | None = None,
+) -> torch.Tensor:
+    """``shared_table_rope`` at ``positions``; it is told ``max_positions`` where ``is_promised``.
+
+    A GPU is always told: otherwise the largest position is read from it, and a simulated one has no values.
+    """
+    is_told = is_promised or positions.device.type != "cpu"
+    return shared_table_rope(
+        x,
+        base=base,
+        positions=positions[0] if is_shared else positions,
+        max_positions=max_positions if is_told else None,
+        positions_per_chunk=positions_per_chunk,
+    )
+
+
+contract = Contract(
+    "rope_positions",
+    naive=naive_rope_positions,
+    forms={"shared_table": shared_table_rope_positions},
+    dims={
+        "B": Dim(1, 3),
+        "T": Dim(1, 20),
+        "H": Dim(1, 3),
+        "D": Dim(2, 10, multiple_of=2),
+        "max_positions": Dim(1, 131_072),
+        "positions_per_chunk": Dim(1, 24),
+    },
+    choices={"base": (10_000.0, 500_000.0), "is_shared": (False, True), "is_promised": (True, False)},
+    inputs=[
+        TensorSpec("x", "B T H D", grad=True),
+        TensorSpec("positions", "B T", dtype="int64", high="max_positions"),
+    ],
+    cases={
+        "packed": {
+            "B": 2,
+            "T": 4096,
+            "H": 32,
+            "D": 128,
+            "max_positions": 4096,
+            "positions_per_chunk": 1024,
+            "dtype": "bfloat16",
+        },
+        "small": {"B": 2, "T": 128, "H": 4, "D": 32, "max_positions": 128, "positions_per_chunk": 64},
+    },
+    budgets=[
+        Budget("shared_table", phase="forward", case="packed", times_below_naive=8),
+        Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH} + {_ROWS}"),
+        Budget("shared_table", phase="held", bytes=f"{_X} + {_ROWS}"),
+        Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH} + {_ROWS}"),
+        Budget("shared_table", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),  # the table of all calls
+    ],
+    scaling=[Scaling("shared_table", dim="T", at_most=1, case="small")],
+    bad_inputs=[
+        BadInput(
+            "positions beyond what is promised",
+            setting(positions=lambda t: t + 5),
+            "positions must be below max_positions=5, got",
+        ),
+        BadInput("negative positions", setting(positions=lambda t: t - 7), "positions must be at least 0, got"),
+        BadInput(
+            "floating positions",
+            setting(positions=lambda t: t.float()),
+            "positions must be int64 or int32, got torch.float32",
+        ),
+        BadInput(
+            "too few positions",
+            setting(positions=lambda t: t[:, 1:]),
+            "positions must be [..., T] and broadcast to [3, 5], got shape [3, 4]",
+        ),
+        BadInput(
+            "positions of other sequences",
+            setting(positions=lambda t: t[:2]),
+            "positions must be [..., T] and broadcast to [3, 5], got shape [2, 5]",
+        ),
+        BadInput("two devices", setting(positions=lambda t: t.to("meta")), "must have the same device"),
+        BadInput("odd width", setting(x=lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
+        BadInput("zero chunk", setting(positions_per_chunk=0), "positions_per_chunk must be at least 1, got 0"),
+    ],
+    tolerance=Tolerance(rms_factor=1.5),
+    repeats_backward=True,
+)

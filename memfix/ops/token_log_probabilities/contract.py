@@ -1,0 +1,92 @@
+"""What the log-probabilities of given tokens promise: naive's, without the logits of all tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, Pattern, TensorSpec, setting
+from ...laws import Budget, Scaling, Tolerance
+from ..linear_cross_entropy.log_probabilities import token_log_probabilities
+from .naive import naive_token_log_probabilities
+
+_N = "B*T"
+# masks, sums and coefficients of every token; the bias and its gradient
+_SMALL = f"80*{_N} + 40*V + 4*KiB"
+_CHUNK = f"min(rows_per_chunk, {_N})*V*e"
+_TILE = f"2*ceil_div(min(rows_per_chunk, {_N}), 8)*V*max(e, 4)"
+_GRADIENTS = f"{_N}*D*e + V*D*max(e, 4)"
+_ROWS = f"{_N}*D*e"  # of hidden where it is not contiguous
+_KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
+# a row of the logits' gradient sums to zero, so in its products with rows that are alike the terms cancel
+_NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
+
+
+def recompute_token_log_probabilities(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    token: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    rows_per_chunk: int | None = None,
+) -> torch.Tensor:
+    """The form in pure torch, with the inputs in the order of the contract."""
+    options: dict[str, Any] = {"softcap": softcap, "temperature": temperature, "ignore_index": ignore_index}
+    return token_log_probabilities(
+        hidden, weight, token, bias=bias, rows_per_chunk=rows_per_chunk, **options, form="recompute"
+    )
+
+
+contract = Contract(
+    "token_log_probabilities",
+    naive=naive_token_log_probabilities,
+    # on a GPU the kernels are those of linear_cross_entropy, whose contract interprets and compiles them
+    forms={"recompute": recompute_token_log_probabilities},
+    # of one class the gradient is zero: naive has no error that a rounding could be held against
+    dims={"B": Dim(1, 3), "T": Dim(1, 16), "D": Dim(1, 24), "V": Dim(2, 80), "rows_per_chunk": Dim(1, 50)},
+    choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},
+    inputs=[
+        TensorSpec("hidden", "B T D", grad=True, patterns=_NOT_ALIKE),
+        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=_NOT_ALIKE),
+        TensorSpec("token", "B T", dtype="int64", high="V", sometimes="ignore_index"),
+        TensorSpec("bias", "V", grad=True, optional=True),
+    ],
+    cases={
+        "policy": {"B": 8, "T": 2048, "D": 1024, "V": 32_000, "rows_per_chunk": 2048, "dtype": "bfloat16"},
+        "small": {"B": 4, "T": 128, "D": 64, "V": 1000, "rows_per_chunk": 128},
+    },
+    tolerance=_KEEPS_LOGITS,
+    budgets=[
+        Budget("recompute", phase="forward", bytes=f"{_TILE} + {_SMALL} + {_ROWS}"),
+        Budget("recompute", phase="held", bytes=f"{_SMALL} + {_ROWS}"),
+        Budget("recompute", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL} + {_ROWS}"),
+        Budget("recompute", phase="forward", case="policy", times_below_naive=20),
+        Budget("recompute", phase="train", case="policy", times_below_naive=8),
+    ],
+    scaling=[
+        Scaling("recompute", dim="T", at_most=1, case="small", doublings=3),
+        Scaling("recompute", dim="V", at_most=1, case="small"),
+    ],
+    bad_inputs=[
+        BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
+        BadInput("fractional chunk", setting(rows_per_chunk=1.5), "rows_per_chunk must be an int, got 1.5", TypeError),
+        BadInput("temperature of zero", setting(temperature=0.0), "temperature must be above 0, got 0.0"),
+        BadInput("softcap of zero", setting(softcap=0.0), "softcap must be above 0, got 0.0"),
+        BadInput("short token", setting(token=lambda t: t[:, 1:]), "token must have the shape of hidden without its"),
+        BadInput("floating token", setting(token=lambda t: t.float()), "token must be int64, got torch.float32"),
+        BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
+        BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
+        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
+        BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
+        BadInput(
+            "token above the vocabulary",
+            setting(token=lambda t: t + 5),
+            "must be at least 0 and below the vocabulary of 5, or ignore_index -100; got",
+        ),
+    ],
+    repeats_backward=True,
+)

@@ -1,0 +1,72 @@
+"""What the loss with spread classes promises: naive's answer on every process, and memory by a process's own classes.
+
+Drawn calls run its processes as threads (``threads.py``); ``tests/ops/test_vocabulary_parallel.py`` runs real ones.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, Form, Pattern, TensorSpec, setting
+from ...laws import Budget, Scaling, Tolerance
+from ..linear_cross_entropy.naive import naive_linear_cross_entropy
+from .threads import spread_linear_cross_entropy
+
+# V is the number of classes of one process here: a meter reads one
+_SMALL = "120*N + 40*V + 4*KiB"
+_CHUNK = "min(rows_per_chunk, N)*V*e"
+_TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
+_GRADIENTS = "N*D*e + V*D*max(e, 4)"
+_NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
+
+contract = Contract(
+    "vocabulary_parallel_linear_cross_entropy",
+    naive=naive_linear_cross_entropy,
+    # as of recompute; but the gradient of hidden is rounded on every process before it is added up
+    forms={"spread": Form(spread_linear_cross_entropy, tolerance=Tolerance(ulps=2, rms_factor=1.5))},
+    dims={"N": Dim(1, 40), "D": Dim(1, 24), "V": Dim(3, 70), "rows_per_chunk": Dim(1, 44)},
+    choices={
+        "num_processes": (2, 3, 1),
+        "reduction": ("mean", "sum", "none"),
+        "ignore_index": (-100, 0),
+        "label_smoothing": (0.0, 0.1),
+        "softcap": (None, 20.0),
+        "z_loss": (0.0, 1e-2),
+    },
+    inputs=[
+        TensorSpec("hidden", "N D", grad=True, patterns=_NOT_ALIKE),
+        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=_NOT_ALIKE),
+        TensorSpec("target", "N", dtype="int64", high="V", sometimes="ignore_index"),
+        TensorSpec("bias", "V", grad=True, optional=True),
+    ],
+    cases={
+        "medium": {"N": 8192, "D": 1024, "V": 8000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
+        "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128},
+    },
+    budgets=[
+        Budget("spread", phase="forward", case="medium", times_below_naive=20),
+        Budget("spread", phase="train", case="medium", times_below_naive=5),
+        Budget("spread", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
+        Budget("spread", phase="held", bytes=f"{_GRADIENTS} + 16*V + 8*N + KiB"),
+        Budget("spread", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL}"),
+    ],
+    scaling=[Scaling("spread", dim="N", at_most=1, case="small", doublings=3)],
+    bad_inputs=[
+        BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
+        BadInput("unknown reduction", setting(reduction="max"), "reduction must be one of mean, sum, none, got 'max'"),
+        BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
+        BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
+        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
+        BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
+        BadInput(
+            "fewer classes than processes",
+            setting(weight=lambda t: t[:1]),
+            "weight_shard must have at least one row on every process, got [1, 0]",
+        ),
+        BadInput(
+            "target above the vocabulary",
+            setting(target=torch.tensor([0, 1, 7, 2, 3])),
+            "target must be at least 0 and below the vocabulary of 5, or ignore_index -100; got 7 at index 2",
+        ),
+    ],
+)

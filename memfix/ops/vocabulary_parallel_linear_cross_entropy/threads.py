@@ -1,0 +1,185 @@
+"""The processes that share a vocabulary as threads of one process: what the contract calls in place of ``torchrun``.
+
+Only the collectives differ from ``torch.distributed``'s. Whoever waits for the others waits at a barrier; whoever
+fails breaks it, so that nobody waits for good.
+"""
+
+# N tokens, D width, V classes of all processes
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ..linear_cross_entropy.terms import Terms
+from ..linear_cross_entropy.vocabulary_parallel import Processes, loss_of_shard
+
+_LONGEST_WAIT_S = 60.0
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One process that has all classes."""
+
+    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+        return [number], 0
+
+    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        return tensor
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where threads wait for each other, and a place for what each of them brings."""
+
+    number: int
+    barrier: threading.Barrier = field(init=False)
+    brought: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "barrier", threading.Barrier(self.number, timeout=_LONGEST_WAIT_S))
+        object.__setattr__(self, "brought", [None] * self.number)
+
+    def all_run(self, run: Callable[[int], Result]) -> list[Result]:
+        """``run(rank)`` in one thread for every rank, each under the caller's autocast."""
+        autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+        def guarded(rank: int) -> Result:
+            try:
+                with torch.autocast("cpu", autocast[1], enabled=autocast[0]):
+                    return run(rank)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        self.barrier.reset()
+        with ThreadPoolExecutor(self.number) as threads:
+            answers = [threads.submit(guarded, rank) for rank in range(self.number)]
+        errors = [error for answer in answers if (error := answer.exception()) is not None]
+        for error in errors:
+            if not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        return [answer.result() for answer in answers]
+
+
+@dataclass(frozen=True)
+class OfThreads:
+    """The threads of a meeting, as one of them sees them."""
+
+    meeting: Meeting
+    rank: int
+
+    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+        return self._exchanged(number), self.rank
+
+    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        every = torch.stack(self._exchanged(tensor.clone()))
+        return tensor.copy_(every.amax(0) if operation == dist.ReduceOp.MAX else every.sum(0))
+
+    def _exchanged(self, own: Any) -> list[Any]:
+        """What every thread brings, in the order of ranks."""
+        self.meeting.brought[self.rank] = own
+        self.meeting.barrier.wait()
+        every = list(self.meeting.brought)
+        self.meeting.barrier.wait()  # before the next exchange overwrites it
+        return every
+
+
+def spread_linear_cross_entropy(
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    target_N: torch.Tensor,
+    bias_V: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    rows_per_chunk: int = 4096,
+    num_processes: int = 2,
+) -> torch.Tensor:
+    """The loss of ``vocabulary_parallel_linear_cross_entropy`` with the classes cut into ``num_processes`` shards.
+
+    On a GPU, simulated or real, one process has all classes: a meter reads one process, and the backwards of several
+    threads would wait for each other in the one thread that autograd has for a GPU.
+    """
+    terms = Terms(
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        softcap=softcap,
+        z_loss=z_loss,
+    )
+    if hidden_ND.device.type != "cpu" or num_processes == 1:
+        return loss_of_shard(hidden_ND, weight_VD, target_N, bias_V, terms, rows_per_chunk, Alone())
+    loss: torch.Tensor = _Spread.apply(hidden_ND, weight_VD, bias_V, target_N, terms, rows_per_chunk, num_processes)
+    return loss
+
+
+class _Spread(torch.autograd.Function):
+    """One graph for every thread, and one backward that runs all of theirs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        target_N: torch.Tensor,
+        terms: Terms,
+        rows_per_chunk: int,
+        num_processes: int,
+    ) -> torch.Tensor:
+        meeting, wanted = Meeting(num_processes), ctx.needs_input_grad
+
+        def leaf(tensor: torch.Tensor, place: int) -> torch.Tensor:
+            return tensor.detach().requires_grad_(wanted[place])
+
+        hiddens = [leaf(hidden_ND, 0) for _ in range(num_processes)]
+        weights = [leaf(shard, 1) for shard in weight_VD.tensor_split(num_processes)]
+        no_biases: list[torch.Tensor | None] = [None] * num_processes
+        shards_of_bias = () if bias_V is None else bias_V.tensor_split(num_processes)
+        biases = [leaf(shard, 2) for shard in shards_of_bias] or no_biases
+
+        def run(rank: int) -> torch.Tensor:
+            processes: Processes = OfThreads(meeting, rank)
+            with torch.set_grad_enabled(any(wanted)):
+                return loss_of_shard(
+                    hiddens[rank], weights[rank], target_N, biases[rank], terms, rows_per_chunk, processes
+                )
+
+        losses = meeting.all_run(run)
+        _require_the_same("loss", losses)
+        ctx.meeting, ctx.losses, ctx.leaves = meeting, losses, (hiddens, weights, biases)
+        return losses[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[:3]
+        leaves = [of_rank for of_rank, is_wanted in zip(ctx.leaves, wanted, strict=True) if is_wanted]
+        is_twice = torch.is_grad_enabled()
+
+        def run(rank: int) -> tuple[torch.Tensor, ...]:
+            own = [of_rank[rank] for of_rank in leaves]
+            return torch.autograd.grad(ctx.losses[rank], own, upstream, retain_graph=True, create_graph=is_twice)
+
+        found = dict(zip([i for i in range(3) if wanted[i]], zip(*ctx.meeting.all_run(run), strict=True), strict=True))
+        if 0 in found:
+            _require_the_same("gradient of hidden", found[0])
+        hidden = found[0][0] if 0 in found else None
+        weight, bias = (torch.cat(found[i]) if i in found else None for i in (1, 2))
+        return hidden, weight, bias, None, None, None, None
+
+
+def _require_the_same(what: str, tensors: Any) -> None:
+    first, *others = (tensor.detach() for tensor in tensors)
+    if any(not torch.equal(first.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)) for other in others):
+        raise AssertionError(f"the {what} is not the same on every process")

@@ -1,0 +1,183 @@
+"""Calls in another mode: under autocast, differentiated twice, and with an input of another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from memfix import Contract, Dim, TensorSpec
+from memfix.checks.equality import check_equality, drawn_calls
+from memfix.checks.inputs import Draw, make_inputs
+from memfix.errors import ContractError, UsageError
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x @ y.to(x.dtype)).sin()
+
+
+def contract_of(form: Callable[..., Any], naive: Callable[..., Any] = product) -> Contract:
+    return Contract(
+        name="wave",
+        naive=naive,
+        forms={"form": form},
+        dims={"T": Dim(1, 20), "D": Dim(1, 20)},
+        inputs=[TensorSpec("x", "T D", grad=True), TensorSpec("y", "D D", grad=True, also_in=("float32",))],
+        cases={"small": {"T": 4, "D": 4}},
+    )
+
+
+def found(made: Contract, dtype: str) -> tuple[str, str]:
+    finding = check_equality(made, "form", dtype=dtype, examples=20)
+    return finding.status, finding.text()
+
+
+class _Wave(torch.autograd.Function):
+    """Right once; what happens the second time is a subclass's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return product(x, y)
+
+    @staticmethod
+    def gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        inner = upstream * (x @ y.to(x.dtype)).cos()
+        return inner @ y.to(x.dtype).T, (x.T @ inner).to(y.dtype)
+
+
+class WithoutGraph(_Wave):
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            return _Wave.gradients(ctx, upstream)
+
+
+class WrongTheSecondTime(_Wave):
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        inner = upstream * (x @ y.to(x.dtype)).cos().detach()
+        return inner @ y.to(x.dtype).T, (x.T @ inner).to(y.dtype)
+
+
+class Refusing(_Wave):
+    message = "wave has no second derivative"
+
+    @classmethod
+    def backward(cls, ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(cls.message)
+        return _Wave.gradients(ctx, upstream)
+
+
+class Crashing(Refusing):
+    message = "index out of range"
+
+
+class Differentiable(_Wave):
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _Wave.gradients(ctx, upstream)
+
+
+def applied(function: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def form(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = function.apply(x, y)
+        return result
+
+    return form
+
+
+@pytest.mark.parametrize("function", [Differentiable, Refusing])
+def test_a_second_derivative_is_naives_or_refused(function: Any) -> None:
+    assert found(contract_of(applied(function)), "float64")[0] == "pass"
+
+
+def test_a_gradient_without_a_graph_fails_and_is_reproduced() -> None:
+    made = contract_of(applied(WithoutGraph))
+    status, text = found(made, "float64")
+    assert status == "fail"
+    assert "gives no second derivative by x" in text
+    assert "mode=twice" in text
+    assert found(made, "float32")[0] == "pass"
+
+
+def test_a_wrong_second_derivative_fails() -> None:
+    status, text = found(contract_of(applied(WrongTheSecondTime)), "float64")
+    assert status == "fail"
+    assert "second derivative by" in text
+
+
+def test_an_error_that_is_no_refusal_fails() -> None:
+    status, text = found(contract_of(applied(Crashing)), "float64")
+    assert status == "fail"
+    assert "raises RuntimeError: index out of range" in text
+
+
+def test_naive_may_have_no_second_derivative() -> None:
+    assert found(contract_of(product, naive=applied(Crashing)), "float64")[0] == "pass"
+
+
+def under_autocast(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def form(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = otherwise(x, y) if torch.is_autocast_enabled("cpu") else product(x, y)
+        return result
+
+    return form
+
+
+def test_a_form_that_autocast_makes_wrong_fails() -> None:
+    status, text = found(contract_of(under_autocast(lambda x, y: product(x, 1.05 * y))), "float32")
+    assert status == "fail"
+    assert "mode=autocast" in text
+
+
+def test_a_form_may_stay_in_the_dtype_of_its_inputs_under_autocast() -> None:
+    def wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return product(x, y)
+
+    assert found(contract_of(under_autocast(wide)), "float32")[0] == "pass"
+
+
+def test_a_form_must_not_round_under_autocast_where_naive_does_not() -> None:
+    def naive(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y.sum().to(x.dtype)
+
+    def rounds(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        narrow = torch.is_autocast_enabled("cpu") and x.dtype == torch.float32
+        return naive(x.bfloat16().float() if narrow else x, y)
+
+    assert found(contract_of(naive, naive), "float32")[0] == "pass"
+    status, text = found(contract_of(rounds, naive), "float32")
+    assert status == "fail"
+    assert "mode=autocast" in text
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_an_input_comes_in_another_dtype_too(dtype: str) -> None:
+    made = contract_of(product)
+    drawn = [call.draw for call in drawn_calls(made, dtype, 20)]
+    assert 0 < sum(bool(draw.dtypes) for draw in drawn) < len(drawn)
+    for draw in drawn:
+        assert Draw.parsed(made, draw.spelled()).dtypes == draw.dtypes
+        wanted = torch.float32 if draw.dtypes else getattr(torch, dtype)
+        assert make_inputs(made, draw, "cpu")["y"].dtype == wanted
+    assert found(made, dtype)[0] == "pass"
+
+
+def test_a_form_that_takes_one_dtype_only_fails() -> None:
+    status, text = found(contract_of(lambda x, y: (x @ y).sin()), "bfloat16")
+    assert status == "fail"
+    assert "dtype.y=float32" in text
+
+
+def test_what_is_no_floating_dtype_is_refused() -> None:
+    with pytest.raises(ContractError, match="input 'x': also_in needs a floating input and some of"):
+        TensorSpec("x", "T", also_in=("int64",))
+    with pytest.raises(UsageError, match="cannot read 'mode=thrice'"):
+        Draw.parsed(contract_of(product), "T=1,D=1,dtype=float32,mode=thrice")
