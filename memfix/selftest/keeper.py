@@ -51,12 +51,13 @@ class Question:
     parts: tuple[Part, ...] = ()
     form: str = ""
     before: Look | None = None
+    must_run: tuple[str, int] | None = None
     seconds: float = LEAST_SECONDS
 
 
 @dataclass(frozen=True)
 class Reply:
-    """``verdict`` is caught, passed, or what :func:`difference` says; ``check`` is who caught it."""
+    """``verdict`` is caught, passed, unmet, or what :func:`difference` says; ``check`` is who caught it."""
 
     number: int
     verdict: str
@@ -214,10 +215,14 @@ class _Server:
             return Reply(number, "caught", "import", f"{type(error).__name__}: {error}")
         if question.form:
             until = time.monotonic() + LOOK_SECONDS
-            now = look(contract, question.form, self.judge.effort, interpreted=self.interpreted, until=until)
+            path, line = question.must_run or ("", 0)
+            with watching([path]) if path else contextlib.nullcontext(Watched()) as watched:
+                now = look(contract, question.form, self.judge.effort, interpreted=self.interpreted, until=until)
             if question.before is None:
                 return Reply(number, "looked", look=now)
             verdict, why = difference(contract, question.form, question.before, now)
+            if verdict == "equal" and path and line not in watched.lines[path]:
+                verdict, why = "unmet", f"its condition was never met, nor in {len(now.answers)} more calls"
             return Reply(number, verdict, why=why)
         from ..checks import equality
 

@@ -99,7 +99,7 @@ def loaded_again(contract: Contract, source: Source, changed: Mapping[str, str])
         parent, _, child = name.rpartition(".")
         if parent in sys.modules and vars(sys.modules[parent]).get(child) is not None:
             delattr(sys.modules[parent], child)
-    sys.meta_path.insert(0, _Changed(changed))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Changed(changed))
     again = next(found for found in source.declared() if found.name == contract.name)
     return replace(again, naive=contract.naive)
 

@@ -16,6 +16,7 @@ from .text import Edit, Function, Text, header_lines
 Planted = Iterator[tuple[ast.AST, list[Edit]]]
 Operator = Callable[[Function], Planted]
 
+_FOR_GOOD = "it keeps a tensor for good, of which no meter counts a view or what is on the CPU"
 _WRONG = "{0} = {0} * 1.5"
 _UPSTREAM = re.compile(r"^(d|grad|upstream)(_|$)|upstream|grad_out")
 _OF_THE_SHAPE = {"shape", "dtype", "device", "ndim", "stride", "dim", "size", "numel", "requires_grad", "is_contiguous"}
@@ -36,8 +37,10 @@ class Mutant:
     changed: str
     diff: str
     lines: tuple[int, int]
-    is_guard: bool = False
-    """It changes whether a call is refused: calls that tell the difference need not be drawn."""
+    doubt: str = ""
+    """Why the same bits and bytes everywhere do not show that it changes nothing."""
+    must_run: int | None = None
+    """A line of ``changed`` that does harm where it runs, and must have run before anything is said."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ def mutants_of(text: Text, known: Known, *, skip: Sequence[tuple[int, int]] = ()
                 changed = text.edited(edits)
                 if changed in found or changed == text.text or not _compiles(changed):
                     continue
-                found[changed] = Mutant(kind, text.module, changed, text.diff(changed), lines, _is_guard(text, node))
+                must_run = lines[0] + 1 if kind in _CONDITIONS else None
+                doubt = _doubt(text, node, kind) or (_FOR_GOOD if "globals()" in edits[0].new else "")
+                found[changed] = Mutant(kind, text.module, changed, text.diff(changed), lines, doubt, must_run)
     return list(found.values())
 
 
@@ -81,9 +86,11 @@ def _compiles(text: str) -> bool:
     return True
 
 
-def _is_guard(text: Text, node: ast.AST) -> bool:
+def _doubt(text: Text, node: ast.AST, kind: str) -> str:
     statement = text.statement(node)
-    return isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body)
+    if isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body):
+        return "it changes what is refused, and no bad input of the contract is at that edge"
+    return "a caller's tensor may live longer, whose bytes no meter counts" if kind == "save for backward" else ""
 
 
 # ---------------------------------------------------------------- memory
@@ -240,8 +247,8 @@ def drop_mask(f: Function) -> Planted:
     for call, _ in f.calls("masked_fill", "masked_fill_", "tril", "triu", "tril_", "triu_"):
         if isinstance(call.func, ast.Attribute):
             is_method = not (isinstance(call.func.value, ast.Name) and call.func.value.id in ("torch", "tl"))
-            kept = call.func.value if is_method else call.args[0]
-            yield call, [f.text.instead(call, f.text.operand(kept))]
+            unmasked = call.func.value if is_method else call.args[0]
+            yield call, [f.text.instead(call, f.text.operand(unmasked))]
     for node in f.nodes():
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
             yield node, [f.text.instead(node, f.text.operand(node.left))]
@@ -298,15 +305,13 @@ def forget_upstream(f: Function) -> Planted:
 def write_into_input(f: Function) -> Planted:
     inputs = set(f.tensor_parameters())
     for node in f.nodes():
-        if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Name) and type(node.op) in _IN_PLACE:
-            if node.left.id in inputs:
-                yield (
-                    node,
-                    [f.text.instead(node, f"{node.left.id}.{_IN_PLACE[type(node.op)]}({f.text.of(node.right)})")],
-                )
-        elif isinstance(node, ast.Attribute) and node.attr in _HAVE_IN_PLACE and isinstance(node.value, ast.Name):
-            if node.value.id in inputs:
-                yield node, [f.text.instead(node, f"{node.value.id}.{node.attr}_")]
+        owner = getattr(node, "left", getattr(node, "value", None))
+        if not isinstance(owner, ast.Name) or owner.id not in inputs:
+            continue
+        if isinstance(node, ast.BinOp) and type(node.op) in _IN_PLACE:
+            yield node, [f.text.instead(node, f"{owner.id}.{_IN_PLACE[type(node.op)]}({f.text.of(node.right)})")]
+        elif isinstance(node, ast.Attribute) and node.attr in _HAVE_IN_PLACE:
+            yield node, [f.text.instead(node, f"{owner.id}.{node.attr}_")]
 
 
 def empty_for_zeros(f: Function) -> Planted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,9 @@ from ..meters import get_meter
 if TYPE_CHECKING:
     from ..checks.inputs import Draw
 
-_MORE = 4  # times as many calls as the gate draws
+_MORE = 2  # times as many calls as the gate draws
 _MOST_COMBINATIONS = 48
+_LARGE = 100_000
 
 
 @dataclass(frozen=True)
@@ -111,25 +113,34 @@ def look(contract: Contract, form: str, effort: Effort, *, interpreted: bool, un
 
 
 def more_calls(contract: Contract, effort: Effort, *, interpreted: bool) -> Iterator[Draw]:
-    """In turn for each dtype: larger shapes with every combination of options, and calls that the gate does not draw."""
+    """In each dtype: larger shapes, every combination of options, and calls that the gate does not draw."""
     from ..checks.draws import drawn, equality_draws, usual
     from ..checks.interpreter import SHARE
 
     number = _MORE * effort.equality_examples // (SHARE if interpreted else 1)
     axes = contract.shape_dims()
     plain = usual(equality_draws(contract, contract.dtypes[0]), contract).draw
-    largest = {dim: spec.high + (dim in axes and spec.multiple_of == 1) for dim, spec in contract.dims.items()}
+    several = 1 if interpreted else _times_larger(contract)
+    larger = {dim: contract.dims[dim].high * several + (contract.dims[dim].multiple_of == 1) for dim in axes}
     options = list(_combinations(contract))[: _MOST_COMBINATIONS // (8 if interpreted else 1)]
     for dtype in contract.dtypes:
         case = replace(plain.case, dtype=dtype)
-        yield replace(
-            plain, case=replace(case, dims={**largest, **{d: case.dims[d] for d in case.dims if d not in axes}})
-        )
+        yield replace(plain, case=replace(case, dims={**case.dims, **larger}))
         for choices, present in options:
             yield replace(plain, case=replace(case, choices=choices, present=present))
     others = drawn(equality_draws(contract, contract.dtypes[0]), contract, 2 + number)[2:]
     for dtype, call in itertools.product(contract.dtypes, others):
         yield replace(call.draw, case=replace(call.draw.case, dtype=dtype), seed=call.draw.seed + 7)
+
+
+def _times_larger(contract: Contract) -> int:
+    """How much longer than drawn the axes must be for an input of more than ``_LARGE`` elements."""
+    floating = [spec for spec in contract.inputs if spec.is_floating] or contract.inputs
+    for times in range(1, 64):
+        dims = {dim: spec.high * times for dim, spec in contract.dims.items()}
+        if math.prod(floating[0].size(dims)) > _LARGE:
+            return times
+    return 1
 
 
 def more_shapes(contract: Contract, effort: Effort) -> Iterator[Draw]:

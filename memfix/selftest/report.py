@@ -43,7 +43,7 @@ def as_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "survivors": [
             {"op": o.op, "kind": o.mutant.kind, "verdict": o.verdict, "why": o.why, "diff": o.mutant.diff}
             for o in outcomes
-            if o.verdict in ("missed", "undecided")
+            if o.verdict in ("missed", "undecided", "equal")
         ],
     }
 

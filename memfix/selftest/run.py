@@ -75,7 +75,7 @@ def run_selftest(
     until: float | None = None,
     say: Say = lambda _: None,
 ) -> list[Outcome]:
-    """Every mutant of the op's forms, or ``most`` of them, with its outcome; those after the time ``until`` not asked."""
+    """Every mutant of the op's forms, or ``most`` of them, with its outcome. After the time ``until`` none is asked."""
     forms = _chosen(contract, form)
     source = source_of(contract.name)
     texts = texts_of(contract, source, forms)
@@ -102,7 +102,14 @@ def _chosen(contract: Contract, form: str | None) -> list[str]:
         raise UsageError(f"{contract.name} has no form besides naive: there is nothing to plant a regression in")
     if form is not None and form not in contract.forms:
         raise UsageError(f"{contract.name} has no form {form!r}{did_you_mean(form, contract.forms)}")
-    return [form] if form is not None else list(contract.forms)
+    if form is None:
+        chosen = [name for name in contract.forms if not contract.forms[name].known_unequal]
+    else:
+        chosen = [form] if not contract.forms[form].known_unequal else []
+    if not chosen:
+        what = form or "every form"
+        raise UsageError(f"{contract.name}: {what} is known to be unequal: no regression would show in it")
+    return chosen
 
 
 def _first_words(contract: Contract, keeper: Keeper) -> Baseline:
@@ -123,8 +130,8 @@ def _planted(
     by_kind: dict[str, list[Mutant]] = {}
     for text in texts:
         tensors: dict[tuple[int, str], bool] = {}
-        for found in itertools.chain.from_iterable(k.baseline.watched.values() for k in kept):
-            for key, floating in found.tensors[text.path].items():
+        for part, found in itertools.chain.from_iterable(k.baseline.watched.items() for k in kept):
+            for key, floating in found.tensors[text.path].items() if part.kind != "refusals" else ():
                 tensors[key] = tensors.get(key, False) or floating
         watched = replace(text, tensors=tensors)
         known = Known(entries, contract.choices)
@@ -176,7 +183,7 @@ def _outcomes(
         ready = wait(list(connections), timeout)
         is_late = not ready or (until is not None and time.monotonic() > until)
         for connection in ready:
-            reply = connections[connection].keeper.receive()  # type: ignore[index]
+            reply = connections[connection].keeper.receive()
             outcome = advance(*asked.pop(reply.number), reply)
             if outcome is not None:
                 done += 1
@@ -203,12 +210,15 @@ def _asking(contract: Contract, mutant: Mutant, text: Text, kept: Sequence[_Kept
             if form not in k.looks:
                 reply = yield k, Question(0, {}, form=form, seconds=2 * LOOK_SECONDS)
                 k.looks[form] = reply.look or Look({}, {})
-            reply = yield k, Question(0, changed, form=form, before=k.looks[form], seconds=4 * LOOK_SECONDS)
+            must_run = (text.path, mutant.must_run) if mutant.must_run else None
+            reply = yield k, Question(0, changed, (), form, k.looks[form], must_run, seconds=4 * LOOK_SECONDS)
             if reply.verdict == "missed":
                 return Outcome(op, mutant, "missed", why=reply.why)
-            found["undecided" if reply.verdict == "caught" else reply.verdict] = reply.why
-    if mutant.is_guard and "undecided" not in found:
-        found["undecided"] = "it changes what is refused, and no bad input of the contract is at that edge"
+            if reply.verdict == "unmet" and mutant.kind == "wrong with one option":
+                return Outcome(op, mutant, "missed", why="no call has this option")
+            found["equal" if reply.verdict == "equal" else "undecided"] = reply.why
+    if mutant.doubt:
+        found.setdefault("undecided", mutant.doubt)
     verdict = "undecided" if "undecided" in found else "equal"
     return Outcome(op, mutant, verdict, why=found[verdict])
 

@@ -46,4 +46,4 @@ def watching(paths: Collection[str]) -> Iterator[Watched]:
         yield found
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
