@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from ..checks.children import (
@@ -235,7 +236,7 @@ class _Server:
         return Reply(number, "caught", finding.check, f"{finding.subject}: {finding.message}")
 
 
-_OUT_OF_MEMORY = ("allocate memory", "MemoryError")
+_OUT_OF_MEMORY = ("allocate memory", "not enough memory", "MemoryError")
 
 
 def _limit(seconds: float) -> None:
@@ -243,9 +244,10 @@ def _limit(seconds: float) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with contextlib.suppress(OSError, ValueError):
-        taken = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF,)) * 1024
-        resource.setrlimit(resource.RLIMIT_DATA, (taken + MOST_BYTES, taken + MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        taken = 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData:")))
+        resource.setrlimit(resource.RLIMIT_DATA, (taken + MOST_BYTES, taken + MOST_BYTES))
 
 
 def _ended(number: int, exit_code: int) -> Reply:
