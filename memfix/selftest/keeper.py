@@ -40,7 +40,7 @@ from .watching import Watched, watching
 
 MOST_BYTES = 4 << 30  # above what the keeper itself takes
 LEAST_SECONDS = 30.0
-LOOK_SECONDS = 40.0
+LOOK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -93,54 +93,56 @@ class Look:
 
     answers: dict[str, str | None]
     bytes: dict[str, dict[str, int] | None]
+    is_whole: bool = True
+    """Was there time for all of it?"""
 
 
 def look(contract: Contract, form: str, effort: Effort, *, interpreted: bool, until: float) -> Look:
-    """Ask more calls, all choices and larger shapes; ends at the time ``until`` with what it has."""
+    """Ask more shapes, more calls and all choices; ends at the time ``until`` with what it has."""
     answers: dict[str, str | None] = {}
     sizes: dict[str, dict[str, int] | None] = {}
+    calls: Iterable[Draw] = ()
+    shapes: Iterable[Draw] = ()
     if contract.forms[form].has_kernels == interpreted:
-        for draw in more_calls(contract, effort, interpreted=interpreted):
-            if time.monotonic() > until:
-                break
-            answers[draw.spelled()] = _hash_of(contract, form, draw)
-    if not interpreted and not contract.forms[form].known_unequal:
-        for draw in more_shapes(contract, effort):
-            if time.monotonic() > until:
-                break
-            sizes[draw.spelled()] = _bytes_at(contract, form, draw)
+        calls = more_calls(contract, effort, interpreted=interpreted)
+    if not interpreted:
+        shapes = more_shapes(contract, effort)
+    for draw in shapes:
+        if time.monotonic() > until:
+            return Look(answers, sizes, is_whole=False)
+        sizes[draw.spelled()] = _bytes_at(contract, form, draw)
+    for draw in calls:
+        if time.monotonic() > until:
+            return Look(answers, sizes, is_whole=False)
+        answers[draw.spelled()] = _hash_of(contract, form, draw)
     return Look(answers, sizes)
 
 
 def more_calls(contract: Contract, effort: Effort, *, interpreted: bool) -> Iterator[Draw]:
-    """In each dtype: larger shapes, every combination of options, and calls that the gate does not draw."""
+    """Every combination of options in each dtype, calls that the gate does not draw, and two larger ones."""
     from ..checks.draws import drawn, equality_draws, usual
     from ..checks.interpreter import SHARE
 
     number = _MORE * effort.equality_examples // (SHARE if interpreted else 1)
-    axes = contract.shape_dims()
     plain = usual(equality_draws(contract, contract.dtypes[0]), contract).draw
-    several = 1 if interpreted else _times_larger(contract)
-    larger = {dim: contract.dims[dim].high * several + (contract.dims[dim].multiple_of == 1) for dim in axes}
-    options = list(_combinations(contract))[: _MOST_COMBINATIONS // (8 if interpreted else 1)]
-    for dtype in contract.dtypes:
-        case = replace(plain.case, dtype=dtype)
-        yield replace(plain, case=replace(case, dims={**case.dims, **larger}))
-        for choices, present in options:
-            yield replace(plain, case=replace(case, choices=choices, present=present))
+    options = list(_combinations(contract))[: _MOST_COMBINATIONS // (SHARE if interpreted else 1)]
+    for dtype, (choices, present) in itertools.product(contract.dtypes, options):
+        yield replace(plain, case=replace(plain.case, dtype=dtype, choices=choices, present=present))
     others = drawn(equality_draws(contract, contract.dtypes[0]), contract, 2 + number)[2:]
     for dtype, call in itertools.product(contract.dtypes, others):
         yield replace(call.draw, case=replace(call.draw.case, dtype=dtype), seed=call.draw.seed + 7)
+    for dtype in () if interpreted else (contract.dtypes[0], contract.dtypes[-1]):
+        yield replace(plain, case=replace(plain.case, dtype=dtype, dims={**plain.case.dims, **_larger(contract)}))
 
 
-def _times_larger(contract: Contract) -> int:
-    """How much longer than drawn the axes must be for an input of more than ``_LARGE`` elements."""
-    floating = [spec for spec in contract.inputs if spec.is_floating] or contract.inputs
-    for times in range(1, 64):
-        dims = {dim: spec.high * times for dim, spec in contract.dims.items()}
-        if math.prod(floating[0].size(dims)) > _LARGE:
-            return times
-    return 1
+def _larger(contract: Contract) -> dict[str, int]:
+    """Axes as long as they are drawn, the longest so much longer that an input has more than ``_LARGE`` elements."""
+    dims = {dim: contract.dims[dim].high for dim in contract.shape_dims()}
+    longest = max(dims, key=dims.__getitem__)
+    specs = [spec for spec in contract.inputs if longest in spec.dims and spec.is_floating] or contract.inputs
+    every = {dim: spec.high for dim, spec in contract.dims.items()} | dims
+    most = max(math.prod(spec.size(every)) for spec in specs)
+    return {**dims, longest: dims[longest] * (1 + _LARGE // max(1, most))}
 
 
 def more_shapes(contract: Contract, effort: Effort) -> Iterator[Draw]:
@@ -211,6 +213,7 @@ def difference(contract: Contract, form: str, before: Look, now: Look) -> tuple[
         return "undecided", f"other bits in {len(others)} of {len(now.answers)} calls, within the tolerance"
     if any(sizes != before.bytes.get(shape, sizes) for shape, sizes in now.bytes.items()):
         return "undecided", "takes fewer bytes at some shapes"
-    if now.answers.keys() < before.answers.keys() or now.bytes.keys() < before.bytes.keys():
-        return "undecided", "the same so far as there was time to look"
+    if not (before.is_whole and now.is_whole):
+        number = f"{len(now.answers)} more calls and {len(now.bytes)} more shapes"
+        return "undecided", f"the same at {number}; then the time was over"
     return "equal", f"the same bits in {len(now.answers)} more calls and the same bytes at {len(now.bytes)} more shapes"
