@@ -55,7 +55,7 @@ def selftest(
     from ..gate.lock import read_lock
     from ..registry import contracts
     from ..selftest.report import as_data, print_report, share_caught
-    from ..selftest.run import run_selftest
+    from ..selftest.run import Outcome, TimeIsOver, run_selftest
     from ..surroundings import describe
 
     if not hasattr(os, "fork"):
@@ -68,16 +68,22 @@ def selftest(
     lock = None if no_lock else read_lock(lock_path)
     until = None if limit is None else time.monotonic() + limit
     console = report_console(to_stderr=json_path == "-")
-    outcomes = []
+    outcomes: list[Outcome] = []
+    late: list[str] = []
     with progress() as say:
         for contract in chosen:
             if form_name is not None and form_name not in contract.forms:
                 continue
-            outcomes += run_selftest(
-                contract, form=form_name, effort=get_effort(profile), lock=lock, most=mutants, seed=seed, until=until,
-                say=say,
-            )  # fmt: skip
+            try:
+                outcomes += run_selftest(
+                    contract, form=form_name, effort=get_effort(profile), lock=lock, most=mutants, seed=seed,
+                    until=until, say=say,
+                )  # fmt: skip
+            except TimeIsOver:
+                late.append(contract.name)
     print_report(outcomes, console)
+    if late:
+        console.print(Text(f"the time was over before anything was planted in {', '.join(late)}"), soft_wrap=True)
     if lock is not None and not {contract.name for contract in chosen} <= {key[0] for key in lock}:
         console.print(Text(f"note: {lock_path} has no entry of some ops: there, only budgets bound their bytes"))
     if json_path is not None:

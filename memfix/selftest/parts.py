@@ -136,12 +136,11 @@ def more_calls(contract: Contract, effort: Effort, *, interpreted: bool) -> Iter
 
 
 def _larger(contract: Contract) -> dict[str, int]:
-    """Axes as long as they are drawn, the longest so much longer that an input has more than ``_LARGE`` elements."""
-    dims = {dim: contract.dims[dim].high for dim in contract.shape_dims()}
-    longest = max(dims, key=dims.__getitem__)
+    """Dims as large as they are drawn, and the longest axis until an input has more than ``_LARGE`` elements."""
+    dims = {dim: spec.high for dim, spec in contract.dims.items()}
+    longest = max(contract.shape_dims(), key=dims.__getitem__)
     specs = [spec for spec in contract.inputs if longest in spec.dims and spec.is_floating] or contract.inputs
-    every = {dim: spec.high for dim, spec in contract.dims.items()} | dims
-    most = max(math.prod(spec.size(every)) for spec in specs)
+    most = max(math.prod(spec.size(dims)) for spec in specs)
     return {**dims, longest: dims[longest] * (1 + _LARGE // max(1, most))}
 
 
@@ -208,7 +207,10 @@ def difference(contract: Contract, form: str, before: Look, now: Look) -> tuple[
         for phase in was or {}:
             if sizes is not None and was is not None and sizes.get(phase, 0) > was[phase]:
                 grown = sizes[phase] - was[phase]
-                return "missed", f"takes {grown:,} bytes more in {phase} at a shape that the gate does not ask: {shape}"
+                return (
+                    "missed",
+                    f"takes {grown:,} bytes more in {phase}, which no budget or lock entry forbids, at {shape}",
+                )
     if others:
         return "undecided", f"other bits in {len(others)} of {len(now.answers)} calls, within the tolerance"
     if any(sizes != before.bytes.get(shape, sizes) for shape, sizes in now.bytes.items()):

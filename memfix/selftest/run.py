@@ -46,6 +46,10 @@ class Outcome:
 NEVER_RUN = "no check runs this line"
 
 
+class TimeIsOver(Exception):
+    """The checks with nothing planted took longer than there was time for."""
+
+
 @dataclass
 class _Kept:
     """A keeper, with what it said first and how forms answered it before anything was planted."""
@@ -92,6 +96,9 @@ def run_selftest(
         say(f"{contract.name}: its checks with nothing planted")
         wanted = [False, True] if any(contract.forms[name].has_kernels for name in forms) else [False]
         keepers = [started(interpreted=interpreted) for interpreted in wanted]
+        for keeper in keepers:
+            if until is not None and not keeper.connection.poll(max(0.0, until - time.monotonic())):
+                raise TimeIsOver
         kept = [_Kept(keeper, _first_words(contract, keeper)) for keeper in keepers]
         mutants = _planted(contract, forms, texts, kept, seed)[:most]
         return list(_outcomes(contract, mutants, texts, kept, until, say))
