@@ -14,8 +14,9 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ..checks.children import (
     take_one_core,
 )
 from ..checks.effort import Effort
+from ..checks.examine import Found
 from ..checks.finding import Finding
 from ..checks.interpreter import VARIABLE
 from ..contract import Contract
@@ -151,13 +153,44 @@ def _baseline(
     watched: dict[Part, Watched] = {}
     seconds: dict[Part, float] = {}
     for part in judge.parts(contract, forms, interpreted=interpreted):
+        asked = partial(_watched, judge, contract, part, paths)
         start = time.monotonic()
-        with watching(paths) as found:
-            failure = judge.first_failure(contract, [part])
+        # a simulated step starts autograd's threads, and a child of a process that has them cannot run a backward
+        found, failure, judge.naive = _in_child(asked) if part.kind == "memory" else asked()
         if failure is not None:
             return Baseline({}, {}, failure)
         watched[part], seconds[part] = found, time.monotonic() - start
     return Baseline(watched, seconds)
+
+
+def _watched(
+    judge: Judge, contract: Contract, part: Part, paths: Sequence[str]
+) -> tuple[Watched, Finding | None, Found]:
+    with watching(paths) as found:
+        failure = judge.first_failure(contract, [part])
+    return found, failure, judge.naive
+
+
+def _in_child(function: Callable[[], Any]) -> Any:
+    process, pipe = _forked(function)
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        raise MeasurementError("the checks with nothing planted ended their process") from None
+    finally:
+        os.waitpid(process, 0)
+
+
+def _forked(function: Callable[[], Any]) -> tuple[int, Any]:
+    """A child, and the pipe through which what ``function`` returns there arrives."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = os.fork()
+    if process == 0:
+        with contextlib.suppress(BaseException):
+            theirs.send_bytes(pickle.dumps(function()))
+        os._exit(0)
+    theirs.close()
+    return process, ours
 
 
 @dataclass
@@ -186,15 +219,8 @@ class _Server:
                 self._fork(question)
 
     def _fork(self, question: Question) -> None:
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = os.fork()
-        if process == 0:
-            with contextlib.suppress(BaseException):
-                _limit(question.seconds)
-                theirs.send_bytes(pickle.dumps(self._answer(question)))
-            os._exit(0)
-        theirs.close()
-        self._children[ours] = (process, question.number)
+        process, pipe = _forked(partial(self._answer, question))
+        self._children[pipe] = (process, question.number)
 
     def _collect(self, pipe: Any) -> None:
         process, number = self._children.pop(pipe)
@@ -208,6 +234,7 @@ class _Server:
 
     def _answer(self, question: Question) -> Reply:
         number = question.number
+        _limit(question.seconds)
         try:
             contract = self.contract
             if question.changed:

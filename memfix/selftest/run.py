@@ -100,6 +100,7 @@ def run_selftest(
             if until is not None and not keeper.connection.poll(max(0.0, until - time.monotonic())):
                 raise TimeIsOver
         kept = [_Kept(keeper, _first_words(contract, keeper)) for keeper in keepers]
+        _require_loadable(contract, texts, kept)
         mutants = _planted(contract, forms, texts, kept, seed)[:most]
         return list(_outcomes(contract, mutants, texts, kept, until, say))
 
@@ -125,6 +126,15 @@ def _first_words(contract: Contract, keeper: Keeper) -> Baseline:
             f"{contract.name}: {found.subject}: {found.check}: {found.message}"
         )
     return baseline
+
+
+def _require_loadable(contract: Contract, texts: Sequence[Text], kept: Sequence[_Kept]) -> None:
+    """The control: the forms' modules, loaded a second time as they are, must pass what they passed before."""
+    for k in kept:
+        parts = tuple(k.baseline.watched)
+        k.keeper.ask(Question(0, {text.module: text.text for text in texts}, parts, seconds=k.seconds(parts)))
+        if (reply := k.keeper.receive()).verdict != "passed":
+            raise MeasurementError(f"{contract.name} fails when it is loaded a second time: {reply.check}: {reply.why}")
 
 
 def _planted(
