@@ -231,6 +231,26 @@ def cheats_table() -> list[str]:
     return lines
 
 
+def selftest_table() -> list[str]:
+    """What became of regressions that were planted in every op, by their kind."""
+    data = json.loads((ROOT / "benchmarks/results/cpu/selftest.json").read_text())
+    columns = ("planted", "caught", "equal", "undecided", "missed", "never run")
+    where, asked = data["surroundings"], data["all"]["planted"] - data["all"]["not asked"]
+    of_each = f", {data['most']} of each op" if data["most"] else ""
+    lines = [
+        f"{asked} planted{of_each}, profile `{data['profile']}`, torch {where['torch']}, {where['date'][:10]}.",
+        "",
+        f"| regression | {' | '.join(columns)} | share caught |",
+        "|---|" + "--:|" * (len(columns) + 1),
+    ]
+    rows = [*((f"`{op}`", row) for op, row in data["ops"].items()), *data["all"]["kinds"].items(), ("all", data["all"])]
+    for name, row in rows:
+        cells = [row["planted"] - row["not asked"], *(row[column] for column in columns[1:])]
+        share = "" if row["share_caught"] is None else f"{row['share_caught']:.1f} %"
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} | {share} |")
+    return lines
+
+
 def versions_table() -> list[str]:
     """The tests under every torch that ``ci/versions`` was run with."""
     found = [json.loads(path.read_text()) for path in sorted((RESULTS.parent / "versions").glob("*.json"))]
@@ -263,6 +283,7 @@ TABLES = {
     "third_party": third_party_table,
     "oracle": oracle_table,
     "cheats": cheats_table,
+    "selftest": selftest_table,
     "versions": versions_table,
 }
 

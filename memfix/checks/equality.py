@@ -229,6 +229,14 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
         compare(answer, reference, contract.tolerance_of(form), _rounded_to(draw))
 
 
+def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
+    """What a form gives at one call on the CPU, after another call of the same shape."""
+    with poisoned_memory("cpu"):
+        for call in (replace(draw, seed=draw.seed + 1), draw):
+            answer = _evaluate(contract, form, call, make_inputs(contract, call, "cpu"), repeats=False)
+    return answer
+
+
 def _goes_second(contract: Contract, draw: Draw) -> bool:
     """Is another call of the same shape made first? An answer that is remembered is then the wrong one.
 

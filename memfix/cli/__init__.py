@@ -15,6 +15,7 @@ from .incidents import incidents
 from .list import list_ops
 from .profile import profile
 from .ready import ready
+from .selftest import selftest
 from .train import train
 
 
@@ -27,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (gate, check, list_ops, explain, fit, calibrate, profile, incidents, train, ready):
+for command in (gate, check, list_ops, explain, fit, calibrate, profile, incidents, train, ready, selftest):
     cli.add_command(command)
 
 

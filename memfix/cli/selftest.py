@@ -1,0 +1,93 @@
+"""``memfix selftest``: plants regressions in the forms of an op, and says which of them its contract would miss."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from ..checks.effort import get_effort
+from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError, did_you_mean
+from .gate import DEFAULT_LOCK
+from .options import json_option, ops_argument, profile_option, progress, report_console
+
+
+@click.command()
+@ops_argument
+@click.option("--form", "form_name", metavar="FORM", help="Plant in the code of this form only.")
+@click.option("--mutants", type=click.IntRange(min=1), help="Plant at most so many in an op.  [default: all]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which of them, and in which order.")
+@click.option("--limit", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop asking after this time.")
+@click.option(
+    "--least",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="End with 1 if a smaller share of those caught or missed was caught.",
+)
+@click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)
+@click.option("--no-lock", is_flag=True, help="Ask what the contract catches without a lock.")
+@profile_option
+@json_option
+def selftest(
+    ops: tuple[str, ...],
+    form_name: str | None,
+    mutants: int | None,
+    seed: int,
+    limit: float | None,
+    least: float | None,
+    lock_path: Path,
+    no_lock: bool,
+    profile: str | None,
+    json_path: str | None,
+) -> int:
+    """Plant regressions in a copy of every op (or those named) and ask the gate's checks without a GPU to catch them.
+
+    What survives is looked at harder. It is equal if many more calls and shapes give the same bits and bytes,
+    missed if one of them is wrong or larger, or if no check runs its line, and undecided otherwise.
+
+    Ends with 0 when it ran, whatever was missed, unless --least asks for a share.
+    """
+    import os
+
+    from ..gate import report
+    from ..gate.lock import read_lock
+    from ..registry import contracts
+    from ..selftest.report import as_data, print_report, share_caught
+    from ..selftest.run import Outcome, TimeIsOver, run_selftest
+    from ..surroundings import describe
+
+    if not hasattr(os, "fork"):
+        raise UsageError("memfix selftest asks every mutant in a forked process, which this system does not have")
+    report.require_writable(json_path)
+    chosen = contracts(ops)
+    known = [name for contract in chosen for name in contract.forms]
+    if form_name is not None and form_name not in known:
+        raise UsageError(f"no form {form_name!r}{did_you_mean(form_name, known)}")
+    lock = None if no_lock else read_lock(lock_path)
+    until = None if limit is None else time.monotonic() + limit
+    console = report_console(to_stderr=json_path == "-")
+    outcomes: list[Outcome] = []
+    late: list[str] = []
+    with progress() as say:
+        for contract in chosen:
+            if form_name is not None and form_name not in contract.forms:
+                continue
+            try:
+                outcomes += run_selftest(
+                    contract, form=form_name, effort=get_effort(profile), lock=lock, most=mutants, seed=seed,
+                    until=until, say=say,
+                )  # fmt: skip
+            except TimeIsOver:
+                late.append(contract.name)
+    print_report(outcomes, console)
+    if late:
+        console.print(Text(f"the time was over before anything was planted in {', '.join(late)}"), soft_wrap=True)
+    if lock is not None and not {contract.name for contract in chosen} <= {key[0] for key in lock}:
+        console.print(Text(f"note: {lock_path} has no entry of some ops: there, only budgets bound their bytes"))
+    if json_path is not None:
+        asked = {"surroundings": describe(), "profile": get_effort(profile).name, "seed": seed, "most": mutants}
+        report.write_report(json_path, report.as_json({**asked, **as_data(outcomes)}))
+    share = share_caught(outcomes)
+    return EXIT_REGRESSION if least is not None and (share is None or share < least) else EXIT_PASS
