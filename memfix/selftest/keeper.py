@@ -7,6 +7,7 @@ the system holds it to: a mutant may hang or ask for all there is.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -268,6 +269,7 @@ _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "MemoryError")
 
 def _limit(seconds: float) -> None:
     """The system ends the process when its time is over, and refuses memory above the limit."""
+    faulthandler.disable()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with contextlib.suppress(OSError, ValueError):
