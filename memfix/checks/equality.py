@@ -96,7 +96,7 @@ def equality_calls(
 
 def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
-    In the last dtype also some with a NaN in one input: whether a form hides it does not follow from the dtype.
+    Beside them some with a NaN in one input, under autocast, or differentiated twice, each kind in one dtype.
 
     The same ones for every form, and drawn once; unless ``random``.
     """
@@ -123,7 +123,7 @@ def _beside(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[D
     """Calls of one dtype that show what does not follow from the dtype: hidden NaNs in the last one, what autocast does
     in float32, and second derivatives in float64, where those have most digits.
     """
-    dtypes, some = contract.dtypes, made[1 : 1 + max(1, len(made) // 6)]
+    dtypes, some = contract.dtypes, made[1 : 1 + len(made) // 6] or made[:1]
     if dtype == dtypes[-1]:
         floating = [spec for spec in contract.inputs if spec.is_floating]
         yield from (spoiled(made[0], contract, spec) for spec in floating[: max(1, len(made) // 4)])
