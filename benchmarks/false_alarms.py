@@ -80,7 +80,7 @@ def main(gates: int, kernels: int, jobs: int, path: Path | None) -> None:
     alarms = sum(row["alarms"] for row in rows.values())
     click.echo(f"{alarms} of {sum(row['checks'] for row in rows.values())} checks of unchanged code failed")
     if path is not None:
-        write_whole(path, json.dumps(result, indent=2) + "\n")
+        write_whole(path, json.dumps(result, indent=2) + "\n", "the counts")
 
 
 if __name__ == "__main__":

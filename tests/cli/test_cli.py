@@ -193,19 +193,20 @@ def test_one_call_is_checked_for_equality_and_every_budget(memfix: Any, tmp_path
     found = json.loads((tmp_path / "found.json").read_text())["findings"]
     assert [(f["check"], f["form"], f["phase"], f["status"]) for f in found] == [
         ("equality", "gather", None, "pass"),
+        ("budget", "gather", "saved", "pass"),
         ("budget", "gather", "forward", "pass"),
         ("budget", "gather", "held", "pass"),
         ("budget", "gather", "train", "pass"),
     ]
     # 3 rows of one float32
-    assert found[1]["message"] == "peak 12 B, budget 12 B, meter simulated"
-    assert [line.split()[0] for line in ended.out.splitlines()] == ["pass"] * 4
+    assert found[2]["message"] == "peak 12 B, budget 12 B, meter simulated"
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["pass"] * 5
 
 
 def test_the_module_runs_as_the_script_does() -> None:
     child = forked_python("-m", "memfix", "check", "embedding", "--form", "gather", "--at", SMALL_CALL, cwd=ROOT)
     assert child.returncode == 0
-    assert [line.split()[:2] for line in child.stdout.splitlines()] == [["pass", "equality"]] + [["pass", "budget"]] * 3
+    assert [line.split()[:2] for line in child.stdout.splitlines()] == [["pass", "equality"]] + [["pass", "budget"]] * 4
 
 
 # ---------------------------------------------------------------- the lock

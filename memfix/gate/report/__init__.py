@@ -140,7 +140,7 @@ def require_writable(target: str | None) -> None:
         with path.open("a", encoding="utf-8"):
             pass
         if not was_there:
-            path.unlink()
+            path.unlink(missing_ok=True)  # of several processes that ask, another may have been first
     except OSError as error:
         raise UsageError(f"cannot write the report {target}: {error.strerror or error}") from None
 
