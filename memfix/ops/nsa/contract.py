@@ -51,6 +51,7 @@ contract = Contract(
         "window": Dim(1, 20),
         "queries_per_chunk": Dim(8, 140),
     },
+    choices={"scale": (None, 0.3)},
     inputs=[
         TensorSpec("q", "B T G R D", grad=True),
         TensorSpec("k", "B T G D", grad=True),
