@@ -119,20 +119,20 @@ def _bad_input(contract: Contract, form: str, bad: BadInput, _session: Session) 
 
 def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
     """Budgets, leaks and, where there is one, the lock, at one case."""
-    from .checks.inputs import Draw, phases_of
+    from .checks.inputs import Draw, phases_beside, phases_of
     from .checks.memory import bytes_of, judge_budget, judge_kept, judge_leak, readings_for
 
     budgets = contract.budgets_of(form, case)
     draw = Draw(contract.cases[case])
     phases = phases_of(contract)
-    more: tuple[Phase, ...] = ("saved", "kept") if "train" in phases else ("kept",)
-    every_phase: list[tuple[str, Phase]] = [(form, phase) for phase in (*phases, *more)]
+    beside = phases_beside(phases)
+    every_phase: list[tuple[str, Phase]] = [(form, phase) for phase in (*phases, *beside)]
     readings = readings_for(contract, budgets, draw, session.meter, also=every_phase)
     findings = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
     kept = judge_kept(contract, form, draw.case, readings)
     findings += [kept] if kept is not None else []
     for (f, phase), reading in readings.items():
-        if phase in more and not reading.peak_bytes:
+        if phase in beside and not reading.peak_bytes:
             continue
         key, size = (contract.name, f, case, phase), bytes_of(reading, phase)
         session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", size, reading, key)

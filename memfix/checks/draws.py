@@ -39,6 +39,10 @@ class Drawn:
     made_of: bytes
     draws: Draws
 
+    def changed(self, change: Callable[[Draw], Draw]) -> Drawn:
+        """The same call after ``change``, and so is every simpler one that a failure leads to."""
+        return Drawn(change(self.draw), self.made_of, self.draws.map(change))
+
 
 def drawn(draws: Draws, contract: Contract, examples: int, *, random: bool = False) -> list[Drawn]:
     """The simplest draw, and others up to ``examples`` in all: the same ones every time unless ``random``."""
@@ -76,16 +80,12 @@ def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
         case = replace(as_usual.case, present=(spec.name,) if spec.optional else ())
         return replace(as_usual, case=case, share=0.0, spoiled=spec.name)
 
-    return Drawn(spoil(simplest.draw), simplest.made_of, simplest.draws.map(spoil))
+    return simplest.changed(spoil)
 
 
 def in_mode(call: Drawn, contract: Contract, mode: Mode) -> Drawn:
     """``call`` as models have it, in another mode."""
-
-    def change(draw: Draw) -> Draw:
-        return replace(_as_usual(contract, draw), mode=mode)
-
-    return Drawn(change(call.draw), call.made_of, call.draws.map(change))
+    return call.changed(lambda draw: replace(_as_usual(contract, draw), mode=mode))
 
 
 def _as_usual(contract: Contract, draw: Draw) -> Draw:
@@ -304,19 +304,12 @@ def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
     above = [drawn(memory_draws(contract, case.name), contract, 2)[1] for case in contract.cases.values()]
     near = drawn(memory_draws(contract), contract, max(examples - len(above), (examples + 1) // 2))
     calls = [*above, *near]
-    grads = frozenset(spec.name for spec in contract.inputs if spec.grad)
-    in_order = [spec.name for spec in contract.inputs if spec.name in grads]
-    frozen = itertools.cycle([*(frozenset([name]) for name in in_order), *(grads - {name} for name in in_order)])
+    grads = [spec.name for spec in contract.inputs if spec.grad]
     if len(grads) > 1:
-        calls[1::2] = [_with_frozen(call, next(frozen)) for call in calls[1::2]]
+        one, all_but_one = ([frozenset(some) for some in itertools.combinations(grads, n)] for n in (1, len(grads) - 1))
+        frozen = itertools.cycle([*one, *reversed(all_but_one)])
+        calls[1::2] = [call.changed(partial(replace, frozen=next(frozen))) for call in calls[1::2]]
     return calls
-
-
-def _with_frozen(call: Drawn, frozen: frozenset[str]) -> Drawn:
-    def freeze(draw: Draw) -> Draw:
-        return replace(draw, frozen=frozen)
-
-    return Drawn(freeze(call.draw), call.made_of, call.draws.map(freeze))
 
 
 @st.composite

@@ -166,7 +166,7 @@ def examine_memory(contract: Contract, form: str, meter: Meter, effort: Effort, 
 
 def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterator[tuple[Phase, Reading | Finding]]:
     """The reading of every phase, or why it could not be had. What does not fit is simulated instead of run."""
-    from .inputs import Draw, phases_of
+    from .inputs import Draw, phases_beside, phases_of
     from .memory import measure, measure_phases, too_large_for
 
     draw, every = Draw(contract.cases[case]), phases_of(contract)
@@ -174,8 +174,8 @@ def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterato
     yield from too_large.items()
     phases = [phase for phase in every if phase not in too_large]
     try:
-        more: list[Phase] = ["saved", "kept"] if "train" in phases else ["kept"]
-        measured = measure_phases(contract, form, draw, [*phases, *more] if phases else [], meter)
+        beside = phases_beside(phases) if phases else []
+        measured = measure_phases(contract, form, draw, [*phases, *beside], meter)
         yield from ((phase, reading) for phase, reading in measured.items() if phase in phases or reading.peak_bytes)
     except Exception:  # in one of them, perhaps not in the others
         for phase in phases:

@@ -273,3 +273,8 @@ class _Steps:
 def phases_of(contract: Contract) -> tuple[Phase, ...]:
     """A contract without gradients has only a forward."""
     return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)
+
+
+def phases_beside(phases: Sequence[Phase]) -> list[Phase]:
+    """What is read beside ``phases`` without a step of its own; an entry of 0 bytes is left out."""
+    return ["saved", "kept"] if "train" in phases else ["kept"]

@@ -95,8 +95,7 @@ def _taken(contract: Contract, draw: Draw) -> Options:
 
 
 def _with(contract: Contract, call: Drawn, chosen: Mapping[str, Any]) -> Drawn:
-    change = partial(_changed, contract, chosen)
-    return Drawn(change(call.draw), call.made_of, call.draws.map(change))
+    return call.changed(partial(_changed, contract, chosen))
 
 
 def _changed(contract: Contract, chosen: Mapping[str, Any], draw: Draw) -> Draw:

@@ -17,18 +17,20 @@ from .triton import Tiles, triton_linear_cross_entropy
 
 # masks, sums and coefficients of every token; bias, class weights and a gradient of every class
 _SMALL = "80*N + 40*V + 4*KiB"
-_CHUNK = "min(rows_per_chunk, N)*V*e"
+CHUNK = "min(rows_per_chunk, N)*V*e"
 # the float32 tile of a chunk's softmax, or two of half as many rows where a cap needs its slope
-_TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
-_GRADIENTS = "N*D*e + V*D*max(e, 4)"
+TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
+GRADIENTS = "N*D*e + V*D*max(e, 4)"
 
 # each chunk's loss and each chunk's gradient of the weight is rounded before they are added up
 _ADDS_UP_ROUNDED = Tolerance(ulps=6, rms_factor=4)
 # naive rounds the logits, which is most of its error where they are tens; and it knows the upstream gradient in time,
 # where these multiply by it what is rounded already
-_KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
+KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
 # a row of the logits' gradient sums to zero, so in its products with rows that are alike the terms cancel: what is left
 # shows that the operands are of the working dtype, as naive's are, and not how the logits were kept
+NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
+# constants as equality has them: small calls then have several parts and tiles
 _SMALL_PARTS = {
     f"{__package__}.logits_gradient._ROWS_OF_A_SUM": 8,
     f"{__package__}.narrowing._FIRST_ELEMENTS": 64,
@@ -38,7 +40,6 @@ _SMALL_TILES = Tiles(
     tokens=16, classes=16, depth=16, scanned=16, many_classes=128,
     summed_tokens=8, summed_classes=16, target_tokens=2, target_width=16, scaled=256,
 )  # fmt: skip
-_NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
 
 
 def _target_of(value: int) -> Any:
@@ -57,13 +58,13 @@ contract = Contract(
         "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ADDS_UP_ROUNDED),
         "recompute": Form(
             recompute_linear_cross_entropy,
-            tolerance=_KEEPS_LOGITS,
+            tolerance=KEEPS_LOGITS,
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
         ),
         "triton": Form(
             triton_linear_cross_entropy,
-            tolerance=_KEEPS_LOGITS,
+            tolerance=KEEPS_LOGITS,
             repeats_backward=False,
             has_kernels=True,
             compared_with={**_SMALL_PARTS, f"{__package__}.triton.TILES": _SMALL_TILES},
@@ -79,8 +80,8 @@ contract = Contract(
         "z_loss": (0.0, 1e-2),
     },
     inputs=[
-        TensorSpec("hidden", "N D", grad=True, patterns=_NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=_NOT_ALIKE),
+        TensorSpec("hidden", "N D", grad=True, patterns=NOT_ALIKE),
+        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=NOT_ALIKE),
         TensorSpec("target", "N", dtype="int64", high="V", sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
         TensorSpec("class_weight", "V", low=0.25, high=2.0, optional=True),
@@ -101,9 +102,9 @@ contract = Contract(
         Budget("checkpoint", phase="forward", case="incident", times_below_naive=20),
         Budget("checkpoint", phase="held", case="incident", bytes="KiB"),
         Budget("checkpoint", phase="train", case="incident", times_below_naive=20),
-        Budget("checkpoint", phase="forward", bytes=f"3*{_CHUNK} + 8*N + 16*V + KiB"),
+        Budget("checkpoint", phase="forward", bytes=f"3*{CHUNK} + 8*N + 16*V + KiB"),
         Budget("checkpoint", phase="held", bytes="N*max(e, 4) + KiB"),
-        Budget("checkpoint", phase="train", bytes=f"N*D*e + 2*V*D*e + 6*{_CHUNK} + 16*N + 16*V + 4*KiB"),
+        Budget("checkpoint", phase="train", bytes=f"N*D*e + 2*V*D*e + 6*{CHUNK} + 16*N + 16*V + 4*KiB"),
         Budget("recompute", phase="forward", case="incident", times_below_naive=100),
         Budget("recompute", phase="held", case="incident", bytes="N*D*e + V*D*e + KiB"),
         Budget("recompute", phase="train", case="incident", times_below_naive=25),
@@ -117,12 +118,12 @@ contract = Contract(
         # gradients of one loss are made in the forward: no input has to wait for backward
         Budget("triton", phase="saved", case="incident", bytes="0"),
         Budget("recompute", phase="saved", case="incident", bytes="0"),
-        Budget("triton", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
-        Budget("triton", phase="held", bytes=f"{_GRADIENTS} + 16*V + 8*N + KiB"),
-        Budget("triton", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL}"),
-        Budget("recompute", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
-        Budget("recompute", phase="held", bytes=f"{_GRADIENTS} + 16*V + 8*N + KiB"),
-        Budget("recompute", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL}"),
+        Budget("triton", phase="forward", bytes=f"{TILE} + {_SMALL}"),
+        Budget("triton", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
+        Budget("triton", phase="train", bytes=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}"),
+        Budget("recompute", phase="forward", bytes=f"{TILE} + {_SMALL}"),
+        Budget("recompute", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
+        Budget("recompute", phase="train", bytes=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}"),
     ],
     scaling=[
         Scaling("checkpoint", dim="N", at_most=1, case="small", doublings=3),

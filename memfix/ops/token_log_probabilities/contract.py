@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Pattern, TensorSpec, setting
-from ...laws import Budget, Scaling, Tolerance
+from ...contract import BadInput, Contract, Dim, TensorSpec, setting
+from ...laws import Budget, Scaling
+from ..linear_cross_entropy.contract import KEEPS_LOGITS, NOT_ALIKE
 from ..linear_cross_entropy.log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
 
@@ -18,9 +19,6 @@ _CHUNK = f"min(rows_per_chunk, {_N})*V*e"
 _TILE = f"2*ceil_div(min(rows_per_chunk, {_N}), 8)*V*max(e, 4)"
 _GRADIENTS = f"{_N}*D*e + V*D*max(e, 4)"
 _ROWS = f"{_N}*D*e"  # of hidden where it is not contiguous
-_KEEPS_LOGITS = Tolerance(ulps=2, rms_factor=1.5, rms_ulps=0.65)
-# a row of the logits' gradient sums to zero, so in its products with rows that are alike the terms cancel
-_NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
 
 
 def recompute_token_log_probabilities(
@@ -50,8 +48,8 @@ contract = Contract(
     dims={"B": Dim(1, 3), "T": Dim(1, 16), "D": Dim(1, 24), "V": Dim(2, 80), "rows_per_chunk": Dim(1, 50)},
     choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},
     inputs=[
-        TensorSpec("hidden", "B T D", grad=True, patterns=_NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=_NOT_ALIKE),
+        TensorSpec("hidden", "B T D", grad=True, patterns=NOT_ALIKE),
+        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=NOT_ALIKE),
         TensorSpec("token", "B T", dtype="int64", high="V", sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
     ],
@@ -59,7 +57,7 @@ contract = Contract(
         "policy": {"B": 8, "T": 2048, "D": 1024, "V": 32_000, "rows_per_chunk": 2048, "dtype": "bfloat16"},
         "small": {"B": 4, "T": 128, "D": 64, "V": 1000, "rows_per_chunk": 128},
     },
-    tolerance=_KEEPS_LOGITS,
+    tolerance=KEEPS_LOGITS,
     budgets=[
         Budget("recompute", phase="forward", bytes=f"{_TILE} + {_SMALL} + {_ROWS}"),
         Budget("recompute", phase="held", bytes=f"{_SMALL} + {_ROWS}"),

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, Pattern, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Form, setting
 from ...laws import Budget, Scaling, Tolerance
+from ..linear_cross_entropy.contract import CHUNK, GRADIENTS, TILE
+from ..linear_cross_entropy.contract import contract as whole
 from ..linear_cross_entropy.naive import naive_linear_cross_entropy
 from .threads import spread_linear_cross_entropy
 
 # V is the number of classes of one process here: a meter reads one
 _SMALL = "120*N + 40*V + 4*KiB"
-_CHUNK = "min(rows_per_chunk, N)*V*e"
-_TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
-_GRADIENTS = "N*D*e + V*D*max(e, 4)"
-_NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
 
 contract = Contract(
     "vocabulary_parallel_linear_cross_entropy",
@@ -25,20 +23,8 @@ contract = Contract(
     # as of recompute; but the gradient of hidden is rounded on every process before it is added up
     forms={"spread": Form(spread_linear_cross_entropy, tolerance=Tolerance(ulps=2, rms_factor=1.5))},
     dims={"N": Dim(1, 40), "D": Dim(1, 24), "V": Dim(3, 70), "rows_per_chunk": Dim(1, 44)},
-    choices={
-        "num_processes": (2, 3, 1),
-        "reduction": ("mean", "sum", "none"),
-        "ignore_index": (-100, 0),
-        "label_smoothing": (0.0, 0.1),
-        "softcap": (None, 20.0),
-        "z_loss": (0.0, 1e-2),
-    },
-    inputs=[
-        TensorSpec("hidden", "N D", grad=True, patterns=_NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=_NOT_ALIKE),
-        TensorSpec("target", "N", dtype="int64", high="V", sometimes="ignore_index"),
-        TensorSpec("bias", "V", grad=True, optional=True),
-    ],
+    choices={"num_processes": (2, 3, 1), **whole.choices},
+    inputs=[spec for spec in whole.inputs if spec.name != "class_weight"],
     cases={
         "medium": {"N": 8192, "D": 1024, "V": 8000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
         "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128},
@@ -46,9 +32,9 @@ contract = Contract(
     budgets=[
         Budget("spread", phase="forward", case="medium", times_below_naive=20),
         Budget("spread", phase="train", case="medium", times_below_naive=5),
-        Budget("spread", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
-        Budget("spread", phase="held", bytes=f"{_GRADIENTS} + 16*V + 8*N + KiB"),
-        Budget("spread", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL}"),
+        Budget("spread", phase="forward", bytes=f"{TILE} + {_SMALL}"),
+        Budget("spread", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
+        Budget("spread", phase="train", bytes=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}"),
     ],
     scaling=[Scaling("spread", dim="N", at_most=1, case="small", doublings=3)],
     bad_inputs=[
