@@ -391,7 +391,7 @@ def _axis_size(axis: str, dims: Mapping[str, int]) -> int:
 
 def _spelled(tolerance: Tolerance) -> str:
     text = str(tolerance).removeprefix("Tolerance")
-    for unless_given in (", operand_ulps=0.0", ", rms_ulps=None"):
+    for unless_given in (", operand_ulps=0.0", ", absolute_ulps=0.0", ", rms_ulps=None"):
         text = text.replace(unless_given, "")
     return text
 

@@ -33,6 +33,9 @@ class Tolerance:
     ``operand_ulps`` is for a form that rounds the operands of its products to a working dtype of 16 bits, where naive
     keeps them wider: it may be off as far as so many such roundings of every input move the truth.
 
+    ``absolute_ulps`` is for what may be the small difference of larger numbers, as a sure token's loss is, and its
+    gradient ``1 - p``: off by so many roundings at the size of the largest input, or of 1, however small it is.
+
     ``rms_ulps`` is for a form that promises more than naive: in 16 bits it is, on average, off by at most so many
     roundings of the result, however much naive loses on the way, as by rounding logits before a softmax.
     """
@@ -42,6 +45,7 @@ class Tolerance:
     ulps: float = 1.0
     sum_ulps: float = 32.0
     operand_ulps: float = 0.0
+    absolute_ulps: float = 0.0
     rms_ulps: float | None = None
 
 

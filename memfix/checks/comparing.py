@@ -44,6 +44,8 @@ class Reference:
     """In float64, of inputs that are off by what sums are allowed. Asked for only where a form would fail without."""
     nudge: float
     """How far those inputs are off, as a share."""
+    scale: float = 1.0
+    """The size of the largest input, or 1."""
 
     @functools.cached_property
     def expected(self) -> dict[str, _Expected | None]:
@@ -132,7 +134,8 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")
         kept = _kept_in(expected, naive.tensors[name], dtype)
-        _compare_tensor(name, got.double(), expected, partial(reference.moved_error, name), tolerance, dtype, kept)
+        moved_error = partial(reference.moved_error, name)
+        _compare_tensor(name, got.double(), expected, moved_error, tolerance, dtype, kept, reference.scale)
 
 
 def _kept_in(expected: _Expected, naives: torch.Tensor | None, dtype: torch.dtype) -> torch.dtype:
@@ -167,6 +170,7 @@ def _compare_tensor(
     tolerance: Tolerance,
     dtype: torch.dtype,
     kept: torch.dtype,
+    scale: float,
 ) -> None:
     finite = expected.finite
     if finite is not None:
@@ -180,6 +184,7 @@ def _compare_tensor(
     # below its smallest number is nothing; a sum of terms below its normal ones is off by as many of those
     num_smallest = 1 if dtype in _IN_16_BITS else _TERMS_BELOW_NORMAL
     slack = sums * expected.magnitude + num_smallest * info.smallest_normal * info.eps
+    slack += tolerance.absolute_ulps * torch.finfo(torch.promote_types(kept, torch.float32)).eps * scale
     if _complaint(got, off, expected, slack, tolerance, kept) is None:
         return
     slack += moved_error(sums + _operand_rounding(tolerance, dtype))

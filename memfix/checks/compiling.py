@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..meters.simulated.launches import Launch
 
 _WARP = 32
+_THREADS = 4
 _LINES = 6
 
 
@@ -46,7 +48,7 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
                 continue
             failing = partial(Finding, "compile", contract.name, form, "fail", case=case, phase=phase)
             try:
-                binary = launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.options)
+                binary = launch.compile()
             except OSError:
                 raise  # of the compiler's own files, not of the kernel
             except Exception as error:
@@ -60,6 +62,24 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     if tuned:
         message += f"; not compiled, since a GPU chooses how: {', '.join(tuned)}"
     return Finding("compile", contract.name, form, "pass", message, figures={"shared_bytes": largest})
+
+
+def compile_ahead(contract: Contract, form: str, draws: Iterable[Draw]) -> None:
+    """Compile what calls on the GPU that is there will launch, on several cores. A call on its own compiles in turn.
+
+    What is not foreseen, or does not compile, is left to the call.
+    """
+    import triton
+
+    if not hasattr(triton, "AsyncCompileMode"):  # an older Triton
+        return
+    meter, last_phase = SimulatedMeter(), phases_of(contract)[-1]
+    with ThreadPoolExecutor(_THREADS) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for draw in draws:
+            with contextlib.suppress(Exception):
+                for launch in meter.launches(StepOf(contract, form, draw, last_phase)):
+                    if not launch.is_tuned:
+                        launch.compile()
 
 
 def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[tuple[str, Phase, Launch]]:

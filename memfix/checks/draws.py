@@ -44,9 +44,9 @@ class Drawn:
         return Drawn(change(self.draw), self.made_of, self.draws.map(change))
 
 
-def drawn(draws: Draws, contract: Contract, examples: int, *, random: bool = False) -> list[Drawn]:
-    """The simplest draw, and others up to ``examples`` in all: the same ones every time unless ``random``."""
-    every = made(draws, Random(None if random else 0))
+def drawn(draws: Draws, contract: Contract, examples: int, *, seed: int = 0) -> list[Drawn]:
+    """The simplest draw, and others up to ``examples`` in all: the same ones for the same ``seed``."""
+    every = made(draws, Random(seed))
     to_meet = pairs(options_of(contract))
     found: list[Drawn] = []
     while len(found) < examples:
@@ -61,14 +61,14 @@ def usual_draws(draws: Draws, contract: Contract) -> Draws:
     return draws.map(partial(_as_usual, contract))
 
 
-def usual(draws: Draws, contract: Contract) -> Drawn:
+def usual(draws: Draws, contract: Contract, *, seed: int = 0) -> Drawn:
     """One of :func:`usual_draws`: of several the one with the longest axes and the shortest chunks."""
     axes = contract.shape_dims()
 
     def num_chunks(call: Drawn) -> float:
         return math.prod(size if dim in axes else 1 / max(1, size) for dim, size in call.draw.case.dims.items())
 
-    _, *several = itertools.islice(made(usual_draws(draws, contract), Random(0)), 1 + _CANDIDATES)
+    _, *several = itertools.islice(made(usual_draws(draws, contract), Random(seed)), 1 + _CANDIDATES)
     return max(several, key=num_chunks)
 
 

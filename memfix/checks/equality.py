@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -19,6 +20,7 @@ from ..contract import Contract
 from ..laws import NAIVE
 from ..meters.cuda import gpu_beside_others, gpu_unavailable_reason, make_way_on_gpu
 from .comparing import Answer, Reference, Unequal, compare, require_same_nans, sum_rounding
+from .compiling import compile_ahead
 from .draws import Drawn, drawn, equality_draws, in_mode, smallest_failure, spoiled, usual, usual_draws
 from .finding import Finding
 from .inputs import Draw, call_form, make_inputs, output_tensors
@@ -58,19 +60,21 @@ def check_equality(
     dtype: str,
     device: str = "cpu",
     examples: int = 50,
-    random: bool = False,
+    seed: int = 0,
 ) -> Finding:
-    """Draw ``examples`` calls in ``dtype`` and compare. ``random``: other draws every time, rather than the same.
+    """Draw ``examples`` calls in ``dtype`` and compare. Another ``seed`` draws other ones.
 
     A reported form that is known to be unequal in this dtype must be shown unequal, if not by these calls then by many
     more. Kernels are interpreted on the CPU, in a child, and fewer calls are drawn for them.
     """
     if device == "cpu" and contract.forms[form].has_kernels and not is_interpreting():
-        again = partial(check_equality, _portable(contract), form, dtype=dtype, examples=examples, random=random)
+        again = partial(check_equality, _portable(contract), form, dtype=dtype, examples=examples, seed=seed)
         return _interpreted(again, contract, form)
     known = contract.forms[form].known_unequal.get(dtype)
     for number in (examples, 10 * examples) if known else (examples,):
-        calls = equality_calls(contract, form, dtype, number, device=device, random=random)
+        calls = equality_calls(contract, form, dtype, number, device=device, seed=seed)
+        if device == "cuda" and contract.forms[form].has_kernels:
+            compile_ahead(contract, form, [call.draw for call in calls])
         with gpu_beside_others() if device == "cuda" else contextlib.nullcontext():
             shrinks = _SHRINKS // 8 if known else _SHRINKS  # what is known need not be the simplest
             failure = smallest_failure(lambda draw: compare_once(contract, form, draw, device), calls, shrinks=shrinks)
@@ -83,31 +87,28 @@ def check_equality(
 
 
 def equality_calls(
-    contract: Contract, form: str, dtype: str, examples: int, *, device: str = "cpu", random: bool = False
+    contract: Contract, form: str, dtype: str, examples: int, *, device: str = "cpu", seed: int = 0
 ) -> list[Drawn]:
     """Where a form is compared: at the calls that are drawn for every form. Of kernels on the CPU fewer of these, and
     as many others as it takes for every two options to meet in every kernel."""
     if device != "cpu" or not contract.forms[form].has_kernels:
-        return drawn_calls(contract, dtype, examples, random=random)
+        return drawn_calls(contract, dtype, examples, seed=seed)
     examples = max(LEAST, examples // SHARE)
-    calls = drawn_calls(contract, dtype, examples, random=random)
-    return calls if random else calls + _calls_for_kernels(contract, form, examples).get(dtype, [])
+    calls = drawn_calls(contract, dtype, examples, seed=seed)
+    return calls + _calls_for_kernels(contract, form, examples, seed).get(dtype, [])
 
 
-def drawn_calls(contract: Contract, dtype: str, examples: int, *, random: bool = False) -> list[Drawn]:
+def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0) -> list[Drawn]:
     """The simplest and a usual one in every dtype, and others in each: what an option breaks shows in any of them.
     Beside them some with a NaN in one input, under autocast, or differentiated twice, each kind in one dtype.
 
-    The same ones for every form, and drawn once; unless ``random``.
+    The same ones for every form, and drawn once.
     """
     draws, num_others = equality_draws(contract, dtype), max(0, examples - 2)
-    if random:
-        made = drawn(draws, contract, examples, random=True)
-        return [*made, *_beside(contract, dtype, made)]
-    name = _name_of_draws(contract, examples)
+    name = _name_of_draws(contract, examples, seed)
     if name not in _DRAWN:
-        several = drawn(draws, contract, 1 + num_others * len(contract.dtypes))
-        _DRAWN[name] = [*several, usual(draws, contract)]
+        several = drawn(draws, contract, 1 + num_others * len(contract.dtypes), seed=seed)
+        _DRAWN[name] = [*several, usual(draws, contract, seed=seed)]
     simplest, *others, the_usual = _DRAWN[name]
     start = contract.dtypes.index(dtype) * num_others if dtype in contract.dtypes else 0
     plain = [(call, draws) for call in (simplest, *others[start : start + num_others])]
@@ -133,16 +134,16 @@ def _beside(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[D
         yield from (in_mode(call, contract, "twice") for call in some)
 
 
-def _calls_for_kernels(contract: Contract, form: str, examples: int) -> dict[str, list[Drawn]]:
-    name = (form, _name_of_draws(contract, examples))
+def _calls_for_kernels(contract: Contract, form: str, examples: int, seed: int) -> dict[str, list[Drawn]]:
+    name = (form, _name_of_draws(contract, examples, seed))
     if name not in _FOR_KERNELS:
-        given = {dtype: drawn_calls(contract, dtype, examples) for dtype in contract.dtypes}
+        given = {dtype: drawn_calls(contract, dtype, examples, seed=seed) for dtype in contract.dtypes}
         _FOR_KERNELS[name] = calls_for_kernels(contract, form, given)
     return _FOR_KERNELS[name]
 
 
-def _name_of_draws(contract: Contract, examples: int) -> str:
-    return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples))
+def _name_of_draws(contract: Contract, examples: int, seed: int) -> str:
+    return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples, seed))
 
 
 _SHRINKS = 200
@@ -210,14 +211,14 @@ def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu")
         mend()  # a child has done so; a process in which the user set TRITON_INTERPRET has not
         WATCH.turn_to(contract.forms[form].function)
     reference = _reference(contract, draw, device)
-    goes_second = _goes_second(contract, draw)
+    extra = _extra_of(contract, draw)
     with poisoned_memory(device), lowered_constants(contract, form) if device == "cpu" else contextlib.nullcontext():
-        if goes_second:
+        if extra == "another call first":
             other = make_inputs(contract, replace(draw, seed=draw.seed + 1), device)
             _evaluate(contract, form, draw, other, repeats=False)
         tensors = make_inputs(contract, draw, device)
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        answer = _evaluate(contract, form, draw, tensors, repeats=not goes_second)
+        answer = _evaluate(contract, form, draw, tensors, repeats=extra == "backward twice")
     for name, tensor in tensors.items():
         if not _same_bits(before[name], tensor.detach()):
             raise Unequal(f"writes into its input {name}")
@@ -237,14 +238,15 @@ def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
     return answer
 
 
-def _goes_second(contract: Contract, draw: Draw) -> bool:
-    """Is another call of the same shape made first? An answer that is remembered is then the wrong one.
+def _extra_of(contract: Contract, draw: Draw) -> Literal["another call first", "backward twice", ""]:
+    """What a comparison does besides: a quarter of the calls of a dtype come after another one of the same shape, so
+    that an answer that is remembered is the wrong one; a quarter repeats backward, where the op promises that.
 
-    Half of the calls of a dtype, and each drawn call in half of the dtypes. The other half repeats backward instead,
-    where the op promises that.
+    Each drawn call does both in turn, in other dtypes.
     """
     dtypes = [*contract.dtypes]
-    return (draw.seed + (dtypes.index(draw.case.dtype) if draw.case.dtype in dtypes else 0)) % 2 == 0
+    turn = draw.seed + (dtypes.index(draw.case.dtype) if draw.case.dtype in dtypes else 0)
+    return ("another call first", "backward twice", "", "")[turn % 4]
 
 
 # ---------------------------------------------------------------- running a form
@@ -262,7 +264,7 @@ def _reference(contract: Contract, draw: Draw, device: str) -> Reference:
 
 
 def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
-    run_naive = partial(_evaluate, contract, NAIVE, draw, repeats=not _goes_second(contract, draw))
+    run_naive = partial(_evaluate, contract, NAIVE, draw, repeats=_extra_of(contract, draw) == "backward twice")
     with _blaming_naive():
         inputs = make_inputs(contract, draw, device)
         wide = _in_dtype(inputs, torch.float64)
@@ -280,7 +282,8 @@ def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
         with _blaming_naive():
             return [run_naive(wide, nudge=_Nudge(nudge, seed)) for seed in (1, 2)]
 
-    return Reference(naive, truth, make_nearby, nudge)
+    floating = [t.detach() for t in wide.values() if t.is_floating_point() and t.numel()]
+    return Reference(naive, truth, make_nearby, nudge, scale=max([1.0, *(t.abs().max().item() for t in floating)]))
 
 
 def _rounded_to(draw: Draw) -> torch.dtype:

@@ -79,7 +79,7 @@ def examine(
     *,
     forms: Sequence[str] | None = None,
     device: str | None = None,
-    random: bool = False,
+    seed: int = 0,
 ) -> Examination:
     """Every check but speed, of ``forms`` or all; equality on ``device``, or where :func:`examine_equality` says.
     ``say`` is told what is under way."""
@@ -87,7 +87,7 @@ def examine(
     found = Found()
     for form in chosen:
         for dtype in contract.dtypes:
-            found |= examine_equality(contract, [form], dtype, effort, say, device=device, random=random)
+            found |= examine_equality(contract, [form], dtype, effort, say, device=device, seed=seed)
             if found.equality[form, dtype].status != "pass":
                 break  # one shrunken failure says it; the other dtypes would say it again
     found |= examine_refusals(contract, chosen)
@@ -120,7 +120,7 @@ def examine_equality(
     say: Say = lambda _: None,
     *,
     device: str | None = None,
-    random: bool = False,
+    seed: int = 0,
 ) -> Found:
     """Forms in one dtype, one after the other: they are held against the same calls, for which naive is run once.
 
@@ -137,7 +137,7 @@ def examine_equality(
             dtype=dtype,
             device=device or usual_device(contract, form),
             examples=effort.equality_examples,
-            random=random,
+            seed=seed,
         )
     return found
 

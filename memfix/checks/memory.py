@@ -300,7 +300,7 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
     return Finding("budget", contract.name, form, "pass", f"{laws} held at {measured} drawn shapes each", "drawn")
 
 
-_ENOUGH_EVENTS = 12_000
+_ENOUGH_EVENTS = 6_000
 """Of the steps that are simulated for one form, small shapes first. A form with a loop over tokens has as many in one
 large shape as all others have together."""
 

@@ -33,7 +33,7 @@ def of_what_is_saved(contract: Contract, form: str, draw: Draw, like: Reading) -
 
 
 def saved_inputs(contract: Contract, form: str, draw: Draw) -> list[str]:
-    """Floating inputs whose memory is in use when the forward has ended and the caller has dropped them."""
+    """Inputs whose memory is in use when the forward has ended and the caller has dropped them."""
     short = replace(draw, case=short_case(contract, draw.case))
     found: list[str] = []
 
@@ -42,10 +42,9 @@ def saved_inputs(contract: Contract, form: str, draw: Draw) -> list[str]:
 
         def step() -> object:
             # made by an operator: the graph always holds a leaf, whose gradient it will leave there
-            tensors = {name: leaf * 1 if leaf.is_floating_point() else leaf for name, leaf in leaves.items()}
-            storages = {
-                name: tensor.untyped_storage() for name, tensor in tensors.items() if tensor.is_floating_point()
-            }
+            tensors = {name: leaf * 1 if leaf.requires_grad else leaf for name, leaf in leaves.items()}
+            leaves.clear()
+            storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
             result = call_form(contract, form, short, tensors)
             tensors.clear()
             found.extend(name for name, storage in storages.items() if torch._C._storage_Use_Count(storage._cdata) > 1)

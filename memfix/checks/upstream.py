@@ -1,7 +1,7 @@
 """The gradient that arrives for a call's results, as the rest of a model makes it.
 
 - ``dense``: a number of its own for every element, one after the other in memory;
-- ``transposed``: the same in another order in memory, as from a matrix product or a transposed loss;
+- ``transposed``: the same in another order, and behind other numbers, in memory: a part of what a product made;
 - ``expanded``: one number that stands for all of them, as from ``.sum()`` and ``.mean()``;
 - ``masked``: zero in half of the rows, as from a loss that leaves tokens out;
 - ``partial``: of several results one is used, and nothing arrives for the others.
@@ -41,6 +41,7 @@ def _gradient(output: torch.Tensor, draw: Draw, seed: int) -> torch.Tensor:
         rows_shape = (*output.shape[:-1], 1) if output.dim() > 1 else output.shape
         rows = torch.rand(rows_shape, generator=generator, device=output.device)
         values = values.where(rows < 0.5, 0)
-    if draw.upstream == "transposed":
-        return laid_out(output.shape, output.dtype, output.device, "transposed").copy_(values)
+    if draw.upstream == "transposed" and output.dim():
+        one_row_more = (output.shape[0] + 1, *output.shape[1:])
+        return laid_out(one_row_more, output.dtype, output.device, "transposed")[1:].copy_(values)
     return values.expand(output.shape)

@@ -38,6 +38,8 @@ def check(
     json_path: str | None,
 ) -> int:
     """Equality, bad inputs and budgets of every op (or those named), without the lock."""
+    import secrets
+
     from ..checks.effort import Effort, get_effort
     from ..checks.examine import examine, examine_call
     from ..checks.inputs import Draw
@@ -68,10 +70,8 @@ def check(
             if at is not None:
                 made = examine_call(contract, Draw.parsed(contract, at), used_meter, forms=forms, device=device)
             else:
-                random = examples is not None
-                made = list(
-                    examine(contract, used_meter, effort, say, forms=forms, device=device, random=random).findings
-                )
+                seed = secrets.randbits(32) if examples is not None else 0
+                made = list(examine(contract, used_meter, effort, say, forms=forms, device=device, seed=seed).findings)
                 timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]
                 made += [check_speed(contract, law) for law in timed]
             for finding in made:

@@ -153,7 +153,7 @@ def _draw_once(parts: Sequence[Part], effort: Effort) -> None:
 
     for op in {part.op for part in parts if part.kind == "equality"}:
         contract = all_contracts()[op]
-        drawn_calls(contract, contract.dtypes[0], effort.equality_examples, random=False)
+        drawn_calls(contract, contract.dtypes[0], effort.equality_examples)
 
 
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:

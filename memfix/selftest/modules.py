@@ -17,7 +17,7 @@ from typing import Any
 
 from ..contract import Contract
 from ..errors import UsageError
-from ..registry import Source
+from ..registry import Source, all_contracts, source_of
 from .text import Text
 
 
@@ -90,6 +90,12 @@ def spans_of_naive(contract: Contract, text: Text) -> list[tuple[int, int]]:
     return [(node.lineno, node.end_lineno or node.lineno) for node in functions]
 
 
+def using(texts: Sequence[Text]) -> list[Contract]:
+    """The contracts that would notice a change of one of these modules."""
+    changed = {text.module for text in texts}
+    return [contract for name, contract in all_contracts().items() if source_of(name).module in _importing(changed)]
+
+
 # ---------------------------------------------------------------- loading again
 def loaded_again(contract: Contract, source: Source, changed: Mapping[str, str]) -> Contract:
     """``contract`` as its modules declare it with ``changed`` source, held against the naive that was there before."""
@@ -106,16 +112,22 @@ def loaded_again(contract: Contract, source: Source, changed: Mapping[str, str])
 
 def _stale(contract: Contract, source: Source, changed: set[str]) -> set[str]:
     """Loaded modules that must be loaded again: those that import a changed one, directly or through others."""
-    roots = tuple(f"{_root(name)}." for name in {*changed, source.module})
+    must_go = {*changed, source.module}
+    return _importing(must_go) - ({home_of(contract.naive)[0]} - must_go)
+
+
+def _importing(changed: set[str]) -> set[str]:
+    """Loaded modules among ``changed``, and those that import one of them."""
+    roots = tuple({f"{_root(name)}." for name in changed})
     inside = {
         name: set(imported_by(Text(name, path, linecache_text(path))))
         for name, module in list(sys.modules.items())
         if f"{name}.".startswith(roots) and (path := getattr(module, "__file__", None)) and path.endswith(".py")
     }
-    stale = {*changed, source.module} & sys.modules.keys()
+    stale = changed & sys.modules.keys()
     while more := {name for name, imports in inside.items() if name not in stale and imports & stale}:
         stale |= more
-    return stale - ({home_of(contract.naive)[0]} - changed)
+    return stale
 
 
 @functools.cache

@@ -64,7 +64,7 @@ def mutants_of(text: Text, known: Known, *, skip: Sequence[tuple[int, int]] = ()
                 if changed in found or changed == text.text or not _compiles(changed):
                     continue
                 must_run = lines[0] + 1 if kind in _CONDITIONS else None
-                doubt = _doubt(text, node, kind) or (_FOR_GOOD if "globals()" in edits[0].new else "")
+                doubt = _doubt(text, node) or (_FOR_GOOD if "globals()" in edits[0].new else "")
                 found[changed] = Mutant(kind, text.module, changed, text.diff(changed), lines, doubt, must_run)
     return list(found.values())
 
@@ -86,11 +86,11 @@ def _compiles(text: str) -> bool:
     return True
 
 
-def _doubt(text: Text, node: ast.AST, kind: str) -> str:
+def _doubt(text: Text, node: ast.AST) -> str:
     statement = text.statement(node)
     if isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body):
         return "it changes what is refused, and no bad input of the contract is at that edge"
-    return "a caller's tensor may live longer, whose bytes no meter counts" if kind == "save for backward" else ""
+    return ""
 
 
 # ---------------------------------------------------------------- memory

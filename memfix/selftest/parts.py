@@ -182,11 +182,12 @@ def _hash_of(contract: Contract, form: str, draw: Draw) -> str | None:
 
 
 def _bytes_at(contract: Contract, form: str, draw: Draw) -> dict[str, int] | None:
-    from ..checks.inputs import phases_of
+    from ..checks.inputs import phases_beside, phases_of
     from ..checks.memory import bytes_of, measure_phases
 
+    phases = phases_of(contract)
     try:
-        readings = measure_phases(contract, form, draw, [*phases_of(contract), "kept"], get_meter("simulated"))
+        readings = measure_phases(contract, form, draw, [*phases, *phases_beside(phases)], get_meter("simulated"))
     except Exception:
         return None
     return {phase: bytes_of(reading, phase) for phase, reading in readings.items()}

@@ -18,7 +18,7 @@ from ..errors import MeasurementError, UsageError, did_you_mean
 from ..gate.lock import Key
 from ..registry import source_of
 from .keeper import LEAST_SECONDS, LOOK_SECONDS, Baseline, Keeper, Question, Reply
-from .modules import home_of, same_code, spans_of_naive, texts_of
+from .modules import home_of, same_code, spans_of_naive, texts_of, using
 from .operators import OF_MEMORY, Known, Mutant, mutants_of
 from .parts import Look, Part
 from .text import Text
@@ -79,27 +79,34 @@ def run_selftest(
     until: float | None = None,
     say: Say = lambda _: None,
 ) -> list[Outcome]:
-    """Every mutant of the op's forms, or ``most`` of them, with its outcome. After the time ``until`` none is asked."""
+    """Every mutant of the op's forms, or ``most`` of them, with its outcome. After the time ``until`` none is asked.
+
+    Asked are the op's own checks, and those of every other op that uses the same modules, as in a gate of all.
+    """
     forms = _chosen(contract, form)
-    source = source_of(contract.name)
-    texts = texts_of(contract, source, forms)
-    own = {key: size for key, size in (lock or {}).items() if key[0] == contract.name}
+    texts = texts_of(contract, source_of(contract.name), forms)
+    paths = [text.path for text in texts]
+    asked = [(contract, forms), *((op, _chosen(op, None)) for op in using(texts) if op.name != contract.name)]
     with ExitStack() as stack:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="memfix-selftest-"))
 
-        def started(*, interpreted: bool) -> Keeper:
-            paths = [text.path for text in texts]
-            keeper = Keeper(contract.name, forms, paths, effort, own or None, interpreted=interpreted, cache=cache)
+        def started(op: Contract, forms: Sequence[str], *, interpreted: bool) -> tuple[Contract, Keeper]:
+            own = {key: size for key, size in (lock or {}).items() if key[0] == op.name}
+            keeper = Keeper(op.name, forms, paths, effort, own or None, interpreted=interpreted, cache=cache)
             stack.callback(keeper.close)
-            return keeper
+            return op, keeper
 
         say(f"{contract.name}: its checks with nothing planted")
-        wanted = [False, True] if any(contract.forms[name].has_kernels for name in forms) else [False]
-        keepers = [started(interpreted=interpreted) for interpreted in wanted]
-        for keeper in keepers:
+        keepers = []
+        for op, its_forms in asked:
+            has_kernels = any(op.forms[name].has_kernels for name in its_forms)
+            keepers += [
+                started(op, its_forms, interpreted=kind) for kind in ([False, True] if has_kernels else [False])
+            ]
+        for _, keeper in keepers:
             if until is not None and not keeper.connection.poll(max(0.0, until - time.monotonic())):
                 raise TimeIsOver
-        kept = [_Kept(keeper, _first_words(contract, keeper)) for keeper in keepers]
+        kept = [_Kept(keeper, _first_words(op, keeper)) for op, keeper in keepers]
         _require_loadable(contract, texts, kept)
         mutants = _planted(contract, forms, texts, kept, seed)[:most]
         return list(_outcomes(contract, mutants, texts, kept, until, say))

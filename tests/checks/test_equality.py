@@ -100,18 +100,18 @@ def test_failure_shrinks_to_the_smallest_shape_and_reproduces():
     assert check_equality_at(made, "form", Draw.parsed(made, spelled)).status == "fail"
 
 
-def test_same_draws_every_time_unless_random():
+def test_the_same_draws_every_time_for_the_same_seed():
     seen = []
     made = contract(lambda x: seen.append(tuple(x.shape)) or x * x)
     for _ in range(2):
         check_equality(made, "form", dtype="float32", examples=15)
     half = len(seen) // 2
     assert seen[:half] == seen[half:]
-    check_equality(made, "form", dtype="float32", examples=15, random=True)
+    check_equality(made, "form", dtype="float32", examples=15, seed=1)
     seen_before = seen[:half]
     seen.clear()
     check_equality(made, "form", dtype="float32", examples=15)
-    assert seen == seen_before  # what was drawn at random is not remembered
+    assert seen == seen_before
 
 
 def calls_of(op: str, examples: int) -> list[Draw]:

@@ -51,6 +51,10 @@ class Launch:
 
         return not isinstance(self.kernel, JITFunction)
 
+    def compile(self) -> Any:
+        """The binary for the current target, which nothing runs."""
+        return self.kernel.warmup(*self.arguments, grid=(1,), **self.options)
+
 
 def _without_memory(value: Any) -> Any:
     return Pointer.to(value) if isinstance(value, torch.Tensor) else value

@@ -45,7 +45,7 @@ contract = Contract(
         "small": {"N": 1024, "V": 2000, "D": 64, "dtype": "float32"},
     },
     budgets=[
-        Budget("gather", phase="saved", bytes="0"),  # the ids say where gradients go
+        Budget("gather", phase="saved", bytes="8*N"),  # the ids, which say where gradients go
         Budget("gather", case="incident", phase="forward", times_below_naive=100),
         Budget("gather", case="incident", phase="train", times_below_naive=50),
         Budget("gather", phase="forward", bytes="N*D*e"),

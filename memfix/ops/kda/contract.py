@@ -63,7 +63,7 @@ _SMALL_TILES = {
 FORMS = {
     "sequential": sequential_kda,
     "streamed": streamed_kda,
-    "wy": wy_kda,
+    "wy": Form(wy_kda, compared_with={f"{__package__}.chunks.MOST_ROWS": 32}),
     "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, compared_with=_SMALL_TILES),
 }
 
@@ -90,11 +90,11 @@ contract = Contract(
     forms={"reported": Form(reported_kda, reported=True), **FORMS},
     dims={
         "B": Dim(1, 2),
-        "T": Dim(1, 72),
+        "T": Dim(1, 56),
         "H": Dim(1, 2),
         "K": Dim(1, 12),
         "V": Dim(1, 12),
-        "chunk_size": Dim(1, 76),
+        "chunk_size": Dim(1, 60),
     },
     choices={"scale": (None, 0.3)},
     inputs=inputs("B", "B"),

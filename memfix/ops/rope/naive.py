@@ -18,8 +18,9 @@ def naive_rope(
     width = x.shape[-1]
     if positions is None:
         positions = torch.arange(offset, offset + x.shape[-3], device=x.device)
-    pairs_P = torch.arange(0, width, 2, dtype=torch.float64, device=x.device)
-    angles_TP = positions.to(torch.float64).unsqueeze(-1) * base ** (-pairs_P / width)
+    # on the CPU: a GPU's power is off by some more roundings, and a large position multiplies them
+    frequencies_P = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles_TP = positions.to(torch.float64).unsqueeze(-1) * frequencies_P.to(x.device)
     angles_T1D = torch.cat([angles_TP, angles_TP], dim=-1).unsqueeze(-2)
     wide = x.to(torch.float64)
     first, second = wide.chunk(2, dim=-1)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, setting
-from ...laws import Budget, Scaling, Tolerance
-from ..linear_cross_entropy.contract import CHUNK, GRADIENTS, TILE
+from ...laws import Budget, Scaling
+from ..linear_cross_entropy.contract import CHUNK, GRADIENTS, LOSS, TILE
 from ..linear_cross_entropy.contract import contract as whole
 from ..linear_cross_entropy.naive import naive_linear_cross_entropy
 from .threads import spread_linear_cross_entropy
@@ -21,7 +21,7 @@ contract = Contract(
     "vocabulary_parallel_linear_cross_entropy",
     naive=naive_linear_cross_entropy,
     # as of recompute; but the gradient of hidden is rounded on every process before it is added up
-    forms={"spread": Form(spread_linear_cross_entropy, tolerance=Tolerance(ulps=2, rms_factor=1.5))},
+    forms={"spread": Form(spread_linear_cross_entropy, tolerance=LOSS)},
     dims={"N": Dim(1, 40), "D": Dim(1, 24), "V": Dim(3, 70), "rows_per_chunk": Dim(1, 44)},
     choices={"num_processes": (2, 3, 1), **whole.choices},
     inputs=[spec for spec in whole.inputs if spec.name != "class_weight"],
