@@ -1,6 +1,6 @@
 """How often equality fails unchanged code, where every gate draws other calls.
 
-    python -m benchmarks.false_alarms [OP]... [--gates 200] [--kernels 50] [--jobs 2] [--json PATH]
+    python -m benchmarks.false_alarms [OP]... [--gates 200] [--kernels 50] [--limit SECONDS] [--jobs 2] [--json PATH]
 
 A gate is every form of every op in every dtype, at as many calls as ``memfix gate`` draws. The real one always draws
 the same; these have other calls each, so a tolerance that fits only the known calls shows. Kernels are interpreted,
@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -55,39 +55,55 @@ def checks_of(contract: Contract, *, of_kernels: bool) -> list[tuple[str, str]]:
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("--gates", type=click.IntRange(0), default=200, show_default=True)
 @click.option("--kernels", type=click.IntRange(0), default=50, show_default=True, help="Gates of forms with kernels.")
+@click.option("--first", type=click.IntRange(1), default=1, show_default=True, help="The seed of the first gate.")
+@click.option("--limit", type=click.FloatRange(min=0), metavar="SECONDS", help="Begin nothing after this time.")
 @click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path))
-def main(ops: tuple[str, ...], gates: int, kernels: int, jobs: int, path: Path | None) -> None:
+def main(
+    ops: tuple[str, ...], gates: int, kernels: int, first: int, limit: float | None, jobs: int, path: Path | None
+) -> None:
     start = time.perf_counter()
-    # kernels first: they take longest; and gate by gate, so that a run that is ended early has asked of all ops
+    # gate by gate: what was begun when the time is over has asked of all ops
     asked = [
-        (contract.name, seed, of_kernels)
-        for of_kernels, number in ((True, kernels), (False, gates))
-        for seed in range(1, 1 + number)
+        (kind, seed, contract.name)
+        for kind, number in (("kernels", kernels), ("torch", gates))
+        for seed in range(first, first + number)
         for contract in contracts(ops)
-        if checks_of(contract, of_kernels=of_kernels)
+        if checks_of(contract, of_kernels=kind == "kernels")
     ]
     rows: dict[tuple[str, str], dict[str, Any]] = {}
+    running: dict[Future[list[tuple[str, str]]], tuple[int, str]] = {}
+    waiting, late = asked[::-1], []
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=take_one_core) as pool:
-        running = {pool.submit(alarms_of, op, seed, of_kernels=kind): (op, seed) for op, seed, kind in asked}
-        for future in as_completed(running):
-            op, seed = running[future]
-            for form, alarm in future.result():
-                row = rows.setdefault((op, form), {"op": op, "form": form, "checks": 0, "alarms": 0})
-                row["checks"] += 1
-                if alarm:
-                    row["alarms"] += 1
-                    click.echo(f"gate {seed}, {op}/{form}: {alarm}")
+        while waiting or running:
+            while waiting and len(running) < 2 * jobs:
+                kind, seed, op = waiting.pop()
+                running[pool.submit(alarms_of, op, seed, of_kernels=kind == "kernels")] = (seed, op)
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                seed, op = running.pop(future)
+                for form, alarm in future.result():
+                    row = rows.setdefault((op, form), {"op": op, "form": form, "checks": 0, "alarms": 0})
+                    row["checks"] += 1
+                    if alarm:
+                        row["alarms"] += 1
+                        click.echo(f"gate {seed}, {op}/{form}: {alarm}")
+            if waiting and limit is not None and time.perf_counter() - start > limit:
+                late, waiting = waiting, []
+    whole = {(kind, seed) for kind, seed, _ in asked} - {(kind, seed) for kind, seed, _ in late}
+    number = {kind: sum(1 for other, _ in whole if other == kind) for kind in ("torch", "kernels")}
     result = {
         "surroundings": describe(),
-        "gates": gates,
-        "gates_of_kernels": kernels,
+        "gates": number["torch"],
+        "gates_of_kernels": number["kernels"],
+        "first_seed": first,
         "calls_of_a_check": EXAMPLES,
         "seconds": round(time.perf_counter() - start, 1),
         "forms": sorted(rows.values(), key=lambda row: (row["op"], row["form"])),
     }
     alarms = sum(row["alarms"] for row in rows.values())
-    click.echo(f"{alarms} of {sum(row['checks'] for row in rows.values())} checks of unchanged code failed")
+    checks = sum(row["checks"] for row in rows.values())
+    what = f"{number['torch']} gates and {number['kernels']} of kernels"
+    click.echo(f"{alarms} of {checks} checks of unchanged code failed, in {what}")
     if path is not None:
         write_whole(path, json.dumps(result, indent=2) + "\n", "the counts")
 

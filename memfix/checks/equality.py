@@ -89,10 +89,13 @@ def check_equality(
 def equality_calls(
     contract: Contract, form: str, dtype: str, examples: int, *, device: str = "cpu", seed: int = 0
 ) -> list[Drawn]:
-    """Where a form is compared: at the calls that are drawn for every form. Of kernels on the CPU fewer of these, and
-    as many others as it takes for every two options to meet in every kernel."""
-    if device != "cpu" or not contract.forms[form].has_kernels:
+    """Where a form is compared: at the calls that are drawn for every form. Of kernels at half of them on a GPU, which
+    compiles some for most calls; on the CPU at fewer, and as many others as it takes for every two options to meet in
+    every kernel."""
+    if not contract.forms[form].has_kernels:
         return drawn_calls(contract, dtype, examples, seed=seed)
+    if device != "cpu":
+        return drawn_calls(contract, dtype, max(LEAST, examples // 2), seed=seed)
     examples = max(LEAST, examples // SHARE)
     calls = drawn_calls(contract, dtype, examples, seed=seed)
     return calls + _calls_for_kernels(contract, form, examples, seed).get(dtype, [])

@@ -25,6 +25,15 @@ def test_the_checks_are_counted_and_kept(tmp_path: Path) -> None:
     options = ["--gates", "2", "--kernels", "0", "--jobs", "1", "--json", str(path)]
     done = CliRunner().invoke(false_alarms.main, ["embedding", *options])
     assert done.exit_code == 0, done.output
-    assert "0 of 8 checks of unchanged code failed" in done.output
+    assert "0 of 8 checks of unchanged code failed, in 2 gates and 0 of kernels" in done.output
     (row,) = json.loads(path.read_text())["forms"]
     assert row == {"op": "embedding", "form": "gather", "checks": 8, "alarms": 0}
+
+
+def test_gates_that_the_time_did_not_reach_are_not_counted() -> None:
+    done = CliRunner().invoke(
+        false_alarms.main, ["embedding", "--gates", "30", "--kernels", "0", "--jobs", "1", "--limit", "0"]
+    )
+    assert done.exit_code == 0, done.output
+    number = int(done.output.partition(" failed, in ")[2].split()[0])
+    assert 1 <= number < 30
