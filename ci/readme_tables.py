@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -232,23 +233,37 @@ def cheats_table() -> list[str]:
 
 
 def selftest_table() -> list[str]:
-    """What became of regressions that were planted in every op, by their kind."""
-    data = json.loads((ROOT / "benchmarks/results/cpu/selftest.json").read_text())
+    """What became of regressions that were planted in every op, by op and by kind."""
     columns = ("planted", "caught", "equal", "undecided", "missed", "never run")
-    where, asked = data["surroundings"], data["all"]["planted"] - data["all"]["not asked"]
-    of_each = f", {data['most']} of each op" if data["most"] else ""
+    by_name: dict[str, Counter[str]] = {}
+    of_kinds: dict[str, Counter[str]] = {}
+    told: dict[str, None] = {}
+    for path in sorted((RESULTS.parent / "cpu/selftest").glob("*.json")):
+        data = json.loads(path.read_text())
+        where = data["surroundings"]
+        told[f"{where['machine']}, torch {where['torch']}, {where['date'][:10]}"] = None
+        for op, row in data["ops"].items():
+            by_name[f"`{op}`"] = _asked(row)
+            for kind, some in row["kinds"].items():
+                of_kinds.setdefault(kind, Counter()).update(_asked(some))
+    rows = {**by_name, **of_kinds, "all": sum(by_name.values(), Counter())}
     lines = [
-        f"{asked} planted{of_each}, profile `{data['profile']}`, torch {where['torch']}, {where['date'][:10]}.",
+        f"{'; '.join(told)}.",
         "",
         f"| regression | {' | '.join(columns)} | share caught |",
         "|---|" + "--:|" * (len(columns) + 1),
     ]
-    rows = [*((f"`{op}`", row) for op, row in data["ops"].items()), *data["all"]["kinds"].items(), ("all", data["all"])]
-    for name, row in rows:
-        cells = [row["planted"] - row["not asked"], *(row[column] for column in columns[1:])]
-        share = "" if row["share_caught"] is None else f"{row['share_caught']:.1f} %"
-        lines.append(f"| {name} | {' | '.join(map(str, cells))} | {share} |")
+    for name, row in rows.items():
+        decided = row["caught"] + row["missed"]
+        share = f"{100 * row['caught'] / decided:.1f} %" if decided else ""
+        lines.append(f"| {name} | {' | '.join(str(row[column]) for column in columns)} | {share} |")
     return lines
+
+
+def _asked(row: dict[str, Any]) -> Counter[str]:
+    counts = Counter({name: number for name, number in row.items() if isinstance(number, int)})
+    counts["planted"] -= counts.pop("not asked")
+    return counts
 
 
 def versions_table() -> list[str]:

@@ -266,7 +266,8 @@ _TITLES = {
 
 
 def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:
-    """Budgets without a case, at shapes that nobody chose. None where the form has no such budget."""
+    """Budgets without a case, and that nothing leaks, at shapes that nobody chose, with options that no case has. None
+    where the form has no such budget."""
     from .draws import memory_calls, smallest_failure
 
     budgets = [b for b in contract.budgets if b.form == form and b.case is None and not b.known_broken]
@@ -282,8 +283,13 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
         measured += 1
         readings = readings_for(contract, budgets, draw, meter)
         events_left -= sum(reading.timeline.num_events for reading in readings.values() if reading.timeline is not None)
-        for budget in budgets:
-            finding = judge_budget(contract, budget, draw.case, readings)
+        judged = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
+        judged += [
+            leak
+            for (f, phase), reading in readings.items()
+            if (leak := judge_leak(contract, f, draw.case, phase, reading))
+        ]
+        for finding in judged:
             if finding.status == "fail":
                 events_left = _ENOUGH_EVENTS  # as many again to find the smallest shape
                 raise _OverBudget(finding)

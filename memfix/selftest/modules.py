@@ -92,8 +92,9 @@ def spans_of_naive(contract: Contract, text: Text) -> list[tuple[int, int]]:
 
 def using(texts: Sequence[Text]) -> list[Contract]:
     """The contracts that would notice a change of one of these modules."""
-    changed = {text.module for text in texts}
-    return [contract for name, contract in all_contracts().items() if source_of(name).module in _importing(changed)]
+    changed, homes = {text.module for text in texts}, {name: source_of(name).module for name in all_contracts()}
+    noticing = _importing(changed, {*changed, *homes.values()})
+    return [contract for name, contract in all_contracts().items() if homes[name] in noticing]
 
 
 # ---------------------------------------------------------------- loading again
@@ -113,12 +114,12 @@ def loaded_again(contract: Contract, source: Source, changed: Mapping[str, str])
 def _stale(contract: Contract, source: Source, changed: set[str]) -> set[str]:
     """Loaded modules that must be loaded again: those that import a changed one, directly or through others."""
     must_go = {*changed, source.module}
-    return _importing(must_go) - ({home_of(contract.naive)[0]} - must_go)
+    return _importing(must_go, must_go) - ({home_of(contract.naive)[0]} - must_go)
 
 
-def _importing(changed: set[str]) -> set[str]:
-    """Loaded modules among ``changed``, and those that import one of them."""
-    roots = tuple({f"{_root(name)}." for name in changed})
+def _importing(changed: set[str], near: set[str]) -> set[str]:
+    """Loaded modules among ``changed``, and those that import one of them, in the packages of ``near``."""
+    roots = tuple({f"{_root(name)}." for name in near})
     inside = {
         name: set(imported_by(Text(name, path, linecache_text(path))))
         for name, module in list(sys.modules.items())

@@ -13,12 +13,14 @@ import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
 from memfix.checks import compiling
-from memfix.checks.compiling import check_compiles
+from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import examine_memory
 from memfix.checks.finding import Finding
 from memfix.checks.inputs import Draw, StepOf
+from memfix.contract import Case
 from memfix.meters import get_meter
+from memfix.meters.simulated.gpus import get_gpu
 from memfix.registry import all_contracts
 
 triton = pytest.importorskip("triton")
@@ -121,6 +123,19 @@ def test_each_way_of_launching_a_kernel_is_compiled_once() -> None:
     assert found.message == "2 kernels compile for H200, with at most 0 bytes of shared memory, allowed 232,448"
 
 
+def test_what_calls_will_launch_is_compiled_before_them() -> None:
+    gpu, name = get_gpu("H200"), "kernel"
+    draws = [Draw(Case("drawn", {"N": size}, dtype="float32")) for size in (64, 65, 80)]
+    with compiling._compiling_for(gpu):
+        double.device_caches.clear()
+        compile_ahead(contract_of(form_of(double)), name, draws)
+        ((kernels, *_),) = double.device_caches.values()
+        assert len(kernels) == 2  # of a multiple of 16, and of any number
+        compile_ahead(contract_of(form_of(double_until_the_end)), name, draws)  # refused, and left to the call
+        compile_ahead(contract_of(form_of(tuned_double)), name, draws)
+        assert len(kernels) == 2
+
+
 def test_what_a_compiler_refuses_is_named_with_its_line() -> None:
     found = compiled(form_of(double_until_the_end))
     assert found.status == "fail"
@@ -198,9 +213,11 @@ def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 INTERPRETING = """
-from memfix.checks.compiling import check_compiles
+from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.inputs import Draw, StepOf
+from memfix.contract import Case
 from memfix.meters import get_meter
+from memfix.meters.simulated.gpus import get_gpu
 from memfix.registry import all_contracts
 kda, meter = all_contracts()["kda"], get_meter("simulated")
 print(meter.measure(StepOf(kda, "triton", Draw(kda.cases["small"]), "train")).peak_bytes)

@@ -195,3 +195,54 @@ def test_of_several_budgets_at_drawn_shapes_the_broken_one_is_named() -> None:
     found = check_drawn_budgets(kept, "form", METER, examples=3)
     assert found is not None
     assert found.message == "1 budget held at 4 drawn shapes each"
+
+
+class _Looked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, keeps: bool) -> torch.Tensor:
+        ctx.save_for_backward(ids if keeps else ids.clone())
+        ctx.num_rows = len(weight)
+        return weight[ids]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        return None, gradient.new_zeros(ctx.num_rows, gradient.shape[1]).index_add(0, ids, gradient), None
+
+
+@pytest.mark.parametrize(("keeps", "size"), [(True, 16 * 8), (False, 0)])
+def test_an_input_of_integers_is_saved_as_any_other(keeps: bool, size: int) -> None:
+    looking = Contract(
+        "looking",
+        naive=lambda ids, weight: weight[ids],
+        forms={"form": lambda ids, weight: _Looked.apply(ids, weight, keeps)},
+        dims={"N": Dim(1, 9), "V": Dim(1, 9)},
+        inputs=[TensorSpec("ids", "N", dtype="int64", high="V"), TensorSpec("weight", "V 4", grad=True)],
+        cases={"small": {"N": 16, "V": 8}},
+    )
+    draw = Draw(looking.cases["small"])
+    readings = measure_phases(looking, "form", draw, ["train", "saved"], get_meter("simulated"))
+    assert readings["saved"].peak_bytes == size
+
+
+def test_a_leak_that_only_an_option_has_is_found_at_drawn_shapes() -> None:
+    history = []
+
+    def form(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if bias is not None:
+            history.append(bias * 1)
+        return x * 2 if bias is None else x * 2 + bias
+
+    adding = Contract(
+        "adding",
+        naive=lambda x, bias: x * 2 if bias is None else x * 2 + bias,
+        forms={"form": form},
+        dims={"N": Dim(1, 9)},
+        inputs=[TensorSpec("x", "N 4", grad=True), TensorSpec("bias", "4", optional=True)],
+        cases={"small": {"N": 16}},
+        budgets=[Budget("form", phase="train", bytes="1 MiB")],
+    )
+    found = check_drawn_budgets(adding, "form", get_meter("simulated"), examples=8)
+    assert found is not None
+    assert (found.check, found.status) == ("leak", "fail")
+    assert "present=bias" in found.reproduce

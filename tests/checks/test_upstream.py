@@ -60,7 +60,8 @@ def gradient(upstream: Upstream, *shape: int) -> torch.Tensor:
 def test_each_kind_lies_and_counts_as_its_name_says() -> None:
     dense, transposed = gradient("dense", 6, 4), gradient("transposed", 6, 4)
     assert dense.is_contiguous()
-    assert transposed.stride() == (1, 6)
+    assert transposed.stride() == (1, 7)
+    assert transposed.storage_offset() == 1
     assert torch.equal(dense, transposed)
     expanded = gradient("expanded", 6, 4)
     assert expanded.stride() == (0, 0)

@@ -114,6 +114,15 @@ def test_an_option_that_is_not_drawn_is_a_miss_and_drawn_it_is_caught(selftest: 
     assert "equality" in data["all"]["caught_by"]
 
 
+def test_another_op_that_uses_the_same_modules_is_asked_too(selftest: Any, tmp_path: Path) -> None:
+    package(tmp_path, "twice")
+    other = CONTRACT.replace("from .forms", "from twice.forms").replace('"twice",', '"negated",')
+    package(tmp_path, "negated", contract=other, choices=DRAWN)
+    ended = selftest("twice", "--profile", "dev", "--mutants", "20", "--json", "both.json")
+    assert ended.returncode == 0, ended.stderr
+    assert not any("negate is True" in survivor for survivor in survivors(tmp_path / "both.json")), ended.stdout
+
+
 def test_too_small_a_share_ends_with_1(selftest: Any, tmp_path: Path) -> None:
     package(tmp_path, "twice", forms=FORMS + "\n\ndef unused(x):\n    return x[1:]\n")
     ended = selftest("twice", "--profile", "dev", "--least", "100", "--mutants", "24")

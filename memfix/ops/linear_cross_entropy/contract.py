@@ -24,8 +24,8 @@ TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
 GRADIENTS = "N*D*e + V*D*max(e, 4)"
 
 LOSS = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
-# each chunk's loss and each chunk's gradient of the weight is rounded before they are added up
-_ADDS_UP_ROUNDED = replace(LOSS, ulps=6, rms_factor=4)
+# each chunk's loss and gradients are rounded before they are added up, and there may be a hundred chunks
+_ADDS_UP_ROUNDED = replace(LOSS, ulps=16, rms_factor=16)
 # naive rounds the logits, which is most of its error where they are tens; and it knows the upstream gradient in time,
 # where these multiply by it what is rounded already
 KEEPS_LOGITS = replace(LOSS, rms_ulps=0.65)
@@ -50,6 +50,9 @@ def _target_of(value: int) -> Any:
 
     return change
 
+
+_SMALL_CASE = {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"}
+_EVERY_OPTION = {"present": ("bias", "class_weight"), "label_smoothing": 0.1, "softcap": 20.0, "z_loss": 1e-2}
 
 contract = Contract(
     "linear_cross_entropy",
@@ -93,7 +96,8 @@ contract = Contract(
         # an eighth of its tokens: chunks like the incident's, timed well in a second, and naive fits on smaller GPUs
         "large": {"N": 16_384, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},
         "medium": {"N": 8192, "D": 1024, "V": 32_000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
-        "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"},
+        "small": _SMALL_CASE,
+        "options": {**_SMALL_CASE, **_EVERY_OPTION},  # what only an option takes or keeps has a lock entry, too
     },
     tolerance=LOSS,
     budgets=[

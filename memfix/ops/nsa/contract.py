@@ -69,7 +69,8 @@ contract = Contract(
         "small": {"B": 2, "T": 256, "G": 2, "R": 2, "D": 16, "compress_block": 8, "compress_stride": 2}
         | {"select_block": 16, "num_selected": 4, "window": 32, "queries_per_chunk": 256, "dtype": "float32"},
     },
-    tolerance=Tolerance(rms_factor=1.5),
+    # where keys and values come in runs, three softmaxes of sums cancel
+    tolerance=Tolerance(rms_factor=1.5, sum_ulps=128),
     budgets=[
         Budget("chunked", phase="forward", case="incident", times_below_naive=400),
         Budget("chunked", phase="train", case="incident", times_below_naive=700),
