@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..checks.children import (
     StartMethod,
     import_what_equality_needs,
@@ -127,6 +129,7 @@ def _serve(
     os.environ["TRITON_CACHE_DIR"] = cache
     take_one_core()
     import_what_equality_needs()
+    torch.backends.mkldnn.set_flags(False)  # on Arm its threads do not survive a fork: a child waits for them for good
     if interpreted:
         from ..checks.interpreter import _start
 
