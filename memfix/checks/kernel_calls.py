@@ -28,6 +28,7 @@ _TRIES = 24
 _CANDIDATES = 16
 _LARGE = "large values"
 _MAGNITUDES = {False: 1.0, True: 8.0}
+_ONE_RESULT = "one result is used"
 
 
 def calls_for_kernels(contract: Contract, form: str, given: Mapping[str, Sequence[Drawn]]) -> dict[str, list[Drawn]]:
@@ -65,7 +66,7 @@ def _calls_until_options_meet(
     contract: Contract, kernel: str, launches: _Launches, start: Sequence[Drawn], met: set[tuple[str, str]]
 ) -> Iterator[Drawn]:
     """The calls that it starts from, with other options: of several those in which most meet for the first time."""
-    every = {**options_of(contract), _LARGE: (False, True)}
+    every = {**options_of(contract), _LARGE: (False, True), _ONE_RESULT: (False, True)}
     options: Options = {
         name: [value for value in values if kernel in launches.of(_with(contract, start[0], {name: value}))]
         for name, values in every.items()
@@ -91,7 +92,8 @@ def _drawn(contract: Contract, dtypes: Sequence[str]) -> Iterator[Drawn]:
 
 
 def _taken(contract: Contract, draw: Draw) -> Options:
-    return {**options_taken(contract, draw), _LARGE: (draw.magnitude > 4,)}
+    beside = {_LARGE: (draw.magnitude > 4,), _ONE_RESULT: (draw.upstream == "partial",)}
+    return {**options_taken(contract, draw), **beside}
 
 
 def _with(contract: Contract, call: Drawn, chosen: Mapping[str, Any]) -> Drawn:
@@ -103,7 +105,11 @@ def _changed(contract: Contract, chosen: Mapping[str, Any], draw: Draw) -> Draw:
     choices = {name: taken[name] for name in contract.choices}
     present = tuple(spec.name for spec in contract.inputs if spec.optional and taken[spec.name])
     magnitude = _MAGNITUDES[chosen[_LARGE]] if _LARGE in chosen else draw.magnitude
-    return replace(draw, case=replace(draw.case, choices=choices, present=present), magnitude=magnitude)
+    upstream = draw.upstream
+    if taken[_ONE_RESULT] != (upstream == "partial"):
+        upstream = "partial" if taken[_ONE_RESULT] else "dense"
+    case = replace(draw.case, choices=choices, present=present)
+    return replace(draw, case=case, magnitude=magnitude, upstream=upstream)
 
 
 def launched(contract: Contract, form: str, draw: Draw) -> Kernels:

@@ -61,6 +61,7 @@ _SMALL_TILES = {
 }
 
 FORMS = {
+    "reported": Form(reported_kda, reported=True),
     "sequential": sequential_kda,
     "streamed": streamed_kda,
     "wy": Form(wy_kda, compared_with={f"{__package__}.chunks.MOST_ROWS": 32}),
@@ -87,7 +88,7 @@ def inputs(batch: str, sequences: str) -> list[TensorSpec]:
 contract = Contract(
     "kda",
     naive=naive_kda,
-    forms={"reported": Form(reported_kda, reported=True), **FORMS},
+    forms=FORMS,
     dims={
         "B": Dim(1, 2),
         "T": Dim(1, 56),
