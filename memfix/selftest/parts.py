@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MORE = 2  # times as many calls as the gate draws
 _MOST_COMBINATIONS = 48
 _LARGE = 100_000
-_NOTHING = 1000  # a growth by a smaller share is within the slack of any budget
+_NOTHING = 1000  # bytes that grow by less than the thousandth part are not called missed
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def run_selftest(
     forms = _chosen(contract, form)
     texts = texts_of(contract, source_of(contract.name), forms)
     paths = [text.path for text in texts]
-    asked = [(contract, forms), *((op, _chosen(op, None)) for op in using(texts) if op.name != contract.name)]
+    others = [op for op in using(texts) if op.name != contract.name and _not_known_unequal(op)]
+    asked = [(contract, forms), *((op, _not_known_unequal(op)) for op in others)]
     with ExitStack() as stack:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="memfix-selftest-"))
 
@@ -115,14 +116,15 @@ def run_selftest(
 def _chosen(contract: Contract, form: str | None) -> list[str]:
     if form is not None and form not in contract.forms:
         raise UsageError(f"{contract.name} has no form {form!r}{did_you_mean(form, contract.forms)}")
-    if form is None:
-        chosen = [name for name in contract.forms if not contract.forms[name].known_unequal]
-    else:
-        chosen = [form] if not contract.forms[form].known_unequal else []
+    chosen = [name for name in _not_known_unequal(contract) if form in (None, name)]
     if not chosen:
         what = form or "every form"
         raise UsageError(f"{contract.name}: {what} is known to be unequal: no regression would show in it")
     return chosen
+
+
+def _not_known_unequal(contract: Contract) -> list[str]:
+    return [name for name, form in contract.forms.items() if not form.known_unequal]
 
 
 def _first_words(contract: Contract, keeper: Keeper) -> Baseline:
