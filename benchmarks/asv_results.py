@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memfix.atomic_write import write_whole
 from memfix.errors import MemfixError
-from memfix.files import write_whole
 
 Listing = dict[str, Any]
 """ASV's ``benchmarks.json``: a description of each benchmark by name, beside ASV's own ``version``."""

@@ -17,8 +17,8 @@ import torch
 import memfix
 from memfix.errors import did_you_mean
 from memfix.laws import NAIVE
+from memfix.provenance import installed_version
 from memfix.registry import contracts
-from memfix.surroundings import installed_version
 
 from .rounds import trouble_of
 

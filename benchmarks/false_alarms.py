@@ -19,13 +19,13 @@ from typing import Any
 
 import click
 
+from memfix.atomic_write import write_whole
 from memfix.checks.children import take_one_core
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality
 from memfix.contract import Contract
-from memfix.files import write_whole
+from memfix.provenance import describe
 from memfix.registry import all_contracts, contracts
-from memfix.surroundings import describe
 
 EXAMPLES = PROFILES["ci"].equality_examples
 

@@ -22,14 +22,14 @@ from typing import Any
 import click
 from rich.console import Console
 
+from memfix.atomic_write import write_whole
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION
-from memfix.files import write_whole
 from memfix.gate.report import as_json
-from memfix.gate.timing.places import Place, places_of
 from memfix.gate.timing.run import run_time_gate
+from memfix.gate.timing.timing_plan import Place, places_of
 from memfix.meters.cuda import gpu_unavailable_reason
+from memfix.provenance import describe
 from memfix.registry import contracts
-from memfix.surroundings import describe
 
 WORDS = {EXIT_PASS: "passed", EXIT_REGRESSION: "failed", EXIT_NOT_MEASURED: "could_not_measure"}
 

@@ -26,11 +26,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from memfix.atomic_write import write_whole
 from memfix.errors import did_you_mean
-from memfix.files import write_whole
 from memfix.laws import NAIVE
 from memfix.meters.cuda import gpu_to_ourselves, gpu_unavailable_reason
-from memfix.surroundings import describe
+from memfix.provenance import describe
 from memfix.units import format_bytes, format_seconds
 
 from .contenders import chosen

@@ -29,8 +29,8 @@ from rich.console import Console
 from memfix.contract import FLOOR
 from memfix.laws import NAIVE
 from memfix.meters.cuda import gpu_to_ourselves, gpu_unavailable_reason
+from memfix.provenance import describe
 from memfix.registry import contracts
-from memfix.surroundings import describe
 from memfix.units import GiB, format_bytes, format_seconds
 
 from .contenders import chosen, relative_error

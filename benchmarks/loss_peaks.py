@@ -19,7 +19,7 @@ import torch
 
 import memfix
 from memfix.meters.base import Step, StepBuilder
-from memfix.surroundings import describe
+from memfix.provenance import describe
 
 from .peers import our_forms
 from .rounds import LossOf, forget_gradients, train

@@ -17,7 +17,7 @@ from asv.util import UserError
 
 from memfix.cli.ending import run
 from memfix.errors import MemfixError
-from memfix.surroundings import gpu_and_driver, installed_version
+from memfix.provenance import gpu_and_driver, installed_version
 from memfix.units import GiB
 
 

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 import memfix
 from memfix.meters.simulated import fake_device
 from memfix.ops.linear_cross_entropy import linear_cross_entropy
-from memfix.surroundings import describe
+from memfix.provenance import describe
 from memfix.units import MiB, format_bytes
 
 ROUNDS = 7

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import click
 
+from memfix.atomic_write import write_whole
 from memfix.cli.ending import run
 from memfix.errors import MemfixError
-from memfix.files import write_whole
 
 from .asv_results import measured, named, require_whole, unlisted
 

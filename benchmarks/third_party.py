@@ -18,7 +18,7 @@ import torch
 
 import memfix
 from memfix.meters.base import Step, StepBuilder
-from memfix.surroundings import describe, installed_version
+from memfix.provenance import describe, installed_version
 from memfix.units import format_bytes
 
 

@@ -24,9 +24,9 @@ import click
 
 from memfix.cli.ending import run
 from memfix.errors import EXIT_NOT_MEASURED, MeasurementError, MemfixError, UsageError
-from memfix.gate.timing.copies import take_package
+from memfix.gate.timing.base_checkout import take_package
 from memfix.meters.readiness import ready_within
-from memfix.surroundings import gpu_and_driver, installed_version
+from memfix.provenance import gpu_and_driver, installed_version
 
 from .asv_results import (
     Drift,

@@ -173,7 +173,7 @@ def _last_line(text: str) -> str:
 # ---------------------------------------------------------------- the tests
 _DESCRIBE = """
 import json, platform, torch
-from memfix.surroundings import describe, installed_version
+from memfix.provenance import describe, installed_version
 found = describe()
 kept = {key: found[key] for key in ("date", "commit", "triton", "python", "machine", "gpu")}
 print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "numpy": installed_version("numpy"), **kept}))

@@ -17,7 +17,7 @@ import pytest
 
 from . import __version__
 from .errors import MemfixError
-from .surroundings import allocator_settings, gpu_and_driver, installed_version
+from .provenance import allocator_settings, gpu_and_driver, installed_version
 from .units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

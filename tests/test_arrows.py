@@ -21,7 +21,7 @@ FLOORS = [
     {"checks", "measure", "ops", "pictures"},
     {"meters", "contract"},
     {"laws"},
-    {"formula", "surroundings", "files", "versions"},
+    {"formula", "provenance", "atomic_write", "versions"},
     {"units", "errors"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -13,7 +13,7 @@ from ..errors import MeterUnavailable
 from ..meters.base import StepBuilder
 from ..meters.simulated.gpus import GPU, GPUS, plain_name
 from ..meters.simulated.tables import Standing, Table
-from ..surroundings import describe
+from ..provenance import describe
 from . import probes
 from .observe import Observation, OperatorWatch
 from .probes.registry import PROBES

@@ -38,10 +38,10 @@ def calibrate(do_run: bool, only: tuple[str, ...], out: Path | None, gpu: str, j
         if only or out:
             raise click.UsageError("--only and --out belong to --run")
         return _show(get_gpu(gpu), report_console(to_stderr=json_path == "-"), json_path)
+    from ..atomic_write import write_whole
     from ..calibration.run import all_probes
     from ..calibration.run import calibrate as probe
     from ..errors import UsageError
-    from ..files import write_whole
     from ..meters.simulated.tables import own_tables, read_table, table_of
 
     probes = {name: build for name, build in all_probes().items() if not only or any(text in name for text in only)}

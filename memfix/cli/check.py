@@ -46,8 +46,8 @@ def check(
     from ..checks.speed import check_speed
     from ..gate import report
     from ..meters import usable_meter
+    from ..provenance import describe
     from ..registry import contracts
-    from ..surroundings import describe
 
     report.require_writable(json_path)
     chosen = contracts(ops)

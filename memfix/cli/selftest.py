@@ -53,10 +53,10 @@ def selftest(
 
     from ..gate import report
     from ..gate.lock import read_lock
+    from ..provenance import describe
     from ..registry import contracts
     from ..selftest.report import as_data, print_report, share_caught
     from ..selftest.run import Outcome, TimeIsOver, run_selftest
-    from ..surroundings import describe
 
     if not hasattr(os, "fork"):
         raise UsageError("memfix selftest asks every mutant in a forked process, which this system does not have")

@@ -50,7 +50,7 @@ def train(
     from ..gate import report
     from ..incidents.distributed import joined
     from ..incidents.training import train as run
-    from ..surroundings import describe
+    from ..provenance import describe
 
     report.require_writable(json_path)
     with joined(config.training.device) as world, _lines(json_path, world.is_first, resume_path is not None) as write:

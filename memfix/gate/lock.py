@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..atomic_write import write_whole
 from ..errors import LockError
-from ..files import write_whole
 
 Key = tuple[str, str, str, str]
 """Op, form, case, phase."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
+from ..atomic_write import write_whole
 from ..meters.timeline import Allocation
 
 Peaks = Mapping[str, tuple[Allocation, ...]]

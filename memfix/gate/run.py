@@ -14,7 +14,7 @@ from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..meters import usable_meter
 from ..meters.base import Reading
-from ..surroundings import describe
+from ..provenance import describe
 from ..units import format_bytes, format_change
 from .base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
 from .judge import Verdict, judge, readings_by_key

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from ..atomic_write import write_whole
 from ..errors import UsageError
-from ..files import write_whole
 from .distributed import World
 
 FORMAT = "memfix training checkpoint"

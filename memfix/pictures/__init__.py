@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..atomic_write import write_whole
 from ..errors import UsageError
-from ..files import write_whole
 from ..meters.timeline import Timeline
 from . import figure, page, snapshot, trace
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 
 from memfix import Contract
+from memfix.atomic_write import write_whole
 from memfix.checks.bad_inputs import check_bad_input
 from memfix.checks.children import take_one_core
 from memfix.checks.draws import memory_calls
@@ -37,10 +38,9 @@ from memfix.checks.inputs import Draw, phases_of
 from memfix.checks.interpreter import in_interpreter, is_interpreting
 from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge, measure_phases
 from memfix.checks.scaling import check_scaling
-from memfix.files import write_whole
 from memfix.meters import get_meter
+from memfix.provenance import describe
 from memfix.registry import all_contracts
-from memfix.surroundings import describe
 
 FOLDER = Path(__file__).resolve().parent
 EFFORT = PROFILES["ci"]

@@ -17,7 +17,7 @@ from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.ops.kda import decode_kda, kda
 from memfix.ops.kda.arguments import DEFAULT_CHUNK_SIZE
-from memfix.ops.kda.chunks import MOST_ROWS, rows_per_chunk
+from memfix.ops.kda.chunk_layout import MOST_ROWS, rows_per_chunk
 from memfix.ops.kda.contract import contract
 from memfix.ops.kda.naive import naive_kda
 from memfix.ops.kda.sequential import sequential_kda

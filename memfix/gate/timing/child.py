@@ -19,9 +19,9 @@ from ...meters.base import Step
 from ...meters.clock import Race, race, slowed
 from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
 from ...registry import contracts, source_of
-from .beside import NotAtBase, form_at_base
-from .places import BASE, CANARY, NAIVE_FORM, Against, Place, smallest_case
+from .import_base import NotAtBase, form_at_base
 from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S, SCATTER
+from .timing_plan import BASE, CANARY, NAIVE_FORM, Against, Place, smallest_case
 
 Subject = tuple[Place, Against]
 _PROCESSOR = 36

@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from .places import BASE, CANARY, NAIVE_FORM
+from .timing_plan import BASE, CANARY, NAIVE_FORM
 
 MOST_PROCESSES = 8
 SAMPLE_S, MOST_PAIRS = 0.001, 400

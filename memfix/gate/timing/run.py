@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from ...checks.finding import Finding, Status
 from ...contract import Contract
 from ...errors import MeterUnavailable
-from ...surroundings import describe
+from ...provenance import describe
 from ...units import format_seconds
 from ..judge import Verdict
+from .base_checkout import Copies, copies_at
 from .child import Station, Subject, Timed
-from .copies import Copies, copies_at
-from .fresh import FreshProcesses
-from .places import BASE, CANARY, NAIVE_FORM, Place, places_of
 from .rule import ALLOWED, CANARY_FACTOR, MOST_PROCESSES, Spread, allowed_over_base, answer
+from .timing_plan import BASE, CANARY, NAIVE_FORM, Place, places_of
+from .worker_pool import FreshProcesses
 
 Say = Callable[[str], None]
 

@@ -1,11 +1,15 @@
 """The GPU-free meter: the step runs on fake tensors, and every storage's birth and death is counted.
 
 Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
-runs give the same bytes. Rooms: ``fake_device`` and ``plain_path`` (CUDA's paths in any torch), ``environment``,
-``answers``, ``detours``, ``redirects`` and ``attention`` (user code believes in the GPU), ``launches`` (what it would
-have run of Triton's), ``tracking`` and ``engine`` (storages), ``known_results`` (what operators return), ``composite``,
-``workspace`` and ``tables`` (what kernels hide), ``assumptions`` and ``refusals`` (values that are not there),
-``ledger`` (the bytes), ``source_lines`` (who made them), ``gpus``.
+runs give the same bytes. Rooms:
+
+- ``fake_device``, ``hide_dispatch_modes``: CUDA's code paths in any torch
+- ``environment``, ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: a GPU to user code
+- ``launches``: the Triton kernels that would have run
+- ``tracking``, ``engine``, ``fake_result_cache``, ``composite``: storages, and what operators return
+- ``workspace``, ``tables``: memory that kernels take for themselves
+- ``assumptions``, ``refusals``: values that are not there
+- ``ledger``, ``source_lines``, ``gpus``: the bytes, the lines that made them, the GPUs
 """
 
 from __future__ import annotations

@@ -12,14 +12,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..garbage import only_our_own_cycles
-from . import fake_device
-from . import plain_path as plain_paths
-from .answers import about_memory, about_the_gpu
-from .detours import detours
+from . import fake_device, hide_dispatch_modes
+from .dispatcher_overrides import paths_as_on_cuda
+from .fake_result_cache import KnownResults
 from .gpus import GPU
-from .known_results import KnownResults
 from .patches import applied
-from .redirects import paths_as_on_cuda
+from .python_patches import detours
+from .torch_cuda_stubs import about_memory, about_the_gpu
 from .tracking import StorageTracker
 
 
@@ -49,7 +48,7 @@ def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
         stack.enter_context(tracker.watching_optimizers())
         if plain_path:
             stack.enter_context(
-                plain_paths.installed(
+                hide_dispatch_modes.installed(
                     torch._C._len_torch_dispatch_stack() + 2,
                     lambda: tracker.note("another dispatch mode is active in the step, and what it keeps is not known"),
                 )

@@ -19,8 +19,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ...atomic_write import write_whole
 from ...errors import UsageError
-from ...files import write_whole
 from ...versions import torch_range
 
 _PROBE = """
@@ -90,7 +90,9 @@ def verdict() -> Verdict:
 def _verdict_file(torch_file: str, version: str) -> Path:
     library = Path(torch_file).parent / "lib" / "libc10.so"
     stamp = library.stat().st_mtime_ns if library.exists() else 0
-    own_source = "".join((Path(__file__).parent / name).read_text() for name in ("fake_device.py", "plain_path.py"))
+    own_source = "".join(
+        (Path(__file__).parent / name).read_text() for name in ("fake_device.py", "hide_dispatch_modes.py")
+    )
     key = hashlib.sha256(f"{torch_file} {version} {stamp} {own_source}".encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "memfix" / f"fake-device-{key}.json"

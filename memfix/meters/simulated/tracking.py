@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ...errors import MeasurementError
 from ..timeline import Allocation
-from . import plain_path
+from . import hide_dispatch_modes
 from .assumptions import assumed_answer, remember_question
 from .attention import OUTPUTS_ON_CUDA
 from .composite import composite_key
 from .engine import EngineWatch
+from .fake_result_cache import UNKNOWN, VIEWS, KnownResults
 from .gpus import GPU
-from .known_results import UNKNOWN, VIEWS, KnownResults
 from .launches import Launch
 from .ledger import Entry, Ledger
 from .source_lines import SourceLines
@@ -96,7 +96,7 @@ class StorageTracker(TorchDispatchMode):
         result = self._run(func, args, kwargs, given)
         results = tensors_in(result)
         if self._plain_path:
-            plain_path.hide(results)
+            hide_dispatch_modes.hide(results)
         overwritten = self._entry(args[0]) if in_place else None
         for tensor in results:
             self._register_result(tensor, func, site, overwritten)
@@ -112,7 +112,7 @@ class StorageTracker(TorchDispatchMode):
         result = self.known.view(func, args, kwargs)
         if result is not UNKNOWN:
             if self._plain_path:
-                plain_path.hide(tensors_in(result))
+                hide_dispatch_modes.hide(tensors_in(result))
             remember_question(func, args, result)
         return result
 
@@ -133,12 +133,12 @@ class StorageTracker(TorchDispatchMode):
             return result
         self.known.mode.cache_enabled = key is None  # what we remember need not be remembered there too
         if self._plain_path:
-            plain_path.show(given)
+            hide_dispatch_modes.show(given)
         try:
             result = _as_on_cuda(Call(self.gpu, func, args, kwargs, func(*args, **kwargs)))
         finally:
             if self._plain_path:
-                plain_path.hide(given)
+                hide_dispatch_modes.hide(given)
         if key is not None and key == self.known.spelled(func, args, kwargs):  # no argument was given another shape
             self.known.remember(key, func, given, result)
         return result

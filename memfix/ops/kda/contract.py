@@ -64,7 +64,7 @@ FORMS = {
     "reported": Form(reported_kda, reported=True),
     "sequential": sequential_kda,
     "streamed": streamed_kda,
-    "wy": Form(wy_kda, compared_with={f"{__package__}.chunks.MOST_ROWS": 32}),
+    "wy": Form(wy_kda, compared_with={f"{__package__}.chunk_layout.MOST_ROWS": 32}),
     "triton": Form(triton_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, compared_with=_SMALL_TILES),
 }
 

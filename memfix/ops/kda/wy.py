@@ -1,7 +1,7 @@
 """The chunked WY form: nothing of ``K x K`` a token, all of a chunk in products of matrices, in pure torch.
 
 Inside a chunk the delta rule is a triangular system. With ``decay`` between two rows, ``A`` and ``P`` the decayed
-products of rows (``levels.py``), ``X = (I + diag(beta) A)^-1`` and the state ``S`` before the chunk::
+products of rows (``pairwise_decays.py``), ``X = (I + diag(beta) A)^-1`` and the state ``S`` before the chunk::
 
     V' = X diag(beta) (V - (eG*K) S);    o = scale ((eG*Q) S + P V');    S <- eG_last*S + (eR*K)^T V'
 
@@ -23,8 +23,8 @@ import torch
 
 from ..derivatives import first_derivative_only
 from .arguments import DEFAULT_CHUNK_SIZE, Span, require_kda, scale_of, wide_dtype
-from .chunks import Layout
-from .levels import (
+from .chunk_layout import Layout
+from .pairwise_decays import (
     Gates,
     add_gradients_of_products,
     add_to_gates_after_row,

@@ -10,10 +10,10 @@ import pytest
 from memfix.checks.finding import Finding
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION, MeterUnavailable, UsageError
 from memfix.gate.timing.child import Subject, Timed
-from memfix.gate.timing.fresh import FreshProcesses
-from memfix.gate.timing.places import BASE, CANARY, Place
 from memfix.gate.timing.rule import MOST_PROCESSES
 from memfix.gate.timing.run import run_time_gate
+from memfix.gate.timing.timing_plan import BASE, CANARY, Place
+from memfix.gate.timing.worker_pool import FreshProcesses
 from memfix.meters.clock import Race
 from memfix.registry import contracts
 

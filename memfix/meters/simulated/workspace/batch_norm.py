@@ -1,4 +1,4 @@
-"""Batch norm: torch's own kernels, and cuDNN's, to which ``redirects`` sends what a CUDA build would."""
+"""Batch norm: torch's own kernels, and cuDNN's, to which ``dispatcher_overrides`` sends what a CUDA build would."""
 
 from __future__ import annotations
 

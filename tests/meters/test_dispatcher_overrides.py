@@ -174,7 +174,7 @@ def test_one_hot_of_as_many_classes_as_there_are_needs_values() -> None:
         return lambda: F.one_hot(ids)
 
     with pytest.raises(
-        MeasurementError, match=r"^the step needs the values of a tensor .* at .*test_redirects\.py:\d+"
+        MeasurementError, match=r"^the step needs the values of a tensor .* at .*test_dispatcher_overrides\.py:\d+"
     ):
         memfix.peak(build)
 

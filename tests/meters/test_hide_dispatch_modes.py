@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfix
-from memfix.meters.simulated import fake_device, plain_path
+from memfix.meters.simulated import fake_device, hide_dispatch_modes
 from memfix.meters.simulated.environment import simulated_gpu
 from memfix.meters.simulated.gpus import H200
 
@@ -133,7 +133,7 @@ def test_fake_tensors_that_outlive_the_world_carry_their_key_and_work() -> None:
 
 @pytest.mark.parametrize("error", [None, KeyError("planted")])
 def test_the_import_slot_of_libtorch_holds_its_old_value(error: Exception | None) -> None:
-    slot = ctypes.c_void_p.from_address(plain_path._import_slot())
+    slot = ctypes.c_void_p.from_address(hide_dispatch_modes._import_slot())
     before, inside = slot.value, []
 
     def build(device: str) -> Any:
@@ -154,8 +154,8 @@ def test_the_import_slot_of_libtorch_holds_its_old_value(error: Exception | None
 def test_a_real_tensor_keeps_its_keys() -> None:
     real = torch.ones(3)
     before = torch._C._dispatch_keys(real).raw_repr()
-    plain_path.show([real])
-    plain_path.hide([real])
+    hide_dispatch_modes.show([real])
+    hide_dispatch_modes.hide([real])
     assert torch._C._dispatch_keys(real).raw_repr() == before
 
 

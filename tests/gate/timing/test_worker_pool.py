@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from memfix.gate.timing import child, fresh
+from memfix.gate.timing import child, worker_pool
 from memfix.gate.timing.child import Station, Task, Timed
-from memfix.gate.timing.fresh import FreshProcesses
-from memfix.gate.timing.places import BASE, CANARY, NAIVE_FORM, Place
 from memfix.gate.timing.rule import CANARY_FACTOR
+from memfix.gate.timing.timing_plan import BASE, CANARY, NAIVE_FORM, Place
+from memfix.gate.timing.worker_pool import FreshProcesses
 from memfix.meters.clock import LEAST_PAIRS, Race
 from memfix.registry import contracts
 
@@ -57,14 +57,14 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert method == "spawn"
         return multiprocessing.get_context("fork")
 
-    monkeypatch.setattr(fresh, "multiprocessing", SimpleNamespace(get_context=get_context))
+    monkeypatch.setattr(worker_pool, "multiprocessing", SimpleNamespace(get_context=get_context))
 
 
 @pytest.mark.usefixtures("children", "_forked")
 @pytest.mark.parametrize("together", [1, 3])
 def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    monkeypatch.setattr(fresh, "stand_by", says_who_it_is)
-    monkeypatch.setitem(fresh.TOGETHER, "cpu", together)
+    monkeypatch.setattr(worker_pool, "stand_by", says_who_it_is)
+    monkeypatch.setitem(worker_pool.TOGETHER, "cpu", together)
     with FreshProcesses(STATION) as processes:
         read = [processes.timed([SUBJECT], base_first=False) for _ in range(2)]
         assert len(multiprocessing.active_children()) >= together - 2
@@ -75,7 +75,7 @@ def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("children", "_forked")
 @pytest.mark.parametrize(("life", "code"), [(dies_at_once, 7), (dies_when_asked, 8)])
 def test_a_process_that_dies_is_trouble_with_its_code(monkeypatch: pytest.MonkeyPatch, life: object, code: int) -> None:
-    monkeypatch.setattr(fresh, "stand_by", life)
+    monkeypatch.setattr(worker_pool, "stand_by", life)
     with FreshProcesses(STATION) as processes:
         (timed,) = processes.timed([SUBJECT], base_first=False)
     assert (timed.race, timed.trouble) == (None, f"the process that was to time it ended with {code}")
@@ -148,7 +148,7 @@ def cores_of_threads() -> list[set[int]]:
 
 @pytest.mark.usefixtures("children", "_forked")
 def test_processes_get_ready_for_what_they_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh, "stand_by", says_its_places)
+    monkeypatch.setattr(worker_pool, "stand_by", says_its_places)
     other = Place("shared_table", "medium", "train")
     with FreshProcesses(STATION) as processes:
         troubles = [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from memfix.errors import MeasurementError, UsageError
-from memfix.gate.timing import copies
-from memfix.gate.timing.copies import copies_at, take_package
+from memfix.gate.timing import base_checkout
+from memfix.gate.timing.base_checkout import copies_at, take_package
 from memfix.registry import Source
 
 Sources = Callable[..., list[Any]]
@@ -40,7 +40,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Sources:
     """Contracts of these modules, each named like its module."""
 
     def declared(*modules: str) -> list[Any]:
-        monkeypatch.setattr(copies, "source_of", lambda name: Source(name, "contract", name))
+        monkeypatch.setattr(base_checkout, "source_of", lambda name: Source(name, "contract", name))
         return [SimpleNamespace(name=module) for module in modules]
 
     return declared

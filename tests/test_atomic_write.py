@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from memfix.atomic_write import write_whole
 from memfix.errors import EXIT_USAGE, UsageError
-from memfix.files import write_whole
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from memfix.errors import MeasurementError
-from memfix.gate.timing import beside
-from memfix.gate.timing.beside import NotAtBase, form_at_base
+from memfix.gate.timing import import_base
+from memfix.gate.timing.import_base import NotAtBase, form_at_base
 from memfix.registry import Source
 
 CONTRACT = """
@@ -57,7 +57,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
     hooks, path = sys.path_hooks[:], sys.path[:]
     yield write
-    beside._declared_at_base.cache_clear()
+    import_base._declared_at_base.cache_clear()
     sys.path_hooks[:], sys.path[:] = hooks, path
     for name in [name for name in sys.modules if name.startswith("toy_package")]:
         del sys.modules[name]

@@ -11,14 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memfix
 from memfix.meters.base import Reading
-from memfix.meters.simulated import known_results
+from memfix.meters.simulated import fake_result_cache
 from memfix.meters.simulated.environment import simulated_gpu
 from memfix.meters.simulated.gpus import H200
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_results, "_known", {})
+    monkeypatch.setattr(fake_result_cache, "_known", {})
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def test_results_on_the_host_stay_there() -> None:
 
 
 def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_results, "_MOST_KNOWN", 5)
+    monkeypatch.setattr(fake_result_cache, "_MOST_KNOWN", 5)
     with simulated_gpu(H200, plain_path=True):
         for size in range(1, 20):
             assert torch.empty(size, device="cuda").exp().shape == (size,)
-    assert len(known_results._known) <= 5
+    assert len(fake_result_cache._known) <= 5

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...errors import MeasurementError
 from ...registry import Source
-from .copies import AT_BASE
+from .base_checkout import AT_BASE
 
 
 class NotAtBase(Exception):

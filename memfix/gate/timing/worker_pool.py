@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from .child import Station, Subject, Task, Timed, stand_by
-from .places import Place
+from .timing_plan import Place
 
 TOGETHER = {"cpu": 1, "cuda": 6}
 """Starting up takes most of a process's time on a GPU, and six take no longer than four: two that can tell, two for a

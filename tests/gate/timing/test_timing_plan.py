@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from memfix.contract import Contract, Dim, Form, TensorSpec
-from memfix.gate.timing.places import Place, places_of, smallest_case
+from memfix.gate.timing.timing_plan import Place, places_of, smallest_case
 from memfix.laws import Budget, SpeedBudget
 from memfix.registry import all_contracts
 
