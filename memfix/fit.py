@@ -51,6 +51,7 @@ class Fit:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """The answer and all that was tried, as plain data for JSON."""
         return {
             "largest": self.value,
             "bounded": self.bounded,

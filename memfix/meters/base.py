@@ -72,6 +72,7 @@ class Reading:
         return "\n".join(self.table_lines(rows))
 
     def table_lines(self, rows: int = 8) -> list[str]:
+        """The lines of :meth:`table`."""
         lines = [f"  {allocation}" for allocation in self.alive_at_peak[:rows]]
         rest = self.alive_at_peak[rows:]
         if rest:
@@ -79,11 +80,13 @@ class Reading:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
+        """The reading as plain data for JSON, without its timeline."""
         data = dataclasses.asdict(dataclasses.replace(self, timeline=None))
         return {key: value for key, value in data.items() if value or key not in ("kept", "stages")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:
+        """The reading that :meth:`as_dict` gave."""
         fields = {**data, "notes": tuple(data["notes"])}
         for name in ("alive_at_peak", "kept"):
             fields[name] = tuple(Allocation(**allocation) for allocation in data.get(name, ()))

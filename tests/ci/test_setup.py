@@ -198,7 +198,7 @@ def test_an_old_python_on_the_path_is_refused(machine: Machine) -> None:
 
 def test_a_need_that_is_not_there_is_a_usage_error(machine: Machine) -> None:
     assert machine.setup("speed") == (
-        4, "", "ci/setup: unknown need speed; there are gate, test, lint, bench, pip and gpu"
+        4, "", "ci/setup: unknown need speed; there are gate, test, lint, bench, docs, pip and gpu"
     )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""The README's tables, from the lock file and from what the H200 showed. ``python ci/readme_tables.py --write``."""
+"""The tables of the manual, from the lock file and from kept results. ``python ci/tables.py --write``."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,32 @@ def ops_table() -> list[str]:
         below = "" if form == NAIVE else f"{lock[op, NAIVE, 'incident', 'train'] / train:.1f}x"
         sizes = " | ".join(map(format_bytes, (forward, held, train)))
         lines.append(f"| `{op}` | `{form}` | {sizes} | {below} |")
+    return lines
+
+
+def best_table() -> list[str]:
+    """Every op at its incident: naive, and the form that takes least in training."""
+    lock = read_lock(ROOT / "benchmarks/memory.lock")
+    train = {
+        (op, form): size for (op, form, case, phase), size in lock.items() if (case, phase) == ("incident", "train")
+    }
+    lines = ["| op | naive, train | smallest form | its train step | below naive |", "|---|--:|---|--:|--:|"]
+    for op in sorted({op for op, _ in train}):
+        form, size = min(((f, size) for (o, f), size in train.items() if o == op), key=lambda found: found[1])
+        naive = train[op, NAIVE]
+        sizes = f"{format_bytes(naive)} | `{form}` | {format_bytes(size)}"
+        lines.append(f"| [`{op}`](docs/ops/{op}.md) | {sizes} | {naive / size:.1f}x |")
+    return lines
+
+
+def incidents_table() -> list[str]:
+    """How many claims of every report hold."""
+    lines = ["| incident | claims | hold | wrong | cannot be tested |", "|---|--:|--:|--:|--:|"]
+    for path in sorted((ROOT / "memfix/incidents").glob("*/claims.toml")):
+        verdicts = Counter(claim["verdict"] for claim in tomllib.loads(path.read_text(encoding="utf-8"))["claim"])
+        counts = " | ".join(str(verdicts[verdict]) for verdict in ("holds", "wrong", "not testable"))
+        name = path.parent.name
+        lines.append(f"| [`{name}`](docs/incidents/{name}.md) | {verdicts.total()} | {counts} |")
     return lines
 
 
@@ -288,6 +315,8 @@ def _naive_first(keys: Any) -> list[tuple[str, str, str, str]]:
 
 
 TABLES = {
+    "best": best_table,
+    "incidents": incidents_table,
     "ops": ops_table,
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
@@ -303,20 +332,32 @@ TABLES = {
 }
 
 
-def filled(readme: str) -> str:
-    """``readme`` with every table between its two markers made anew."""
-    for name, table in TABLES.items():
-        block = "\n".join([f"<!-- table: {name} -->", *table(), "<!-- end -->"])
-        readme, count = re.subn(rf"<!-- table: {name} -->.*?<!-- end -->", lambda _: block, readme, flags=re.S)  # noqa: B023
-        if count != 1:
-            raise SystemExit(f"README.md needs one place for the table {name!r}, has {count}")
-    return readme
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(texts: dict[Path, str]) -> dict[Path, str]:
+    """``texts`` by page, with every table between its two markers made anew. A table has one place or more."""
+    found = {path: set(re.findall(r"<!-- table: (\w+) -->", text)) for path, text in texts.items()}
+    placed = set().union(*found.values())
+    if placed != set(TABLES):
+        lost, unknown = sorted(set(TABLES) - placed), sorted(placed - set(TABLES))
+        raise SystemExit(f"tables without a place: {lost}; places without a table: {unknown}")
+    blocks = {name: "\n".join([f"<!-- table: {name} -->", *table(), "<!-- end -->"]) for name, table in TABLES.items()}
+    return {
+        path: re.sub(r"<!-- table: (\w+) -->.*?<!-- end -->", lambda match: blocks[match[1]], text, flags=re.S)
+        for path, text in texts.items()
+    }
+
+
+def main() -> None:
+    before = {path: path.read_text(encoding="utf-8") for path in pages()}
+    stale = {path: text for path, text in filled(before).items() if text != before[path]}
+    for path, text in stale.items():
+        print(f"{path.relative_to(ROOT)} has a stale table")
+        if "--write" in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    readme_path = ROOT / "README.md"
-    text = filled(readme_path.read_text(encoding="utf-8"))
-    if "--write" in sys.argv[1:]:
-        readme_path.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+    main()
