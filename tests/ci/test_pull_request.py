@@ -186,7 +186,7 @@ def test_a_step_that_left_no_report_shows_the_end_of_its_log(steps: Checkout) ->
 def test_a_step_or_a_base_that_is_not_there_is_a_usage_error(steps: Checkout) -> None:
     unknown = steps.run("ci/pull-request", "speed")
     assert (unknown.returncode, unknown.stderr) == (
-        4, "ci/pull-request: no step speed; there are test, benchmarks, bytes, time and asv\n"
+        4, "ci/pull-request: no step speed; there are test, benchmarks, docs, bytes, time and asv\n"
     )  # fmt: skip
     assert steps.run("ci/pull-request", "--base", "no-such-ref", "test").returncode == 4
     assert not (steps.root / "reports").exists()
