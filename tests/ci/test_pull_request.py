@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
-STEPS = ("test", "benchmarks", "bytes", "time", "asv")
+STEPS = ("test", "benchmarks", "docs", "bytes", "time", "asv")
 
 
 class Checkout:
@@ -121,6 +121,7 @@ def steps(tmp_path: Path) -> Checkout:
         'name=test; [ "${*: -1}" != tests/benchmarks ] || name=benchmarks\n'
         "echo tested; exit $(cat ci/$name.code 2>/dev/null || echo 0)",
     )
+    made.stand_in("ci/docs", "echo built; exit $(cat ci/docs.code 2>/dev/null || echo 0)")
     made.stand_in("ci/asv-smoke", "echo benchmarked; exit $(cat ci/asv.code 2>/dev/null || echo 0)")
     made.stand_in(
         "ci/gate",
@@ -156,6 +157,7 @@ def test_all_steps_pass_and_their_reports_are_one_comment(steps: Checkout, tmp_p
     [
         ({"time": 1}, 1, "regression"),
         ({"benchmarks": 1}, 1, "regression"),
+        ({"docs": 1}, 1, "regression"),
         ({"test": 2, "bytes": 1, "asv": 2}, 1, "regression"),
         ({"asv": 2}, 2, "could not measure"),
         ({"test": 5}, 2, "could not measure"),

@@ -136,7 +136,7 @@ def test_a_changed_pyproject_installs_again_into_the_same_venv(machine: Machine)
 
 def test_dev_is_the_sum_for_people() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert extras["dev"] == ["memfix[gate,test,lint]"]
+    assert extras["dev"] == ["memfix[gate,test,lint,docs]"]
 
 
 # ---------------------------------------------------------------- a venv that is not whole

@@ -74,7 +74,8 @@ def test_only_the_workflow_that_runs_no_code_of_a_pull_request_can_write() -> No
         data = loaded(path)
         granted = [data["permissions"], *(job.get("permissions", {}) for job in data["jobs"].values())]
         writes = any("write" in permissions.values() for permissions in granted)
-        assert writes == (path.name == "comment.yml"), path.name
+        assert writes == (path.name in ("comment.yml", "docs.yml")), path.name
+    assert loaded(ROOT / ".github/workflows/docs.yml")[True] == {"push": {"branches": ["main"]}}
     comment = ROOT / ".github/workflows/comment.yml"
     assert triggers(comment) == {"workflow_run"}
     checkouts = [step for step in steps_of(comment) if step.get("uses", "").startswith("actions/checkout@")]
