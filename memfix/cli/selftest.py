@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -12,6 +14,10 @@ from ..checks.effort import get_effort
 from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError, did_you_mean
 from .gate import DEFAULT_LOCK
 from .options import json_option, ops_argument, profile_option, progress, report_console
+
+if TYPE_CHECKING:
+    from ..contract import Contract
+    from ..selftest.run import Outcome
 
 
 @click.command()
@@ -56,7 +62,6 @@ def selftest(
     from ..provenance import describe
     from ..registry import contracts
     from ..selftest.report import as_data, print_report, share_caught
-    from ..selftest.run import Outcome, TimeIsOver, run_selftest
 
     if not hasattr(os, "fork"):
         raise UsageError("memfix selftest asks every mutant in a forked process, which this system does not have")
@@ -68,19 +73,11 @@ def selftest(
     lock = None if no_lock else read_lock(lock_path)
     until = None if limit is None else time.monotonic() + limit
     console = report_console(to_stderr=json_path == "-")
-    outcomes: list[Outcome] = []
-    late: list[str] = []
     with progress() as say:
-        for contract in chosen:
-            if form_name is not None and form_name not in contract.forms:
-                continue
-            try:
-                outcomes += run_selftest(
-                    contract, form=form_name, effort=get_effort(profile), lock=lock, most=mutants, seed=seed,
-                    until=until, say=say,
-                )  # fmt: skip
-            except TimeIsOver:
-                late.append(contract.name)
+        outcomes, late = _planted(
+            [contract for contract in chosen if form_name is None or form_name in contract.forms],
+            form=form_name, effort=get_effort(profile), lock=lock, most=mutants, seed=seed, until=until, say=say,
+        )  # fmt: skip
     print_report(outcomes, console)
     if late:
         console.print(Text(f"the time was over before anything was planted in {', '.join(late)}"), soft_wrap=True)
@@ -91,3 +88,17 @@ def selftest(
         report.write_report(json_path, report.as_json({**asked, **as_data(outcomes)}))
     share = share_caught(outcomes)
     return EXIT_REGRESSION if least is not None and (share is None or share < least) else EXIT_PASS
+
+
+def _planted(contracts: Sequence[Contract], **asked: Any) -> tuple[list[Outcome], list[str]]:
+    """What became of every planted regression, and the ops for which no time was left."""
+    from ..selftest.run import TimeIsOver, run_selftest
+
+    outcomes: list[Outcome] = []
+    late: list[str] = []
+    for contract in contracts:
+        try:
+            outcomes += run_selftest(contract, **asked)
+        except TimeIsOver:
+            late.append(contract.name)
+    return outcomes, late
