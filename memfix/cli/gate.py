@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..gate.judge import Verdict
 
 Say = Callable[[str], None]
+Paths = tuple[str | None, str | None, str | None]
+"""Where the reports go: JSON, Markdown, JUnit."""
 
 DEFAULT_LOCK = Path("benchmarks/memory.lock")
 
@@ -69,31 +71,13 @@ def gate(
 
     With --time another: no form slower than at --base, nor than its contract allows beside naive.
     """
-    from ..gate import report
-    from ..gate.report import github
-    from ..gate.report.junit import as_junit
-    from ..gate.report.markdown import as_markdown
-    from ..gate.report.terminal import print_verdict
     from ..registry import contracts
 
-    context = click.get_current_context()
-    if on_time:
-        for name in ("update", "lock_path", "no_lock", "meter", "profile"):
-            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-                raise click.UsageError(
-                    f"--time reads a clock: --{name.removesuffix('_path').replace('_', '-')} is not for it"
-                )
-    else:
-        for name in ("device", "processes"):
-            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name} is for --time; bytes are read by --meter")
+    _refuse_options_of_the_other_gate(on_time)
     if update and no_lock:
         raise click.UsageError("--update writes the lock and --no-lock leaves it out: give one of them")
-    targets = [path for path in (json_path, md_path, junit_path) if path is not None]
-    if targets.count("-") > 1:
-        raise click.UsageError("only one report can go to standard output")
-    for path in targets:
-        report.require_writable(path)
+    paths = json_path, md_path, junit_path
+    _require_writable(paths)
     with progress() as say:
         if on_time:
             verdict = _time_verdict(contracts(ops), device, base_ref, processes, say)
@@ -101,25 +85,23 @@ def gate(
             from ..gate.run import run_gate
 
             verdict = run_gate(
-                contracts(ops),
-                meter_name=meter,
-                effort=get_effort(profile),
-                lock_path=None if no_lock else lock_path,
-                base_ref=base_ref,
-                update=update,
-                whole=not ops,
-                say=say,
-            )
-    print_verdict(verdict, report_console(to_stderr="-" in targets))
-    if json_path is not None:
-        report.write_report(json_path, report.as_json(verdict.as_dict()))
-    if md_path is not None:
-        report.write_report(md_path, as_markdown(verdict))
-    if junit_path is not None:
-        report.write_report(junit_path, as_junit(verdict))
-    if github.on_github():
-        github.announce(verdict)
+                contracts(ops), meter_name=meter, effort=get_effort(profile),
+                lock_path=None if no_lock else lock_path, base_ref=base_ref, update=update, whole=not ops, say=say,
+            )  # fmt: skip
+    _write_reports(verdict, paths)
     return verdict.exit_code
+
+
+def _refuse_options_of_the_other_gate(on_time: bool) -> None:
+    context = click.get_current_context()
+    for name in ("update", "lock_path", "no_lock", "meter", "profile") if on_time else ("device", "processes"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = f"--{name.removesuffix('_path').replace('_', '-')}"
+            raise click.UsageError(
+                f"--time reads a clock: {option} is not for it"
+                if on_time
+                else f"{option} is for --time; bytes are read by --meter"
+            )
 
 
 def _time_verdict(
@@ -130,3 +112,28 @@ def _time_verdict(
 
     chosen = device or ("cpu" if gpu_unavailable_reason() else "cuda")
     return run_time_gate(contracts, device=chosen, base_ref=base_ref, processes=processes, say=say)
+
+
+def _require_writable(paths: Paths) -> None:
+    from ..gate.report import require_writable
+
+    if paths.count("-") > 1:
+        raise click.UsageError("only one report can go to standard output")
+    for path in paths:
+        require_writable(path)
+
+
+def _write_reports(verdict: Verdict, paths: Paths) -> None:
+    """Print the verdict, write the files that were asked for, and annotate on GitHub."""
+    from ..gate.report import as_json, github, write_report
+    from ..gate.report.junit import as_junit
+    from ..gate.report.markdown import as_markdown
+    from ..gate.report.terminal import print_verdict
+
+    print_verdict(verdict, report_console(to_stderr="-" in paths))
+    formats: tuple[Callable[[Verdict], str], ...] = (lambda verdict: as_json(verdict.as_dict()), as_markdown, as_junit)
+    for path, as_text in zip(paths, formats, strict=True):
+        if path is not None:
+            write_report(path, as_text(verdict))
+    if github.on_github():
+        github.announce(verdict)
