@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .laws import Phase
     from .meters.base import Meter, Reading
 
-PROPERTY = "memfix"
-NO_GPU = "no GPU to measure on: "
+PROPERTY, NO_GPU_PROPERTY = "memfix", "memfix no gpu"
+"""Properties of a test: what it measured, and the reason why it was skipped without a GPU."""
 
 _OPTIONS = {
     "meter": ("METER", "what reads the peak: simulated (default), cuda or nvml"),
@@ -56,8 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "gpu(use='alone'): needs a CUDA GPU; skipped, with the reason, where there is none. Of xdist's workers it has "
-        "it alone; 'beside' others that measure nothing either; or only through 'meters', which see to it themselves",
+        "gpu(use='alone'): needs a CUDA GPU; skipped, with the reason, where there is none. 'alone': no other worker "
+        "of xdist may use it meanwhile; 'beside': others may that measure nothing either; 'meters': only meters use "
+        "it, which reserve it themselves",
     )
     config.addinivalue_line("markers", "slow: takes long; leave out with -m 'not slow'")
     config.addinivalue_line("markers", "memfix(limit): the whole test may take at most this much GPU memory, '2GiB'")
@@ -104,7 +105,7 @@ class Settings:
 
 
 class Plugin:
-    """Gathers what tests measured, and tells it at the end. One in each process; only the controller reports."""
+    """Collects what tests measured and reports it at the end. One in each process; only the controller reports."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.settings = settings
@@ -112,6 +113,7 @@ class Plugin:
         self.readings: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
         self.without_gpu: list[str] = []
+        """For each test that was skipped without a GPU, the reason."""
 
     # ---------------------------------------------------------------- while tests run
     @cached_property
@@ -143,19 +145,20 @@ class Plugin:
         for item in items:
             for marker in item.iter_markers("memfix"):
                 _limit_of(marker, item)
-        if not self._reports:  # one of xdist's workers: tests that have the GPU alone come last, or all others wait
+        if not self._reports:  # a worker of xdist: exclusive GPU tests come last, so that others do not wait for them
             items.sort(key=_gpu_order)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         wants_gpu = item.get_closest_marker("gpu") or item.get_closest_marker("memfix")
         if wants_gpu and self.no_gpu_reason is not None:
-            pytest.skip(NO_GPU + self.no_gpu_reason)
+            item.user_properties.append((NO_GPU_PROPERTY, self.no_gpu_reason))
+            pytest.skip(f"no GPU to measure on: {self.no_gpu_reason}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """A test that needs the GPU has it to itself among this user's processes, unless it says otherwise; a limit
-        is held against its peak."""
+        """Give a test that needs the GPU exclusive use of it among this user's processes, unless its marker says
+        otherwise, and compare its peak with its limit."""
         marker, gpu = item.get_closest_marker("memfix"), item.get_closest_marker("gpu")
         if marker is None and gpu is None:
             return (yield)
@@ -183,14 +186,13 @@ class Plugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not self._reports:
             return
-        if report.skipped and isinstance(report.longrepr, tuple) and NO_GPU in report.longrepr[2]:
-            self.without_gpu.append(report.longrepr[2].partition(NO_GPU)[2])
-        if report.when == "call":
-            for name, value in report.user_properties:
-                if name == PROPERTY:
-                    entry = json.loads(str(value))
-                    self.readings.append(entry)
-                    self.notes.update(dict.fromkeys(entry.get("notes", ())))
+        for name, value in report.user_properties:
+            if (name, report.when) == (NO_GPU_PROPERTY, "setup"):
+                self.without_gpu.append(str(value))
+            if (name, report.when) == (PROPERTY, "call"):
+                entry = json.loads(str(value))
+                self.readings.append(entry)
+                self.notes.update(dict.fromkeys(entry.get("notes", ())))
 
     def pytest_report_header(self) -> str:
         gpu = gpu_and_driver()
@@ -212,7 +214,7 @@ class Plugin:
         if settings.md is not None:
             rows = [f"| {r['name']} | {format_bytes(r['bytes'])} | {r['meter']} |" for r in self.readings]
             write_report(settings.md, "\n".join(["| what | peak | meter |", "|---|---:|---|", *rows]))
-        unmeasured = self.without_gpu or any("used the simulated meter instead" in note for note in self.notes)
+        unmeasured = self.without_gpu or any(reading.get("is_fallback") for reading in self.readings)
         if settings.strict and unmeasured and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -243,7 +245,7 @@ class Plugin:
 
 
 class TestSession:
-    """What a suite's test or the ``peak_memory`` fixture needs: meters, effort, and a place for readings."""
+    """What a suite's test and the ``peak_memory`` fixture need: meters, effort, and a record of readings."""
 
     __test__ = False
 
@@ -263,12 +265,13 @@ class TestSession:
         return usable_meter("simulated")[0]
 
     def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None:
-        note = self._plugin.meter_and_note[1]
-        notes = [*([note] if note else []), *(f"{name}: an estimate: {n}" for n in reading.notes if not reading.exact)]
-        _record(self._item, name, size, {**reading.as_dict(), "key": key, "notes": notes})
+        fallback = self._plugin.meter_and_note[1]
+        notes = [f"{name}: an estimate: {note}" for note in reading.notes if not reading.exact]
+        more = {"key": key, "notes": [*([fallback] if fallback else []), *notes], "is_fallback": fallback is not None}
+        _record(self._item, name, size, {**reading.as_dict(), **more})
 
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]:
-        """The lock's word on a simulated reading, where there is a lock that is not being written."""
+        """Compare a simulated reading with the lock; nothing without a lock, or while it is being written."""
         from .gate.judge import judge_entry
         from .gate.lock import spelled
 
@@ -309,7 +312,7 @@ def _record(item: pytest.Item, name: str, size: int, more: dict[str, Any]) -> No
 
 
 def _gpu_order(item: pytest.Item) -> int:
-    """First what needs no GPU or shares it, then what takes it now and then, then what has it alone."""
+    """Sort key: first tests that need no GPU or share it, then those that use it briefly, then exclusive ones."""
     marker = item.get_closest_marker("gpu")
     if item.get_closest_marker("memfix"):
         return 2
@@ -317,7 +320,7 @@ def _gpu_order(item: pytest.Item) -> int:
 
 
 def _limit_of(marker: pytest.Mark, item: pytest.Item) -> int:
-    """The marker's one argument in bytes; anything else is the user's mistake and says so."""
+    """The marker's one argument in bytes; anything else is a usage error."""
     usage = "write it as @pytest.mark.memfix('2GiB') or memfix(limit='2GiB')"
     values = [*marker.args, *marker.kwargs.values()]
     if len(values) != 1 or marker.kwargs.keys() - {"limit"}:
