@@ -1,7 +1,7 @@
-"""The lock: exact bytes of the last accepted commit, one line each, so that a diff of it reads like code.
+"""The lock: the exact bytes of the last accepted commit, one entry on each line, so that its diff reads like code.
 
-Lines are kept apart by an empty one: git merges two branches that change neighbouring entries. Every line ends in
-the word ``bytes``, so a file cut short in the middle of a number is seen.
+An empty line separates entries, so that git can merge two branches that change neighbouring ones. Every entry ends in
+the word ``bytes``, so that a file cut off within a number is noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER = (
     "# memfix lock 1: requested bytes above the inputs, meter simulated, GPU H200. Change it with memfix gate --update."
 )
 _PHASES = ("forward", "held", "saved", "train", "kept")
-"""In the order of the lines."""
+"""The order of the entries of one case."""
 _LINE = re.compile(rf"(\w+)/(\w+) \[([\w-]+), ({'|'.join(_PHASES)})\] (0|[1-9][0-9]*) bytes")
 
 
@@ -58,7 +58,7 @@ def read_lock(path: Path) -> dict[Key, int]:
 
 
 def write_lock(path: Path, entries: Mapping[Key, int]) -> None:
-    """Written whole beside the old file, then renamed over it: the lock is never half there."""
+    """Replace the lock file atomically."""
     ordered = sorted(entries, key=lambda key: (*key[:3], _PHASES.index(key[3])))
     text = "\n\n".join([HEADER, *(f"{spelled(key)} {entries[key]} bytes" for key in ordered)]) + "\n"
     write_whole(path, text, "the lock file")

@@ -1,4 +1,4 @@
-"""What was alive at each locked peak, beside the lock: it judges nothing, and lets a failure name what grew."""
+"""The file of what was alive at each locked peak. It judges nothing; failures use it to name what grew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..atomic_write import write_whole
 from ..meters.timeline import Allocation
 
 Peaks = Mapping[str, tuple[Allocation, ...]]
-"""By the key as it is spelled in the lock."""
+"""Allocations by lock key, as the lock spells it."""
 
 ROWS = 12
 
@@ -21,7 +21,7 @@ def peaks_path(lock_path: Path) -> Path:
 
 
 def read_peaks(path: Path) -> Peaks:
-    """Empty where there is no such file, or not a readable one: an explanation must not fail a gate."""
+    """The allocations in the file; none where it is missing or unreadable, since it only explains."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return {key: tuple(map(_allocation, rows)) for key, rows in data.items()}
@@ -37,7 +37,7 @@ def _allocation(row: Sequence[Any]) -> Allocation:
 
 
 def write_peaks(path: Path, peaks: Peaks) -> None:
-    """One peak a line. Line numbers are left out: they change with every edit, and the code's text finds the line."""
+    """Write one peak on each line, without line numbers: they change with every edit, and the code finds the line."""
     lines = [
         f"{json.dumps(key)}: {json.dumps([[row.bytes, row.count, row.what, row.code] for row in rows[:ROWS]])}"
         for key, rows in sorted(peaks.items())
