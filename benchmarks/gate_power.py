@@ -3,8 +3,8 @@
     python -m benchmarks.gate_power [--op kda] [--form wy] [--only] [--gates 20] [--planted 0,3,5,10] [--json PATH]
 
 Every gate is a real one: all forms of the op in the working tree against HEAD's copy, and naive, in fresh processes,
-with its canary and its second opinion. One form is made slower on purpose, by that share
-(``memfix.meters.clock.slowed``); with ``--only`` it alone is timed, at the first place at which it is, and against HEAD
+with its canary and its second measurement. One form is made slower on purpose, by that share
+(``memfix.meters.clock.slowed``); with ``--only`` it alone is timed, at the first case at which it is, and against HEAD
 only. With ``--at-once`` several gates run side by side, where starting processes takes longest: on a GPU one measures
 at a time. Shares that PATH already has of the same form stay in it, each with what it was measured on.
 """
@@ -26,7 +26,7 @@ from memfix.atomic_write import write_whole
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION
 from memfix.gate.report import as_json
 from memfix.gate.timing.run import run_time_gate
-from memfix.gate.timing.timing_plan import Place, places_of
+from memfix.gate.timing.timing_plan import TimedForm, forms_to_time
 from memfix.meters.cuda import gpu_unavailable_reason
 from memfix.provenance import describe
 from memfix.registry import contracts
@@ -35,12 +35,13 @@ WORDS = {EXIT_PASS: "passed", EXIT_REGRESSION: "failed", EXIT_NOT_MEASURED: "cou
 
 
 def one_gate(
-    op: str, form: str, places: list[Place] | None, device: str, slower_by: float, *, is_alone: bool
+    op: str, form: str, timed_forms: list[TimedForm] | None, device: str, slower_by: float, *, is_alone: bool
 ) -> dict[str, Any]:
     """Its verdict, which forms it blames, what it read of the one that may be slower, and how long it took."""
     start = time.perf_counter()
     verdict = run_time_gate(
-        contracts([op]), device=device, base_ref="HEAD", places={op: places} if places else None,
+        contracts([op]), device=device, base_ref="HEAD",
+        timed_forms={op: timed_forms} if timed_forms else None,
         slower_by={form: slower_by}, needs_idle_gpu=is_alone,
     )  # fmt: skip
     found = next(finding for finding in verdict.findings if (finding.check, finding.form) == ("time", form))
@@ -105,10 +106,10 @@ def main(
     """The false alarms and the power of the time gate, here."""
     device = device or ("cpu" if gpu_unavailable_reason() else "cuda")
     (contract,) = contracts([op])
-    timed = [place for place in places_of(contract, device) if place.form == form]
+    timed = [one for one in forms_to_time(contract, device) if one.form == form]
     if not timed:
         raise click.UsageError(f"{op}/{form} is not timed on {device}")
-    places = [Place(form, timed[0].case, timed[0].phase)] if only else None
+    only_form = [TimedForm(form, timed[0].case, timed[0].phase)] if only else None
     try:
         shares = {text.strip(): float(text) / 100 for text in planted.split(",")}
     except ValueError:
@@ -121,7 +122,7 @@ def main(
         ended: list[dict[str, Any]] = []
         with ThreadPoolExecutor(at_once) as side_by_side:
             asked = [
-                side_by_side.submit(one_gate, op, form, places, device, share, is_alone=at_once == 1)
+                side_by_side.submit(one_gate, op, form, only_form, device, share, is_alone=at_once == 1)
                 for _ in range(gates)
             ]
             for gate in as_completed(asked):  # one that is interrupted has shown what it has shown

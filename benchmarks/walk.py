@@ -24,7 +24,7 @@ import click
 
 from memfix.cli.ending import run
 from memfix.errors import EXIT_NOT_MEASURED, MeasurementError, MemfixError, UsageError
-from memfix.gate.timing.base_checkout import take_package
+from memfix.gate.commit import export_package
 from memfix.meters.readiness import ready_within
 from memfix.provenance import gpu_and_driver, installed_version
 
@@ -145,7 +145,7 @@ class Walk:
         command += ["--set-commit-hash", commit, "--machine", self.machine, *options]
         with tempfile.TemporaryDirectory(prefix="memfix-walk-") as package:
             # only memfix itself: the benchmarks are the working tree's
-            take_package(ROOT, commit, ROOT / "memfix", Path(package))
+            export_package(ROOT, commit, ROOT / "memfix", Path(package))
             environment = {**os.environ, "ASV_PYTHONPATH": package + (f":{beside}" if beside else "")}
             environment.setdefault("OMP_NUM_THREADS", "1")
             environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that asks for a GPU may be forked

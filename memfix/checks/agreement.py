@@ -8,11 +8,12 @@ from ..meters.base import Meter, Reading
 from ..meters.cuda import CudaMeter
 from .finding import Finding, Status
 from .inputs import Draw, phases_of
+from .measured import Agreement
 from .memory import bytes_of, explained, measure_phases, too_large_for
 
 
 def check_agreement(contract: Contract, form: str, case: str, simulated: Meter) -> list[Finding]:
-    """One finding a phase; none where this GPU cannot hold the case."""
+    """One finding for each phase; none where this GPU cannot hold the case."""
     draw, phases, gpu = Draw(contract.cases[case]), phases_of(contract), CudaMeter()
     if too_large_for(gpu, contract, form, draw, phases):
         return []
@@ -22,11 +23,11 @@ def check_agreement(contract: Contract, form: str, case: str, simulated: Meter) 
 
 
 def _compared(contract: Contract, form: str, case: str, phase: Phase, predicted: Reading, real: Reading) -> Finding:
-    said, found = bytes_of(predicted, phase), bytes_of(real, phase)
-    figures = {"simulated_bytes": said, "allocator_bytes": found}
-    status: Status = "pass" if said == found or not predicted.exact else "fail"
-    message = f"simulated {said:,} bytes, allocator {found:,}: {said - found:+,}"
+    simulated, allocated = bytes_of(predicted, phase), bytes_of(real, phase)
+    status: Status = "pass" if simulated == allocated or not predicted.exact else "fail"
+    message = f"simulated {simulated:,} bytes, allocator {allocated:,}: {simulated - allocated:+,}"
     if not predicted.exact:
         message += f" (an estimate: {'; '.join(predicted.notes)})"
     details = explained(predicted, phase) if status == "fail" else ()
-    return Finding("agreement", contract.name, form, status, message, case, phase, details, figures=figures)
+    measured = Agreement(simulated, allocated)
+    return Finding("agreement", contract.name, form, status, message, case, phase, details, measured=measured)

@@ -1,4 +1,4 @@
-"""Bad inputs: each must be refused by every form, with the message that the contract states."""
+"""Bad inputs: every form must refuse each of them, with the message that the contract states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .inputs import Draw, make_inputs
 
 
 def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
-    """Edit a good call, make it, and look at what is raised."""
+    """Change a good call into the bad one, run it, and compare what it raises with the contract."""
     case = contract.case_of("bad input", {dim: spec.nearest(5) for dim, spec in contract.dims.items()})
     arguments: dict[str, Any] = {**make_inputs(contract, Draw(case), "cpu"), **contract.options(form, case)}
     bad.change(arguments)

@@ -22,6 +22,7 @@ from ..meters.timeline import Line
 from .finding import Finding
 from .inputs import Draw, StepOf, phases_of
 from .interpreter import VARIABLE, is_interpreting
+from .measured import SharedMemory
 
 if TYPE_CHECKING:
     from ..meters.simulated.gpus import GPU
@@ -61,7 +62,7 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     message += f"allowed {gpu.shared_memory_bytes:,}"
     if tuned:
         message += f"; not compiled, since a GPU chooses how: {', '.join(tuned)}"
-    return Finding("compile", contract.name, form, "pass", message, figures={"shared_bytes": largest})
+    return Finding("compile", contract.name, form, "pass", message, measured=SharedMemory(largest))
 
 
 def compile_ahead(contract: Contract, form: str, draws: Iterable[Draw]) -> None:
@@ -152,7 +153,7 @@ def _too_large(failing: Callable[..., Finding], launch: Launch, shared: int, gpu
         message=f"{launch.name} needs {shared:,} bytes of shared memory, "
         f"and a block on {gpu.name} has at most {allowed:,}",
         details=(f"  {line}",),
-        figures={"shared_bytes": shared},
+        measured=SharedMemory(shared),
         source=line.place,
     )
 

@@ -203,6 +203,7 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, device:
         details=(f"  smallest call found: {draw.spelled()}", *(f"  {line}" for line in more[:7])),
         reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}"
         + (" --device cuda" if device == "cuda" else ""),
+        known="not equal" if known else "",
     )
 
 

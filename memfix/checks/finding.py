@@ -1,23 +1,25 @@
-"""What a check says. Imports no torch, so that findings can be judged, stored and compared anywhere."""
+"""The result of a check. Imports no torch, so that findings can be judged, stored and compared anywhere."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION
+from .measured import Measured, from_figures
 
 Status = Literal["pass", "fail", "error", "note"]
-"""``error``: it could not be found out. ``note``: said, but not judged."""
+"""``error``: the check could not run. ``note``: reported, but not judged."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of one form. ``message`` is a whole sentence's worth on one line; ``details`` come below it.
+    """The result of one check of one form. ``message`` is one line for people; ``details`` are the lines below it.
 
-    ``figures`` are the numbers of the message, for machines. ``source`` is the line behind it, as
+    Reports read ``measured`` and ``known``, never the message. ``known`` says what a contract declares to be wrong with
+    a reported form, such as ``breaks its budget``. ``source`` is the line behind the finding, as
     ``memfix/ops/loss/chunked.py:41``, where one is known.
     """
 
@@ -30,8 +32,9 @@ class Finding:
     phase: str | None = None
     details: tuple[str, ...] = ()
     reproduce: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    measured: Measured | None = None
     source: str = ""
+    known: str = ""
 
     @property
     def subject(self) -> str:
@@ -41,18 +44,31 @@ class Finding:
         return f"{name} [{place}]" if place else name
 
     def text(self) -> str:
-        """All of it, for a terminal or a test report."""
+        """The whole finding, for a terminal or a test report."""
         lines = [f"{self.subject}: {self.message}", *self.details]
         if self.reproduce:
             lines.append(f"  reproduce: {self.reproduce}")
         return "\n".join(lines)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers of ``measured``, as JSON names them."""
+        return self.measured.figures() if self.measured else {}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
+        """A finding from a JSON report; one of an earlier memfix may lack keys that have a default."""
+        fields = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+        return cls(**{**fields, "details": tuple(data["details"]), "measured": from_figures(data["figures"])})
+
     def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "subject": self.subject}
+        data = {**dataclasses.asdict(self), "figures": self.figures, "subject": self.subject}
+        del data["measured"]
+        return data
 
 
 def exit_code_of(findings: Iterable[Finding]) -> int:
-    """A regression outweighs what could not be measured; a pass needs neither."""
+    """Any regression gives its code; else anything that could not be measured; else a pass."""
     statuses = {finding.status for finding in findings}
     if "fail" in statuses:
         return EXIT_REGRESSION

@@ -1,4 +1,4 @@
-"""Small: readings of every form at every case, and the budgets held against them."""
+"""Small: measure every form at every case, and compare the readings with the budgets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from ..meters.simulated.ledger import rounded
 from ..meters.timeline import Timeline
 from ..units import format_bytes, format_change
 from .finding import Finding, Status
+from .measured import Bytes
 
 if TYPE_CHECKING:
     from .inputs import Draw
 
 Readings = Mapping[tuple[str, Phase], Reading]
-"""Of one op at one case: by form and phase."""
+"""The readings of one op at one case, by form and phase."""
 
 
 def bytes_of(reading: Reading, phase: Phase) -> int:
-    """The figure that a phase is judged by: what is held after the forward, or the peak."""
+    """The bytes that a phase is judged by: what is held after the forward, or the peak."""
     return reading.held_bytes if phase == "held" else reading.peak_bytes
 
 
 def measure(contract: Contract, form: str, draw: Draw, phase: Phase, meter: Meter) -> Reading:
-    """One form at one draw in one phase."""
+    """Measure one form at one draw in one phase."""
     from .inputs import StepOf
 
     return meter.measure(StepOf(contract, form, draw, phase))
@@ -40,10 +41,10 @@ def measure(contract: Contract, form: str, draw: Draw, phase: Phase, meter: Mete
 def measure_phases(
     contract: Contract, form: str, draw: Draw, phases: Collection[Phase], meter: Meter
 ) -> dict[Phase, Reading]:
-    """One form at one draw in several phases, ``saved`` and ``kept`` among them where they are asked for.
+    """Measure one form at one draw in several phases, which may include ``saved`` and ``kept``.
 
-    The simulated meter takes them one after the other, on the same inputs and without warm-ups, where the form is known
-    to need none and leaves nothing behind.
+    The simulated meter runs the phases one after the other on the same inputs, without warm-ups, if the form needs none
+    and leaks nothing.
     """
     from .inputs import phases_of
     from .saved import of_what_is_saved
@@ -58,7 +59,7 @@ def measure_phases(
         readings = {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
     if "kept" in phases:
         of_kept = [reading.of_what_is_kept() for reading in readings.values()]
-        # of equal ones the first: it was made in this simulation, so its line is known
+        # the first of equal ones: it was made in this simulation, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     if "saved" in phases:
         readings["saved"] = of_what_is_saved(contract, form, draw, like=next(iter(readings.values())))
@@ -71,9 +72,9 @@ _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
 def _in_turn(
     contract: Contract, form: str, draw: Draw, phases: Sequence[Phase], meter: SimulatedMeter, *, rounds: int = 1
 ) -> list[dict[Phase, Reading]] | None:
-    """Readings by phase, round after round on the same inputs.
+    """Readings by phase, one dictionary for each round, all on the same inputs.
 
-    None where one of the phases cannot be measured: which one, and why, is found out by measuring each alone.
+    None where a phase cannot be measured; measuring each phase alone then shows which one, and why.
     """
     from .inputs import StepsOf
 
@@ -87,7 +88,7 @@ def _in_turn(
 
 
 def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[Phase, Reading]:
-    """In the order of ``phases``. A train step shows what is held: it marks where its forward ends."""
+    """Readings in the order of ``phases``. ``held`` comes from the train step, which marks the end of its forward."""
     found: dict[Phase, Reading] = dict(readings)
     train = readings.get("train")
     if train is not None:
@@ -99,7 +100,7 @@ def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[
 
 
 def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> Reading:
-    """As if the step had ended with its forward. Its inputs are those of ``forward``: no upstream gradient yet."""
+    """The train step's reading up to the end of its forward, with the inputs of ``forward``: no upstream gradient."""
     if forward is not None and forward.timeline is not None:
         inputs = tuple(buffer for buffer in forward.timeline.buffers if not buffer.born)
         made = tuple(buffer for buffer in until_held.buffers if buffer.born)
@@ -121,7 +122,7 @@ _NEEDS_NO_WARM_UP: dict[tuple[str, Callable[..., object], str], bool] = {}
 
 
 def _needs_no_warm_up(contract: Contract, form: str, meter: SimulatedMeter) -> bool:
-    """Does a first call take in every phase exactly what a second takes? Found out once, at a small shape."""
+    """Whether a first call takes exactly what a second takes, in every phase. Measured once, at a small shape."""
     from .inputs import Draw, phases_of
     from .saved import short_case
 
@@ -140,9 +141,9 @@ def _needs_no_warm_up(contract: Contract, form: str, meter: SimulatedMeter) -> b
 def too_large_for(
     meter: Meter, contract: Contract, form: str, draw: Draw, phases: Sequence[Phase]
 ) -> dict[Phase, Reading]:
-    """The simulated readings of those phases that the meter's GPU cannot hold.
+    """Simulated readings of the phases that the meter's GPU cannot hold.
 
-    Empty where a meter takes no memory, and where a step cannot be simulated: such a step is tried.
+    Empty where a meter takes no memory, and where a step cannot be simulated: then the step is tried.
     """
     capacity = meter.capacity_bytes()
     if capacity is None:
@@ -163,7 +164,7 @@ def _all_bytes(reading: Reading) -> int:
 
 
 def limit_of(budget: Budget, case: Case, readings: Readings) -> int:
-    """The budget at this case, in bytes."""
+    """The budget's limit at this case, in bytes."""
     if budget.formula is not None:
         return budget.formula.evaluate(case.formula_values)
     reference, factor = budget.reference, budget.factor
@@ -173,36 +174,32 @@ def limit_of(budget: Budget, case: Case, readings: Readings) -> int:
 
 
 def forms_needed(budget: Budget) -> list[str]:
+    """The forms that must be measured to judge a budget."""
     return [budget.form, *([budget.reference] if budget.reference else [])]
 
 
 def judge_budget(contract: Contract, budget: Budget, case: Case, readings: Readings) -> Finding:
-    """Is the form within its budget? For a reported form with a known broken budget the answer must be no."""
+    """Is the form within its budget? A reported form whose budget is known to be broken must exceed it."""
     reading = readings[budget.form, budget.phase]
     used, limit = bytes_of(reading, budget.phase), limit_of(budget, case, readings)
-    within = used < limit + reading.granularity_bytes  # a meter is not believed below its own grain
+    within = used < limit + reading.granularity_bytes  # the meter cannot tell smaller differences
     name = budget.phase if budget.phase in ("held", "saved", "kept") else "peak"
-    against = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
-    sizes = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{against}"
-    details: tuple[str, ...] = ()
-    status: Status
-    if budget.known_broken:
-        status = "fail" if within else "pass"
-        outcome = "a reported form suddenly passes" if within else f"known broken, {format_change(used, limit)}"
-        message = f"{sizes} ({outcome}), meter {reading.meter}"
+    ratio = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
+    if within:
+        outcome = " (a reported form suddenly passes)" if budget.known_broken else ""
     else:
-        status = "pass" if within else "fail"
-        message = sizes + ("" if within else f" ({format_change(used, limit)})") + f", meter {reading.meter}"
-        if not within:
-            details = explained(reading, budget.phase)
-    figures = {"bytes": used, "limit_bytes": limit}
+        outcome = f" ({'known broken, ' if budget.known_broken else ''}{format_change(used, limit)})"
+    message = f"{name} {format_bytes(used)}, budget {format_bytes(limit)}{ratio}{outcome}, meter {reading.meter}"
+    status: Status = "pass" if within != budget.known_broken else "fail"
     return Finding(
-        "budget", contract.name, budget.form, status, message, case.name, budget.phase, details, figures=figures
-    )
+        "budget", contract.name, budget.form, status, message, case.name, budget.phase,
+        details=() if within or budget.known_broken else explained(reading, budget.phase),
+        measured=Bytes(used, limit, "budget"), known="breaks its budget" if budget.known_broken and not within else "",
+    )  # fmt: skip
 
 
 def measure_and_judge(contract: Contract, budgets: Sequence[Budget], draw: Draw, meter: Meter) -> list[Finding]:
-    """Budgets at one draw: the forms, and what they are held against, measured now."""
+    """Measure at one draw what ``budgets`` need, and judge them."""
     readings = readings_for(contract, budgets, draw, meter)
     return [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
 
@@ -215,7 +212,7 @@ def readings_for(
     *,
     also: Collection[tuple[str, Phase]] = (),
 ) -> Readings:
-    """All that ``budgets`` are judged by at one draw, and ``also`` these forms in these phases."""
+    """Measure at one draw what ``budgets`` need, and ``also`` these forms in these phases."""
     needed: dict[str, set[Phase]] = {}
     for form, phase in (*also, *((f, budget.phase) for budget in budgets for f in forms_needed(budget))):
         needed.setdefault(form, set()).add(phase)
@@ -227,8 +224,8 @@ def readings_for(
 
 
 def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:
-    """Bytes that stay after the result is dropped are a leak: the next call pays them again."""
-    if reading.leaked_bytes <= 0 or reading.granularity_bytes > 1:  # a coarse meter sees loaded kernels stay
+    """Bytes that stay after the result is dropped are a leak: the next call adds as many."""
+    if reading.leaked_bytes <= 0 or reading.granularity_bytes > 1:  # a coarse meter also counts loaded kernels
         return None
     leaked = format_bytes(reading.leaked_bytes)
     message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"
@@ -236,18 +233,21 @@ def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading:
 
 
 def judge_kept(contract: Contract, form: str, case: Case, readings: Readings) -> Finding | None:
-    """What a first call leaves behind for good must be allowed by a budget: no later call shows it."""
+    """What a first call keeps for good must have a budget: no later call shows it."""
     reading = readings.get((form, "kept"))
     allowed = [budget for budget in contract.budgets_of(form, case.name) if budget.phase == "kept"]
     if reading is None or not reading.peak_bytes or allowed:
         return None
     size = format_bytes(reading.peak_bytes)
     message = f"keeps {size} for good after a first call, which no budget of the phase kept allows"
-    return Finding("kept", contract.name, form, "fail", message, case.name, "kept", explained(reading, "kept"))
+    return Finding(
+        "kept", contract.name, form, "fail", message, case.name, "kept", explained(reading, "kept"),
+        measured=Bytes(reading.peak_bytes, 0, "budget"),
+    )  # fmt: skip
 
 
 def explained(reading: Reading, phase: str) -> tuple[str, ...]:
-    """What makes up the figure of a phase, for the lines below a failure."""
+    """The largest allocations behind a phase's bytes, for the lines below a failure."""
     if phase == "held" and reading.timeline is not None:
         timeline = reading.timeline
         reading = replace(reading, alive_at_peak=timeline.rows_at(timeline.num_events))
@@ -266,8 +266,8 @@ _TITLES = {
 
 
 def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:
-    """Budgets without a case, and that nothing leaks, at shapes that nobody chose, with options that no case has. None
-    where the form has no such budget."""
+    """Judge the budgets without a case, and leaks, at drawn shapes and options. None where the form has no such
+    budget."""
     from .draws import memory_calls, smallest_failure
 
     budgets = [b for b in contract.budgets if b.form == form and b.case is None and not b.known_broken]
@@ -297,7 +297,7 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
     calls = sorted(memory_calls(contract, examples), key=lambda call: math.prod(call.draw.case.dims.values()))
     failure = smallest_failure(within, calls, shrinks=0)
     if failure is not None:
-        for budget in budgets:  # which of them is it, and what is the smallest shape that breaks it?
+        for budget in budgets:  # find the budget that breaks, and the smallest shape that breaks it
             alone = smallest_failure(partial(within, budgets=[budget]), calls, shrinks=25)
             if alone is not None:
                 return _failed_at(contract, form, budget, *alone)
@@ -307,8 +307,8 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
 
 
 _ENOUGH_EVENTS = 6_000
-"""Of the steps that are simulated for one form, small shapes first. A form with a loop over tokens has as many in one
-large shape as all others have together."""
+"""The limit on simulated events for one form, small shapes first. A form with a loop over tokens can have as many
+events at one large shape as at all others together."""
 
 
 def _failed_at(contract: Contract, form: str, budget: Budget, draw: Draw, error: Exception) -> Finding:

@@ -1,4 +1,4 @@
-"""How the peak grows: the exponent over the upper half of a series that doubles one dim, far past every case."""
+"""How the peak grows when one dim is doubled, far beyond every case: the exponent over the upper half of the sizes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from ..laws import Scaling
 from ..meters.base import Meter
 from ..units import format_bytes
 from .finding import Finding, Status
+from .measured import Growth
 from .memory import bytes_of, measure_phases
 
 TOLERATED_EXCESS = 0.05
 
 
 def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
+    """Measure the form at two sizes of the law's dim, and judge the exponent between them."""
     from .inputs import Draw
 
     case = contract.cases[law.case]
-    # below the middle constants hide the growth; between the ends of a line no point tells more of its slope
+    # in the lower half constants hide the growth; the two ends of the upper half give its slope
     sizes = [case.dims[law.dim] << ((law.doublings + 1) // 2), case.dims[law.dim] << law.doublings]
     draws = [Draw(replace(case, dims={**case.dims, law.dim: size})) for size in sizes]
     readings = [measure_phases(contract, law.form, draw, [law.phase], meter)[law.phase] for draw in draws]
@@ -33,13 +35,5 @@ def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
     details = () if holds else tuple(f"  {line}" for line in readings[-1].table_lines(4))
     status: Status = "pass" if holds else "fail"
     return Finding(
-        "scaling",
-        contract.name,
-        law.form,
-        status,
-        message,
-        law.case,
-        law.phase,
-        details,
-        figures={"exponent": exponent},
+        "scaling", contract.name, law.form, status, message, law.case, law.phase, details, measured=Growth(exponent)
     )

@@ -1,11 +1,11 @@
-"""Another commit beside this one: today's forms judged under that commit's naive forms and contracts.
+"""Judge today's forms by the laws of another commit, the base.
 
-A change that breaks a budget can loosen the budget too. So the laws of the base commit (``naive.py`` and
-``contract.py`` of each op) are laid over a copy of the working tree, and the ops whose laws differ are
-examined there, in a child process. Every difference between the two laws is a row of its own.
+A change that breaks a budget can loosen the budget too. So the base's laws (``naive.py`` and ``contract.py`` of each
+op) are copied over a copy of the working tree, and a child process examines there the ops whose laws differ. Each
+difference between the two laws is a finding of its own.
 
-It can also loosen what judges: how many calls are drawn, how far off is equal, how the lock is read. Where such a file
-differs, today's forms of every op are laid over the base's memfix, and judged by its checks under its laws.
+A change can also loosen the checks: how many calls are drawn, which error counts as equal, how the lock is read. Where
+such a file differs, today's forms of every op are copied over the base's memfix and judged by its checks and laws.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,10 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from ..checks.finding import Finding
+from ..checks.measured import Bytes
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..units import format_bytes
-from .commit import Commit, git
+from .commit import Commit, export_package, git
 from .lock import Key, read_lock
 
 OPS = "memfix/ops"
@@ -42,11 +42,11 @@ JUDGES = (
 
 @dataclass(frozen=True)
 class Base(Commit):
-    """A commit of memfix itself."""
+    """A commit of memfix itself, which has laws to judge by."""
 
     @classmethod
     def of(cls, ref: str, package: Path) -> Self:
-        """``package`` is the folder of the working tree's memfix."""
+        """The commit ``ref`` of the checkout with ``package``, the folder of the working tree's memfix."""
         base = super().of(ref, package)
         if package.resolve() != (base.root / "memfix").resolve():
             raise UsageError(
@@ -65,9 +65,10 @@ class Base(Commit):
                     break
         return changed
 
-    def ops_gone(self) -> list[str]:
-        """Ops that the base has and the working tree has not."""
-        return sorted(set(self._ops_at_base()) - set(self.ops_here()))
+    def gone_ops(self, check: str) -> list[Finding]:
+        """A note of ``check`` for each op that the base has and the working tree has not."""
+        gone = sorted(set(self._ops_at_base()) - set(self.ops_here()))
+        return [Finding(check, op, "", "note", f"the op is there at {self.ref} and gone now") for op in gone]
 
     def is_new(self, op: str) -> bool:
         return op not in self._ops_at_base()
@@ -86,20 +87,17 @@ class Base(Commit):
             yield target
 
     def judges_changed(self) -> list[str]:
-        """Files outside of the contracts that judge a form, and differ from the base's."""
+        """Files that judge a form, contracts aside, and differ from the base's."""
         differ = git(self.root, "diff", "--name-only", self.commit, "--", *JUDGES)
         new = git(self.root, "ls-files", "--others", "--exclude-standard", "--", *JUDGES)
         return sorted({*differ.splitlines(), *new.splitlines()})
 
     @contextmanager
     def with_todays_forms(self) -> Iterator[Path]:
-        """The base's package, its checks and laws, with the working tree's forms of the ops that it has."""
+        """The base's package with its checks and laws, and with the working tree's forms of the ops that it has."""
         with tempfile.TemporaryDirectory(prefix="memfix-base-") as folder:
             target = Path(folder)
-            archive = target / "base.tar"
-            git(self.root, "archive", "--format=tar", f"--output={archive}", self.commit, "memfix")
-            with tarfile.open(archive) as tar:
-                tar.extractall(target, filter="data")
+            export_package(self.root, self.commit, self.root / "memfix", target)
             for here in (self.root / OPS).rglob("*.py"):
                 there = target / here.relative_to(self.root)
                 if there.parent.is_dir() and here.name not in (*LAW_FILES, "__init__.py"):
@@ -107,7 +105,7 @@ class Base(Commit):
             yield target
 
     def lock(self, path: Path) -> dict[Key, int]:
-        """The base's lock file, for the rows that show raised entries."""
+        """The entries of the base's lock file; none where ``path`` is not in the checkout."""
         try:
             relative = path.resolve().relative_to(self.root.resolve())
         except ValueError:
@@ -129,18 +127,18 @@ class Base(Commit):
 
 
 def examine_under(overlay: Path, ops: list[str], profile: str, meter: str) -> dict[str, Any]:
-    """Run the gate on the overlaid copy in a child process; its JSON."""
+    """Run the gate in ``overlay`` in a child process; its JSON report."""
     return _child(overlay, "gate", *ops, "--profile", profile, "--meter", meter, "--no-lock", "--json", "-")
 
 
 def laws_under(overlay: Path, ops: list[str]) -> dict[str, dict[str, str]]:
-    """The base's laws, op by op, spelled as ``Contract.laws`` does."""
+    """The base's laws by op, as ``Contract.laws`` spells them."""
     listed = _child(overlay, "list", *ops, "--json", "-")
     return {op["name"]: op["laws"] for op in listed["ops"]}
 
 
 def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list[Finding]:
-    """One row for each law that this change adds, removes or rewrites."""
+    """One note for each law that this change adds, removes or rewrites."""
     here = contract.laws()
     rows = []
     for key in dict.fromkeys([*base_laws, *here]):
@@ -161,7 +159,7 @@ def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list
 
 
 def judge_changes(files: Sequence[str], ref: str) -> list[Finding]:
-    """One row for each folder with files that judge a form otherwise than at the base."""
+    """One note for each folder with files that judge a form and differ from the base's."""
     by_folder: dict[str, list[str]] = {}
     for file in files:
         folder, _, name = file.rpartition("/")
@@ -173,15 +171,15 @@ def judge_changes(files: Sequence[str], ref: str) -> list[Finding]:
 
 
 def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[Finding]:
-    """One row for each entry that this change raises or lowers, one for each form whose entries come or go."""
+    """One note for each entry that this change raises or lowers, and one for each form whose entries come or go."""
     rows = []
     for key in sorted(now.keys() & before.keys()):
         if now[key] != before[key]:
             op, form, case, phase = key
             word = "raised" if now[key] > before[key] else "lowered"
             message = f"lock {word}: {format_bytes(now[key])}; at {ref}: {format_bytes(before[key])}"
-            figures = {"bytes": now[key], "before_bytes": before[key]}
-            rows.append(Finding("law", op, form, "note", message, case, phase, figures=figures))
+            measured = Bytes(now[key], before[key], "base")
+            rows.append(Finding("law", op, form, "note", message, case, phase, measured=measured))
     for keys, message in (
         (before.keys() - now.keys(), f"gone from the lock; at {ref} it has"),
         (now.keys() - before.keys(), f"new in the lock since {ref}:"),
@@ -199,7 +197,7 @@ def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(overlay), os.environ.get("PYTHONPATH", "")]),
     }
     for variable in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
-        environment.pop(variable, None)  # the parent announces
+        environment.pop(variable, None)  # the parent writes the annotations
     child = subprocess.run(
         [sys.executable, "-m", "memfix", *arguments],
         cwd=overlay,

@@ -1,25 +1,26 @@
-"""A commit of the checkout that a package lies in: what is compared with."""
+"""A commit of the git checkout that holds a package: the base that a change is compared with."""
 
 from __future__ import annotations
 
 import subprocess
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ..errors import MemfixError, UsageError
+from ..errors import MeasurementError, MemfixError, UsageError
 
 _NAMED = 3
 _SHORT = 12
 
 
 class NotInGit(UsageError):
-    """A package that no checkout has: it was installed."""
+    """The package is in no git checkout: it was installed."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """``ref`` is what the user called it."""
+    """One commit of the checkout ``root``. ``ref`` is what the user called it."""
 
     root: Path
     commit: str
@@ -47,7 +48,7 @@ class Commit:
         return cls(root, commit, ref[:_SHORT] if ref == commit else ref)
 
     def notes(self, *judged: str) -> list[str]:
-        """What a reader must know of the tree that is judged: these paths of it, without their bytecode."""
+        """A sentence about uncommitted changes to the ``judged`` paths, bytecode aside, if there are any."""
         changed = git(self.root, "status", "--porcelain", "--", *judged, ":(exclude)*__pycache__*").splitlines()
         if not changed:
             return []
@@ -55,13 +56,28 @@ class Commit:
         return [f"the working tree has uncommitted changes, and they are judged too: {names}"]
 
     def file(self, path: str) -> str | None:
+        """The text of a file at this commit; None where it has no such file."""
         try:
             return git(self.root, "show", f"{self.commit}:{path}")
         except UsageError:
             return None
 
 
+def export_package(root: Path, commit: str, package: Path, folder: Path) -> Path:
+    """Write ``package`` as it was at a commit of the checkout ``root`` into ``folder``; its path there."""
+    path, archive = package.resolve().relative_to(root.resolve()).as_posix(), folder / "package.tar"
+    try:
+        git(root, "archive", "--format=tar", f"--output={archive}", commit, path)
+    except UsageError as error:
+        raise MeasurementError(f"commit {commit[:8]} has no package {package.stem}: {error}") from None
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    archive.unlink()
+    return folder / path
+
+
 def git(folder: Path, *arguments: str) -> str:
+    """The output of a git command in ``folder``."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""From findings, readings and the lock to a verdict. Pure: imports no torch and runs nothing."""
+"""Findings, readings and the lock make a verdict. Pure: imports no torch and runs nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ..checks.examine import Examination
-from ..checks.finding import Finding, exit_code_of
+from ..checks.finding import Finding, Status, exit_code_of
+from ..checks.measured import Bytes
 from ..checks.memory import bytes_of, explained
 from ..errors import EXIT_PASS, EXIT_REGRESSION
 from ..meters.base import Reading
@@ -18,18 +19,17 @@ from ..units import format_bytes, format_change
 from .lock import Key, spelled
 from .peaks import ROWS, Peaks
 
-
-def _accept(how: str) -> str:
-    return f"if this is meant, run {how} and commit the lock file"
-
-
 UPDATE = "memfix gate --update"
 _GROWN_ROWS = 4
 
 
+def _how_to_accept(command: str) -> str:
+    return f"if this is meant, run {command} and commit the lock file"
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """Everything that the gate says. ``findings`` are in the order in which they were made."""
+    """Everything that the gate reports. ``findings`` are in the order in which they were made."""
 
     examinations: tuple[Examination, ...]
     findings: tuple[Finding, ...]
@@ -82,7 +82,7 @@ def judge(
     extra: Sequence[Finding] = (),
     surroundings: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """All findings, those of the lock included. ``lock`` is None where the meter's bytes are not the lock's."""
+    """Gather all findings and judge the lock. ``lock`` is None where the meter's bytes cannot be compared with it."""
     findings = [finding for examination in examinations for finding in examination.findings]
     findings += _nothing_measured(examinations)
     if lock is not None:
@@ -92,13 +92,13 @@ def judge(
 
 
 def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], peaks: Peaks) -> list[Finding]:
-    """Every reading against its entry: above fails, below asks, missing and extra fail.
+    """Compare every reading with its entry: above fails, below is a note, missing and stale entries fail.
 
-    Of a form that is not equal only what is above is said: nobody is to lock it.
+    A form that is not equal to naive is reported only where it is above its entry: nobody should lock its bytes.
     """
     readings = readings_by_key(examinations)
     judged_ops = {examination.op for examination in examinations}
-    # a form that is known to be unequal is never measured: an entry of it is stale
+    # a form that is known to be unequal is never measured, so its entries are stale
     unequal = {
         (e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms | e.known_unequal_forms
     }
@@ -107,14 +107,14 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
         for key, reading in readings.items()
         if (used := bytes_of(reading, key[3])) > lock.get(key, used) or key[:2] not in unequal
     ]
-    stale = f"the lock has an entry that nothing measures any more; {_accept(UPDATE)}"
-    unmeasured = {(f.op, f.form, f.case, f.phase) for e in examinations for f in e.findings if f.status == "error"}
+    stale = f"the lock has an entry that nothing measures any more; {_how_to_accept(UPDATE)}"
+    unmeasured = {_key(finding) for e in examinations for finding in e.findings if finding.status == "error"}
     gone = [
         key
         for key in lock
         if key[0] in judged_ops and key not in readings and key not in unmeasured and key[:2] not in unequal
     ]
-    return findings + [_lock_finding(key, "fail", stale, figures={"locked_bytes": lock[key]}) for key in gone]
+    return findings + [_lock_finding(key, "fail", stale, Bytes(None, lock[key], "lock")) for key in gone]
 
 
 def judge_entry(
@@ -126,32 +126,32 @@ def judge_entry(
     *,
     accept: str = UPDATE,
 ) -> Finding:
-    """One reading against its entry. ``alive_then`` is what was alive at the locked peak, where that is known;
-    ``accept`` is the command by which a person takes the new figure."""
+    """Compare one reading with its entry. ``alive_then`` is what was alive at the locked peak, where that is known;
+    ``accept`` is the command that writes the new bytes to the lock."""
+    measured = Bytes(used, locked, "lock")
     if locked is None:
-        message = f"{format_bytes(used)} measured, and no entry in the lock; {_accept(accept)}"
-        return _lock_finding(key, "fail", message, figures={"bytes": used})
-    figures = {"bytes": used, "locked_bytes": locked}
+        message = f"{format_bytes(used)} measured, and no entry in the lock; {_how_to_accept(accept)}"
+        return _lock_finding(key, "fail", message, measured)
     if used > locked:
         message = (
             f"{used:,} bytes ({format_bytes(used)}), lock {locked:,} ({format_bytes(locked)}): "
             f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
         )
         grown = _what_grew(reading, alive_then)
-        details = (*(f"  {change}" for change in grown), *explained(reading, key[3]), f"  {_accept(accept)}")
+        details = (*(f"  {change}" for change in grown), *explained(reading, key[3]), f"  {_how_to_accept(accept)}")
         source = _first_line([*(change.now for change in grown if change.now), *reading.alive_at_peak])
-        return _lock_finding(key, "fail", message, details, figures, source)
+        return _lock_finding(key, "fail", message, measured, details, source)
     if used < locked:
         message = f"{format_bytes(used)}, {locked - used:,} bytes below the lock; run {accept} to keep the gain"
-        return _lock_finding(key, "note", message, figures=figures)
-    return _lock_finding(key, "pass", f"{used:,} bytes, as locked", figures=figures)
+        return _lock_finding(key, "note", message, measured)
+    return _lock_finding(key, "pass", f"{used:,} bytes, as locked", measured)
 
 
 def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[Change]:
-    """The rows of this peak that the locked one had not, largest first."""
+    """The allocations at this peak that are new or larger than at the locked one, largest first."""
     if not alive_then:
         return []
-    # the file of peaks keeps the largest rows only: a row as small as its last may have been there unseen
+    # the file of peaks keeps only the largest rows: a smaller row may have been there too
     unseen = min(row.bytes for row in alive_then) if len(alive_then) >= ROWS else 0
     grown = [
         change
@@ -167,9 +167,9 @@ def _first_line(rows: Sequence[Allocation]) -> str:
 
 
 def _with_sources(findings: Sequence[Finding], readings: Mapping[Any, Reading]) -> tuple[Finding, ...]:
-    """A broken budget points at the line that the lock saw grow there, or else at what was largest at its peak.
+    """Give a broken budget the line that grew above the lock there, or else the largest allocation at its peak.
 
-    At a drawn shape, for which there is neither, it points at the line that grew elsewhere in the same form.
+    A drawn shape has neither: it gets the line that grew at a case of the same form.
     """
     grown = [finding for finding in findings if finding.check == "lock" and finding.source]
     by_key = {_key(finding): finding.source for finding in grown}
@@ -183,10 +183,14 @@ def _with_sources(findings: Sequence[Finding], readings: Mapping[Any, Reading]) 
 
     return tuple(
         replace(finding, source=source_of(finding))
-        if finding.status == "fail" and "limit_bytes" in finding.figures and not finding.source
+        if finding.status == "fail" and _is_budget(finding) and not finding.source
         else finding
         for finding in findings
     )
+
+
+def _is_budget(finding: Finding) -> bool:
+    return isinstance(finding.measured, Bytes) and finding.measured.against == "budget"
 
 
 def _key(finding: Finding) -> Any:
@@ -194,19 +198,14 @@ def _key(finding: Finding) -> Any:
 
 
 def _lock_finding(
-    key: Key,
-    status: Any,
-    message: str,
-    details: tuple[str, ...] = (),
-    figures: Mapping[str, float] = MappingProxyType({}),
-    source: str = "",
+    key: Key, status: Status, message: str, measured: Bytes, details: tuple[str, ...] = (), source: str = ""
 ) -> Finding:
     op, form, case, phase = key
-    return Finding("lock", op, form, status, message, case, phase, details, figures=dict(figures), source=source)
+    return Finding("lock", op, form, status, message, case, phase, details, measured=measured, source=source)
 
 
 def _nothing_measured(examinations: Sequence[Examination]) -> list[Finding]:
-    """A gate that measured nothing fails, loudly."""
+    """An error for each op without a reading: a gate that measured nothing must not pass."""
     if not examinations:
         return [Finding("memory", "gate", "", "error", "no op was examined: nothing was measured")]
     return [

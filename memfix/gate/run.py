@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _under_base(
 ) -> list[Finding]:
     """What the base's laws say of today's forms, and how the two laws differ."""
     by_name = {contract.name: contract for contract in contracts}
-    rows = [Finding("law", op, "", "note", f"the op is there at {base.ref} and gone now") for op in base.ops_gone()]
+    rows = base.gone_ops("law")
     changed = [op for op in base.ops_with_other_laws() if op in by_name]
     rows += [Finding("law", op, "", "note", f"new: no law at {base.ref}") for op in changed if base.is_new(op)]
     judged = [op for op in changed if not base.is_new(op)]
@@ -154,13 +155,14 @@ def _under_checks_of(
     return rows + _under_laws_of(base.ref, found)
 
 
-def _under_laws_of(ref: str, found: list[dict[str, Any]]) -> list[Finding]:
+def _under_laws_of(ref: str, report: list[dict[str, Any]]) -> list[Finding]:
+    """The findings of the base's report, without its commands: these would run under today's laws."""
+    found = [Finding.from_dict(data) for data in report]
     return [
-        Finding("base law", f["op"], f["form"], f["status"], f"under the laws of {ref}: {f['check']}: {f['message']}",
-                f["case"], f["phase"], tuple(f["details"]), figures=f["figures"], source=f["source"])
+        replace(f, check="base law", message=f"under the laws of {ref}: {f.check}: {f.message}", reproduce="")
         for f in found
-        if f["status"] in ("pass", "fail", "error")
-    ]  # fmt: skip
+        if f.status != "note"
+    ]
 
 
 def _updated_lock(lock: dict[Key, int], examinations: Sequence[Examination], whole: bool) -> dict[Key, int]:

@@ -6,7 +6,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,12 +19,29 @@ _CYCLES = 1_000_000
 
 @dataclass(frozen=True)
 class Race:
-    """Two steps timed in turn. ``ratio`` is the median over pairs of first over second."""
+    """Two steps timed alternately. ``ratio`` is the median over pairs of the first time over the second.
+
+    ``second_s`` is the second's time in the pair that has this ratio, so that the two times agree with it.
+    """
 
     ratio: float
-    first_s: float
     second_s: float
     pairs: int
+
+    @property
+    def first_s(self) -> float:
+        return self.ratio * self.second_s
+
+
+def median_pair(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The median of the ratios, each given with a time, and the time that belongs to it.
+
+    Of an even number of pairs it is the mean of the two in the middle.
+    """
+    ranked = sorted(pairs)
+    half = (len(ranked) - 1) // 2
+    ratios, times = zip(*ranked[half : len(ranked) - half], strict=True)
+    return statistics.fmean(ratios), statistics.fmean(times)
 
 
 def race(
@@ -63,8 +80,7 @@ def race(
                     break
             for which in forth if comes_forth else reversed(forth):
                 times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
-    ratios = _ratios(times)
-    return Race(statistics.median(ratios), statistics.median(times[0]), statistics.median(times[1]), len(ratios))
+    return Race(*median_pair(zip(_ratios(times), times[1], strict=True)), len(times[1]))
 
 
 def slowed(step: Step, factor: float, device: str) -> Step:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from benchmarks import gate_power
 from memfix.checks.finding import Finding, Status
+from memfix.checks.measured import Ratio
 from memfix.gate.judge import Verdict
 
 Run = Callable[..., Result]
@@ -26,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         ((form, share),) = slower_by.items()
 
         def row(name: str, status: Status, ratio: float) -> Finding:
-            return Finding("time", "kda", name, status, "", figures={"ratio": ratio, "processes": 2})
+            return Finding("time", "kda", name, status, "", measured=Ratio(ratio, 1e-3, "base", 1.03, 60, processes=2))
 
         wrongly = next(blamed, None) if share >= 0.1 else None
         rows = [row(form, "fail" if share >= 0.05 else "pass", 1 + share)]

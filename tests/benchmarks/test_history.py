@@ -101,7 +101,7 @@ def test_a_ratio_of_times_is_the_forms_train_step_over_naives_or_over_the_floor(
     def race(*steps: tuple[str, str], device: str, pairs: int) -> Race:
         raced.extend(steps)
         assert figures.LEAST_PAIRS <= pairs <= figures.MOST_PAIRS
-        return Race(1.25, 1.25, 1.0, pairs)
+        return Race(1.25, 1.0, pairs)
 
     monkeypatch.setattr(figures, "warm_step", lambda build: (build.form, build.phase))
     monkeypatch.setattr(figures, "elapsed_s", lambda step: 0.01)

@@ -15,9 +15,9 @@ from memfix.checks.examine import Examination, examine, examine_call
 from memfix.checks.inputs import Draw
 from memfix.contract import Form
 from memfix.errors import EXIT_PASS, EXIT_REGRESSION, ContractError
-from memfix.gate import report
 from memfix.gate.judge import Verdict, judge
 from memfix.gate.lock import Key
+from memfix.gate.report.table import table_rows
 from memfix.gate.run import _updated_lock
 from memfix.laws import Scaling, SpeedBudget
 from memfix.meters import get_meter
@@ -126,7 +126,7 @@ def test_memory_is_not_judged_and_the_verdict_passes() -> None:
     assert notes == ["square/reported: memory not judged: the form is known to be not equal to naive"]
     verdict = judged(examination, locked(examination))
     assert verdict.exit_code == EXIT_PASS
-    assert {row[1:]: None for row in report.table_rows(verdict)}.keys() >= {
+    assert {row.cells[1:]: None for row in table_rows(verdict)}.keys() >= {
         ("reported", "-", "-", "-", "-", "", "not equal, as known")
     }
 
@@ -140,7 +140,7 @@ def test_every_dtype_that_is_named_is_shown() -> None:
 def test_a_form_that_suddenly_is_equal_fails_the_gate_and_has_a_row() -> None:
     verdict = judged(examined(contract(square)))
     assert verdict.exit_code == EXIT_REGRESSION
-    assert ("square", "reported", "-", "-", "-", "-", "", "FAIL equality") in list(report.table_rows(verdict))
+    assert ("square", "reported", "-", "-", "-", "-", "", "FAIL equality") in [row.cells for row in table_rows(verdict)]
 
 
 def test_the_lock_holds_no_entry_of_it_and_an_old_one_is_stale() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memfix.checks.finding import Finding
+from memfix.checks.measured import Bytes
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MemfixError, UsageError
 from memfix.gate.base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
 from memfix.gate.lock import write_lock
+from memfix.gate.run import _under_laws_of
 from memfix.laws import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +151,7 @@ def test_a_package_that_is_not_at_the_root_of_the_checkout_is_refused(tmp_path: 
 # ---------------------------------------------------------------- which laws differ
 def test_an_unchanged_tree_has_no_other_laws(checkout: Checkout) -> None:
     assert checkout.base().ops_with_other_laws() == []
-    assert checkout.base().ops_gone() == []
+    assert checkout.base().gone_ops("law") == []
 
 
 def test_a_changed_contract_and_a_changed_naive_form_are_other_laws_and_a_changed_form_is_not(
@@ -193,7 +196,9 @@ def test_ops_come_and_go(checkout: Checkout) -> None:
     for path in (checkout.root / "memfix/ops/old").iterdir():
         path.unlink()
     base = checkout.base()
-    assert base.ops_gone() == ["old"]
+    assert [(note.op, note.message) for note in base.gone_ops("law")] == [
+        ("old", "the op is there at HEAD and gone now")
+    ]
     assert (base.is_new("new"), base.is_new("loss"), base.is_new("old")) == (True, False, False)
     assert base.ops_with_other_laws() == ["new"]
 
@@ -351,6 +356,20 @@ def test_a_text_that_differs_under_equal_laws_is_a_row_too() -> None:
     assert law_changes(contract(), contract().laws(), "main") == [
         Finding("law", "loss", "", "note", "the text of naive.py or contract.py differs from main")
     ]
+
+
+def test_findings_of_the_base_keep_their_bytes_and_what_is_known_but_not_their_command() -> None:
+    known = Finding(
+        "budget", "loss", "reported", "pass", "peak 3 B", "small", "train", ("  detail",), "memfix check loss",
+        Bytes(3, 2, "budget"), "loss.py:7", "breaks its budget",
+    )  # fmt: skip
+    of_an_earlier_memfix = known.as_dict()
+    del of_an_earlier_memfix["known"]
+    note = Finding("budget", "loss", "chunked", "note", "not judged")
+    rows = _under_laws_of("main", [known.as_dict(), of_an_earlier_memfix, note.as_dict()])
+    message = "under the laws of main: budget: peak 3 B"
+    expected = replace(known, check="base law", message=message, reproduce="")
+    assert rows == [expected, replace(expected, known="")]
 
 
 def test_files_that_judge_are_found_and_forms_and_laws_are_none(checkout: Checkout) -> None:

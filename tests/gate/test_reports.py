@@ -15,6 +15,7 @@ from rich.console import Console
 
 from memfix.checks.examine import Examination
 from memfix.checks.finding import Finding
+from memfix.checks.measured import Bytes, Ratio
 from memfix.errors import EXIT_USAGE, UsageError
 from memfix.gate import report
 from memfix.gate.judge import Verdict, judge, judge_entry
@@ -22,7 +23,9 @@ from memfix.gate.report import github
 from memfix.gate.report.changed import changed_rows
 from memfix.gate.report.junit import as_junit
 from memfix.gate.report.markdown import LIMIT, as_markdown
+from memfix.gate.report.table import table_rows
 from memfix.gate.report.terminal import print_verdict
+from memfix.gate.report.text import summary_line
 from memfix.meters.base import Allocation, Reading
 
 PASS = Finding("equality", "loss", "chunked", "pass", "equal in 40 calls")
@@ -62,7 +65,7 @@ SUMMARY = "memfix gate: regression: 1 op, 2 forms, 1 check passed, 1 failed, 1 c
 
 # ---------------------------------------------------------------- the table
 def test_the_table_has_one_row_for_each_form_and_case() -> None:
-    assert list(report.table_rows(VERDICT)) == [
+    assert [row.cells for row in table_rows(VERDICT)] == [
         ("loss", "naive", "small", "4.00 KiB", "512 B", "8.00 KiB", "", "reference"),
         ("loss", "naive", "big", "-", "-", "1.00 MiB", "", "reference"),
         ("loss", "chunked", "small", "-", "-", "2.00 KiB", "4.0x", "pass"),
@@ -77,24 +80,25 @@ def test_the_table_has_one_row_for_each_form_and_case() -> None:
         (Finding("equality", "loss", "chunked", "fail", "not equal"), "FAIL equality"),
         (Finding("memory", "loss", "chunked", "error", "no"), "not measured"),
         (
-            Finding("budget", "loss", "chunked", "pass", "peak 2 (known broken, 2.0x over)", "small"),
+            Finding("budget", "loss", "chunked", "pass", "peak 2", "small", known="breaks its budget"),
             "breaks its budget, as known",
         ),
-        (Finding("lock", "loss", "chunked", "note", "952 bytes below the lock", "small"), "below the lock"),
+        (
+            Finding("lock", "loss", "chunked", "note", "", "small", measured=Bytes(1096, 2048, "lock")),
+            "below the lock",
+        ),
         (Finding("equality", "other", "chunked", "fail", "not equal"), "pass"),
         (Finding("budget", "loss", "chunked", "fail", "over", "another case"), "pass"),
     ],
 )
 def test_the_last_column_says_the_worst_of_what_was_found_there(finding: Finding, word: str) -> None:
-    rows = {row[1:3]: row[-1] for row in report.table_rows(make_verdict(finding))}
+    rows = {row.cells[1:3]: row.cells[-1] for row in table_rows(make_verdict(finding))}
     assert rows["chunked", "small"] == word
 
 
 def test_the_summary_counts_what_was_found() -> None:
-    assert report.summary_line(VERDICT) == SUMMARY
-    assert report.summary_line(make_verdict(PASS)) == (
-        "memfix gate: pass: 1 op, 2 forms, 1 check passed, meter simulated"
-    )
+    assert summary_line(VERDICT) == SUMMARY
+    assert summary_line(make_verdict(PASS)) == ("memfix gate: pass: 1 op, 2 forms, 1 check passed, meter simulated")
 
 
 # ---------------------------------------------------------------- JSON
@@ -127,29 +131,27 @@ def test_a_reading_survives_json() -> None:
 GROWN = Finding(
     "lock", "loss", "chunked", "fail", "3,072 bytes, lock 2,048", "big", "train",
     ("  +1.00 KiB: `x.float()` loss.py:41",),
-    figures={"bytes": 3072, "locked_bytes": 2048}, source="loss.py:41",
+    measured=Bytes(3072, 2048, "lock"), source="loss.py:41",
 )  # fmt: skip
 OVER_BUDGET = Finding(
     "budget", "loss", "chunked", "fail", "peak 3.00 KiB, budget 2.50 KiB", "big", "train",
-    figures={"bytes": 3072, "limit_bytes": 2560},
+    measured=Bytes(3072, 2560, "budget"),
 )  # fmt: skip
 SLOWER = Finding(
     "time", "loss", "chunked", "fail", "5.2 % slower than main", "small", "train",
-    figures={
-        "ratio": 1.0521, "low": 1.048, "high": 1.0612, "pairs": 150, "seconds": 0.00211, "base_seconds": 0.002,
-    },
+    measured=Ratio(1.0521, 0.002, "base", 1.03, 150, (1.048, 1.0612), 2),
 )  # fmt: skip
 AS_FAST = Finding(
     "time", "loss", "reported", "pass", "as fast as main", "small", "train",
-    figures={"ratio": 0.9987, "low": 0.99, "high": 1.004, "pairs": 150, "seconds": 0.001, "naive_seconds": 0.001},
+    measured=Ratio(0.9987, 0.001, "naive", 1.2, 150, (0.99, 1.004), 2),
 )  # fmt: skip
 RAISED = Finding(
     "law", "loss", "chunked", "note", "lock raised: 2.00 KiB; at main: 1.00 KiB", "small", "train",
-    figures={"bytes": 2048, "before_bytes": 1024},
+    measured=Bytes(2048, 1024, "base"),
 )  # fmt: skip
 LOWERED = Finding(
     "law", "loss", "reported", "note", "lock lowered: 1.00 KiB; at main: 2.00 KiB", "small", "train",
-    figures={"bytes": 1024, "before_bytes": 2048},
+    measured=Bytes(1024, 2048, "base"),
 )  # fmt: skip
 
 
@@ -164,7 +166,7 @@ def test_lock_and_budgets_of_one_reading_are_one_row_with_bytes_and_line() -> No
 
 
 def test_a_broken_budget_alone_stands_against_its_limit_and_points_at_the_largest_row_of_its_peak() -> None:
-    broken = replace(OVER_BUDGET, figures={"bytes": 2048, "limit_bytes": 1024})
+    broken = replace(OVER_BUDGET, measured=Bytes(2048, 1024, "budget"))
     assert changed(broken) == [
         ("chunked", "big", "train", "budget 1.00 KiB", "2.00 KiB", "2.0x over", "loss.py:7", "FAIL budget")
     ]
@@ -196,7 +198,7 @@ def test_a_failure_without_bytes_names_no_line() -> None:
 
 
 def test_a_slower_form_is_a_row_with_its_ratio_and_interval_and_one_as_fast_is_none() -> None:
-    slower = ("chunked", "small", "train", "base 2 ms", "2.11 ms", "1.052x [1.048, 1.061]", "", "FAIL time")
+    slower = ("chunked", "small", "train", "base 2 ms", "2.1 ms", "1.052x [1.048, 1.061]", "", "FAIL time")
     assert changed(SLOWER, AS_FAST) == [slower]
     grown = replace(GROWN, case="small")
     assert [row[-1] for row in changed(SLOWER, grown)] == ["FAIL lock", "FAIL time"], "bytes and times are rows apart"
@@ -210,8 +212,8 @@ def test_entries_of_the_lock_that_differ_from_the_base_are_rows() -> None:
 
 
 def test_an_entry_that_nothing_measures_and_a_reading_without_one_are_rows() -> None:
-    gone = Finding("lock", "loss", "old", "fail", "stale", "big", "train", figures={"locked_bytes": 2048})
-    new = Finding("lock", "loss", "new", "fail", "no entry", "big", "train", figures={"bytes": 1024})
+    gone = Finding("lock", "loss", "old", "fail", "stale", "big", "train", measured=Bytes(None, 2048, "lock"))
+    new = Finding("lock", "loss", "new", "fail", "no entry", "big", "train", measured=Bytes(1024, None, "lock"))
     assert changed(gone, new) == [
         ("new", "big", "train", "no entry", "1.00 KiB", "", "", "FAIL lock"),
         ("old", "big", "train", "2.00 KiB", "gone", "", "", "FAIL lock"),
@@ -219,7 +221,7 @@ def test_an_entry_that_nothing_measures_and_a_reading_without_one_are_rows() -> 
 
 
 def test_failures_come_first_and_what_grew_most_before_the_others() -> None:
-    more = replace(GROWN, case="huge", figures={"bytes": 9 << 20, "locked_bytes": 1 << 20})
+    more = replace(GROWN, case="huge", measured=Bytes(9 << 20, 1 << 20, "lock"))
     rows = changed(RAISED, ERROR, GROWN, more)
     assert [(row[1], row[-1]) for row in rows] == [
         ("huge", "FAIL lock"),

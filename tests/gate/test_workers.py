@@ -26,7 +26,7 @@ from memfix.checks.interpreter import in_interpreter, is_interpreting, start_int
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from memfix.gate import run, workers
 from memfix.gate.judge import judge
-from memfix.gate.report import table_rows
+from memfix.gate.report.table import table_rows
 from memfix.gate.workers import Part, examine_all, parts_of
 from memfix.laws import NAIVE, Budget, Scaling
 from memfix.meters import get_meter
@@ -166,7 +166,7 @@ def test_what_does_not_fit_the_gpu_is_simulated_and_not_run() -> None:
     assert {f.status for f in ratios} == {"pass"}
 
     verdict = judge(found, lock=None, meter=meter.name)
-    words = {(row[1], row[2]): row[-1] for row in table_rows(verdict)}
+    words = {row.cells[1:3]: row.cells[-1] for row in table_rows(verdict)}
     assert words[NAIVE, "incident"] == "reference, not run: does not fit"
     assert words["gather", "incident"] == "pass"
     (note,) = run._not_run(found, meter.name)

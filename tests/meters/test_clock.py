@@ -60,6 +60,25 @@ def test_the_ratio_is_of_the_first_over_the_second(scripted: Clock, second_begin
     assert found.second_s == pytest.approx(1e-4, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("times", "first_s", "second_s"),
+    [
+        # the medians of either column are 330 and 7.42, which would be 44 times
+        ([(330.0, 60.0), (336.0, 7.42), (7.0, 7.0)], 330.0, 60.0),
+        ([(2.0, 1.0), (9.0, 1.0), (12.0, 3.0), (1.0, 1.0)], 6.0, 2.0),  # the two in the middle: 2 and 4 times
+    ],
+)
+def test_the_two_times_are_those_of_the_ratio(
+    monkeypatch: pytest.MonkeyPatch, times: list[tuple[float, float]], first_s: float, second_s: float
+) -> None:
+    samples = {"first": iter([0.0, *(a for a, _ in times)]), "second": iter([0.0, *(b for _, b in times)])}
+    monkeypatch.setattr(clock, "_elapsed_s", lambda step, device, repeats: next(samples[step()]))
+    found = race(lambda: "first", lambda: "second", device="cpu", pairs=len(times))
+    assert (found.first_s, found.second_s) == pytest.approx((first_s, second_s))
+    assert found.first_s / found.second_s == pytest.approx(found.ratio)
+    assert found.ratio == pytest.approx(statistics.median(a / b for a, b in times))
+
+
 def test_a_short_step_is_repeated_until_a_sample_is_long_enough(scripted: Clock) -> None:
     log: list[str] = []
     steps = scripted.step(1e-4, "a", log), scripted.step(1e-4, "b", log)

@@ -1,4 +1,4 @@
-"""What the gate says on GitHub: an annotation for each failure, on its line, and the table in the job summary."""
+"""The gate's report on GitHub: an annotation for each failure, on its line, and the table in the job summary."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ...checks.finding import Finding
 from ..judge import Verdict
-from . import checks_of, told_once
-from .changed import heaviest_first
+from .changed import heaviest_first, is_gain
 from .markdown import as_markdown
+from .text import block_lines, checks_of
 
 SHOWN = 10
-"""Of each level GitHub shows the first ten annotations of a step, and drops the others without a word."""
+"""GitHub shows the first ten annotations of each level in a step, and silently drops the others."""
 
 
 def on_github() -> bool:
@@ -22,11 +22,12 @@ def on_github() -> bool:
 
 
 def announce(verdict: Verdict) -> None:
+    """Write annotations to standard error, and the Markdown report to the job summary."""
     broken = [block for status in ("fail", "error") for block in heaviest_first(verdict.with_status(status))]
     notes = [finding for finding in verdict.with_status("note") if finding.check in ("law", "lock")]
     _annotate("error", broken)
-    _annotate("warning", [[finding] for finding in notes if not _is_gain(finding)])
-    _annotate("notice", [[finding] for finding in notes if _is_gain(finding)])
+    _annotate("warning", [[finding] for finding in notes if not is_gain(finding)])
+    _annotate("notice", [[finding] for finding in notes if is_gain(finding)])
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
@@ -37,30 +38,25 @@ def announce(verdict: Verdict) -> None:
 
 
 def _annotate(level: str, blocks: Sequence[Sequence[Finding]]) -> None:
-    """One annotation for each subject; where there are more than are shown, the last says how many."""
+    """One annotation for each block; where there are more than GitHub shows, the last says how many."""
     shown = blocks if len(blocks) <= SHOWN else blocks[: SHOWN - 1]
     for findings in shown:
         source = next((finding.source for finding in findings if finding.source), "")
         properties = [*_location(source), f"title={_property(f'memfix {checks_of(findings)}')}"]
-        text = "\n".join(told_once(findings[0].subject, findings))
+        text = "\n".join(block_lines(findings))
         print(f"::{level} {','.join(properties)}::{_data(text)}", file=sys.stderr)
     if len(shown) < len(blocks):
         print(f"::{level} title=memfix::{len(blocks) - len(shown)} more: the job summary has them", file=sys.stderr)
 
 
 def _location(source: str) -> list[str]:
-    """``file=`` and ``line=``, where the line is in the repository: GitHub knows files by their path from its root."""
+    """``file=`` and ``line=`` of a line in the repository, with its path from the root; else nothing."""
     name, _, line = source.rpartition(":")
     root = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()
     path = Path(name).resolve()
     if not (name and line.isdigit() and path.is_file() and path.is_relative_to(root)):
         return []
     return [f"file={_property(path.relative_to(root).as_posix())}", f"line={line}"]
-
-
-def _is_gain(finding: Finding) -> bool:
-    before = finding.figures.get("locked_bytes", finding.figures.get("before_bytes"))
-    return before is not None and finding.figures.get("bytes", before) < before
 
 
 def _data(text: str) -> str:

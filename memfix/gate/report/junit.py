@@ -1,4 +1,4 @@
-"""The verdict as JUnit XML, one test case a finding, for CI systems that read it."""
+"""The verdict as JUnit XML for CI systems: one test case for each finding."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def as_junit(verdict: Verdict) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what XML cannot hold, such as the escapes of a coloured message."""
+    """``text`` without what XML cannot hold, such as the escape codes of a coloured message."""
     return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")

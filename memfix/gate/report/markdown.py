@@ -1,7 +1,7 @@
 """The verdict as Markdown: for a file, a pull-request comment, or GitHub's job summary.
 
-It opens with the verdict and what changed; what passed is folded away. GitHub cuts a comment at 65,536 characters, and
-a comment may hold two reports: each is kept below half of that, and says how much it leaves out.
+It opens with the verdict and what changed; what passed is folded. GitHub refuses a comment above 65,536 characters, and
+a comment may hold two reports, so each stays below half of that and says how much it leaves out.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Iterable, Sequence
 
 from ...checks.finding import Finding
 from ..judge import Verdict
-from . import COLUMNS, checks_of, summary_line, table_rows, told_once
-from .changed import CHANGED_COLUMNS, TIME_COLUMNS, changed_rows, heaviest_first, time_rows
+from .changed import CHANGED_COLUMNS, changed_rows, heaviest_first
+from .table import COLUMNS, RIGHT, TIME_COLUMNS, Row, table_rows, time_rows
+from .text import block_lines, checks_of, summary_line
 
 LIMIT = 30_000
 _TEXT_LIMIT = 4_000
 _ELSEWHERE = "the JSON report and the log have them all"
-_RESERVED = 1_000  # for heads, ends of folds, and the lines that say what is left out
+_RESERVED = 1_000  # for headings, ends of folds, and the lines that say what is left out
 
 
 class Paper:
-    """Markdown that does not outgrow its limit: what is written first is there, and what is left out is counted."""
+    """Markdown within a limit of characters: it keeps what is written first, and counts what it leaves out."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -32,7 +33,7 @@ class Paper:
         self._left -= sum(len(line) + 1 for line in lines)
 
     def blocks(self, blocks: Sequence[Sequence[str]], thing: str, *, share: float = 1) -> None:
-        """As many of the blocks as there is room for, in this share of what is left."""
+        """Write as many blocks as fit into this share of the remaining characters."""
         rest = self._left * (1 - share) + _RESERVED
         for number, block in enumerate(blocks):
             if self._left - sum(len(line) + 1 for line in block) < rest:
@@ -40,17 +41,9 @@ class Paper:
                 return
             self.write(*block)
 
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[str]],
-        *,
-        right: Sequence[str],
-        thing: str,
-        share: float = 1,
-    ) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, thing: str, share: float = 1) -> None:
         self.write("| " + " | ".join(columns) + " |")
-        self.write("|" + "|".join("---:" if column in right else "---" for column in columns) + "|")
+        self.write("|" + "|".join("---:" if column in RIGHT else "---" for column in columns) + "|")
         self.blocks([["| " + " | ".join(map(_cell, row)) + " |"] for row in rows], thing, share=share)
 
     def text(self) -> str:
@@ -62,7 +55,7 @@ def as_markdown(verdict: Verdict, *, limit: int = LIMIT) -> str:
     paper.write(f"### {summary_line(verdict)}", "")
     paper.blocks([[f"> {_one_line(note)}", ""] for note in verdict.notes], "notes", share=0.2)
     _write_changes(paper, verdict)
-    laws = [f for f in verdict.findings if f.check == "law" and "bytes" not in f.figures]
+    laws = [finding for finding in verdict.findings if finding.check == "law" and finding.measured is None]
     if laws:
         paper.write("", "#### Laws that this change changes", "")
         paper.blocks([[f"- **{finding.subject}** {_one_line(finding.message)}"] for finding in laws], "laws", share=0.4)
@@ -81,37 +74,34 @@ def _write_changes(paper: Paper, verdict: Verdict) -> None:
         paper.write("Every check passed, and there is no change to show.")
         return
     shown = [(*row[:7], f"`{row[7]}`" if row[7] else "", row[8]) for row in rows]
-    paper.table(CHANGED_COLUMNS, shown, right=("before", "now", "change"), thing="changed rows", share=0.4)
+    paper.table(CHANGED_COLUMNS, shown, thing="changed rows", share=0.4)
 
 
 def _write_all(paper: Paper, verdict: Verdict) -> None:
-    """Everything that was judged, folded."""
-    sizes, times = list(table_rows(verdict)), list(time_rows(verdict))
-    if not sizes and not times:
+    """Write the tables of everything that was judged, folded."""
+    tables: list[tuple[tuple[str, ...], list[Row]]] = [
+        (COLUMNS, list(table_rows(verdict))), (TIME_COLUMNS, list(time_rows(verdict)))
+    ]  # fmt: skip
+    if not any(rows for _, rows in tables):
         return
     paper.write("", "<details><summary>Everything that was judged</summary>", "")
-    if sizes:
-        right = ("forward", "held", "train", "train below naive")
-        paper.table(COLUMNS, sizes, right=right, thing="rows")
-        paper.write("")
-    if times:
-        paper.table(TIME_COLUMNS, times, right=("time", "interval", "pairs"), thing="rows")
-        paper.write("")
+    for columns, rows in tables:
+        if rows:
+            paper.table(columns, [row.cells for row in rows], thing="rows")
+            paper.write("")
     paper.write("</details>")
 
 
 def _folded(findings: Sequence[Finding], *, is_open: bool) -> list[str]:
-    """A block that a click unfolds, its text as it is on a terminal."""
-    subject = findings[0].subject
-    text = "\n".join(told_once(subject, findings))
+    """A block that a click unfolds, with the same text as on a terminal."""
+    text = "\n".join(block_lines(findings))
     if len(text) > _TEXT_LIMIT:
         text = f"{text[:_TEXT_LIMIT]}\n... {len(text) - _TEXT_LIMIT:,} more characters left out here: {_ELSEWHERE}"
     fence = "```"
     while fence in text:
         fence += "`"
-    summary = (
-        f"<details{' open' if is_open else ''}><summary>{html.escape(f'{checks_of(findings)}: {subject}')}</summary>"
-    )
+    title = html.escape(f"{checks_of(findings)}: {findings[0].subject}")
+    summary = f"<details{' open' if is_open else ''}><summary>{title}</summary>"
     return [summary, "", f"{fence}text", *text.splitlines(), fence, "", "</details>", ""]
 
 

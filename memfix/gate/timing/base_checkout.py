@@ -1,50 +1,50 @@
-"""The packages that declare ops, as they were at another commit: each laid into a folder, under another name."""
+"""The packages that declare ops, as they were at the base commit: each in a folder, under another name."""
 
 from __future__ import annotations
 
 import importlib
-import io
-import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...checks.finding import Finding
 from ...contract import Contract
-from ...errors import MeasurementError
 from ...registry import Source, source_of
 from ..base import Base
-from ..commit import Commit, NotInGit
+from ..commit import Commit, NotInGit, export_package
 
 AT_BASE = "_at_base"
 
 
 @dataclass
-class Copies:
-    """Without any of them nothing is compared."""
+class BaseCheckouts:
+    """The base's copy of each package, where it has one; empty without a base."""
 
     ref: str = ""
     folders: dict[str, Path] = field(default_factory=dict)
-    """By op: a folder in which ``import PACKAGE_at_base`` finds the copy of its package."""
+    """By op: a folder from which ``import PACKAGE_at_base`` imports the copy of its package."""
     commits: dict[Path, Commit] = field(default_factory=dict)
     """By package."""
     notes: list[str] = field(default_factory=list)
 
-    def ops_gone(self) -> list[str]:
-        """Ops of memfix itself that the commit has; what else a package had declared, only its lock may know."""
+    def gone_ops(self) -> list[Finding]:
+        """A note for each op of memfix itself that is gone. Other packages do not say which ops they had."""
         own = self.commits.get(Path(__file__).resolve().parents[2])
-        return Base(own.root, own.commit, own.ref).ops_gone() if own else []
+        return Base(own.root, own.commit, own.ref).gone_ops("time") if own else []
 
 
 @contextmanager
-def copies_at(ref: str, contracts: Sequence[Contract]) -> Iterator[Copies]:
-    """What is installed and in no checkout has no other commit. That is noted, unless there is nothing else."""
+def check_out_base(ref: str, contracts: Sequence[Contract]) -> Iterator[BaseCheckouts]:
+    """The packages of ``contracts`` at the commit ``ref``.
+
+    An installed package, which is in no git checkout, has no base: it is noted, and refused where no other has one.
+    """
     by_package: dict[Path, list[str]] = {}
     for contract in contracts:
         by_package.setdefault(_package_of(source_of(contract.name)), []).append(contract.name)
-    found, refused = Copies(), []
+    found, refused = BaseCheckouts(), []
     with ExitStack() as folders:
         for package, ops in by_package.items():
             try:
@@ -74,18 +74,6 @@ def _package_of(source: Source) -> Path:
 @contextmanager
 def _exported(commit: Commit, package: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="memfix-time-") as folder:
-        taken = take_package(commit.root, commit.commit, package, Path(folder))
-        taken.rename(Path(folder) / f"{package.stem}{AT_BASE}{package.suffix}")
+        exported = export_package(commit.root, commit.commit, package, Path(folder))
+        exported.rename(Path(folder) / f"{package.stem}{AT_BASE}{package.suffix}")
         yield Path(folder)
-
-
-def take_package(root: Path, commit: str, package: Path, folder: Path) -> Path:
-    """What a commit of the checkout ``root`` has in the place of ``package``, laid into ``folder``."""
-    path = package.relative_to(root.resolve()).as_posix()
-    archive = subprocess.run(["git", "-C", str(root), "archive", "--format=tar", commit, path], capture_output=True)
-    if archive.returncode != 0:
-        why = archive.stderr.decode().strip().removeprefix("fatal: ")
-        raise MeasurementError(f"commit {commit[:8]} has no package {package.stem}: {why}")
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(folder, filter="data")
-    return folder / path

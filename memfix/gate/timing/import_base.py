@@ -1,9 +1,9 @@
-"""Another commit's package beside this one, in the same process, under a name of its own.
+"""Import the base commit's copy of a package beside today's, in the same process, under another name.
 
-A copy in a folder of another name is another package, with its own functions, kernels and caches. What it imports of
-itself by its own name is renamed as it is loaded, so that it meets no code of today's. What copies would share is a
-``torch.library`` namespace: the later one would silently replace the operators of the earlier, and a form be timed
-against itself.
+A copy under another name is another package, with its own functions, kernels and caches. Its absolute imports of
+itself are renamed while it is loaded, so that it uses none of today's code. The two copies must not share a
+``torch.library`` namespace: the later one would silently replace the operators of the earlier, and a form would be
+timed against itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .base_checkout import AT_BASE
 
 
 class NotAtBase(Exception):
-    """Why a form has no time at the base: it, or its op, is new."""
+    """The base lacks the form or its op: they are new."""
 
 
 def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[..., Any]:
-    """The function of that name in the copy."""
+    """The function of ``form`` in the base's copy of the package, which lies in ``folder``."""
     _make_importable(folder)
-    declared, namespaces_in_common = _declared_at_base(source)
-    if namespaces_in_common:
+    declared, shared_namespaces = _declared_at_base(source)
+    if shared_namespaces:
         raise MeasurementError(
-            f"both copies register operators in the torch.library namespace {', '.join(sorted(namespaces_in_common))}: "
+            f"both copies register operators in the torch.library namespace {', '.join(sorted(shared_namespaces))}: "
             "the base would run today's code; derive the namespace from __name__"
         )
     contract = next((contract for contract in declared if contract.name == op), None)
@@ -45,56 +45,61 @@ def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[.
 
 @functools.cache
 def _declared_at_base(source: Source) -> tuple[list[Any], set[str]]:
-    """And where the copy registers operators though this package does. Remembered: a module is run only once."""
+    """The copy's contracts, and the ``torch.library`` namespaces that it shares with today's package.
+
+    Cached: a module is executed only once.
+    """
     top, dot, rest = source.module.partition(".")
     module = f"{top}{AT_BASE}{dot}{rest}"
-    with _namespaces_watched() as met:
+    with _shared_namespaces() as shared:
         try:
-            return Source(module, source.attribute, source.spelled).declared(), met
+            return Source(module, source.attribute, source.spelled).declared(), shared
         except ModuleNotFoundError as error:
             if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-                return [], met
+                return [], shared
             raise
 
 
 def _make_importable(folder: Path) -> None:
     if str(folder) in sys.path:
         return
-    everywhere = FileFinder.path_hook((_Renaming, SOURCE_SUFFIXES))
+    hook_of_any_folder = FileFinder.path_hook((_RenamingLoader, SOURCE_SUFFIXES))
 
-    def in_the_folder(path: str) -> Any:
+    def hook(path: str) -> Any:
         if not Path(path).is_relative_to(folder):
             raise ImportError
-        return everywhere(path)
+        return hook_of_any_folder(path)
 
-    sys.path_hooks.insert(0, in_the_folder)
+    sys.path_hooks.insert(0, hook)
     sys.path.append(str(folder))
 
 
-class _Renaming(SourceFileLoader):
-    """Loads a module of the copy. ``import package.part`` in it means the copy's part."""
+class _RenamingLoader(SourceFileLoader):
+    """Loads a module of the copy and makes ``import package.part`` in it import the copy's part."""
 
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> Any:  # type: ignore[override]
         top = self.name.partition(".")[0]
-        tree = _Renamed(top.removesuffix(AT_BASE), top).visit(ast.parse(data, path))
+        tree = _RenameImports(top.removesuffix(AT_BASE), top).visit(ast.parse(data, path))
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True, optimize=_optimize)
 
 
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, name: str, other: str) -> None:
-        self._name, self._other = name, other
+class _RenameImports(ast.NodeTransformer):
+    """Makes imports of the package ``old`` imports of the package ``new``."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new = old, new
 
     def _renamed(self, module: str) -> str:
-        is_ours = f"{module}.".startswith(f"{self._name}.")
-        return self._other + module.removeprefix(self._name) if is_ours else module
+        is_ours = f"{module}.".startswith(f"{self._old}.")
+        return self._new + module.removeprefix(self._old) if is_ours else module
 
     def visit_Import(self, node: ast.Import) -> ast.Import:
         names = []
         for alias in node.names:
             renamed = self._renamed(alias.name)
             names.append(ast.alias(renamed, alias.asname))
-            if renamed != alias.name and alias.asname is None:  # which binds the package's own name
-                names.append(ast.alias(self._other, self._name))
+            if renamed != alias.name and alias.asname is None:  # such an import binds the package's name
+                names.append(ast.alias(self._new, self._old))
         node.names = names
         return node
 
@@ -105,21 +110,21 @@ class _Renamed(ast.NodeTransformer):
 
 
 @contextmanager
-def _namespaces_watched() -> Iterator[set[str]]:
-    """Those in which operators were before, and to which more are added inside."""
+def _shared_namespaces() -> Iterator[set[str]]:
+    """Namespaces that had operators before the ``with`` block, and get more inside of it."""
     import torch
 
     original, taken = torch.library.Library.__init__, _namespaces_of_operators()
-    met: set[str] = set()
+    shared: set[str] = set()
 
-    def watched(self: Any, namespace: str, kind: str, *arguments: Any, **keywords: Any) -> None:
+    def recorded(self: Any, namespace: str, kind: str, *arguments: Any, **keywords: Any) -> None:
         if kind in ("DEF", "FRAGMENT") and namespace in taken:
-            met.add(namespace)
+            shared.add(namespace)
         original(self, namespace, kind, *arguments, **keywords)
 
-    torch.library.Library.__init__ = watched  # type: ignore[assignment, method-assign]
+    torch.library.Library.__init__ = recorded  # type: ignore[assignment, method-assign]
     try:
-        yield met
+        yield shared
     finally:
         torch.library.Library.__init__ = original  # type: ignore[method-assign]
 

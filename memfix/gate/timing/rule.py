@@ -1,8 +1,8 @@
-"""When a form counts as slower. Pure: ratios in, a verdict out; imports no torch.
+"""The rule by which a form counts as slower. Pure: ratios in, a decision out; imports no torch.
 
-A process gives one ratio, the median over its pairs, because what a process happens to be dealt (addresses, cores,
-clocks) stays with it. So processes are what is sampled, one after the other, until they can tell: while the limit lies
-inside the interval of their mean, more are asked, and after the last of them their median decides.
+Each process gives one ratio, the median over its pairs: its addresses, core and clock stay the same while it runs, so
+more pairs cannot average them out. The sample is therefore of processes, one after the other. While the limit lies
+inside the confidence interval of their mean, another is asked; after the last one their median decides.
 """
 
 from __future__ import annotations
@@ -12,91 +12,88 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from .timing_plan import BASE, CANARY, NAIVE_FORM
+from ...checks.measured import Ratio, TimedAgainst
+from ...meters.clock import Race, median_pair
+from .timing_plan import Comparison
 
 MOST_PROCESSES = 8
 SAMPLE_S, MOST_PAIRS = 0.001, 400
-"""Many short samples: what disturbs a pair outlasts a sample of any length, so a second of short ones says more."""
-RACE_S = {BASE: (1.0, 2.0), NAIVE_FORM: (0.4, 0.4), CANARY: (0.4, 0.4)}
-"""How long a race takes, and how long at most while its own pairs leave its median in doubt by more than ``SCATTER``. A
-few percent must be seen against base only; there a process that is started has cost more than the seconds it times."""
+"""Many short samples: a disturbance outlasts a sample of any length, so a second of short samples shows more."""
+RACE_S: dict[TimedAgainst, tuple[float, float]] = {"base": (1.0, 2.0), "naive": (0.4, 0.4), "canary": (0.4, 0.4)}
+"""Seconds of a race, and the most seconds while the error of its median exceeds ``SCATTER``. Only against the base must
+a few percent be seen; and starting a process costs more than the seconds that it times."""
 CANARY_FACTOR = 1.10
 
 ALLOWED = 1.03
-"""Over base. On a GPU it comes down to so many ``SIGMAS`` of what the processes scatter by."""
+"""The highest ratio to the base's time. On a GPU it is ``SIGMAS`` standard deviations between processes, if less."""
 SIGMAS = 3.0
 
-ROUGHLY = 0.05
-"""What the word of a single process is good to: enough for most budgets beside naive, and for no few percents."""
-SCATTER, SCATTER_WORTH = 0.007, 4
-"""What processes scatter by before any has shown it, and how many degrees of freedom that is worth. Gates on a CPU and
-on an H200 saw 0.4 to 0.9 %; two processes say little of it, and on their word alone had to agree to half a percent."""
+ERROR_OF_ONE = 0.05
+"""The relative error that is assumed of a single process: small enough to decide most budgets beside naive."""
+SCATTER, SCATTER_FREEDOM = 0.007, 4
+"""The relative standard deviation that is expected between processes, and its weight in degrees of freedom. Gates on a
+CPU and on an H200 saw 0.4 to 0.9 %. Two processes alone would have to agree to half a percent."""
 STUDENT = {5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 11: 2.20}
 """Student's t at 95 %, by degrees of freedom."""
 
-Answer = Literal["within", "over", "undecided"]
+Decision = Literal["within", "over", "undecided"]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The ratios of several processes."""
+    """The races of several processes, and how far their ratios spread."""
 
-    ratios: tuple[float, ...]
-    pairs: int
-    """Of all processes together."""
-    first_s: float
-    second_s: float
+    races: tuple[Race, ...]
 
     @property
-    def ratio(self) -> float:
-        return statistics.median(self.ratios)
+    def ratios(self) -> list[float]:
+        return [race.ratio for race in self.races]
 
     @property
-    def low(self) -> float:
-        return self._middle - self._half_width
-
-    @property
-    def high(self) -> float:
-        return self._middle + self._half_width
+    def interval(self) -> tuple[float, float]:
+        """The confidence interval of the mean ratio."""
+        number = len(self.races)
+        half_width = ERROR_OF_ONE * self._mean
+        if number > 1:
+            half_width = STUDENT[self._freedom] * self.scatter / math.sqrt(number)
+        return self._mean - half_width, self._mean + half_width
 
     @property
     def scatter(self) -> float:
-        """One standard deviation between processes, of what they show and what was expected of them."""
-        squares = SCATTER_WORTH * (SCATTER * self._middle) ** 2 + sum((r - self._middle) ** 2 for r in self.ratios)
+        """The standard deviation between processes, from their ratios and the expected scatter together."""
+        squares = SCATTER_FREEDOM * (SCATTER * self._mean) ** 2 + sum((r - self._mean) ** 2 for r in self.ratios)
         return math.sqrt(squares / self._freedom)
 
     @property
     def _freedom(self) -> int:
-        return SCATTER_WORTH + len(self.ratios) - 1
+        return SCATTER_FREEDOM + len(self.races) - 1
 
     @property
-    def _middle(self) -> float:
+    def _mean(self) -> float:
         return statistics.fmean(self.ratios)
 
-    @property
-    def _half_width(self) -> float:
-        number = len(self.ratios)
-        if number == 1:
-            return ROUGHLY * self._middle
-        return STUDENT[self._freedom] * self.scatter / math.sqrt(number)
-
-    def spelled(self) -> str:
-        processes = f"{len(self.ratios)} process{'es' if len(self.ratios) > 1 else ''}"
-        return f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}; {processes}, {self.pairs} pairs)"
+    def measured(self, against: TimedAgainst, limit: float) -> Ratio:
+        """The median ratio, with the time that belongs to it."""
+        ratio, other_s = median_pair((race.ratio, race.second_s) for race in self.races)
+        pairs = sum(race.pairs for race in self.races)
+        return Ratio(ratio, other_s, against, limit, pairs, self.interval, len(self.races))
 
 
-def allowed_over_base(device: str, spread: Spread) -> float:
-    """How far a form may be above its own time at base; on a GPU by how well the processes agree."""
-    return ALLOWED if device == "cpu" else min(ALLOWED, 1 + SIGMAS * spread.scatter)
+def allowed(comparison: Comparison, device: str, spread: Spread) -> float:
+    """The highest ratio that passes: the contract's beside naive; against the base ``ALLOWED``, on a GPU less where
+    the processes agree well."""
+    if comparison.against == "naive" and comparison.timed.times_naive is not None:
+        return comparison.timed.times_naive
+    return min(ALLOWED, 1 + SIGMAS * spread.scatter) if (comparison.against, device) == ("base", "cuda") else ALLOWED
 
 
-def answer(spread: Spread, limit: float) -> Answer:
+def decide(spread: Spread, limit: float) -> Decision:
     """Undecided while the limit lies within the interval and more processes may still be asked.
 
-    An odd number of them, but one, is undecided too: every other one begins with the base.
+    An odd number above one is undecided too: every second process times the base first.
     """
-    number = len(spread.ratios)
-    is_open = spread.low <= limit < spread.high or (number > 1 and number % 2 == 1)
+    number, (low, high) = len(spread.races), spread.interval
+    is_open = low <= limit < high or (number > 1 and number % 2 == 1)
     if is_open and number < MOST_PROCESSES:
         return "undecided"
-    return "over" if spread.ratio > limit else "within"
+    return "over" if statistics.median(spread.ratios) > limit else "within"

@@ -1,20 +1,19 @@
-"""Where the forms of an op are timed. Plain data; imports no torch."""
+"""Which forms of an op are timed, and where. Plain data; imports no torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ...checks.measured import TimedAgainst
 from ...contract import Case, Contract
 from ...laws import Phase
 
-Against = str
-"""What a form is timed against: ``base``, ``naive``, or ``canary``, itself made slower on purpose."""
-BASE, NAIVE_FORM, CANARY = "base", "naive", "canary"
-
 
 @dataclass(frozen=True)
-class Place:
+class TimedForm:
     """One form at one case in one phase. ``times_naive`` is the contract's budget there, where it has one."""
 
     form: str
@@ -23,26 +22,45 @@ class Place:
     times_naive: float | None = None
 
 
-def places_of(contract: Contract, device: str) -> list[Place]:
-    """Wherever the contract has a speed budget for ``device``.
+class Comparison(NamedTuple):
+    """A form, and what its time is divided by."""
 
-    A form without one is timed at the smallest case: it can get slower too. What is known to be unequal is not timed,
-    nor, without a budget, is what a report shipped, nor an interpreted kernel. At that size a GPU waits for launches,
-    which a CPU times as well, and with less noise: beside forms with a budget it is left to that.
+    timed: TimedForm
+    against: TimedAgainst
+
+
+def forms_to_time(contract: Contract, device: str) -> list[TimedForm]:
+    """Every form with a speed budget on ``device``, at the budget's case; the other forms at the smallest case.
+
+    Without a budget these are left out: reported forms, forms that are known to be unequal, kernels on a CPU (they are
+    interpreted), and, where other forms have a budget on the GPU, forms without kernels there: at the smallest case
+    they wait for launches, which a CPU times with less noise.
     """
     laws = [law for law in contract.speed if law.device == device]
-    places = [Place(law.form, law.case, law.phase, law.times_naive) for law in laws]
+    timed = [TimedForm(law.form, law.case, law.phase, law.times_naive) for law in laws]
     phase: Phase = "train" if any(spec.grad for spec in contract.inputs) else "forward"
-    with_budget = {place.form for place in places}
+    with_budget = {one.form for one in timed}
     for name, form in contract.forms.items():
         is_interpreted = form.has_kernels and device == "cpu"
         is_launches = not form.has_kernels and device == "cuda" and bool(with_budget)
         if name not in with_budget and not (form.reported or form.known_unequal or is_interpreted or is_launches):
-            places.append(Place(name, smallest_case(contract).name, phase))
-    return places
+            timed.append(TimedForm(name, smallest_case(contract).name, phase))
+    return timed
+
+
+def comparisons_of(contract: Contract, timed: Sequence[TimedForm], *, with_base: bool) -> list[Comparison]:
+    """Every form against the base and, where it has a budget, naive; and, as the canary, one form against itself.
+
+    Reported forms are compared with naive only: they are kept as the report shipped them.
+    """
+    chosen = [Comparison(one, "base") for one in timed if with_base and not contract.forms[one.form].reported]
+    chosen += [Comparison(one, "naive") for one in timed if one.times_naive is not None]
+    return [Comparison(timed[0], "canary"), *chosen] if chosen else []
 
 
 def smallest_case(contract: Contract) -> Case:
+    """The case whose inputs have the fewest elements."""
+
     def elements(case: Case) -> int:
         return sum(math.prod(spec.size(case.dims)) for spec in contract.inputs)
 

@@ -1,4 +1,4 @@
-"""Fresh processes, each of which times once. On a GPU several get ready together, before the first of them times."""
+"""A pool of fresh processes, each of which times once. On a GPU several start together, before the first one times."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from .child import Station, Subject, Task, Timed, stand_by
-from .timing_plan import Place
+from .timing_plan import Comparison, TimedForm
+from .worker import TimingResult, TimingTask, WorkerConfig, run_worker
 
-TOGETHER = {"cpu": 1, "cuda": 6}
-"""Starting up takes most of a process's time on a GPU, and six take no longer than four: two that can tell, two for a
-second opinion, and two where either is in doubt. On a CPU, where it would be heard, they come one by one."""
-_ENDING_S = 10.0
+POOL_SIZE = {"cpu": 1, "cuda": 6}
+"""On a GPU a process spends most of its time on start-up, and six take no longer than four: two to decide, two for a
+second measurement, and two more where either is undecided. On a CPU concurrent start-up would disturb the timings."""
+_EXIT_S = 10.0
 
 
-class FreshProcesses:
-    """Asked one after the other; what stands by when nobody asks any more is sent away on leaving the block."""
+class WorkerPool:
+    """Gives each request to a new process; leaving the ``with`` block ends those that were not used."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._standing_by: deque[_Process] = deque()
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._ready: deque[_Worker] = deque()
 
-    def __enter__(self) -> FreshProcesses:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._standing_by:
-            process.send_away()
+        for worker in self._ready:
+            worker.stop()
 
-    def timed(self, subjects: Sequence[Subject], *, base_first: bool) -> list[Timed]:
-        """What the next process reads of each subject."""
-        if not self._standing_by:
-            places = list(dict.fromkeys(place for place, _ in subjects))
-            self._standing_by.extend(_Process(self._station, places) for _ in range(TOGETHER[self._station.device]))
-            for process in self._standing_by:
-                process.wait_until_ready()
-        process = self._standing_by.popleft()
+    def time(self, comparisons: Sequence[Comparison], *, base_first: bool) -> list[TimingResult]:
+        """One result for each comparison, all from the next process."""
+        if not self._ready:
+            forms = list(dict.fromkeys(comparison.timed for comparison in comparisons))
+            self._ready.extend(_Worker(self._config, forms) for _ in range(POOL_SIZE[self._config.device]))
+            for worker in self._ready:
+                worker.wait_until_ready()
+        worker = self._ready.popleft()
         try:
-            return process.timed(Task(tuple(subjects), base_first))
+            return worker.time(TimingTask(tuple(comparisons), base_first))
         finally:
-            process.send_away()
+            worker.stop()
 
 
-class _Process:
-    def __init__(self, station: Station, places: Sequence[Place]) -> None:
+class _Worker:
+    def __init__(self, config: WorkerConfig, forms: Sequence[TimedForm]) -> None:
         context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=stand_by, args=(theirs, station, places), daemon=True)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=run_worker, args=(theirs, config, forms), daemon=True)
         self._process.start()
         theirs.close()
 
     def wait_until_ready(self) -> None:
-        with suppress(EOFError, OSError):  # which it says when it is asked
-            self._ours.recv()
+        with suppress(EOFError, OSError):  # the process ended; time() reports it
+            self._connection.recv()
 
-    def timed(self, task: Task) -> list[Timed]:
+    def time(self, task: TimingTask) -> list[TimingResult]:
         try:
-            self._ours.send(task)
-            answer: list[Timed] = self._ours.recv()
+            self._connection.send(task)
+            results: list[TimingResult] = self._connection.recv()
         except (EOFError, OSError):
-            self._process.join(_ENDING_S)  # it is about to, and has a code only then
-            trouble = f"the process that was to time it ended with {self._process.exitcode}"
-            return [Timed(subject, None, trouble) for subject in task.subjects]
-        return answer
+            self._process.join(_EXIT_S)  # the exit code is known only after it has ended
+            error = f"the process that was to time it ended with {self._process.exitcode}"
+            return [TimingResult(comparison, None, error) for comparison in task.comparisons]
+        return results
 
-    def send_away(self) -> None:
+    def stop(self) -> None:
         self._process.kill()
         self._process.join()
-        self._ours.close()
+        self._connection.close()

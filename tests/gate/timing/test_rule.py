@@ -7,22 +7,33 @@ from collections.abc import Callable
 
 import pytest
 
-from memfix.gate.timing.rule import ALLOWED, MOST_PROCESSES, Spread, allowed_over_base, answer
+from memfix.gate.timing.rule import ALLOWED, MOST_PROCESSES, Spread, allowed, decide
+from memfix.gate.timing.timing_plan import Comparison, TimedForm
+from memfix.meters.clock import Race
+
+AGAINST_BASE = Comparison(TimedForm("chunked", "small", "train"), "base")
 
 
 def spread(*ratios: float) -> Spread:
-    return Spread(ratios, 30 * len(ratios), 1e-3, 1e-3)
+    return Spread(tuple(Race(ratio, 1e-3, 30) for ratio in ratios))
 
 
 def test_the_figure_is_the_median_and_its_interval_the_mean_of_processes() -> None:
     found = spread(0.98, 1.0, 1.02, 1.0)
-    assert found.ratio == 1.0
-    assert (found.low, found.high) == pytest.approx((0.986, 1.014), abs=5e-4)
-    assert found.spelled() == "1.000x (0.986 to 1.014; 4 processes, 120 pairs)"
+    measured = found.measured("base", ALLOWED)
+    assert measured.ratio == 1.0
+    assert measured.interval == pytest.approx((0.986, 1.014), abs=5e-4)
+    assert measured.spelled() == "1.000x (0.986 to 1.014; 4 processes, 120 pairs)"
+
+
+def test_the_times_are_those_of_the_process_with_the_median_ratio() -> None:
+    slow_machine, usual, disturbed = Race(5.5, 0.061, 30), Race(1.0, 0.3, 30), Race(45.0, 0.007, 30)
+    measured = Spread((slow_machine, usual, disturbed)).measured("naive", 2.0)
+    assert (measured.ratio, measured.other_s, measured.seconds) == (5.5, 0.061, pytest.approx(0.3355))
 
 
 def test_processes_that_happen_to_agree_are_expected_to_scatter_all_the_same() -> None:
-    assert spread(1.0, 1.0).high == pytest.approx(1.011, abs=5e-4)
+    assert spread(1.0, 1.0).interval[1] == pytest.approx(1.011, abs=5e-4)
     assert spread(1.0, 1.0).scatter > spread(*[1.0] * 8).scatter > 0.004
     assert spread(0.02, 0.02).scatter == pytest.approx(0.02 * spread(1.0, 1.0).scatter)
     assert spread(0.9, 1.1, 0.9, 1.1).scatter > 0.07  # and what they show counts for as much as it is
@@ -43,22 +54,22 @@ def test_processes_that_happen_to_agree_are_expected_to_scatter_all_the_same() -
     ],
 )
 def test_processes_that_agree_decide_and_others_ask_for_more(ratios: tuple[float, ...], expected: str) -> None:
-    assert answer(spread(*ratios), ALLOWED) == expected
+    assert decide(spread(*ratios), ALLOWED) == expected
 
 
 def test_after_the_last_process_the_median_decides() -> None:
     mixed = [1.0] * 3 + [1.2] * 5
     assert len(mixed) == MOST_PROCESSES
-    assert answer(spread(*mixed), ALLOWED) == "over"
-    assert answer(spread(*[1.0] * 5, *[1.2] * 3), ALLOWED) == "within"
+    assert decide(spread(*mixed), ALLOWED) == "over"
+    assert decide(spread(*[1.0] * 5, *[1.2] * 3), ALLOWED) == "within"
 
 
 def test_a_cpu_allows_3_percent_and_a_quiet_gpu_less() -> None:
     quiet, noisy = spread(0.9996, 1.0, 1.0006, 1.0001), spread(0.95, 1.05)
-    assert allowed_over_base("cpu", quiet) == ALLOWED
-    assert 1.01 < allowed_over_base("cuda", quiet) < 1.02
-    assert allowed_over_base("cuda", spread(1.0)) == pytest.approx(1.021)
-    assert allowed_over_base("cuda", noisy) == ALLOWED
+    assert allowed(AGAINST_BASE, "cpu", quiet) == ALLOWED
+    assert 1.01 < allowed(AGAINST_BASE, "cuda", quiet) < 1.02
+    assert allowed(AGAINST_BASE, "cuda", spread(1.0)) == pytest.approx(1.021)
+    assert allowed(AGAINST_BASE, "cuda", noisy) == ALLOWED
 
 
 def asked(read: Callable[[], float], device: str) -> tuple[bool, int]:
@@ -67,7 +78,7 @@ def asked(read: Callable[[], float], device: str) -> tuple[bool, int]:
     while True:
         ratios.append(read())
         found = spread(*ratios)
-        word = answer(found, allowed_over_base(device, found))
+        word = decide(found, allowed(AGAINST_BASE, device, found))
         if word != "undecided":
             return word == "over", len(ratios)
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from memfix.contract import Contract, Dim, Form, TensorSpec
-from memfix.gate.timing.timing_plan import Place, places_of, smallest_case
+from memfix.gate.timing.timing_plan import TimedForm, forms_to_time, smallest_case
 from memfix.laws import Budget, SpeedBudget
 from memfix.registry import all_contracts
 
@@ -33,34 +33,34 @@ def test_a_form_is_timed_at_its_budgets_and_another_at_the_smallest_case() -> No
         SpeedBudget("fast", case="large", times_naive=2.0),
         SpeedBudget("fast", case="small", times_naive=1.0, device="cuda"),
     ]
-    assert places_of(contract(speed=speed), "cpu") == [
-        Place("fast", "large", "train", 2.0),
-        Place("plain", "small", "train"),
+    assert forms_to_time(contract(speed=speed), "cpu") == [
+        TimedForm("fast", "large", "train", 2.0),
+        TimedForm("plain", "small", "train"),
     ]
-    assert places_of(contract(speed=speed), "cuda") == [
-        Place("fast", "small", "train", 1.0),
-        Place("kernel", "small", "train"),
+    assert forms_to_time(contract(speed=speed), "cuda") == [
+        TimedForm("fast", "small", "train", 1.0),
+        TimedForm("kernel", "small", "train"),
     ], "whose launches a CPU times as well, and with less noise"
 
 
 def test_without_any_budget_it_is_the_smallest_case() -> None:
     toy = contract(speed=[], grad=False)
     assert smallest_case(toy).name == "small"
-    on_cpu = [Place("fast", "small", "forward"), Place("plain", "small", "forward")]
-    assert places_of(toy, "cpu") == on_cpu
-    assert {*places_of(toy, "cuda")} == {*on_cpu, Place("kernel", "small", "forward")}
+    on_cpu = [TimedForm("fast", "small", "forward"), TimedForm("plain", "small", "forward")]
+    assert forms_to_time(toy, "cpu") == on_cpu
+    assert {*forms_to_time(toy, "cuda")} == {*on_cpu, TimedForm("kernel", "small", "forward")}
 
 
 def test_what_a_report_shipped_is_timed_only_by_its_budget() -> None:
     forms = {"reported": Form(double, reported=True), "fast": Form(double)}
-    assert {place.form for place in places_of(contract(speed=[], forms=forms), "cpu")} == {"fast"}
+    assert {timed.form for timed in forms_to_time(contract(speed=[], forms=forms), "cpu")} == {"fast"}
     with_law = contract(speed=[SpeedBudget("reported", case="small", times_naive=2.0)], forms=forms)
-    assert {place.form for place in places_of(with_law, "cpu")} == {"reported", "fast"}
+    assert {timed.form for timed in forms_to_time(with_law, "cpu")} == {"reported", "fast"}
 
 
 def test_every_form_of_every_op_is_timed_where_it_can_be() -> None:
     for op in all_contracts().values():
-        timed = {device: {place.form for place in places_of(op, device)} for device in ("cpu", "cuda")}
+        timed = {device: {timed.form for timed in forms_to_time(op, device)} for device in ("cpu", "cuda")}
         for name, form in op.forms.items():
             if not (form.reported or form.known_unequal):
                 assert name in timed["cuda" if form.has_kernels else "cpu"], f"{op.name}/{name}"
@@ -68,7 +68,7 @@ def test_every_form_of_every_op_is_timed_where_it_can_be() -> None:
 
 def test_a_cpu_is_given_only_what_it_can_time() -> None:
     for op in all_contracts().values():
-        for place in places_of(op, "cpu"):
-            case = op.cases[place.case]
+        for timed in forms_to_time(op, "cpu"):
+            case = op.cases[timed.case]
             elements = sum(math.prod(spec.size(case.dims)) for spec in op.inputs)
-            assert elements < 2**24, f"{op.name} {place}"
+            assert elements < 2**24, f"{op.name} {timed}"

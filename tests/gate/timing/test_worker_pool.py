@@ -12,31 +12,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from memfix.gate.timing import child, worker_pool
-from memfix.gate.timing.child import Station, Task, Timed
+from memfix.gate.timing import worker, worker_pool
 from memfix.gate.timing.rule import CANARY_FACTOR
-from memfix.gate.timing.timing_plan import BASE, CANARY, NAIVE_FORM, Place
-from memfix.gate.timing.worker_pool import FreshProcesses
+from memfix.gate.timing.timing_plan import Comparison, TimedForm
+from memfix.gate.timing.worker import TimingResult, TimingTask, WorkerConfig
+from memfix.gate.timing.worker_pool import WorkerPool
 from memfix.meters.clock import LEAST_PAIRS, Race
 from memfix.registry import contracts
 
-PLACE = Place("shared_table", "small", "train")
-SUBJECT = (PLACE, BASE)
-STATION = Station("rope", "cpu", None)
+TIMED = TimedForm("shared_table", "small", "train")
+COMPARISON = Comparison(TIMED, "base")
+CONFIG = WorkerConfig("rope", "cpu", None)
 
 
-def says_who_it_is(connection: Connection, station: Station, places: list[Place]) -> None:
+def says_who_it_is(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
     connection.send("ready")
-    task: Task = connection.recv()
-    connection.send([Timed(subject, Race(float(os.getpid()), 1.0, 1.0, 2)) for subject in task.subjects])
+    task: TimingTask = connection.recv()
+    connection.send([TimingResult(one, Race(float(os.getpid()), 1.0, 2)) for one in task.comparisons])
     time.sleep(60)  # it is not waited for
 
 
-def dies_at_once(connection: Connection, station: Station, places: list[Place]) -> None:
+def dies_at_once(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
     os._exit(7)
 
 
-def dies_when_asked(connection: Connection, station: Station, places: list[Place]) -> None:
+def dies_when_asked(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
     connection.send("ready")
     connection.recv()
     os._exit(8)
@@ -63,10 +63,10 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("children", "_forked")
 @pytest.mark.parametrize("together", [1, 3])
 def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    monkeypatch.setattr(worker_pool, "stand_by", says_who_it_is)
-    monkeypatch.setitem(worker_pool.TOGETHER, "cpu", together)
-    with FreshProcesses(STATION) as processes:
-        read = [processes.timed([SUBJECT], base_first=False) for _ in range(2)]
+    monkeypatch.setattr(worker_pool, "run_worker", says_who_it_is)
+    monkeypatch.setitem(worker_pool.POOL_SIZE, "cpu", together)
+    with WorkerPool(CONFIG) as workers:
+        read = [workers.time([COMPARISON], base_first=False) for _ in range(2)]
         assert len(multiprocessing.active_children()) >= together - 2
     races = [timed.race for batch in read for timed in batch]
     assert len({race.ratio for race in races if race is not None}) == 2
@@ -75,19 +75,19 @@ def test_each_process_times_once_and_none_is_left(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("children", "_forked")
 @pytest.mark.parametrize(("life", "code"), [(dies_at_once, 7), (dies_when_asked, 8)])
 def test_a_process_that_dies_is_trouble_with_its_code(monkeypatch: pytest.MonkeyPatch, life: object, code: int) -> None:
-    monkeypatch.setattr(worker_pool, "stand_by", life)
-    with FreshProcesses(STATION) as processes:
-        (timed,) = processes.timed([SUBJECT], base_first=False)
-    assert (timed.race, timed.trouble) == (None, f"the process that was to time it ended with {code}")
+    monkeypatch.setattr(worker_pool, "run_worker", life)
+    with WorkerPool(CONFIG) as workers:
+        (timed,) = workers.time([COMPARISON], base_first=False)
+    assert (timed.race, timed.error) == (None, f"the process that was to time it ended with {code}")
 
 
 @pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_real_one_times_a_form_against_itself_slowed(device: str) -> None:
     """What it reads is the machine's; what it must see of a slowdown is for ``benchmarks.gate_power``."""
-    with FreshProcesses(Station("rope", device, None)) as processes:
-        (timed,) = processes.timed([(PLACE, CANARY)], base_first=True)
-    assert (timed.subject, timed.trouble) == ((PLACE, CANARY), "")
+    with WorkerPool(WorkerConfig("rope", device, None)) as workers:
+        (timed,) = workers.time([Comparison(TIMED, "canary")], base_first=True)
+    assert (timed.comparison, timed.error) == (Comparison(TIMED, "canary"), "")
     assert timed.race is not None
     assert timed.race.pairs >= LEAST_PAIRS
 
@@ -105,12 +105,12 @@ def test_the_canary_is_the_form_slowed_by_the_rules_factor_beside_the_form_as_it
 
     def race(first: object, second: object, **_: object) -> Race:
         raced.extend([first, second])
-        return Race(1.1, 1.1, 1.0, 2)
+        return Race(1.1, 1.0, 2)
 
-    monkeypatch.setattr(child, "slowed", slowed)
-    monkeypatch.setattr(child, "race", race)
-    timed = child._timed(contracts(["rope"])[0], (PLACE, CANARY), STATION, base_first)
-    assert timed.race == Race(1.1, 1.1, 1.0, 2)
+    monkeypatch.setattr(worker, "slowed", slowed)
+    monkeypatch.setattr(worker, "race", race)
+    timed = worker._timed(contracts(["rope"])[0], Comparison(TIMED, "canary"), CONFIG, base_first)
+    assert timed.race == Race(1.1, 1.0, 2)
     ((step, factor, device),) = slowdowns
     assert (factor, device) == (CANARY_FACTOR, "cpu")
     assert raced[0] == "slowed"
@@ -124,10 +124,10 @@ def test_who_is_timed_first_is_as_the_task_says(monkeypatch: pytest.MonkeyPatch,
 
     def noted(*steps: object, second_begins: bool, **_: object) -> Race:
         began.append(second_begins)
-        return Race(1.0, 1.0, 1.0, 2)
+        return Race(1.0, 1.0, 2)
 
-    monkeypatch.setattr(child, "race", noted)
-    child._timed(contracts(["rope"])[0], (PLACE, NAIVE_FORM), STATION, base_first)
+    monkeypatch.setattr(worker, "race", noted)
+    worker._timed(contracts(["rope"])[0], Comparison(TIMED, "naive"), CONFIG, base_first)
     assert began == [base_first]
 
 
@@ -142,23 +142,26 @@ def test_all_threads_of_a_process_on_a_gpu_stay_on_one_core() -> None:
 
 def cores_of_threads() -> list[set[int]]:
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # as torch starts one for the backward
-    child._stay_on_one_core()
+    worker._stay_on_one_core()
     return [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
 
 
 @pytest.mark.usefixtures("children", "_forked")
 def test_processes_get_ready_for_what_they_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "stand_by", says_its_places)
-    other = Place("shared_table", "medium", "train")
-    with FreshProcesses(STATION) as processes:
-        troubles = [
-            [timed.trouble for timed in processes.timed(subjects, base_first=False)]
-            for subjects in ([SUBJECT, (PLACE, CANARY), (other, BASE)], [(other, BASE)])
+    monkeypatch.setattr(worker_pool, "run_worker", says_its_cases)
+    other = TimedForm("shared_table", "medium", "train")
+    with WorkerPool(CONFIG) as workers:
+        errors = [
+            [timed.error for timed in workers.time(comparisons, base_first=False)]
+            for comparisons in (
+                [COMPARISON, Comparison(TIMED, "canary"), Comparison(other, "base")],
+                [Comparison(other, "base")],
+            )
         ]
-    assert troubles == [["small medium"] * 3, ["medium"]]
+    assert errors == [["small medium"] * 3, ["medium"]]
 
 
-def says_its_places(connection: Connection, station: Station, places: list[Place]) -> None:
+def says_its_cases(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
     connection.send("ready")
-    task: Task = connection.recv()
-    connection.send([Timed(subject, None, " ".join(place.case for place in places)) for subject in task.subjects])
+    task: TimingTask = connection.recv()
+    connection.send([TimingResult(one, None, " ".join(timed.case for timed in forms)) for one in task.comparisons])

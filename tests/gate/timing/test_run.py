@@ -9,16 +9,16 @@ import pytest
 
 from memfix.checks.finding import Finding
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_PASS, EXIT_REGRESSION, MeterUnavailable, UsageError
-from memfix.gate.timing.child import Subject, Timed
 from memfix.gate.timing.rule import MOST_PROCESSES
 from memfix.gate.timing.run import run_time_gate
-from memfix.gate.timing.timing_plan import BASE, CANARY, Place
-from memfix.gate.timing.worker_pool import FreshProcesses
+from memfix.gate.timing.timing_plan import Comparison, TimedForm
+from memfix.gate.timing.worker import TimingResult
+from memfix.gate.timing.worker_pool import WorkerPool
 from memfix.meters.clock import Race
 from memfix.registry import contracts
 
-PLACE = Place("shared_table", "small", "train")
-WITH_BUDGET = Place("shared_table", "small", "train", 1.0)
+TIMED = TimedForm("shared_table", "small", "train")
+WITH_BUDGET = TimedForm("shared_table", "small", "train", 1.0)
 SEEN = [1.1]
 SAME = [1.0, 1.001]
 SLOWER = [1.06, 1.05]
@@ -29,29 +29,29 @@ Answers = dict[str, list[float | str]]
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    answers: Answers = {CANARY: [*SEEN]}
+    answers: Answers = {"canary": [*SEEN]}
 
-    def timed(self: Any, subjects: Sequence[Subject], *, base_first: bool) -> list[Timed]:
-        return [answered(subject, answers[subject[1]].pop(0)) for subject in subjects]
+    def time(self: Any, comparisons: Sequence[Comparison], *, base_first: bool) -> list[TimingResult]:
+        return [answered(one, answers[one.against].pop(0)) for one in comparisons]
 
-    def answered(subject: Subject, word: float | str) -> Timed:
+    def answered(comparison: Comparison, word: float | str) -> TimingResult:
         if isinstance(word, str):
-            return Timed(subject, None, word, is_new="new" in word)
-        return Timed(subject, Race(word, 1e-3, 1e-3, 30))
+            return TimingResult(comparison, None, word, is_new="new" in word)
+        return TimingResult(comparison, Race(word, 1e-3, 30))
 
-    monkeypatch.setattr(FreshProcesses, "timed", timed)
+    monkeypatch.setattr(WorkerPool, "time", time)
     return answers
 
 
-def gate(place: Place = PLACE, processes: int = 1) -> tuple[int, dict[str, Finding]]:
+def gate(timed: TimedForm = TIMED, processes: int = 1) -> tuple[int, dict[str, Finding]]:
     verdict = run_time_gate(
-        contracts(["rope"]), device="cpu", base_ref="HEAD", places={"rope": [place]}, processes=processes
+        contracts(["rope"]), device="cpu", base_ref="HEAD", timed_forms={"rope": [timed]}, processes=processes
     )
     return verdict.exit_code, {finding.check: finding for finding in verdict.findings}
 
 
 def test_identical_code_passes(processes: Answers) -> None:
-    processes[BASE] = [*SAME]
+    processes["base"] = [*SAME]
     code, found = gate()
     assert code == EXIT_PASS
     assert found["time"].message.startswith("takes 1.000x (0.989 to 1.012; 2 processes, 60 pairs) its own time at HEAD")
@@ -60,7 +60,7 @@ def test_identical_code_passes(processes: Answers) -> None:
 
 
 def test_a_slower_form_fails_when_a_second_opinion_says_so_too(processes: Answers) -> None:
-    processes[BASE] = [*SLOWER, *SLOWER]
+    processes["base"] = [*SLOWER, *SLOWER]
     code, found = gate()
     assert (code, found["time"].status) == (EXIT_REGRESSION, "fail")
     assert found["time"].details == ("  before that: 1.055x (1.042 to 1.068; 2 processes, 60 pairs)",)
@@ -68,21 +68,21 @@ def test_a_slower_form_fails_when_a_second_opinion_says_so_too(processes: Answer
 
 
 def test_one_bad_minute_is_no_failure(processes: Answers) -> None:
-    processes[BASE] = [*SLOWER, *SAME]
+    processes["base"] = [*SLOWER, *SAME]
     code, found = gate()
     assert code == EXIT_PASS
     assert found["time"].message.endswith("; measured again, it was within")
 
 
 def test_processes_that_disagree_are_joined_by_more(processes: Answers) -> None:
-    processes[BASE] = [1.0, 1.2, 1.01, 1.0, 1.3, 1.0, 1.0, 0.99]
+    processes["base"] = [1.0, 1.2, 1.01, 1.0, 1.3, 1.0, 1.0, 0.99]
     code, found = gate()
     assert code == EXIT_PASS
     assert found["time"].figures["processes"] == MOST_PROCESSES == 8
 
 
 def test_what_is_decided_is_not_asked_again(processes: Answers) -> None:
-    processes[BASE], processes["naive"] = [1.0, 1.03, 1.0, 1.0], [0.8]
+    processes["base"], processes["naive"] = [1.0, 1.03, 1.0, 1.0], [0.8]
     code, found = gate(WITH_BUDGET)
     assert code == EXIT_PASS
     assert (found["time"].figures["processes"], found["speed"].figures["processes"]) == (4, 1)
@@ -90,34 +90,34 @@ def test_what_is_decided_is_not_asked_again(processes: Answers) -> None:
 
 
 def test_so_many_as_the_user_wants_are_asked_at_least(processes: Answers) -> None:
-    processes[BASE], processes[CANARY] = [1.0] * 6, [1.1] * 6
+    processes["base"], processes["canary"] = [1.0] * 6, [1.1] * 6
     _, found = gate(processes=5)
     assert found["time"].figures["processes"] == 6  # as many in one order as in the other
 
 
 def test_a_canary_that_is_not_seen_is_no_measurement(processes: Answers) -> None:
-    processes[BASE] = [*SAME]
-    processes[CANARY] = [*SAME, *SAME]
+    processes["base"] = [*SAME]
+    processes["canary"] = [*SAME, *SAME]
     code, found = gate()
     assert (code, found["canary"].status) == (EXIT_NOT_MEASURED, "error")
     assert "no time of this machine can be believed now" in found["canary"].message
 
 
 def test_a_form_that_the_base_has_not_is_shown_and_not_judged(processes: Answers) -> None:
-    processes[BASE] = ["the form is new"]
+    processes["base"] = ["the form is new"]
     code, found = gate()
     assert (found["time"].status, found["time"].message) == ("note", "no time at HEAD: the form is new")
     assert code == EXIT_PASS
 
 
 def test_a_form_that_raises_could_not_be_measured(processes: Answers) -> None:
-    processes[BASE] = ["ValueError: no"]
+    processes["base"] = ["ValueError: no"]
     code, found = gate()
     assert (code, found["time"].message) == (EXIT_NOT_MEASURED, "not timed against base: ValueError: no")
 
 
 def test_a_budget_beside_naive_is_a_row_of_its_own(processes: Answers) -> None:
-    processes[BASE], processes["naive"] = [*SAME], [1.06, *SLOWER]
+    processes["base"], processes["naive"] = [*SAME], [1.06, *SLOWER]
     code, found = gate(WITH_BUDGET)
     assert (code, found["time"].status, found["speed"].status) == (EXIT_REGRESSION, "pass", "fail")
     assert "naive's time, allowed 1x on cpu" in found["speed"].message
@@ -125,13 +125,13 @@ def test_a_budget_beside_naive_is_a_row_of_its_own(processes: Answers) -> None:
 
 def test_what_a_report_shipped_is_held_against_naive_alone(processes: Answers) -> None:
     processes["naive"] = [0.9, 0.901]
-    place = Place("reported", "small", "train", 1.1)
-    verdict = run_time_gate(contracts(["kda"]), device="cpu", base_ref="HEAD", places={"kda": [place]})
+    timed = TimedForm("reported", "small", "train", 1.1)
+    verdict = run_time_gate(contracts(["kda"]), device="cpu", base_ref="HEAD", timed_forms={"kda": [timed]})
     assert [(found.check, found.status) for found in verdict.findings] == [("canary", "pass"), ("speed", "pass")]
 
 
 def test_a_gate_that_timed_nothing_says_so() -> None:
-    verdict = run_time_gate(contracts(["rope"]), device="cpu", places={"rope": []})
+    verdict = run_time_gate(contracts(["rope"]), device="cpu", timed_forms={"rope": []})
     assert verdict.exit_code == EXIT_NOT_MEASURED
     assert verdict.findings[-1].message == "nothing was timed on cpu"
 

@@ -1,0 +1,95 @@
+"""The tables of everything that was judged: bytes by form and case, and ratios of times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...checks.finding import Finding
+from ...checks.measured import Bytes, Ratio
+from ...checks.memory import bytes_of
+from ...laws import NAIVE, Phase
+from ...units import format_bytes
+from ..judge import Verdict, readings_by_key
+
+_PHASES: tuple[Phase, ...] = ("forward", "held", "train")
+COLUMNS = ("op", "form", "case", *_PHASES, "train below naive", "verdict")
+TIME_COLUMNS = ("op", "form", "case", "phase", "against", "time", "interval", "pairs", "verdict")
+RIGHT = frozenset({*_PHASES, "train below naive", "before", "now", "change", "time", "interval", "pairs"})
+"""The columns of numbers, which every table aligns to the right."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table."""
+
+    cells: tuple[str, ...]
+    failed: bool
+
+
+def table_rows(verdict: Verdict) -> Iterator[Row]:
+    """One row for each form and case: its three figures, how far below naive it trains, and its verdict.
+
+    A form that was not measured, because it is not equal to naive, has one row without figures.
+    """
+    for examination in verdict.examinations:
+        readings = examination.readings
+        measured = dict.fromkeys((form, case) for form, case, _ in readings)
+        for form, case in measured:
+            sizes = [
+                format_bytes(bytes_of(readings[form, case, phase], phase)) if (form, case, phase) in readings else "-"
+                for phase in _PHASES
+            ]
+            below = ""
+            if form != NAIVE and {(form, case, "train"), (NAIVE, case, "train")} <= readings.keys():
+                times = readings[form, case, "train"].times_below(readings[NAIVE, case, "train"])
+                below = f"{times:.1f}x" if math.isfinite(times) else "-"
+            yield _row(verdict, examination.op, form, case, [*sizes, below])
+        for form in examination.forms:
+            if not any(form == measured_form for measured_form, _ in measured):
+                yield _row(verdict, examination.op, form, None, ["-", "-", "-", ""])
+
+
+def _row(verdict: Verdict, op: str, form: str, case: str | None, figures: Sequence[str]) -> Row:
+    here = [f for f in verdict.findings if (f.op, f.form) == (op, form) and (case is None or f.case in (case, None))]
+    failed = list(dict.fromkeys(finding.check for finding in here if finding.status == "fail"))
+    word = f"FAIL {', '.join(failed)}" if failed else _word_without_failure(here)
+    if not word:
+        word = "reference" if form == NAIVE else "pass"
+        word += ", not run: does not fit" if _was_not_run(verdict, op, form, case) else ""
+    return Row((op, form, case or "-", *figures, word), bool(failed))
+
+
+def _word_without_failure(findings: Sequence[Finding]) -> str:
+    """The verdict on findings none of which failed; empty for a plain pass."""
+    if any(finding.status == "error" for finding in findings):
+        return "not measured"
+    if known := next((finding.known for finding in findings if finding.known), ""):
+        return f"{known}, as known"
+    in_lock = [finding.measured for finding in findings if finding.check == "lock"]
+    return "below the lock" if any(isinstance(size, Bytes) and size.growth < 0 for size in in_lock) else ""
+
+
+def _was_not_run(verdict: Verdict, op: str, form: str, case: str | None) -> bool:
+    """Whether the readings are simulated because the GPU cannot hold the form."""
+    readings = readings_by_key(verdict.examinations)
+    return any(key[:3] == (op, form, case) and reading.meter != verdict.meter for key, reading in readings.items())
+
+
+def time_rows(verdict: Verdict) -> Iterator[Row]:
+    """Every ratio of times that was measured, but for the canary's, passed or not."""
+    for finding in verdict.findings:
+        ratio = finding.measured
+        if isinstance(ratio, Ratio) and ratio.against != "canary":
+            word = {"pass": "pass", "fail": "FAIL time", "error": "not measured"}.get(finding.status, "noted")
+            cells = (
+                finding.op, finding.form, finding.case or "", finding.phase or "", ratio.against,
+                f"{ratio.ratio:.3f}x", interval(ratio), str(ratio.pairs), word,
+            )  # fmt: skip
+            yield Row(cells, finding.status == "fail")
+
+
+def interval(ratio: Ratio) -> str:
+    """``[1.042, 1.068]``"""
+    return "[{:.3f}, {:.3f}]".format(*ratio.interval) if ratio.interval else ""
