@@ -29,7 +29,7 @@ from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..units import format_bytes
 from .commit import Commit, export_package, git
-from .lock import Key, read_lock
+from .lock import Key, parse_lock
 
 OPS = "memfix/ops"
 LAW_FILES = ("naive.py", "contract.py")
@@ -111,12 +111,7 @@ class Base(Commit):
         except ValueError:
             return {}
         text = self.file(relative.as_posix())
-        if text is None:
-            return {}
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder) / "memory.lock"
-            copy.write_text(text, encoding="utf-8")
-            return read_lock(copy)
+        return {} if text is None else parse_lock(text, f"{self.ref}:{relative.as_posix()}")
 
     def ops_here(self) -> list[str]:
         return sorted(path.parent.name for path in (self.root / OPS).glob("*/contract.py"))

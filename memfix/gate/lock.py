@@ -37,6 +37,11 @@ def read_lock(path: Path) -> dict[Key, int]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise LockError(f"{path}: the lock file cannot be read: {error}") from None
+    return parse_lock(text, str(path))
+
+
+def parse_lock(text: str, path: str) -> dict[Key, int]:
+    """The entries in the text of a lock file; errors name its ``path``."""
     if not text.startswith("# memfix lock 1:"):
         raise LockError(f"{path}:1: not a memfix lock file of version 1; restore it from git")
     if not text.endswith("\n"):

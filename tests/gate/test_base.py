@@ -14,7 +14,7 @@ import pytest
 from memfix.checks.finding import Finding
 from memfix.checks.measured import Bytes
 from memfix.contract import Contract, Dim, TensorSpec
-from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MemfixError, UsageError
+from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, LockError, MemfixError, UsageError
 from memfix.gate.base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
 from memfix.gate.lock import write_lock
 from memfix.gate.run import _under_laws_of
@@ -289,6 +289,13 @@ def test_the_lock_of_the_base_is_read_from_its_commit(checkout: Checkout) -> Non
     checkout.commit()
     write_lock(path, {KEY: 2048})
     assert checkout.base().lock(path) == {KEY: 1024}
+
+
+def test_a_broken_lock_of_the_base_is_named_with_its_commit(checkout: Checkout) -> None:
+    checkout.write("benchmarks/memory.lock", "not a lock\n")
+    checkout.commit()
+    with pytest.raises(LockError, match=r"^HEAD:benchmarks/memory\.lock:1: not a memfix lock file of version 1"):
+        checkout.base().lock(checkout.root / "benchmarks/memory.lock")
 
 
 def test_a_lock_that_the_base_has_not_is_empty(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> None:
