@@ -1,96 +1,88 @@
-"""Who is compared: our forms of an op by the function that users call, and public packages where they are installed.
-
-A package that is not installed, or needs a GPU where there is none, is left out by name with the reason.
-"""
+"""Who is compared: the forms of an op, and its peers where they are installed and the device has what they need."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-import click
-import torch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import memfix
-from memfix.errors import did_you_mean
+from memfix.checks.inputs import phases_of
+from memfix.contract import FLOOR, Contract
+from memfix.errors import UsageError, did_you_mean
 from memfix.laws import NAIVE
-from memfix.provenance import installed_version
-from memfix.registry import contracts
 
-from .rounds import trouble_of
+from .peers import Comparison, Entry, Unavailable, comparison_of
+from .workload import with_peers
 
-
-@dataclass(frozen=True)
-class Contender:
-    name: str
-    source: str
-    """The package and version that it comes from."""
-    function: Callable[..., Any]
-
-
-class Unavailable(Exception):
-    """Why a peer cannot run here, in words for the table."""
+PHASES = ("train", "forward")
 
 
 @dataclass(frozen=True)
-class Peer:
-    distribution: str
-    load: Callable[[], Callable[..., Any]]
-    package: str | None = None
-    """What must be importable, beside triton; None for torch itself."""
+class Contenders:
+    """Everybody who runs on ``device``, and who does not, with the reason."""
 
-    @property
-    def version(self) -> str:
-        return torch.__version__ if self.package is None else installed_version(self.distribution)
+    contract: Contract
+    """With the peers among its forms."""
+    comparison: Comparison
+    device: str
+    forms: tuple[str, ...]
+    peers: tuple[str, ...]
+    left_out: Mapping[str, str]
 
-    def loaded(self, device: str) -> Callable[..., Any]:
-        if self.package is not None:
-            absent = [name for name in (self.package, "triton") if importlib.util.find_spec(name) is None]
-            if absent:
-                raise Unavailable(f"{' and '.join(absent)} not installed")
-            if device == "cpu":
-                raise Unavailable("its kernels need a GPU")
-        return self.load()
+    @staticmethod
+    def of(contract: Contract, device: str) -> Contenders:
+        comparison = comparison_of(contract.name)
+        loaded, left_out = {}, {}
+        for name, peer in comparison.peers.items():
+            try:
+                loaded[name] = peer.loaded(device)
+            except Unavailable as reason:
+                left_out[name] = str(reason)
+        own = with_peers(contract, comparison, {})
+        for name, form in own.forms.items():
+            if form.has_kernels and device == "cpu":
+                left_out[name] = "its kernels need a GPU; interpreted, their time says nothing"
+        forms = [name for name in (NAIVE, *own.forms) if name not in left_out]
+        return Contenders(
+            with_peers(contract, comparison, loaded), comparison, device, tuple(forms), tuple(loaded), left_out
+        )
+
+    def sources(self) -> dict[str, str]:
+        own = dict.fromkeys(self.forms, f"memfix {memfix.__version__}")
+        return own | {name: self.comparison.peers[name].source for name in self.peers}
+
+    def chosen(self, forms: str | None, peers: str | None) -> Contenders:
+        """Those that ``--forms`` and ``--peers`` name; a name that nobody has is refused."""
+        return replace(
+            self, forms=self._named("--forms", forms, self.forms), peers=self._named("--peers", peers, self.peers)
+        )
+
+    def _named(self, option: str, names: str | None, here: tuple[str, ...]) -> tuple[str, ...]:
+        if names is None:
+            return here
+        wanted = [] if names == "none" else names.split(",")
+        theirs = (
+            self.comparison.peers
+            if option == "--peers"
+            else {NAIVE, *self.contract.forms} - self.comparison.peers.keys()
+        )
+        for name in wanted:
+            if name not in theirs:
+                raise UsageError(f"{option}: {self.contract.name} has no {name!r}{did_you_mean(name, theirs)}")
+        return tuple(name for name in here if name in wanted)
+
+    def at(self, entry: Entry, phase: str) -> list[str]:
+        """Who runs at one shape. The floor is that of the longest phase."""
+        forms = [name for name in self.forms if entry.forms is None or name in entry.forms]
+        peers = [name for name in self.peers if entry.peers is None or name in entry.peers]
+        has_floor = self.contract.floor is not None and phase == longest_phase(self.contract)
+        return [*([FLOOR] if has_floor else []), *forms, *peers]
+
+    def simulated_ones(self, names: Iterable[str]) -> list[str]:
+        """Those without kernels of another package, which the simulated meter may not know."""
+        peers = self.comparison.peers
+        return [name for name in names if name not in peers or not peers[name].packages]
 
 
-def forms_of(op: str, product: Callable[..., Any], offered: Collection[str]) -> list[Contender]:
-    """Naive and every form of the contract, by ``product``, which users call, where it has the form on offer."""
-    (contract,) = contracts([op])
-    source = f"memfix {memfix.__version__}"
-    return [
-        Contender(form, source, functools.partial(product, form=form) if form in offered else contract.function(form))
-        for form in (NAIVE, *contract.forms)
-    ]
-
-
-def those_that_load(peers: Mapping[str, Peer], device: str) -> tuple[list[Contender], dict[str, str]]:
-    """The peers that run on ``device``, and for each that does not, why."""
-    found, left_out = [], {}
-    for name, peer in peers.items():
-        try:
-            found.append(Contender(name, f"{peer.distribution} {peer.version}", peer.loaded(device)))
-        except Unavailable as reason:
-            left_out[name] = str(reason)
-        except Exception as error:  # a package for another torch or triton fails in its own way
-            left_out[name] = f"cannot be loaded: {trouble_of(error)}"
-    return found, left_out
-
-
-def chosen(found: list[Contender], only: str | None, left_out: Mapping[str, str]) -> list[Contender]:
-    """Those named in ``only``; a name that nobody has is refused, one that is left out here is simply not there."""
-    if only is None:
-        return found
-    known = [*(contender.name for contender in found), *left_out]
-    names = only.split(",")
-    for name in names:
-        if name not in known:
-            raise click.BadParameter(f"nobody is called {name!r}{did_you_mean(name, known)}", param_hint="--only")
-    return [contender for contender in found if contender.name in names]
-
-
-def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
-    """In norm, against a ``true`` that is float64."""
-    return float((found.double() - true).norm() / true.norm())
+def longest_phase(contract: Contract) -> str:
+    return PHASES[0] if PHASES[0] in phases_of(contract) else PHASES[1]

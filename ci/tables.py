@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from memfix.contract import FLOOR
 from memfix.gate.lock import read_lock
 from memfix.laws import NAIVE, PHASES
 from memfix.units import format_bytes, format_seconds
@@ -57,21 +58,26 @@ def incidents_table() -> list[str]:
 
 
 def agreement_table() -> list[str]:
-    """Peaks of the loss benchmark's train steps that the H200's allocator counted, beside the simulated ones."""
-    data = json.loads((ROOT / "benchmarks/results/cpu/loss_peaks.json").read_text())
-    rows, where = data["rows"], data["measured_on"]
-    same = [row for row in rows if row["predicted"] == row["measured"]]
+    """Peaks of the loss's train steps that the H200's allocator counted, beside the simulated ones."""
+    data = json.loads((RESULTS / "linear_cross_entropy_tokens.json").read_text())
+    where = data["surroundings"]
+    rows = [
+        (entry["dims"]["N"], name, row["simulated_bytes"], row["peak_bytes"])
+        for entry in data["speed"]
+        for name, row in _train(entry).items()
+        if name != FLOOR and "simulated_bytes" in row and row.get("peak_bytes") is not None
+    ]
+    same = sum(simulated == counted for *_, simulated, counted in rows)
     lines = [
-        f"{len(same)} of {len(rows)} train steps agree to the byte on {where['gpu']} "
+        f"{same} of {len(rows)} train steps agree to the byte on {where['gpu']} "
         f"(torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}).",
         "",
         "| train step at 131,072 tokens | simulated bytes | H200 allocator | difference |",
         "|---|--:|--:|--:|",
     ]
-    for row in rows:
-        if row["tokens"] == 131_072:
-            difference = row["predicted"] - row["measured"]
-            lines.append(f"| `{row['form']}` | {row['predicted']:,} | {row['measured']:,} | {difference:+,} |")
+    for tokens, name, simulated, counted in rows:
+        if tokens == 131_072:
+            lines.append(f"| `{name}` | {simulated:,} | {counted:,} | {simulated - counted:+,} |")
     return lines
 
 
@@ -123,67 +129,78 @@ def oracle_table() -> list[str]:
 
 def loss_speed_table() -> list[str]:
     """Linear cross entropy beside the peers on the H200: time over the three products alone, peak, gradient error."""
-    data = json.loads((RESULTS / "linear_cross_entropy.json").read_text())
-    setting, where = data["setting"], data["surroundings"]
-    races = data["speed"]
-    errors = {check["regime"]: check["rows"] for check in data["accuracy"]}
+    data = json.loads((RESULTS / "linear_cross_entropy_tokens.json").read_text())
+    entries, where = data["speed"], data["surroundings"]
+    dims = entries[0]["dims"]
+    errors = {check["values"]: check["rows"] for check in data["errors"]}
+    headings = [f"{entry['dims']['N']:,} tokens" for entry in entries]
+    headings += [f"error, {values} logits" for values in errors]
     lines = [
-        f"{setting['dtype']}, width {setting['width']:,}, vocabulary {setting['vocabulary']:,}, on {where['gpu']} "
+        f"{entries[0]['dtype']}, width {dims['D']:,}, vocabulary {dims['V']:,}, on {where['gpu']} "
         f"(torch {where['torch']}, {where['date'][:10]}); gradient errors are against float64.",
         "",
-        "| train step | "
-        + " | ".join(f"{race['tokens']:,} tokens" for race in races)
-        + " | "
-        + " | ".join(f"error, {regime} logits" for regime in errors)
-        + " |",
-        "|---|" + "--:|" * (len(races) + len(errors)),
-        _floor_line(races) + " |" * len(errors),
+        f"| train step | {' | '.join(headings)} |",
+        "|---|" + "--:|" * len(headings),
+        _floor_line(entries) + " |" * len(errors),
     ]
     for name, source in data["sources"].items():
-        label = f"`{name}`" if source.startswith("memfix") else f"{name}, {source}"
-        cells = [_race_cell(race["rows"][name]) for race in races]
-        cells += [_largest_error(rows[name]) for rows in errors.values()]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        cells = [_over_floor(entry, name) for entry in entries]
+        cells += [_largest_error([rows], name, kind="gradient of") for rows in errors.values()]
+        lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
     return lines
 
 
 def loss_sizes_table() -> list[str]:
     """The loss's forms on the H200 at other vocabularies and in float32."""
-    found = [json.loads(path.read_text()) for path in RESULTS.glob("linear_cross_entropy_*.json")]
-    found.sort(key=lambda data: (data["setting"]["dtype"], data["setting"]["vocabulary"]))
-    races = [data["speed"][0] for data in found]
-    headings = [f"{data['setting']['vocabulary']:,} classes, {data['setting']['dtype']}" for data in found]
+    data = json.loads((RESULTS / "linear_cross_entropy_sizes.json").read_text())
+    entries = data["speed"]
+    headings = [f"{entry['dims']['V']:,} classes, {entry['dtype']}" for entry in entries]
     lines = [
-        f"| train step at {races[0]['tokens']:,} tokens | {' | '.join(headings)} |",
-        "|---|" + "--:|" * len(found),
-        _floor_line(races),
+        f"| train step at {entries[0]['dims']['N']:,} tokens | {' | '.join(headings)} |",
+        "|---|" + "--:|" * len(entries),
+        _floor_line(entries),
     ]
-    return lines + [
-        f"| `{name}` | {' | '.join(_race_cell(race['rows'][name]) for race in races)} |" for name in found[0]["sources"]
-    ]
+    for name, source in data["sources"].items():
+        cells = [_over_floor(entry, name) for entry in entries]
+        lines += [f"| {_label(name, source)} | {' | '.join(cells)} |"] if any(cells) else []
+    return lines
 
 
-def _floor_line(races: list[dict[str, Any]]) -> str:
-    cells = " | ".join(format_seconds(race["rows"]["floor"]["seconds"]) for race in races)
+def _train(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of the train step that ``benchmarks.compare`` measured at one shape."""
+    rows: dict[str, dict[str, Any]] = entry["phases"]["train"]["rows"]
+    return rows
+
+
+def _label(name: str, source: str) -> str:
+    return f"`{name}`" if source.startswith("memfix") else f"{name}, {source}"
+
+
+def _floor_line(entries: list[dict[str, Any]]) -> str:
+    cells = " | ".join(format_seconds(_train(entry)[FLOOR]["seconds"]) for entry in entries)
     return f"| three products alone | {cells} |"
 
 
-def _race_cell(row: dict[str, Any]) -> str:
+def _over_floor(entry: dict[str, Any], name: str) -> str:
+    row = _train(entry).get(name)
+    if row is None:
+        return ""
     return row.get("trouble") or f"{row['times_floor']:.2f}x, {format_bytes(row['peak_bytes'])}"
 
 
-def _largest_error(row: dict[str, Any]) -> str:
-    """Of both gradients, and of the weight's rows that no target hits."""
-    found = [row.get(key) for key in ("hidden", "weight", "weight_untargeted")]
-    return row.get("trouble") or f"{max(error for error in found if error is not None):.1e}"
+def _largest_error(checks: list[dict[str, Any]], name: str, kind: str = "") -> str:
+    """The largest of one contender, over tensors whose name starts with ``kind``."""
+    rows = [check[name] for check in checks if name in check and "trouble" not in check[name]]
+    found = [error for row in rows for tensor, error in row.items() if tensor.startswith(kind)]
+    return f"{max(found):.1e}" if found else ""
 
 
 def kda_speed_table() -> list[str]:
     """KDA beside flash-linear-attention on the H200: both times, peak and error; and streamed over dense."""
-    data = json.loads((RESULTS / "kda.json").read_text())
-    where, fields = data["surroundings"], data["fields"]
-    dtypes = list(dict.fromkeys(field["dtype"] for field in fields))
-    headings = [f"{field['spelled']}, {field['dtype']}" for field in fields]
+    data = json.loads((RESULTS / "kda_shapes.json").read_text())
+    where, entries = data["surroundings"], data["speed"]
+    dtypes = list(dict.fromkeys(entry["dtype"] for entry in entries))
+    headings = [f"{_kda_shape(entry['dims'])}, {entry['dtype']}" for entry in entries]
     headings += [f"error, {dtype}" for dtype in dtypes]
     lines = [
         f"Train step / forward alone, and the train step's peak above its inputs, on {where['gpu']} "
@@ -194,35 +211,37 @@ def kda_speed_table() -> list[str]:
         "|---|" + "--:|" * len(headings),
     ]
     for name, source in data["sources"].items():
-        label = f"`{name}`" if source.startswith("memfix") else f"{name}, {source}"
-        cells = [_kda_cell(field, name) for field in fields]
+        cells = [_kda_cell(entry, name) for entry in entries]
         cells += [
-            _kda_error([field["errors"] for field in fields if field["dtype"] == dtype], name) for dtype in dtypes
+            _largest_error([check["rows"] for check in data["errors"] if check["dtype"] == dtype], name)
+            for dtype in dtypes
         ]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    if "overhead" not in data:  # of a run without the incident's shape
-        return lines
-    spreads = [f"{phase} {_kda_spread(found)}" for phase, found in data["overhead"].items()]
+        lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
+    chunks = json.loads((RESULTS / "kda_chunks.json").read_text())
+    (at_64,) = (entry for entry in chunks["speed"] if entry["dims"]["chunk_size"] == 64)
+    spreads = [f"{phase} {_over_naive(of['rows']['streamed'])}" for phase, of in at_64["phases"].items()]
     return [*lines, "", f"`streamed` in chunks of 64 over dense `naive`, float32: {', '.join(spreads)}."]
 
 
-def _kda_spread(found: dict[str, Any]) -> str:
-    return found.get("trouble") or f"{found['median']:.2f}x ({found['low']:.2f} to {found['high']:.2f})"
+def _kda_shape(dims: dict[str, int]) -> str:
+    return f"B{dims['B']} T{dims['T']} H{dims['H']} d{dims['K']}"
 
 
-def _kda_cell(field: dict[str, Any], name: str) -> str:
-    if name not in field["train"]:
+def _over_naive(row: dict[str, Any]) -> str:
+    if "trouble" in row:
+        return str(row["trouble"])
+    pairs = row["pairs_over_naive"]
+    return f"{pairs['median']:.2f}x ({pairs['low']:.2f} to {pairs['high']:.2f})"
+
+
+def _kda_cell(entry: dict[str, Any], name: str) -> str:
+    train, forward = (entry["phases"][phase]["rows"].get(name) for phase in ("train", "forward"))
+    if train is None:
         return ""
-    train, forward = field["train"][name], field["forward"][name]
     if "trouble" in train:
         return train["trouble"]
     alone = forward.get("trouble") or format_seconds(forward["seconds"])
     return f"{format_seconds(train['seconds'])} / {alone}, {format_bytes(train['peak_bytes'])}"
-
-
-def _kda_error(checks: list[dict[str, Any]], name: str) -> str:
-    found = [max(check[name].values()) for check in checks if name in check and "trouble" not in check[name]]
-    return f"{max(found):.1e}" if found else ""
 
 
 def gate_power_table() -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.linear_cross_entropy import Setting, make_inputs
-from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.inputs import Draw, StepOf, make_inputs
 from memfix.contract import FLOOR, Contract, Dim, TensorSpec
 from memfix.errors import ContractError
 from memfix.registry import contracts
@@ -55,7 +54,8 @@ def test_the_floor_of_the_loss_is_three_products_of_the_whole_size(rows_per_piec
     from torch.utils.flop_counter import FlopCounterMode
 
     (contract,) = contracts(["linear_cross_entropy"])
-    setting = Setting(width=32, vocabulary=500, dtype="float32", device="cpu")
+    case = contract.case_of("here", {"N": 16, "D": 32, "V": 500, "rows_per_chunk": 4})
+    tensors = make_inputs(contract, Draw(case), "cpu")
     with FlopCounterMode(display=False) as counter:
-        contract.function(FLOOR)(*make_inputs(setting, 16), rows_per_piece=rows_per_piece)
-    assert counter.get_total_flops() == 3 * 2 * 16 * setting.width * setting.vocabulary
+        contract.function(FLOOR)(*tensors.values(), rows_per_piece=rows_per_piece)
+    assert counter.get_total_flops() == 3 * 2 * 16 * 32 * 500

@@ -1,4 +1,7 @@
-"""Time, read in pairs: two steps alternate in one process, so that whatever disturbs one disturbs the other."""
+"""Time of steps that alternate in one process, so that whatever disturbs one disturbs the others.
+
+``race`` times two steps in pairs, ``take_turns`` any number of them in rounds.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .base import Step
+from .garbage import only_our_own_cycles
 
 LEAST_PAIRS = 2
 """Each of the two comes first once."""
@@ -81,6 +85,71 @@ def race(
             for which in forth if comes_forth else reversed(forth):
                 times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
     return Race(*median_pair(zip(_ratios(times), times[1], strict=True)), len(times[1]))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds are timed: ``least`` always, then more until ``seconds`` have passed, ``most`` at most."""
+
+    least: int = 3
+    most: int = 10
+    seconds: float = 16.0
+
+    def are_done(self, number: int, took_s: float) -> bool:
+        return number >= self.most or (number >= self.least and took_s >= self.seconds)
+
+
+@dataclass
+class Times:
+    """The samples of one step: the mean seconds of one step in each, and how many steps the last one had."""
+
+    times_s: list[float] = field(default_factory=list)
+    repeats: int = 1
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.times_s)
+
+
+def take_turns(
+    steps: Mapping[str, Step],
+    *,
+    device: str,
+    rounds: Rounds,
+    failed: Callable[[str, Exception], None],
+    sample_s: float = 0.05,
+    settle_s: float = 0.25,
+    before_each: Callable[[], None] = lambda: None,
+) -> dict[str, Times]:
+    """Time every step once a round, in an order that rotates.
+
+    A sample is as many consecutive steps as fill ``sample_s``: on a GPU the next is launched while the last one runs,
+    as in a training loop. Untimed steps come before it for ``settle_s``, since a GPU that has just idled is faster
+    until it nears its power limit. A step that raises is handed to ``failed`` and leaves the rounds.
+    """
+    found = {name: Times() for name in steps}
+    running, number, begin = list(steps), 0, time.perf_counter()
+    with only_our_own_cycles():
+        while running and not rounds.are_done(number, time.perf_counter() - begin):
+            first = number % len(running)
+            for name in (*running[first:], *running[:first]):
+                gc.collect()  # what a step leaves is looked for in between
+                try:
+                    before_each()
+                    _take_sample(found[name], steps[name], device, sample_s, settle_s)
+                except Exception as error:
+                    failed(name, error)
+                    running = [other for other in running if other != name]
+            number += 1
+    return found
+
+
+def _take_sample(times: Times, step: Step, device: str, sample_s: float, settle_s: float) -> None:
+    shortest_s, end = math.inf, time.perf_counter() + settle_s
+    while shortest_s == math.inf or time.perf_counter() < end:
+        shortest_s = min(shortest_s, _elapsed_s(step, device, 1))
+    times.repeats = max(1, math.ceil(sample_s / shortest_s)) if shortest_s > 0 else 1
+    times.times_s.append(_elapsed_s(step, device, times.repeats) / times.repeats)
 
 
 def slowed(step: Step, factor: float, device: str) -> Step:

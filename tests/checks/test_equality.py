@@ -190,7 +190,7 @@ def test_draws_do_not_hang_on_what_is_imported():
     root = Path(__file__).resolve().parents[2]
     said = [
         forked_python("-c", ask.format(more=more), cwd=root).stdout
-        for more in ("", "import memfix.cli.gate, memfix.gate.timing.run, benchmarks.kda")
+        for more in ("", "import memfix.cli.gate, memfix.gate.timing.run, benchmarks.compare")
     ]
     assert said[0] == said[1] != ""
 

@@ -156,7 +156,7 @@ def test_another_range_is_seen(evidence: Evidence, monkeypatch: pytest.MonkeyPat
 # ---------------------------------------------------------------- on a GPU
 @pytest.fixture
 def speed_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(on_a_gpu, "SPEED_FILE", tmp_path / "kda.json")
+    monkeypatch.setattr(on_a_gpu, "SPEED_FILE", tmp_path / "kda_chunks.json")
     return on_a_gpu.SPEED_FILE
 
 
@@ -164,9 +164,18 @@ def speed_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_without_measurements_speed_is_left_to_a_gpu(name: str, evidence: Evidence, speed_file: Path) -> None:
     got = answer(CLAIMS[name], CHECKS, evidence)
     assert got.verdict == NOT_TESTABLE
-    assert got.true == "not measured yet: python -m benchmarks.kda on a GPU"
+    assert got.true == "not measured yet: python -m benchmarks.compare kda --table chunks on a GPU"
     speed_file.write_text("{}")
     assert answer(CLAIMS[name], CHECKS, evidence).verdict == NOT_TESTABLE
+
+
+def measured_in_chunks(rows: dict[int, dict[str, Any]]) -> str:
+    """What ``benchmarks.compare`` writes of the streamed form, by chunk size and phase."""
+    entries = [
+        {"dims": {"chunk_size": size}, "phases": {p: {"rows": {"streamed": row}} for p, row in of_size.items()}}
+        for size, of_size in rows.items()
+    ]
+    return json.dumps({"speed": entries})
 
 
 @pytest.mark.parametrize(("train", "verdict"), [(1.05, HOLDS), (1.31, WRONG), (0.98, WRONG)])
@@ -174,8 +183,9 @@ def test_5_percent_is_held_against_what_was_measured(
     train: float, verdict: str, evidence: Evidence, speed_file: Path
 ) -> None:
     spread = {"low": 1.01, "high": 1.4}
+    medians = {"forward": 1.04, "train": train}
     speed_file.write_text(
-        json.dumps({"overhead": {p: {**spread, "median": m} for p, m in (("forward", 1.04), ("train", train))}})
+        measured_in_chunks({64: {p: {"pairs_over_naive": {**spread, "median": m}} for p, m in medians.items()}})
     )
     got = answer(CLAIMS["KDA-28"], CHECKS, evidence)
     assert got.verdict == verdict
@@ -186,7 +196,10 @@ def test_5_percent_is_held_against_what_was_measured(
 def test_the_order_of_chunks_is_held_against_what_was_measured(
     of_128: float, verdict: str, evidence: Evidence, speed_file: Path
 ) -> None:
-    times = {"32": 4.0, "64": 3.0, "128": of_128}
-    by_chunk = {size: {"forward_ms": 5.0, "train_ms": time} for size, time in times.items()}
-    speed_file.write_text(json.dumps({"streamed_by_chunk": by_chunk}))
+    times_ms = {32: 4.0, 64: 3.0, 128: of_128}
+    speed_file.write_text(
+        measured_in_chunks(
+            {size: {"forward": {"seconds": 5e-3}, "train": {"seconds": time / 1e3}} for size, time in times_ms.items()}
+        )
+    )
     assert answer(CLAIMS["KDA-24"], CHECKS, evidence).verdict == verdict

@@ -1,0 +1,189 @@
+"""Forms, peers and the floor in turns at one shape: simulated peak, the allocator's peak, error, and time.
+
+One that runs out of memory, gives a wrong answer or cannot run is a row with the reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import memfix
+from memfix.contract import FLOOR
+from memfix.laws import NAIVE
+from memfix.meters.base import Step
+from memfix.meters.clock import Rounds, Times, take_turns
+from memfix.units import MiB, format_bytes
+
+from .peers import trouble_of
+from .workload import Workload
+
+WRONG_ABOVE = 0.05  # of the norm: far beyond what bfloat16 rounds away, far below a term that is left out
+CPU_LIMIT_BYTES = 64 * MiB
+CROWDED_SHARE = 0.7
+"""Of the GPU's memory: beyond it the allocator cannot keep the blocks of all contenders at once."""
+
+Figures = dict[str, Any]
+Rows = dict[str, Figures]
+"""By contender. One with a ``trouble`` shows no more than that."""
+
+
+def running(rows: Mapping[str, Figures]) -> list[str]:
+    return [name for name, row in rows.items() if "trouble" not in row]
+
+
+# ---------------------------------------------------------------- simulated peaks
+def simulated(work: Workload, names: Iterable[str], phase: str, device: str) -> Rows:
+    """What the simulated meter reads. On a CPU, a step that it finds too large is refused here, before it runs."""
+    rows: Rows = {}
+    for name in names:
+        try:
+            reading = memfix.peak(work.builder(name, phase))
+        except Exception as error:
+            rows[name] = {"not_simulated": trouble_of(error)}
+            continue
+        rows[name] = {"simulated_bytes": reading.peak_bytes}
+        needed = reading.base_bytes + reading.peak_bytes
+        if device == "cpu" and needed > CPU_LIMIT_BYTES:
+            limit = format_bytes(CPU_LIMIT_BYTES)
+            rows[name]["trouble"] = f"needs {format_bytes(needed)}, a CPU is given {limit}"
+    return rows
+
+
+# ---------------------------------------------------------------- error
+def errors_at(work: Workload, names: Iterable[str], device: str) -> Rows:
+    """By contender the relative error of every output and gradient against naive in float64, or its trouble.
+
+    Empty where naive cannot run in float64, with the reason under ``naive``.
+    """
+    wide = replace(work, draw=replace(work.draw, case=replace(work.draw.case, dtype="float64")))
+    refused = simulated(wide, [NAIVE], "train", device)[NAIVE].get("trouble") if device == "cpu" else None
+    try:
+        if refused is not None:
+            return {NAIVE: {"not_checked": f"naive in float64 {refused}"}}
+        truth = work.truth(device)
+    except Exception as error:
+        return {NAIVE: {"not_checked": f"naive in float64: {trouble_of(error)}"}}
+    rows: Rows = {name: {} for name in names}
+    for name, row in rows.items():
+        _attempt(row, device, work.errors, name, device, truth)
+    return rows
+
+
+def wrong_in(errors: Mapping[str, Any]) -> str | None:
+    """Why a contender with these errors is not timed, or None."""
+    if "trouble" in errors:
+        return str(errors["trouble"])
+    for name, error in errors.items():
+        # NaN is wrong too; a part of an answer, which has a comma in its name, is only shown
+        if name != "not_checked" and "," not in name and not error <= WRONG_ABOVE:
+            return f"wrong: {name} is off by {error:.1e} of its norm"
+    return None
+
+
+# ---------------------------------------------------------------- time and memory
+def measured(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> Figures:
+    """Peaks and times of everybody in ``rows`` who has no trouble yet. Adds to ``rows``."""
+    for name in running(rows):
+        _attempt(rows[name], device, _first_call_and_peak, work, name, phase, device)
+    times = _timed(work, rows, phase, device, rounds)
+    for name in running(rows):
+        rows[name] |= _time_figures(name, times, running(rows))
+    return {"rounds": max((len(of_one.times_s) for of_one in times.values()), default=0), "rows": rows}
+
+
+def _first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> Figures:
+    """In its first call at a shape a contender compiles and tunes its kernels."""
+    start = time.perf_counter()
+    work.builder(name, phase)(device)()
+    if device == "cpu":
+        return {"first_call_s": time.perf_counter() - start, "peak_bytes": None}
+    torch.cuda.synchronize()
+    first_call_s = time.perf_counter() - start
+    reading = memfix.peak(work.builder(name, phase), meter="cuda")
+    return {
+        "first_call_s": first_call_s,
+        "peak_bytes": reading.peak_bytes,
+        "allocated_bytes": reading.allocated_bytes,
+        # a train step marks the point between forward and backward
+        "held_bytes": next((mark.start_bytes - reading.base_bytes for mark in reading.stages), None),
+    }
+
+
+def _timed(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> dict[str, Times]:
+    steps: dict[str, Step] = {}
+    if not running(rows):
+        return {}
+    inputs = work.rotated_inputs(device)
+
+    def build(name: str) -> Figures:
+        steps[name] = work.step(name, phase, inputs)
+        return {}
+
+    for name in running(rows):
+        _attempt(rows[name], device, build, name)
+    is_crowded = _is_crowded(rows, device)
+    to_release = False
+
+    def failed(name: str, error: Exception) -> None:
+        nonlocal to_release
+        to_release = True  # the frames of the error hold tensors until it is gone
+        rows[name]["trouble"] = trouble_of(error)
+        for tensor in (tensor for tensors in inputs for tensor in tensors.values()):
+            tensor.grad = None
+
+    def before_each() -> None:
+        nonlocal to_release
+        if is_crowded or to_release:
+            _release(device)
+        to_release = False
+
+    return take_turns(
+        steps, device=device, rounds=rounds, failed=failed, settle_s=0.0 if device == "cpu" else 0.25,
+        before_each=before_each,
+    )  # fmt: skip
+
+
+def _time_figures(name: str, times: Mapping[str, Times], everybody: Iterable[str]) -> Figures:
+    own = times[name]
+    figures: Figures = {"seconds": own.median_s, "times_s": own.times_s, "repeats": own.repeats}
+    for reference in (FLOOR, NAIVE):
+        if reference in everybody and name != reference:
+            other = times[reference]
+            figures[f"times_{reference}"] = own.median_s / other.median_s
+            figures[f"pairs_over_{reference}"] = spread(
+                [a / b for a, b in zip(own.times_s, other.times_s, strict=True)]
+            )
+    return figures
+
+
+def spread(ratios: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "pairs": len(ratios)}
+
+
+def _is_crowded(rows: Rows, device: str) -> bool:
+    if device == "cpu":
+        return False
+    in_all = torch.cuda.memory_allocated() + sum(row.get("peak_bytes") or 0 for row in rows.values())
+    return bool(in_all > CROWDED_SHARE * torch.cuda.mem_get_info()[1])
+
+
+def _attempt(row: Figures, device: str, action: Callable[..., Figures], *arguments: object) -> None:
+    try:
+        row |= action(*arguments)
+    except Exception as error:
+        row["trouble"] = trouble_of(error)
+    if "trouble" in row:  # out here the error is gone, and with it the tensors that its frames held
+        _release(device)
+
+
+def _release(device: str) -> None:
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()

@@ -1,0 +1,111 @@
+"""What an op is compared with: functions of public packages, and the tables that are kept. One file an op.
+
+``benchmarks/peers/<op>.py`` declares a ``COMPARISON``. An op without such a file is compared form against form.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memfix.provenance import installed_version
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Unavailable(Exception):
+    """Why a peer cannot run here, in words for the table."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A function of another package that computes what the op computes.
+
+    ``load`` imports it and returns it with the call signature of a form: the contract's inputs in order, then its
+    choices by name. A choice or an optional input that it cannot honour is ignored; its error then shows that.
+    """
+
+    distribution: str
+    load: Callable[[], Callable[..., Any]]
+    packages: tuple[str, ...] = ()
+    """What must be importable; the kernels of other packages need a GPU. Empty for torch's own functions."""
+
+    @property
+    def source(self) -> str:
+        return f"{self.distribution} {installed_version(self.distribution)}"
+
+    def loaded(self, device: str) -> Callable[..., Any]:
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        if absent:
+            raise Unavailable(f"{' and '.join(absent)} not installed")
+        if self.packages and device == "cpu":
+            raise Unavailable("its kernels need a GPU")
+        try:
+            return self.load()
+        except Unavailable:
+            raise
+        except Exception as error:  # a package for another torch or triton fails in its own way
+            raise Unavailable(f"cannot be loaded: {trouble_of(error)}") from error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One shape of a table: a case of the contract by name, or a new name, with ``settings`` such as ``T=8192``.
+
+    A new name starts from the contract's first case. Without ``forms`` or ``peers`` all of them run.
+    """
+
+    name: str
+    settings: str = ""
+    forms: Sequence[str] | None = None
+    peers: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The shapes that one command measures. ``values`` names the input values, those of the timed steps first."""
+
+    entries: Sequence[Entry]
+    phases: Sequence[str] = ("train",)
+    values: Sequence[str] = ()
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that ``benchmarks.compare`` knows of an op beside its contract."""
+
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    forms: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Forms as users call them, where that is not how the contract calls them."""
+    values: Mapping[str, Callable[[Tensors, torch.Generator], None]] = field(default_factory=dict)
+    """Functions that change the drawn inputs in place; without any, inputs are as the contract draws them."""
+    gradient_of: Sequence[int] | None = None
+    """The outputs through which a gradient comes in; all of them where it is None."""
+    error_at: Mapping[str, int] | None = None
+    """Sizes that dims are cut to where errors are taken, since naive runs there in float64; where it is None, those
+    of the contract's equality draws."""
+    parts: Callable[[Tensors, Tensors], Tensors] | None = None
+    """Parts of an answer whose error is shown on its own, from the inputs and the answer."""
+
+
+def comparison_of(op: str) -> Comparison:
+    name = f"{__name__}.{op}"
+    if importlib.util.find_spec(name) is None:
+        return Comparison()
+    found: Comparison = importlib.import_module(name).COMPARISON
+    return found
+
+
+def trouble_of(error: Exception) -> str:
+    """An error on one line; of a lack of memory, what was asked for."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) and "Tried to allocate " in text:
+        return f"out of memory, asked for {' '.join(text.partition('Tried to allocate ')[2].split()[:2]).rstrip('.')}"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

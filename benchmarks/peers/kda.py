@@ -1,0 +1,90 @@
+"""KDA beside flash-linear-attention.
+
+Everybody makes the final state, through which no gradient comes in. g is float32 whatever the dtype.
+"""
+
+# B batch, T tokens, H heads, K key width, V value width
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import Comparison, Entry, Peer, Table, Tensors
+
+LEAST_GATE = -5.0  # flash-linear-attention's safe_gate asks for gates in [-5, 0]
+
+
+def mild(tensors: Tensors, generator: torch.Generator) -> None:
+    """Keys of length 1, gates between -5 and 0 that forget mildly, and beta between 0 and 1, as in a model.
+
+    The contract draws up to the edge of divergence, which thousands of tokens do not survive.
+    """
+    q_BTHK, k_BTHK, g_BTHK, beta_BTH = (tensors[name] for name in ("q", "k", "g", "beta"))
+    made: dict[str, Any] = {"generator": generator, "device": q_BTHK.device}
+    k_BTHK.copy_(F.normalize(torch.randn(k_BTHK.shape, **made), dim=-1))
+    g_BTHK.copy_(F.logsigmoid(torch.randn(g_BTHK.shape, **made)).clamp_(min=LEAST_GATE))
+    beta_BTH.copy_(torch.rand(beta_BTH.shape, **made))
+
+
+def _fla(*, safe_gate: bool) -> Callable[..., Any]:
+    # only fla.ops is wanted; its layers and models would need transformers
+    for name in ("fla.layers", "fla.models"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    from fla.ops.kda import chunk_kda
+
+    def kda(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: torch.Tensor | None = None,
+        *,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return chunk_kda(  # type: ignore[no-any-return]
+            q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=True, safe_gate=safe_gate
+        )
+
+    return kda
+
+
+_FAST = ("wy", "triton")  # at the long shapes the others take a thousand times as long
+_IN_BFLOAT16 = "dtype=bfloat16 dtype.g=float32"
+_WIDE = f"K=128 V=128 {_IN_BFLOAT16}"
+
+COMPARISON = Comparison(
+    peers={
+        "fla": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=False), ("fla", "triton")),
+        "fla_safe_gate": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=True), ("fla", "triton")),
+    },
+    tables={
+        "shapes": Table(
+            [
+                Entry("incident", _IN_BFLOAT16),
+                Entry("incident", "dtype=float32", forms=("naive", "streamed", "wy", "triton"), peers=()),
+                Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST),
+                Entry("batched", f"B=8 T=2048 H=16 {_WIDE}", forms=_FAST),
+                Entry("context", f"B=1 T=65536 H=16 {_WIDE}", forms=_FAST),
+            ],
+            phases=("train", "forward"),
+            values=("mild",),
+        ),
+        # "about 5 % slower", and slower the smaller the chunks: two claims of the incident report
+        "chunks": Table(
+            [Entry("incident", f"chunk_size={size}", forms=("naive", "streamed"), peers=()) for size in (32, 64, 128)],
+            phases=("train", "forward"),
+            values=("mild",),
+            rounds=11,
+        ),
+    },
+    values={"mild": mild},
+    gradient_of=(0,),
+    error_at={"B": 1, "T": 256},
+)

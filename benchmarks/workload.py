@@ -1,0 +1,177 @@
+"""One op at one shape: inputs, the steps of every form and peer on them, and how far each answer is off."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memfix.checks.inputs import HELD, Draw, make_inputs, output_tensors
+from memfix.contract import FLOOR, Contract, Form
+from memfix.errors import UsageError, did_you_mean
+from memfix.laws import NAIVE
+from memfix.meters.base import Step, StepBuilder
+from memfix.meters.stages import stage
+from memfix.units import MiB
+
+from .peers import Comparison, Tensors
+
+ROTATED_BYTES, MOST_COPIES = 256 * MiB, 8  # several times what a GPU's L2 cache holds
+_SEED_OF_VALUES, _SEED_OF_UPSTREAM = 1_000_000, 2_000_000
+
+
+def with_peers(contract: Contract, comparison: Comparison, peers: Mapping[str, Callable[..., object]]) -> Contract:
+    """``contract`` with peers among its forms, and with forms as users call them."""
+    forms = dict(contract.forms)
+    for name, function in comparison.forms.items():
+        forms[name] = replace(forms[name], function=function) if name in forms else Form(function)
+    forms |= {name: Form(function) for name, function in peers.items()}
+    return replace(contract, forms=forms)
+
+
+def draw_of(contract: Contract, case: str | None, settings: Iterable[str]) -> Draw:
+    """A case of the contract, the first one unless it is named, with ``settings`` such as ``T=8192`` changed."""
+    name = case if case is not None else next(iter(contract.cases))
+    if name not in contract.cases:
+        raise UsageError(f"{contract.name} has no case {name!r}{did_you_mean(name, contract.cases)}")
+    try:
+        return Draw.parsed(contract, ",".join([contract.cases[name].spelled(), *settings]))
+    except UsageError as error:
+        raise UsageError(str(error).replace("--at", "DIM=VALUE")) from None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``contract`` has peers among its forms. ``values`` names an entry of ``comparison.values``, or is None."""
+
+    contract: Contract
+    comparison: Comparison
+    draw: Draw
+    values: str | None = None
+
+    def at_error_size(self) -> Workload:
+        """The same call, small enough for naive in float64."""
+        dims, sizes = self.contract.dims, self.draw.case.dims
+        cut = self.comparison.error_at
+        if cut is None:
+            small = {dim: dims[dim].nearest(size) for dim, size in sizes.items()}
+        else:
+            small = {dim: min(size, cut.get(dim, size)) for dim, size in sizes.items()}
+        return replace(self, draw=replace(self.draw, case=replace(self.draw.case, dims=small)))
+
+    # ------------------------------------------------------------ inputs
+    def inputs(self, device: str, *, seed: int = 0) -> Tensors:
+        is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
+        tensors = make_inputs(self.contract, replace(self.draw, seed=seed), device, values=not is_fake)
+        if self.values is not None and not is_fake:
+            with torch.no_grad():
+                change = self.comparison.values[self.values]
+                change(tensors, torch.Generator(device).manual_seed(_SEED_OF_VALUES + seed))
+        return tensors
+
+    def rotated_inputs(self, device: str) -> list[Tensors]:
+        """As many as a GPU's cache cannot hold; one alone where that is large."""
+        first = self.inputs(device)
+        copies = min(ROTATED_BYTES // max(1, sum(tensor.nbytes for tensor in first.values())), MOST_COPIES)
+        return [first, *(self.inputs(device, seed=seed) for seed in range(1, copies))]
+
+    # ------------------------------------------------------------ steps
+    def builder(self, form: str, phase: str) -> StepBuilder:
+        """Builds the step that a meter measures."""
+        return lambda device: self.step(form, phase, [self.inputs(device)])
+
+    def step(self, form: str, phase: str, inputs: Sequence[Tensors]) -> Step:
+        """One call a step, each on the next of ``inputs``. The floor has no gradient: its forward is all its work."""
+        function, options = self._function(form)
+        in_turn = itertools.cycle([(self._arguments(tensors), tensors) for tensors in inputs])
+
+        def forward() -> object:
+            arguments, _ = next(in_turn)
+            with torch.no_grad():
+                return function(*arguments, **options)
+
+        if phase == "forward" or form == FLOOR:
+            return forward
+        upstreams = self._upstreams(self._differentiable(function(*self._arguments(inputs[0]), **options)))
+
+        def train() -> None:
+            arguments, tensors = next(in_turn)
+            outputs = self._differentiable(function(*arguments, **options))
+            stage(HELD)
+            torch.autograd.backward(outputs, upstreams)
+            _forget_gradients(tensors)
+
+        return train
+
+    def _function(self, form: str) -> tuple[Callable[..., object], dict[str, object]]:
+        return self.contract.function(form), self.contract.options(form, self.draw.case)
+
+    def _arguments(self, tensors: Tensors) -> list[torch.Tensor | None]:
+        return [tensors.get(spec.name) for spec in self.contract.inputs]
+
+    def _differentiable(self, result: object) -> list[torch.Tensor]:
+        outputs = output_tensors(result)
+        chosen = self.comparison.gradient_of
+        return [out for i, out in enumerate(outputs) if out.requires_grad and (chosen is None or i in chosen)]
+
+    @staticmethod
+    def _upstreams(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A random gradient for every output; 1 for a scalar, which is a loss."""
+        return [torch.ones_like(out) if out.numel() == 1 else torch.randn_like(out) for out in outputs]
+
+    # ------------------------------------------------------------ errors
+    def errors(self, form: str, device: str, truth: Tensors) -> dict[str, float]:
+        """Relative errors in norm of every output and gradient, and of the parts that are shown on their own."""
+        tensors = self.inputs(device)
+        answer = self._answer(form, tensors)
+        absent = [name for name in truth if name not in answer]
+        if absent:
+            raise ValueError(f"no {absent[0]}")
+        parts = self.comparison.parts
+        if parts is not None:
+            answer, truth = ({**found, **parts(tensors, found)} for found in (answer, truth))
+        return {name: relative_error(answer[name], true) for name, true in truth.items() if true.numel()}
+
+    def truth(self, device: str) -> Tensors:
+        """Naive in float64, on the same values."""
+        wide = {
+            name: tensor.detach().double().requires_grad_(tensor.requires_grad)
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in self.inputs(device).items()
+        }
+        return self._answer(NAIVE, wide)
+
+    def _answer(self, form: str, tensors: Tensors) -> Tensors:
+        """Outputs and gradients by name."""
+        function, options = self._function(form)
+        outputs = output_tensors(function(*self._arguments(tensors), **options))
+        names = ["output"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
+        found = {name: output.detach() for name, output in zip(names, outputs, strict=True)}
+        differentiable = self._differentiable(outputs)
+        if differentiable:
+            generator = torch.Generator("cpu").manual_seed(_SEED_OF_UPSTREAM)
+            working = getattr(torch, self.draw.case.dtype)
+            upstreams = [
+                torch.randn(out.shape, generator=generator).to(working).to(out)
+                if out.numel() > 1
+                else torch.ones_like(out)
+                for out in differentiable
+            ]
+            torch.autograd.backward(differentiable, upstreams)
+        found |= {f"gradient of {name}": t.grad for name, t in tensors.items() if t.grad is not None}
+        return found
+
+
+def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
+    """In norm, against a ``true`` that is float64; of a true zero, 0 where it was found and infinity elsewhere."""
+    off, size = float((found.double() - true).norm()), float(true.double().norm())
+    return off / size if size else (0.0 if off == 0 else float("inf"))
+
+
+def _forget_gradients(tensors: Tensors) -> None:
+    for tensor in tensors.values():
+        tensor.grad = None
