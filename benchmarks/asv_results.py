@@ -1,4 +1,4 @@
-"""The folder of ASV's results: is it whole, what does it hold, and what became of benchmarks between two commits."""
+"""Reads and completes the folder of ASV's results, and tells how the list of benchmarks changed between commits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def result_files(results: Path) -> list[Path]:
 
 
 def require_whole(results: Path) -> None:
-    """Every file is read: ASV itself would leave a broken one out of the pages."""
+    """Refuse a folder with a file that cannot be read: ASV would silently leave it out of the pages."""
     for path in (*results.glob("*.json"), *results.glob("*/*.json")):
         data = read_json(path)
         if path in result_files(results) and not {"commit_hash", "results", "params"} <= data.keys():
@@ -50,7 +50,7 @@ def benchmarks_in(listing: Listing) -> dict[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class Drift:
-    """What a later list of benchmarks has no more, and what it measures at another shape."""
+    """Benchmarks that a later list no longer has, and those that it measures at another shape."""
 
     gone: tuple[str, ...]
     changed: tuple[str, ...]
@@ -80,9 +80,8 @@ def named(names: Iterable[str]) -> str:
 
 def keep_gone_benchmarks(results: Path, earlier: Listing) -> None:
     """Benchmarks of earlier lists that still have results stay listed, or ASV's pages would drop them silently."""
-    listing = listing_of(results)
-    measured = {name for path in result_files(results) for name in read_json(path)["results"]}
-    kept = {name: e for name, e in benchmarks_in(earlier).items() if name not in listing and name in measured}
+    listing, has_results = listing_of(results), measured(results)
+    kept = {name: e for name, e in benchmarks_in(earlier).items() if name not in listing and name in has_results}
     if kept:
         text = json.dumps({**listing, **kept}, indent=4, sort_keys=True) + "\n"
         write_whole(results / "benchmarks.json", text, "ASV's list of benchmarks")

@@ -1,7 +1,7 @@
 """An op's forms, its peers and its floor in turns: time, peak memory and error, for any op that has a contract.
 
     python -m benchmarks.compare kda                             # the first table of benchmarks/peers/kda.py
-    python -m benchmarks.compare kda --table chunks --json PATH
+    python -m benchmarks.compare kda --table shapes --case long --json PATH --add
     python -m benchmarks.compare rope --case small --forms naive,shared_table
     python -m benchmarks.compare linear_cross_entropy N=8192 V=32000 share=0.5 --peers none
 
@@ -49,14 +49,18 @@ def table_of(
     contract: Contract, comparison: Comparison, name: str | None, case: str | None, settings: Sequence[str]
 ) -> Table:
     """The table that is named; or the case and the settings that are; or the op's first table, or all its cases."""
-    if name is not None and (case is not None or settings):
-        raise UsageError("--table has its own shapes; leave out --case and DIM=VALUE, or --table")
+    if name is not None and settings:
+        raise UsageError("--table has its own shapes; leave out DIM=VALUE, or --table")
     if name is not None and name not in comparison.tables:
         raise UsageError(f"--table: {contract.name} has no table {name!r}{did_you_mean(name, comparison.tables)}")
     if name is None and comparison.tables and case is None and not settings:
         name = next(iter(comparison.tables))
     if name is not None:
-        return comparison.tables[name]
+        table = comparison.tables[name]
+        known = [entry.name for entry in table.entries]
+        if case is not None and case not in known:
+            raise UsageError(f"--case: the table {name} has no {case!r}{did_you_mean(case, known)}")
+        return replace(table, entries=[entry for entry in table.entries if case in (None, entry.name)])
     values = tuple(comparison.values)[:1]
     if case is None and not settings:
         return Table([Entry(each) for each in contract.cases], (longest_phase(contract),), values)
@@ -150,7 +154,9 @@ class Comparing:
 @click.command()
 @click.argument("op")
 @click.argument("settings", nargs=-1, metavar="[DIM=VALUE]...")
-@click.option("--case", help="A case of the contract; DIM=VALUE changes it. Without it, the contract's first.")
+@click.option(
+    "--case", help="A case of the contract, which DIM=VALUE changes (without it, the first); or a shape of the table."
+)
 @click.option("--table", "table_name", metavar="NAME", help="A table of benchmarks/peers/OP.py.")
 @click.option("--forms", metavar="NAME,...", help="These forms; the floor always runs.")
 @click.option("--peers", metavar="NAME,...", help="These peers, or none.")

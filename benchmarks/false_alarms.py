@@ -1,10 +1,10 @@
-"""How often equality fails unchanged code, where every gate draws other calls.
+"""How often equality fails unchanged code, when every gate draws different calls.
 
     python -m benchmarks.false_alarms [OP]... [--gates 200] [--kernels 50] [--limit SECONDS] [--jobs 2] [--json PATH]
 
-A gate is every form of every op in every dtype, at as many calls as ``memfix gate`` draws. The real one always draws
-the same; these have other calls each, so a tolerance that fits only the known calls shows. Kernels are interpreted,
-which takes longer, so there are fewer gates of them. Each failure is printed with the line that repeats it.
+A gate checks every form of every op in every dtype, at as many calls as ``memfix gate`` draws. The real gate always
+draws the same calls; these draw new ones each time, so a tolerance that fits only the known calls shows. Interpreted
+kernels take longer, so there are fewer gates of them. Each failure is printed with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXAMPLES = PROFILES["ci"].equality_examples
 
 
 def alarms_of(op: str, seed: int, *, of_kernels: bool) -> list[tuple[str, str]]:
-    """For every form and dtype the form, and what to read; nothing to read where it passed."""
+    """A pair for every form and dtype: the form, and its failure message, which is empty where it passed."""
     contract, said = all_contracts()[op], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -42,7 +42,7 @@ def alarms_of(op: str, seed: int, *, of_kernels: bool) -> list[tuple[str, str]]:
 
 
 def checks_of(contract: Contract, *, of_kernels: bool) -> list[tuple[str, str]]:
-    """Dtypes with forms, which are held against the same calls; none that are known to be unequal."""
+    """Every dtype with every form to check in it, without those that are known to be unequal."""
     return [
         (dtype, name)
         for dtype in contract.dtypes
@@ -63,7 +63,7 @@ def main(
     ops: tuple[str, ...], gates: int, kernels: int, first: int, limit: float | None, jobs: int, path: Path | None
 ) -> None:
     start = time.perf_counter()
-    # gate by gate: what was begun when the time is over has asked of all ops
+    # ordered gate by gate, so that a run which stops early has asked every op equally often
     asked = [
         (kind, seed, contract.name)
         for kind, number in (("kernels", kernels), ("torch", gates))

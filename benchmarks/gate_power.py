@@ -1,12 +1,12 @@
-"""What the time gate is worth on this machine: how often it fails identical code, and how often code that is slower.
+"""How often the time gate fails on this machine: on identical code, and on code that was made slower on purpose.
 
     python -m benchmarks.gate_power [--op kda] [--form wy] [--only] [--gates 20] [--planted 0,3,5,10] [--json PATH]
 
-Every gate is a real one: all forms of the op in the working tree against HEAD's copy, and naive, in fresh processes,
-with its canary and its second measurement. One form is made slower on purpose, by that share
-(``memfix.meters.clock.slowed``); with ``--only`` it alone is timed, at the first case at which it is, and against HEAD
-only. With ``--at-once`` several gates run side by side, where starting processes takes longest: on a GPU one measures
-at a time. Shares that PATH already has of the same form stay in it, each with what it was measured on.
+Every gate is a real one: all forms of the op in the working tree against HEAD's copy and against naive, in fresh
+processes, with the canary and the second measurement. One form is slowed by each of the given percentages
+(``memfix.meters.clock.slowed``). With ``--only`` that form alone is timed, at its first case, against HEAD. With
+``--at-once`` several gates run side by side, which saves the time of starting processes; on a GPU one measures at a
+time. Percentages that PATH already has of the same form are kept, each with the machine that it was measured on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORDS = {EXIT_PASS: "passed", EXIT_REGRESSION: "failed", EXIT_NOT_MEASURED: "cou
 def one_gate(
     op: str, form: str, timed_forms: list[TimedForm] | None, device: str, slower_by: float, *, is_alone: bool
 ) -> dict[str, Any]:
-    """Its verdict, which forms it blames, what it read of the one that may be slower, and how long it took."""
+    """The verdict of one gate, the forms that it blames, its reading of the slowed form, and the seconds it took."""
     start = time.perf_counter()
     verdict = run_time_gate(
         contracts([op]), device=device, base_ref="HEAD",
@@ -103,7 +103,7 @@ def print_rows(rows: dict[str, dict[str, Any]], console: Console) -> None:
 def main(
     op: str, form: str, only: bool, gates: int, planted: str, device: str | None, at_once: int, json_path: Path | None
 ) -> None:  # fmt: skip
-    """The false alarms and the power of the time gate, here."""
+    """Count how often the time gate fails on identical and on slowed code."""
     device = device or ("cpu" if gpu_unavailable_reason() else "cuda")
     (contract,) = contracts([op])
     timed = [one for one in forms_to_time(contract, device) if one.form == form]
@@ -125,7 +125,7 @@ def main(
                 side_by_side.submit(one_gate, op, form, only_form, device, share, is_alone=at_once == 1)
                 for _ in range(gates)
             ]
-            for gate in as_completed(asked):  # one that is interrupted has shown what it has shown
+            for gate in as_completed(asked):  # written after each, so that an interrupted run keeps what it has
                 ended.append(gate.result())
                 rows[text] = {**measured_on, **row_of(form, ended)}
                 if json_path is not None:

@@ -1,8 +1,8 @@
-"""This machine in ASV's machine file: beside CPU and memory the GPU, its driver, torch, triton and cuDNN.
+"""Writes this machine into ASV's machine file: CPU, memory, GPU, driver, torch, triton and cuDNN.
 
     python -m benchmarks.machine
 
-prints the name under which its results are kept. It is what the machine is, not what it is called.
+prints the name under which its results are kept: its GPU or its CPU, not its host name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memfix.units import GiB
 
 
 def facts() -> dict[str, str]:
-    """ASV draws one line for every combination of these, so they are what a time depends on."""
+    """Everything that a time depends on: ASV draws one line for every combination of these."""
     own = Machine.get_defaults()
     gpu, driver = gpu_and_driver() or ("none", "none")
     cudnn = torch.backends.cudnn.version()

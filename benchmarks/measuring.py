@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import memfix
+from memfix.checks.inputs import HELD
 from memfix.contract import FLOOR
 from memfix.laws import NAIVE
 from memfix.meters.base import Step
@@ -112,7 +113,7 @@ def _first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> 
         "peak_bytes": reading.peak_bytes,
         "allocated_bytes": reading.allocated_bytes,
         # a train step marks the point between forward and backward
-        "held_bytes": next((mark.start_bytes - reading.base_bytes for mark in reading.stages), None),
+        "held_bytes": next((m.start_bytes - reading.base_bytes for m in reading.stages if m.name == HELD), None),
     }
 
 

@@ -1,4 +1,4 @@
-"""What the simulated meter costs: per operator beside FakeTensor alone and torch's MemTracker, and at full size.
+"""Time and memory of the simulated meter: per operator, beside FakeTensor and torch's MemTracker, and at full size.
 
     python -m benchmarks.oracle [--json PATH]
 
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import memfix
+from memfix.atomic_write import write_whole
 from memfix.meters.simulated import fake_device
 from memfix.ops.linear_cross_entropy import linear_cross_entropy
 from memfix.provenance import describe
@@ -116,7 +117,7 @@ class _Counter(TorchDispatchMode):
 
 
 Forget = Callable[[], object]
-"""What a tool needs to be told between two steps."""
+"""Called between two steps, so that a tool forgets the first."""
 
 
 @contextmanager
@@ -212,7 +213,7 @@ def main(json_path: Path | None) -> None:
             f"{row['operators']:,} operators"
         )
     if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(json_path, json.dumps(found, indent=1) + "\n", "the figures")
 
 
 if __name__ == "__main__":

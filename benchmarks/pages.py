@@ -2,9 +2,9 @@
 
     python -m benchmarks.pages
 
-ASV's page fetches its scripts from several hosts and its data by requests that a browser refuses for files. Here the
-scripts come from their npm packages, once, by pinned versions and checksums, and lie beside the page; and the data lies
-in a script of its own. The registry is npm's own or ``NPM_CONFIG_REGISTRY``.
+ASV's page fetches its scripts from several hosts, and its data by requests that a browser refuses for files. Here the
+scripts are taken once from their npm packages, by pinned versions and checksums, and are stored beside the page; the
+data becomes a script too. The registry is npm's own or ``NPM_CONFIG_REGISTRY``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FETCH_TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Package:
-    """A package of the registry, the checksum of its archive, and for each address of ASV's page a file of it."""
+    """An npm package, the checksum of its archive, and which of its files replaces which address in ASV's page."""
 
     name: str
     version: str
@@ -145,7 +145,7 @@ def _is(package: Package, data: bytes) -> bool:
 
 
 def make_self_contained(html: Path, cache: Path = CACHE) -> None:
-    """Lay scripts and data beside the page, and let it ask for nothing else."""
+    """Store scripts and data beside the page, and refuse a page that would still fetch something."""
     page = (html / "index.html").read_text(encoding="utf-8")
     for package in PACKAGES:
         with tarfile.open(fileobj=io.BytesIO(fetched(package, cache))) as archive:
@@ -172,7 +172,7 @@ def make_self_contained(html: Path, cache: Path = CACHE) -> None:
 
 
 def show_only(benchmarks: set[str], html: Path) -> None:
-    """ASV's page has a box for every benchmark that is listed, also where nothing was ever measured."""
+    """Drop the other benchmarks from the page: ASV shows an empty box for one that was never measured."""
     index = json.loads((html / "index.json").read_text(encoding="utf-8"))
     index["benchmarks"] = {name: entry for name, entry in index["benchmarks"].items() if name in benchmarks}
     write_whole(html / "index.json", json.dumps(index), "the page's index")

@@ -1,6 +1,6 @@
 """pytest-benchmark cases of every op, form and case in the registry: ``pytest benchmarks --benchmark-only``.
 
-Grouped by op, case and phase; peaks and ratios are in ``extra_info``. They show and compare; the gate judges.
+Grouped by op, case and phase; peaks and ratios are in ``extra_info``. Nothing fails here: the gate judges.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_time(benchmark: Any, op: str, form: str, case: str, phase: Phase) -> No
 
 
 def _figures(op: str, form: str, case: str, phase: Phase) -> dict[str, float]:
-    """Those that can be had here; ratios of times are of the longest phase."""
+    """Peaks and ratios that this machine can measure; ratios of times are those of the longest phase."""
     wanted: dict[str, Callable[[], float]] = {"peak_bytes": lambda: figures.peak_bytes(op, form, case, phase)}
     if form != NAIVE:
         wanted["times_below_naive"] = lambda: figures.times_below_naive(op, form, case, phase)

@@ -1,13 +1,12 @@
-"""Other people's code, unmodified, under the simulated meter and, where a GPU is, beside the real one.
+"""Other people's code, unmodified, under the simulated meter, and on a GPU beside the real one.
 
     python -m benchmarks.third_party [--json PATH]
 
-A package that is not installed is said so and left out.
+A package that is not installed is left out, with a line that says so.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -17,9 +16,12 @@ import click
 import torch
 
 import memfix
+from memfix.atomic_write import write_whole
 from memfix.meters.base import Step, StepBuilder
 from memfix.provenance import describe, installed_version
 from memfix.units import format_bytes
+
+from .peers import not_installed
 
 
 def qwen3(device: str, *, checkpointed: bool) -> Step:
@@ -95,8 +97,7 @@ _DISTRIBUTION = {"liger_kernel": "liger-kernel", "fla": "flash-linear-attention"
 def missing(package: str) -> str | None:
     """Why workloads of ``package`` cannot run here, or None."""
     needed = (package,) if package == "transformers" else (package, "triton")
-    absent = [name for name in needed if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(absent)} not installed" if absent else None
+    return not_installed(needed)
 
 
 def measured(build: StepBuilder) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def main(json_path: Path | None) -> None:
         for note in row["notes"]:
             click.echo(f"  note: {note}")
         if json_path is not None:  # after each, since the next may be long
-            json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            write_whole(json_path, json.dumps(data, indent=1) + "\n", "the figures")
 
 
 if __name__ == "__main__":

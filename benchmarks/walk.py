@@ -1,11 +1,11 @@
-"""``asv run`` over commits with the interpreter that is there: nothing is built and nothing installed.
+"""``asv run`` over commits with the current interpreter: nothing is built and nothing installed.
 
     python -m benchmarks.walk                      # HEAD
     python -m benchmarks.walk HEAD~3..HEAD --bench Rope --quick
 
-Each commit's memfix is taken from git into a folder of its own, and the benchmarks of the working tree run with it, the
-oldest first. So a commit is measured as it is, and a tree whose memfix differs from HEAD is refused. Results are in the
-folder that ``asv.conf.json`` names, each with what NVML said of the GPU before.
+Each commit's memfix is taken from git into a temporary folder, oldest first, and the benchmarks of the working tree run
+with it. A working tree whose memfix differs from HEAD is refused. Results go to the folder named in ``asv.conf.json``,
+each with the state of the GPU before it was measured, as NVML tells it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def commits_of(revisions: str) -> list[str]:
 
 
 class Walk:
-    """Runs ASV commit by commit and remembers what cannot be told from the results afterwards."""
+    """Runs ASV commit by commit, and remembers the lists of benchmarks and the failures on the way."""
 
     def __init__(self, results: Path, machine: str, asv_options: list[str], wait_s: float) -> None:
         self.results, self.machine, self.asv_options, self.wait_s = results, machine, asv_options, wait_s
@@ -117,7 +117,7 @@ class Walk:
         )
 
     def finish(self, last: str) -> None:
-        """The list of benchmarks is HEAD's, whatever was visited, and with it those that are gone and were measured."""
+        """Leave HEAD's list of benchmarks, and with it those that are gone but have results."""
         head = git("rev-parse", "HEAD")
         if last != head:
             self._run_asv(head, ["--bench=just-discover"])
@@ -131,7 +131,7 @@ class Walk:
             click.echo(line)
 
     def _ready_gpu(self) -> dict[str, Any] | None:
-        """What NVML says of the GPU before a commit is measured; None where there is none."""
+        """The state of the GPU before a commit is measured, from NVML; None without a GPU."""
         if gpu_and_driver() is None:
             return None
         reading = ready_within(self.wait_s)

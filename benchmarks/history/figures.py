@@ -1,9 +1,9 @@
-"""What is measured of an op at a form and a case, for ASV and for pytest-benchmark: peaks, steps to time, and ratios.
+"""Peaks, steps to time and ratios of one form at one case, for ASV and for pytest-benchmark.
 
-Runs with the memfix of any commit, so it asks little of it. Peaks are simulated where there is no GPU, the same on
-every machine. On a GPU the allocator counts them; what runs out of memory there is simulated, so that every form has a
-peak and a ratio to naive. Times are taken where a form fits: within 64 MiB on a CPU, without running out of memory on a
-GPU. Ratios of times are interleaved in one process, and are n/a where either side is.
+Runs with the memfix of any commit, so it uses only names that all of them have. On a GPU the allocator counts peaks;
+without one, and where a form runs out of memory, they are simulated, so that every form has a peak and a ratio to
+naive. Times are taken where a form fits: within 64 MiB on a CPU, without running out of memory on a GPU. The two sides
+of a ratio of times alternate in one process; the ratio is n/a where either side is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memfix.meters.clock import race
 from memfix.registry import all_contracts
 from memfix.units import format_bytes
 
-FLOOR = "floor"  # memfix.contract's, which earlier commits have not
+FLOOR = "floor"  # that of memfix.contract, which earlier commits do not have
 PHASES: tuple[Phase, ...] = ("forward", "train")
 CPU_LIMIT_BYTES = 64 * 2**20
 WARMUP, WARMUP_S = 3, 0.2
@@ -36,14 +36,11 @@ LEAST_PAIRS, MOST_PAIRS, SECONDS_OF_PAIRS = 3, 30, 1.0
 
 
 class NotHere(NotImplementedError):
-    """Why a figure cannot be had on this machine; ASV takes it as n/a."""
+    """Why this machine cannot measure a figure; ASV takes it as n/a."""
 
 
 def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Measures once a process, and once a run under ASV: its benchmarks are processes that share a working folder.
-
-    A figure that is not to be had here is kept as the reason.
-    """
+    """Cache of a measurement: in memory, and under ASV, whose benchmarks are processes, in their working folder too."""
 
     @functools.cache
     def kept(*words: str) -> Any:

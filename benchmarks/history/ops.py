@@ -1,8 +1,8 @@
 """ASV benchmarks of every op, form and case in the registry: ``LinearCrossEntropyRecomputeSmall.track_peak_train``.
 
-The list of benchmarks is the same on every machine, because ASV publishes what the last run listed; what cannot be had
-here is n/a, with the reason under ``--show-stderr``. Each is a process. Importing this file leaves CUDA alone, so a
-fork server may start them.
+The list of benchmarks is the same on every machine, because ASV publishes what the last run listed. What a machine
+cannot measure is n/a, with the reason under ``--show-stderr``. Each benchmark is a process. Importing this file does
+not touch CUDA, so that a fork server may start them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KINDS = ("time", "track_peak", "track_times_below_naive", *(f"track_{name}" for 
 
 
 def setup_cache() -> bool:
-    """Nothing is made here: having one, all benchmarks run in one folder, where ``figures`` keeps what it measured.
+    """Makes ASV run all benchmarks in one folder, where ``figures`` caches its measurements.
 
-    What it returns is handed to them all: a setup that takes nothing would be run for the cache too.
+    The value goes to every setup: a setup without an argument would be run for the cache too.
     """
     return True
 
@@ -39,7 +39,7 @@ setup_cache.pretty_source = ""  # type: ignore[attr-defined]  # or each of hundr
 
 
 def _tracked(measure: Callable[[], float], unit: str, pretty: str) -> Callable[..., float]:
-    """A figure. It is measured in ``setup``, since only there ASV takes a refusal as n/a."""
+    """A figure, measured in ``setup``: only there does ASV take a ``NotImplementedError`` as n/a."""
     value = functools.cache(measure)
 
     def track(self: object, cache: bool) -> float:
@@ -63,7 +63,7 @@ def _timed(op: str, form: str, case: str, phase: Phase, pretty: str) -> Callable
 
 
 def _described(benchmark: Any, setup: Any, pretty: str, **attributes: Any) -> Any:
-    """The attributes that ASV looks for on the function itself."""
+    """Set the attributes that ASV looks for on the function itself."""
     benchmark.setup = setup
     benchmark.pretty_source, setup.pretty_source = f"# {pretty}", ""
     benchmark.__qualname__ = benchmark.__name__  # or the code shown begins with "class <locals>"
@@ -73,8 +73,8 @@ def _described(benchmark: Any, setup: Any, pretty: str, **attributes: Any) -> An
 
 
 def fingerprint(contract: Contract, case: Case) -> str:
-    """Results are only compared at the same shape and the same inputs. What a spec leaves at its default is left out,
-    so that a field which specs are given later begins no new history."""
+    """A hash of the shape and the inputs: ASV compares only results with the same one. What a spec leaves at its
+    default is left out, so that a field that specs get later begins no new history."""
     inputs = []
     for spec in contract.inputs:
         defaults = {field.name: field.default for field in dataclasses.fields(spec)}
@@ -121,7 +121,7 @@ globals().update(_benchmark_classes())
 
 
 def __getattr__(name: str) -> type:
-    """What only a later commit has: ASV asks every commit for the benchmarks of one of them, and skips these."""
+    """A benchmark that this commit does not have: ASV asks every commit for the same list, and skips these."""
     if not name[:1].isupper():
         raise AttributeError(name)
 

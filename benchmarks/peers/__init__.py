@@ -40,9 +40,9 @@ class Peer:
         return f"{self.distribution} {installed_version(self.distribution)}"
 
     def loaded(self, device: str) -> Callable[..., Any]:
-        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
-        if absent:
-            raise Unavailable(f"{' and '.join(absent)} not installed")
+        absent = not_installed(self.packages)
+        if absent is not None:
+            raise Unavailable(absent)
         if self.packages and device == "cpu":
             raise Unavailable("its kernels need a GPU")
         try:
@@ -101,6 +101,12 @@ def comparison_of(op: str) -> Comparison:
         return Comparison()
     found: Comparison = importlib.import_module(name).COMPARISON
     return found
+
+
+def not_installed(packages: Sequence[str]) -> str | None:
+    """Which of ``packages`` cannot be imported here, in words, or None."""
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(absent)} not installed" if absent else None
 
 
 def trouble_of(error: Exception) -> str:

@@ -75,7 +75,9 @@ def _liger() -> Callable[..., Any]:
 def _cut_cross_entropy() -> Callable[..., Any]:
     from cut_cross_entropy import linear_cross_entropy as loss_of
 
-    return lambda hidden, weight, target, bias, class_weight: loss_of(hidden, weight, target, bias=bias)
+    return lambda hidden, weight, target, bias, class_weight: loss_of(
+        hidden, weight, target, **({} if bias is None else {"bias": bias})
+    )
 
 
 def _torch_own(rows_per_chunk: int | None) -> Callable[..., Any]:

@@ -121,7 +121,11 @@ def test_chosen_forms_and_peers_run_with_the_floor_alone(tmp_path: Path) -> None
         (["kda", "--forms", "fla"], "--forms: kda has no 'fla'"),
         (["kda", "--peers", "fal"], "--peers: kda has no 'fal'; did you mean 'fla'?"),
         (["kda", "--table", "shape"], "--table: kda has no table 'shape'; did you mean 'shapes'?"),
-        (["kda", "--table", "shapes", "T=4"], "--table has its own shapes; leave out --case and DIM=VALUE"),
+        (["kda", "--table", "shapes", "T=4"], "--table has its own shapes; leave out DIM=VALUE, or --table"),
+        (
+            ["kda", "--table", "shapes", "--case", "lang"],
+            "--case: the table shapes has no 'lang'; did you mean 'long'?",
+        ),
         (["kda", "T=0"], "T must be an int of at least 1, got 0"),
         (["kda", "--case", "smal"], "kda has no case 'smal'; did you mean 'small'?"),
         (["kda", "--case", "small", "--values", "wild"], "--values: kda has no values 'wild'; did you mean 'mild'?"),
@@ -165,6 +169,12 @@ def test_the_tables_of_a_peers_file_speak_of_what_there_is(op: str) -> None:
         for entry in table.entries:
             assert {*(entry.forms or ())} <= forms
             assert {*(entry.peers or ())} <= comparison.peers.keys()
+
+
+def test_a_table_may_be_measured_shape_by_shape() -> None:
+    (contract,) = contracts(["kda"])
+    names = [entry.name for entry in compare.table_of(contract, comparison_of("kda"), "shapes", "incident", ()).entries]
+    assert names == ["incident", "incident"], "in bfloat16 and in float32"
 
 
 def test_several_shapes_share_errors_that_come_down_to_one_size(tmp_path: Path) -> None:
