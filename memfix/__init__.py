@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .contract import BadInput, Case, Contract, Dim, Form, TensorSpec
+    from .contract import (
+        BadInput,
+        Case,
+        Contract,
+        Cuts,
+        Dim,
+        Form,
+        Integers,
+        LogUniform,
+        Mask,
+        Normal,
+        TensorSpec,
+        Uniform,
+    )
     from .errors import MemfixError
     from .fit import Fit, fit
     from .laws import Budget, Scaling, SpeedBudget, Tolerance
@@ -22,7 +35,7 @@ if TYPE_CHECKING:
     from .suite import suite
 
 _HOME = {
-    "contract": "BadInput Case Contract Dim Form TensorSpec",
+    "contract": "BadInput Case Contract Cuts Dim Form Integers LogUniform Mask Normal TensorSpec Uniform",
     "errors": "MemfixError",
     "fit": "Fit fit",
     "laws": "Budget Scaling SpeedBudget Tolerance",
@@ -33,8 +46,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022 - in the order a newcomer meets them
-    "Contract", "Dim", "TensorSpec", "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput",
-    "suite", "peak", "Reading", "fit", "Fit", "MemfixError",
+    "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "Case", "Form",
+    "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit", "Fit",
+    "MemfixError",
 ]  # fmt: skip
 
 

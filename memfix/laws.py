@@ -48,6 +48,13 @@ class Tolerance:
     absolute_ulps: float = 0.0
     rms_ulps: float | None = None
 
+    def spelled(self) -> str:
+        """``(factor=4.0, ...)``, without the options that few forms have and this one does not."""
+        text = str(self).removeprefix("Tolerance")
+        for unless_given in (", operand_ulps=0.0", ", absolute_ulps=0.0", ", rms_ulps=None"):
+            text = text.replace(unless_given, "")
+        return text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:

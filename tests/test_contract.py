@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from memfix.contract import DTYPE_BYTES, BadInput, Case, Contract, Dim, Form, TensorSpec, parameters_of
+from memfix.contract import (
+    DTYPE_BYTES,
+    BadInput,
+    Case,
+    Contract,
+    Dim,
+    Form,
+    Integers,
+    Normal,
+    TensorSpec,
+    parameters_of,
+)  # fmt: skip
 from memfix.errors import EXIT_USAGE, ContractError, FormulaError
 from memfix.laws import Budget, Scaling, SpeedBudget, Tolerance
 
@@ -150,10 +161,8 @@ def test_every_law_has_a_key_and_a_line() -> None:
         "dim D": "1 to 5",
         "dim rows": "1 to 4",
         "choice mode": "up, down",
-        "input x": "shape=N D, dtype=working, grad=True, low=None, high=None, scale=1.0, sometimes=None, "
-        "layouts=('contiguous', 'transposed', 'strided')",
-        "input weight": "shape=D, dtype=working, grad=False, low=None, high=None, scale=1.0, sometimes=None, "
-        "layouts=('contiguous', 'transposed', 'strided')",
+        "input x": "shape=N D, dtype=working, grad=True, values=Normal()",
+        "input weight": "shape=D, dtype=working, grad=False, values=Normal()",
         "case small": "N=8,D=4,rows=2,mode=up,dtype=float32",
         "bad input no rows": "ValueError: rows must be at least 1",
         "budget chunked [every shape, train]": "chunked [every shape, train] at most N*D*e",
@@ -218,10 +227,13 @@ def test_the_size_of_an_element_is_torchs(dtype: str, size: int) -> None:
     [
         ({"dtype": "flaot32"}, "input 'x': unknown dtype 'flaot32'; did you mean 'float32'?"),
         (
-            {"dtype": "int64", "high": 3, "grad": True},
+            {"dtype": "int64", "values": Integers(3), "grad": True},
             "input 'x': int64 cannot take a gradient; drop grad=True",
         ),
-        ({"dtype": "int64"}, "input 'x': an integer input needs high=, a number or the name of a dim"),
+        (
+            {"dtype": "int64"},
+            "input 'x': an integer input needs values=Integers(high), where high is a number or the name of a dim",
+        ),
         (
             {"layouts": ("contiguous", "sparse")},
             "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided'), got ('contiguous', 'sparse')",
@@ -239,7 +251,7 @@ def test_an_input_that_cannot_be_drawn_is_refused(settings: dict[str, Any], mess
 
 
 def test_an_input_knows_its_size_and_the_dims_it_speaks_of() -> None:
-    spec = TensorSpec("ids", "N 3", dtype="int64", high="V")
+    spec = TensorSpec("ids", "N 3", dtype="int64", values=Integers("V"))
     assert spec.size({"N": 8, "V": 50}) == (8, 3)
     assert spec.dims == {"N", "V"}
     assert TensorSpec("scalar", "").size({}) == ()
@@ -334,11 +346,11 @@ def test_a_contract_whose_name_is_no_word_is_refused(name: str) -> None:
             "scale: input 'weight' uses 'rowz', which is no dim; did you mean 'rows'?",
         ),
         (
-            {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", dtype="int64", high="Q")]},
+            {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", dtype="int64", values=Integers("Q"))]},
             "scale: input 'weight' uses 'Q', which is no dim; known: D, N, rows",
         ),
         (
-            {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", fan_in="row")]},
+            {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", values=Normal(fan_in="row"))]},
             "scale: input 'weight' uses 'row', which is no dim; did you mean 'rows'?",
         ),
         (

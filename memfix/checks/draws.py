@@ -1,9 +1,10 @@
-"""What is drawn: calls for equality, small and full of edges; shapes for memory, as large as the cases.
+"""Draws calls for equality, small and full of edges, and shapes for memory, as large as the cases.
 
-Hypothesis turns bytes into a draw, and a draw that fails into the simplest that does. The bytes are ours: each draw is
-made from its own, so none is a variation of the one before, and they are the same in every process. Options break in
-pairs, such as a class weight where the loss is summed: until every two of them have met, each draw is the one of
-several in which most meet.
+Hypothesis turns bytes into a draw, and simplifies a draw that fails. The bytes are ours: each draw is made from random
+bytes of its own, so none is a variation of the one before, and they are the same in every process.
+
+Options break in pairs, such as a class weight where the loss is summed. So until every two options have met in a call,
+each call is chosen out of several as the one in which most new pairs meet.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _CANDIDATES = 8
 
 @dataclass(frozen=True)
 class Drawn:
-    """A draw, and what makes it: the bytes, and draws that turn them into it."""
+    """A draw, with the bytes that it was made from and the strategy that made it."""
 
     draw: Draw
     made_of: bytes
     draws: Draws
 
     def changed(self, change: Callable[[Draw], Draw]) -> Drawn:
-        """The same call after ``change``, and so is every simpler one that a failure leads to."""
+        """This call after ``change``; the simpler calls that a failure leads to are changed too."""
         return Drawn(change(self.draw), self.made_of, self.draws.map(change))
 
 
@@ -57,12 +58,12 @@ def drawn(draws: Draws, contract: Contract, examples: int, *, seed: int = 0) -> 
 
 
 def usual_draws(draws: Draws, contract: Contract) -> Draws:
-    """``draws``, but with sizes, layouts and options as models have them: where kernels take the short way."""
+    """``draws`` with the sizes, layouts and options that models have: kernels have fast paths for those."""
     return draws.map(partial(_as_usual, contract))
 
 
 def usual(draws: Draws, contract: Contract, *, seed: int = 0) -> Drawn:
-    """One of :func:`usual_draws`: of several the one with the longest axes and the shortest chunks."""
+    """The one of several :func:`usual_draws` that has the longest axes and the shortest chunks."""
     axes = contract.shape_dims()
 
     def num_chunks(call: Drawn) -> float:
@@ -73,7 +74,7 @@ def usual(draws: Draws, contract: Contract, *, seed: int = 0) -> Drawn:
 
 
 def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
-    """A small usual call with a NaN in every row of one input. No token is ignored: its NaN would be, too."""
+    """A small usual call with a NaN in every row of one input. No token is ignored, or its NaN would be as well."""
 
     def spoil(draw: Draw) -> Draw:
         as_usual = _as_usual(contract, draw)
@@ -84,7 +85,7 @@ def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
 
 
 def in_mode(call: Drawn, contract: Contract, mode: Mode) -> Drawn:
-    """``call`` as models have it, in another mode."""
+    """``call`` with the sizes, layouts and options that models have, in another mode."""
     return call.changed(lambda draw: replace(_as_usual(contract, draw), mode=mode))
 
 
@@ -101,7 +102,7 @@ def _as_usual(contract: Contract, draw: Draw) -> Draw:
 
 
 def made(draws: Draws, source: Random) -> Iterator[Drawn]:
-    """The simplest draw, and others without end."""
+    """The simplest draw first, then random ones without end."""
     made: list[Draw] = []
     make = _test(draws, made.append).hypothesis.fuzz_one_input
     made_of = bytes(_ENOUGH_BYTES)
@@ -112,7 +113,7 @@ def made(draws: Draws, source: Random) -> Iterator[Drawn]:
 
 
 Options = Mapping[str, Sequence[object]]
-"""Values by name: of a choice, and of an optional input whether it is there."""
+"""By name, the values that a choice may have, and for an optional input whether it is there."""
 
 
 def options_of(contract: Contract) -> Options:
@@ -125,7 +126,7 @@ def options_taken(contract: Contract, draw: Draw) -> Options:
 
 
 def pairs(options: Options) -> set[tuple[str, str]]:
-    """Every two values of different options, spelled."""
+    """All pairs of values of two different options, as text."""
     return {
         (f"{one}={value!r}", f"{other}={another!r}")
         for one, other in itertools.combinations(options, 2)
@@ -137,9 +138,9 @@ def pairs(options: Options) -> set[tuple[str, str]]:
 def smallest_failure(
     check: Callable[[Draw], None], calls: Sequence[Drawn], *, shrinks: int = 200
 ) -> tuple[Draw, Exception] | None:
-    """Try ``check`` on ``calls``. The simplest draw that fails, of those that the first was one of, and how.
+    """Run ``check`` on ``calls`` until one fails; return the simplest draw that still fails, with its error.
 
-    After the first failure at most ``shrinks`` more draws are tried on the way to the simplest.
+    At most ``shrinks`` more draws are tried on the way to the simplest.
     """
     for call in calls:
         try:
@@ -168,14 +169,14 @@ def _simplified(check: Callable[[Draw], None], call: Drawn, error: Exception, sh
 
     test = _test(call.draws, attempt)
     with contextlib.suppress(Exception):
-        test.hypothesis.fuzz_one_input(call.made_of)  # what fails is put where the next line finds it
+        test.hypothesis.fuzz_one_input(call.made_of)  # stores the failure in the database, where test() finds it
     with contextlib.suppress(Exception):
         test()
-    return failures[-1]  # Hypothesis ends by replaying the smallest; one that fails now and then has failed
+    return failures[-1]  # Hypothesis replays the smallest last; a flaky failure has been recorded before
 
 
 def _test(draws: Draws, check: Callable[[Draw], None]) -> Any:
-    """``check`` as a test of Hypothesis that finds no failures by itself, and simplifies one that it was shown."""
+    """``check`` as a Hypothesis test that searches for no failure, but simplifies one from its database."""
 
     def test(draw: Draw) -> None:
         check(draw)
@@ -193,7 +194,7 @@ def _test(draws: Draws, check: Callable[[Draw], None]) -> Any:
 
 @st.composite
 def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
-    """A call small enough to compute: any dims, chunk sizes at and around the edges, layouts, frozen inputs."""
+    """A call small enough to compute: any dims, chunk sizes at and near the edges, layouts, frozen inputs."""
     dims: dict[str, int] = {}
     shape_dims = contract.shape_dims()
     for dim in shape_dims:
@@ -202,7 +203,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
         if dim not in dims:
             anywhere = _sizes(spec)
             near = {edge for axis in shape_dims for edge in _edges_of(dims[axis])}
-            # the smallest ones twice: what is lost once a chunk shows where there are many chunks
+            # the smallest ones twice: an error made once a chunk shows where there are many chunks
             edges = [
                 edge
                 for edge in [*sorted(near), *_SMALL_CHUNKS]
@@ -212,8 +213,8 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     choices = _choices(draw, contract)
     seed = draw(_SEEDS)
     share = draw(_one_of(*[0.3, 0.0] * 5, 0.3, 1.0))  # seldom all: little is left to compare
-    # large values show an exponential that nobody shifted, small ones what is rounded before it is compared, and those
-    # between, as a trained model has them, what is rounded before a softmax
+    # large values show an exponential without a shift, small ones a rounding before a comparison, and those between,
+    # as a trained model has them, a rounding before a softmax
     magnitude = draw(_one_of(1.0, 5.0, 3.0, 8.0, 0.1))
     present = _present(draw, contract)
     inputs = [spec for spec in contract.inputs if not spec.optional or spec.name in present]
@@ -224,7 +225,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     patterns: dict[str, Pattern] = {
         spec.name: draw(_one_of(*spec.patterns), label=f"pattern of {spec.name}")
         for spec in inputs
-        if spec.dtype != "bool" and spec.cumulative is None
+        if spec.has_patterns
     }
     upstream = draw(_one_of(*UPSTREAMS), label="upstream")
     dtypes = {
@@ -236,7 +237,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
 
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:
-    """Half of the calls are plain: what every call does is not hidden behind what an option adds."""
+    """Half of the calls have the first value of every choice, so that no option hides an error of the plain call."""
     is_plain = draw(_BOOLEANS, label="plain") if len(contract.choices) > 2 else False
     return {
         key: values[0] if is_plain else draw(_any_of(values), label=key) for key, values in contract.choices.items()
@@ -251,12 +252,12 @@ def _present(draw: Any, contract: Contract) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _one_of(*values: Any) -> st.SearchStrategy[Any]:
-    """One of ``values``. Remembered: Hypothesis looks at a new strategy for as long as it draws from it."""
+    """One of ``values``. Cached, because Hypothesis takes as long to validate a new strategy as to draw from it."""
     return st.sampled_from(values)
 
 
 def _any_of(values: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """The same of a contract's own values, which may be lists."""
+    """One of a contract's own values, which may be lists and then cannot be cached."""
     try:
         return _one_of(*values)
     except TypeError:
@@ -268,7 +269,7 @@ _SEEDS, _FOUR, _BOOLEANS = st.integers(0, 2**16), st.integers(0, 3), st.booleans
 
 @functools.cache
 def _axis_sizes(dim: Dim) -> st.SearchStrategy[int]:
-    """Half of them in the lower third: most of what is wrong shows there, and sooner."""
+    """Half of the sizes are in the lower third: most errors show there, and sooner."""
     return _sizes(dim, high=dim.low + (dim.high - dim.low) // 3) | _sizes(dim)
 
 
@@ -285,21 +286,22 @@ def _sizes(dim: Dim, low: int | None = None, high: int | None = None) -> st.Sear
     step = dim.multiple_of
     first = -(-(dim.low if low is None else low) // step)
     last = max(first, (dim.high if high is None else high) // step)
-    return st.integers(0, last - first).map(lambda number: (first + number) * step)  # from 0: what bytes of 0 stand for
+    # from 0, so that bytes of 0 make the smallest size
+    return st.integers(0, last - first).map(lambda number: (first + number) * step)
 
 
 _SMALL_CHUNKS = (1, 2, 3, 5)
 
 
 def _edges_of(size: int) -> set[int]:
-    """Chunk sizes that meet ``size`` exactly, fall one short or leave one over; and some that make many chunks."""
+    """Chunk sizes equal to ``size``, one smaller or one larger, and some that make many chunks."""
     return {*_SMALL_CHUNKS, size - 1, size, size + 1, (size - 1) // 2}
 
 
 def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
-    """Shapes that nobody chose: one above each case, and others near the smaller ones, ``examples`` in all or more.
+    """Random shapes: one above each case, and others near the smaller cases, at least ``examples`` in all.
 
-    In every second call some inputs take no gradient: one of them, and when each has been the one, all but one.
+    In every second call some inputs take no gradient: first one of them, each in turn, then all but one.
     """
     above = [drawn(memory_draws(contract, case.name), contract, 2)[1] for case in contract.cases.values()]
     near = drawn(memory_draws(contract), contract, max(examples - len(above), (examples + 1) // 2))
@@ -316,10 +318,10 @@ def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
 def memory_draws(draw: Any, contract: Contract, above: str | None = None) -> Draw:
     """A shape near one of the cases: too large to compute, free to simulate.
 
-    Axes are from a quarter to five quarters of the case's, options such as chunk sizes from one to four times: so
-    no draw takes many more chunks, and so more time, than the case itself. The largest case is measured as it
-    is; what a draw near it could show, a draw near a smaller one shows sooner. ``above`` a case axes are up to twice
-    as long, and all options twice: a cap or a branch for large sizes shows there.
+    Axes are a quarter to five quarters of the case's, and options such as chunk sizes one to four times: so no draw
+    takes many more chunks, and more time, than the case itself. No draw is near the largest case: what it could show, a
+    draw near a smaller case shows sooner. ``above`` a case, axes are up to twice as long and options twice as large: a
+    cap or a branch for large sizes shows there.
     """
     by_size = sorted(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
     near = contract.cases[above] if above else draw(st.sampled_from(by_size[:-1] or by_size))
@@ -333,7 +335,7 @@ def memory_draws(draw: Any, contract: Contract, above: str | None = None) -> Dra
         dims[dim] = draw(_sizes(contract.dims[dim], low, high), label=dim)
     choices = {key: draw(_any_of(values), label=key) for key, values in contract.choices.items()}
     dtype = draw(_one_of(*contract.dtypes))
-    # only what matrix products take as it is: other strides are copied by the library, not by the form
+    # only layouts that matrix products take without a copy: the library would make that copy, not the form
     layouts: dict[str, Layout] = {
         spec.name: draw(_one_of(*([layout for layout in spec.layouts if layout != "strided"] or spec.layouts)))
         for spec in contract.inputs

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 from ..contract import Contract
+from ..errors import ContractError
 from ..laws import NAIVE
 from ..meters.cuda import gpu_beside_others, gpu_unavailable_reason, make_way_on_gpu
 from .comparing import Answer, Reference, Unequal, compare, require_same_nans, sum_rounding
@@ -188,6 +189,8 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, device:
     if isinstance(error, NaiveFailed):
         message = f"naive itself fails at {draw.spelled()}: {error}"
         return Finding("equality", contract.name, form, "error", message)
+    if isinstance(error, ContractError):  # from a function that makes the values of an input
+        return Finding("equality", contract.name, form, "error", f"no call can be made at {draw.spelled()}: {error}")
     if fault := interpreter_fault(error):
         return Finding("equality", contract.name, form, "error", f"{draw.case.dtype}: could not be compared: {fault}")
     what = str(error) if isinstance(error, Unequal) else f"raises {type(error).__name__}: {error}"
@@ -269,8 +272,8 @@ def _reference(contract: Contract, draw: Draw, device: str) -> Reference:
 
 def _reference_made(contract: Contract, draw: Draw, device: str) -> Reference:
     run_naive = partial(_evaluate, contract, NAIVE, draw, repeats=_extra_of(contract, draw) == "backward twice")
+    inputs = make_inputs(contract, draw, device)
     with _blaming_naive():
-        inputs = make_inputs(contract, draw, device)
         wide = _in_dtype(inputs, torch.float64)
         truth = run_naive(wide)
         if getattr(torch, draw.case.dtype) == torch.float64:

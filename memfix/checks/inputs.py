@@ -1,4 +1,4 @@
-"""From a contract and a draw to tensors, calls and steps."""
+"""A draw fixes one call of an op: makes its input tensors, calls a form on them, and builds the steps of a meter."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import LAYOUTS, PATTERNS, WORKING_DTYPES, Case, Contract, Layout, Pattern
+from ..contract import LAYOUTS, PATTERNS, WORKING_DTYPES, Case, Contract, Cuts, Integers, Layout, Pattern
 from ..errors import UsageError, did_you_mean
 from ..laws import Phase
 from ..meters.base import Step
 from ..meters.stages import stage
-from .values import make_values
+from .values import make_cuts, make_values
 
 Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
 UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
@@ -28,10 +28,10 @@ class Draw:
     """A case with everything else that fixes a call: values, their patterns, layouts, frozen inputs, and the gradient
     that arrives for its results (``upstream.py``).
 
-    ``share`` is how often a ``sometimes`` value stands, and how much of a mask is set; ``magnitude`` multiplies inputs
-    that are drawn as normal, and draws log-uniform ones to the end of their range that it names, ``low`` where it is
-    large. Without a share, as at the cases, no ``sometimes`` value stands: a meter that knows no
-    values and one that does then measure the same step.
+    ``share`` is the share of elements that a ``sometimes`` value replaces, and of a mask that is True. Without one, as
+    at the cases, nothing is replaced: a meter that knows no values and one that does then measure the same step.
+    ``magnitude`` multiplies ``Normal`` inputs. ``LogUniform`` ones it moves within their range: to ``low`` where it is
+    large, to ``high`` where it is small.
     """
 
     case: Case
@@ -65,41 +65,30 @@ class Draw:
 
     @staticmethod
     def parsed(contract: Contract, text: str) -> Draw:
+        """The draw that ``--at`` names, as ``spelled`` writes it."""
         settings: dict[str, Any] = {}
-        layouts: dict[str, Layout] = {}
-        patterns: dict[str, Pattern] = {}
-        dtypes: dict[str, str] = {}
+        own: dict[str, Any] = {}
+        of_inputs: dict[str, dict[str, Any]] = {"layout": {}, "pattern": {}, "dtype": {}}
         frozen: set[str] = set()
         present: list[str] = []
-        own: dict[str, Any] = {}
-        readers: dict[str, Callable[[str], Any]] = {
-            "seed": int, "share": float, "magnitude": float,
-            "upstream": lambda value: UPSTREAMS[UPSTREAMS.index(value)], "spoiled": str,
-            "mode": lambda value: MODES[MODES.index(value)],
-        }  # fmt: skip
         names = {spec.name for spec in contract.inputs}
         for part in text.split(","):
             key, equals, value = part.strip().partition("=")
             if not equals:
                 raise UsageError(f"--at is a list of name=value, got {part!r}")
-            speaks_of_value = key in ("frozen", "present", "spoiled")
             kind, dot, of_input = key.partition(".")
-            named = of_input if dot else value if speaks_of_value else None
+            named = of_input if dot else value if key in ("frozen", "present", "spoiled") else None
             if named is not None and named not in names:
                 raise UsageError(f"--at: {contract.name} has no input {named!r}{did_you_mean(named, names)}")
             try:
-                if kind == "layout" and dot:
-                    layouts[of_input] = LAYOUTS[LAYOUTS.index(value)]
-                elif kind == "pattern" and dot:
-                    patterns[of_input] = PATTERNS[PATTERNS.index(value)]
-                elif kind == "dtype" and dot:
-                    dtypes[of_input] = WORKING_DTYPES[WORKING_DTYPES.index(value)]
+                if dot and kind in of_inputs:
+                    of_inputs[kind][of_input] = _READERS[f"{kind}."](value)
                 elif key == "frozen":
                     frozen.add(value)
                 elif key == "present":
                     present.append(value)
-                elif key in readers:
-                    own[key] = readers[key](value)
+                elif key in _READERS:
+                    own[key] = _READERS[key](value)
                 elif key in contract.choices:
                     settings[key] = next(v for v in contract.choices[key] if str(v) == value)
                 else:
@@ -107,14 +96,26 @@ class Draw:
             except (ValueError, StopIteration):
                 raise UsageError(f"--at: cannot read {part!r}") from None
         case = contract.case_of("drawn", {**settings, "present": present})
-        return Draw(case, **own, layouts=layouts, frozen=frozenset(frozen), patterns=patterns, dtypes=dtypes)
+        own |= {f"{kind}s": values for kind, values in of_inputs.items()}
+        return Draw(case, **own, frozen=frozenset(frozen))
+
+
+def _one_of(known: Sequence[Any]) -> Callable[[str], Any]:
+    return lambda value: known[known.index(value)]
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "seed": int, "share": float, "magnitude": float, "spoiled": str,
+    "upstream": _one_of(UPSTREAMS), "mode": _one_of(MODES),
+    "layout.": _one_of(LAYOUTS), "pattern.": _one_of(PATTERNS), "dtype.": _one_of(WORKING_DTYPES),
+}  # fmt: skip
 
 
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
-    """The input tensors by name, but for optional ones that the case leaves out.
+    """The input tensors by name, without the optional ones that the case leaves out.
 
-    Without ``values`` they are only laid out, which is all that a fake device needs. Cumulative lengths, which shapes
-    follow from, are there either way, and on the CPU.
+    Without ``values`` they are only laid out, which is all that a fake device needs. ``Cuts`` have their values either
+    way, because shapes follow from them, and lie on the CPU.
     """
     generator = torch.Generator(device).manual_seed(draw.seed) if values else None
     tensors = {}
@@ -124,8 +125,10 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
         layout = draw.layouts.get(spec.name, "contiguous")
         size = spec.size(draw.case.dims)
         dtype = getattr(torch, draw.dtypes.get(spec.name) or spec.dtype_at(draw.case))
-        if spec.cumulative is not None:
-            tensors[spec.name] = _cuts(size[0], draw.case.dims[spec.cumulative], dtype, layout, draw.seed)
+        if isinstance(spec.values, Cuts):
+            with _disable_current_modes():
+                cuts = make_cuts(size[0], draw.case.dims[spec.values.dim], draw.seed)
+                tensors[spec.name] = laid_out(size, dtype, "cpu", layout).copy_(cuts)
             continue
         tensor = laid_out(size, dtype, device, layout)
         if generator is not None:
@@ -138,15 +141,6 @@ def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = T
                 (tensor.select(-1, draw.seed % tensor.shape[-1]) if tensor.dim() else tensor).fill_(torch.nan)
         tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
     return tensors
-
-
-def _cuts(number: int, total: int, dtype: torch.dtype, layout: Layout, seed: int) -> torch.Tensor:
-    """``number`` sorted integers from 0 to ``total``, real ones even on a fake device; the same on every device."""
-    with _disable_current_modes():
-        generator = torch.Generator("cpu").manual_seed(seed)
-        inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values
-        cuts = laid_out((number,), dtype, "cpu", layout)
-        return cuts.copy_(torch.cat([torch.tensor([0]), inner, torch.tensor([total])]))
 
 
 def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device, layout: Layout) -> torch.Tensor:
@@ -188,9 +182,9 @@ class StepOf:
 
 @dataclass(frozen=True)
 class StepsOf:
-    """Builds the steps of several phases on the same fake inputs, each to be run once, without a warm-up.
+    """Builds the steps of several phases on the same fake inputs. Each is run once, without a warm-up.
 
-    A train step marks the point where its forward ends (``HELD``), so that nothing has to run for ``held`` alone.
+    A train step marks the point where its forward ends (``HELD``), so that ``held`` needs no run of its own.
     """
 
     contract: Contract
@@ -203,7 +197,7 @@ class StepsOf:
         by_phase = {**steps.by_phase(), "train": steps.first_train}
         for phase in self.phases:
             yield by_phase[phase]
-            steps.drop_upstreams()  # which were inputs, and so stay until the step is measured
+            steps.drop_upstreams()  # they count as inputs, and so have to live until the step is measured
 
 
 HELD = "held"
@@ -211,7 +205,7 @@ HELD = "held"
 
 
 class _Steps:
-    """What a form does in each phase, with the tensors that it does it to."""
+    """The step of each phase of a form, and the tensors that the steps run on."""
 
     def __init__(self, contract: Contract, form: str, draw: Draw, device: str) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
@@ -225,7 +219,7 @@ class _Steps:
             from ..meters.simulated.tracking import existing_before
 
             self._as_inputs = existing_before
-            self._state_what_real_ones_would_be()
+            self._state_ranges_of_integers()
 
     def by_phase(self) -> dict[Phase, Step]:
         return {"forward": self.forward, "held": self.held, "train": self.train}
@@ -259,15 +253,14 @@ class _Steps:
         for tensor in self._tensors.values():
             tensor.grad = None
 
-    def _state_what_real_ones_would_be(self) -> None:
-        """Integers in the range that they would be drawn from: what follows from it is then no assumption."""
+    def _state_ranges_of_integers(self) -> None:
+        """State the range from which real integers would be drawn: what follows from it is then no assumption."""
         from ..meters.simulated.assumptions import state_range
 
         for spec in self._contract.inputs:
-            is_drawn_from_range = spec.high is not None and (spec.sometimes is None or not self._draw.share)
-            if spec.name in self._tensors and not spec.is_floating and is_drawn_from_range:
-                high = self._draw.case.dims[spec.high] if isinstance(spec.high, str) else spec.high
-                state_range(self._tensors[spec.name], int(spec.low or 0), int(high or 0))
+            is_replaced = spec.sometimes is not None and self._draw.share
+            if spec.name in self._tensors and isinstance(spec.values, Integers) and not is_replaced:
+                state_range(self._tensors[spec.name], *spec.values.range_at(self._draw.case.dims))
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:
@@ -276,5 +269,5 @@ def phases_of(contract: Contract) -> tuple[Phase, ...]:
 
 
 def phases_beside(phases: Sequence[Phase]) -> list[Phase]:
-    """What is read beside ``phases`` without a step of its own; an entry of 0 bytes is left out."""
+    """The phases that are read along with ``phases``, without a step of their own; entries of 0 bytes are left out."""
     return ["saved", "kept"] if "train" in phases else ["kept"]

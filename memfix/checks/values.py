@@ -1,12 +1,12 @@
-"""What stands in an input: values of a size, and how they go together within one call.
+"""Makes the elements of an input: values of the kind that its spec names, and how they go together within one call.
 
-Rounding shows where values of different sizes meet, and nowhere else: a large sum that small terms are added to, two
-scores that differ by little, a difference of two large sums. Elements that are drawn one by one, all alike in size,
-average that away. So a tensor may also have a pattern, whatever the op:
+Rounding shows where values of different sizes meet: a large sum that small terms are added to, two scores that differ
+by little, a difference of two large sums. Elements that are drawn one by one, all of one size, average that away. So
+whatever the op, a tensor may also have a pattern:
 
 - ``runs``: large rows and small ones, several of a kind in a row along the longest axis;
 - ``alike``: rows that differ from each other by little, so that their scores compete and their terms add up;
-- of integers both are one: a few values come up most of the time.
+- for integers both mean the same: a few values come up most of the time.
 
 A row is a vector along the last axis.
 """
@@ -14,11 +14,14 @@ A row is a vector along the last axis.
 from __future__ import annotations
 
 import math
-from typing import Any
+import zlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch
 
-from ..contract import Case, Pattern, TensorSpec
+from ..contract import Case, FromFunction, Integers, LogUniform, Mask, Normal, Pattern, TensorSpec, Uniform
+from ..errors import ContractError
 
 _SHARE_OF_A_MASK = 0.3
 _SMALL = 1 / 32  # the size of small rows
@@ -26,6 +29,7 @@ _ROUNDINGS_APART = 1  # what rows that are alike differ by, in roundings of thei
 _RUN = 8  # rows, on average
 _LOG_POWER = 8.0  # draws a log-uniform value to the large end of its range; its inverse to the small one
 _INTEGER_POWER = 4  # of 50 values the first then comes up in 4 of 10 places
+_MOST_COMPARED = 1 << 20  # elements of a function's values that are made twice, to see whether they are the same
 
 
 def make_values(
@@ -42,20 +46,30 @@ def make_values(
     size = spec.size(case.dims)
     made: dict[str, Any] = {"generator": generator, "device": generator.device}
     chance = torch.rand(size, **made)
-    if dtype == torch.bool:
+    values = spec.values
+    if isinstance(values, Mask):
         return chance < (_SHARE_OF_A_MASK if share is None else share)
-    if not dtype.is_floating_point:
-        high = case.dims[spec.high] if isinstance(spec.high, str) else spec.high
-        tensor = _integers(int(spec.low or 0), int(high or 0), size, dtype, made, pattern)
+    if isinstance(values, Integers):
+        tensor = _integers(*values.range_at(case.dims), size, dtype, made, pattern)
+    elif isinstance(values, FromFunction):
+        own = torch.Generator().manual_seed(generator.initial_seed() + zlib.crc32(spec.name.encode()))
+        tensor = _from_function(spec, values, size, own, case.dims, dtype).to(generator.device)
     else:
         made["dtype"] = torch.float64 if dtype == torch.float64 else torch.float32
-        tensor = _floats(spec, case, size, made, magnitude, pattern)
+        tensor = _floats(values, case.dims, size, made, magnitude, pattern)
         if pattern == "alike":
             tensor = _alike(tensor, _ROUNDINGS_APART * torch.finfo(dtype).eps)
     if spec.sometimes is not None:
         value = case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
         tensor = tensor.masked_fill(chance < (share or 0), value)
     return tensor
+
+
+def make_cuts(number: int, total: int, seed: int) -> torch.Tensor:
+    """``number`` sorted integers from 0 to ``total``."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values
+    return torch.cat([torch.tensor([0]), inner, torch.tensor([total])])
 
 
 def _integers(
@@ -68,19 +82,53 @@ def _integers(
 
 
 def _floats(
-    spec: TensorSpec, case: Case, size: tuple[int, ...], made: dict[str, Any], magnitude: float, pattern: Pattern
-) -> torch.Tensor:
-    if spec.low is None and spec.high is None:
-        scale = spec.scale if spec.fan_in is None else spec.scale / math.sqrt(case.dims[spec.fan_in])
-        return _patterned(magnitude * scale * torch.randn(size, **made), 0.0, pattern, made)
-    low, high = float(spec.low or 0.0), float(spec.high if spec.high is not None else 1.0)
-    drawn = torch.rand(size, **made)
-    if not spec.log_uniform:
-        return _patterned(low + (high - low) * drawn, min(max(0.0, low), high), pattern, made)
-    power: torch.Tensor | float = magnitude
-    if pattern == "runs":
-        power = torch.where(_large_rows(size, made), _LOG_POWER, 1 / _LOG_POWER)
-    return low * (math.log(high / low) * drawn**power).exp()
+    values: object, dims: Mapping[str, int], size: tuple[int, ...], made: dict[str, Any], magnitude: float,
+    pattern: Pattern,
+) -> torch.Tensor:  # fmt: skip
+    match values:
+        case Normal(scale, fan_in):
+            deviation = magnitude * (scale if fan_in is None else scale / math.sqrt(dims[fan_in]))
+            return _patterned(deviation * torch.randn(size, **made), 0.0, pattern, made)
+        case Uniform(low, high):
+            drawn = torch.rand(size, **made)
+            return _patterned(low + (high - low) * drawn, min(max(0.0, low), high), pattern, made)
+        case LogUniform(low, high):
+            drawn = torch.rand(size, **made)
+            power: torch.Tensor | float = magnitude
+            if pattern == "runs":
+                power = torch.where(_large_rows(size, made), _LOG_POWER, 1 / _LOG_POWER)
+            return low * (math.log(high / low) * drawn**power).exp()
+    raise AssertionError(f"no values are made for {values!r}")
+
+
+def _from_function(
+    spec: TensorSpec, values: FromFunction, size: tuple[int, ...], generator: torch.Generator,
+    dims: Mapping[str, int], dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """What the function returns, if it has the right shape and dtype, and is the same a second time."""
+
+    def refuse(reason: str) -> NoReturn:
+        raise ContractError(f"input {spec.name!r}: {values!r} must return {reason}")
+
+    state = generator.get_state()
+    tensor = values.function(size, generator, dict(dims))
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != size:
+        got = f"shape {[*tensor.shape]}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        refuse(f"a tensor of shape {[*size]}, got {got}")
+    kind = _kind_of(dtype)
+    if _kind_of(tensor.dtype) != kind:
+        refuse(f"{kind} values for an input of {dtype}, got {tensor.dtype}")
+    if kind == "integer" and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor):
+        refuse(f"values that {dtype} can hold, got {tensor.min()} to {tensor.max()}")
+    if tensor.numel() <= _MOST_COMPARED:
+        again = values.function(size, generator.set_state(state), dict(dims))
+        if not torch.allclose(tensor, again, rtol=0, atol=0, equal_nan=True):
+            refuse("the same values for the same seed; take all random numbers from its generator")
+    return tensor.detach()
+
+
+def _kind_of(dtype: torch.dtype) -> str:
+    return "bool" if dtype == torch.bool else "floating" if dtype.is_floating_point else "integer"
 
 
 def _patterned(values: torch.Tensor, least: float, pattern: Pattern, made: dict[str, Any]) -> torch.Tensor:

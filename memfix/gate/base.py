@@ -35,7 +35,7 @@ OPS = "memfix/ops"
 LAW_FILES = ("naive.py", "contract.py")
 JUDGED = ("memfix", "benchmarks/memory.lock")
 JUDGES = (
-    *(f"memfix/{name}" for name in ("checks", "gate", "meters", "contract.py", "laws.py", "formula.py", "registry.py")),
+    *(f"memfix/{name}" for name in ("checks", "gate", "meters", "contract", "laws.py", "formula.py", "registry.py")),
     "ci",
 )
 

@@ -10,7 +10,7 @@ from forked_python import forked_python
 
 import memfix
 from benchmarks.history import figures, ops
-from memfix.contract import Contract, Dim, TensorSpec
+from memfix.contract import Contract, Dim, Normal, TensorSpec
 from memfix.laws import NAIVE
 from memfix.meters.clock import Race
 from memfix.registry import all_contracts
@@ -55,8 +55,18 @@ def test_history_begins_anew_with_the_shape_or_the_inputs_and_not_with_a_default
     def version(contract: Contract) -> str:
         return ops.fingerprint(contract, contract.cases["a"])
 
-    assert version(an_op()) == version(an_op(scale=1.0, optional=False))
-    assert len({version(an_op()), version(an_op(size=5)), version(an_op(scale=2.0)), version(an_op(grad=False))}) == 4
+    assert version(an_op()) == version(an_op(values=Normal(), optional=False))
+    assert (
+        len(
+            {
+                version(an_op()),
+                version(an_op(size=5)),
+                version(an_op(values=Normal(scale=2.0))),
+                version(an_op(grad=False)),
+            }
+        )
+        == 4
+    )
 
 
 def test_two_names_that_make_one_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memfix import Contract, Dim, TensorSpec
+from memfix import Contract, Cuts, Dim, LogUniform, Normal, TensorSpec
 from memfix.checks.draws import drawn, equality_draws, memory_draws
 from memfix.checks.equality import check_equality
 from memfix.checks.inputs import Draw, StepOf, make_inputs
@@ -28,7 +28,7 @@ def contract(**more: Any) -> Contract:
         "dims": {"T": Dim(1, 20), "S": Dim(1, 6), "D": Dim(1, 4)},
         "inputs": [
             TensorSpec("x", "T D", grad=True),
-            TensorSpec("cuts", "S+1", dtype="int64", cumulative="T"),
+            TensorSpec("cuts", "S+1", dtype="int64", values=Cuts("T")),
             TensorSpec("start", "S D", dtype=WIDE, grad=True),
         ],
         "cases": {"small": {"T": 12, "S": 3, "D": 4}},
@@ -97,7 +97,7 @@ def test_drawn_memory_shapes_have_cuts_too() -> None:
 
 
 def test_a_product_over_the_fan_in_is_as_large_at_every_size() -> None:
-    inputs = [TensorSpec("x", "T D", grad=True, fan_in="D"), *contract().inputs[1:]]
+    inputs = [TensorSpec("x", "T D", grad=True, values=Normal(fan_in="D")), *contract().inputs[1:]]
     sizes = {f"D{size}": {"T": 12, "S": 3, "D": size} for size in (16, 4096)}
     made = contract(inputs=inputs, cases=sizes)
     for case in made.cases.values():
@@ -109,7 +109,7 @@ def test_a_product_over_the_fan_in_is_as_large_at_every_size() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_log_uniform_values_are_as_often_small_as_large(low: float, high: float, dtype: str) -> None:
     inputs = list(contract().inputs)
-    inputs[0] = TensorSpec("x", "T D", low=low, high=high, log_uniform=True)
+    inputs[0] = TensorSpec("x", "T D", values=LogUniform(low, high))
     made = contract(inputs=inputs, cases={"small": {"T": 200, "S": 1, "D": 50, "dtype": dtype}})
     x = make_inputs(made, Draw(made.cases["small"]), "cpu")["x"].double()
     assert (x.sign() == x.sign()[0, 0]).all()
@@ -124,32 +124,26 @@ def test_log_uniform_values_are_as_often_small_as_large(low: float, high: float,
     ("build", "message"),
     [
         (
-            lambda: TensorSpec("cuts", "S", dtype="int64", cumulative="T"),
-            "input 'cuts': cumulative= needs int32 or int64 and a shape like 'S+1', got int64 and 'S'",
+            lambda: TensorSpec("cuts", "S", dtype="int64", values=Cuts("T")),
+            "input 'cuts': Cuts('T') needs int32 or int64 and a shape like 'S+1', got int64 and shape 'S'",
         ),
         (
-            lambda: TensorSpec("cuts", "S+1", cumulative="T"),
-            "input 'cuts': cumulative= needs int32 or int64 and a shape like 'S+1', got working and 'S+1'",
+            lambda: TensorSpec("cuts", "S+1", values=Cuts("T")),
+            "input 'cuts': Cuts('T') needs int32 or int64 and a shape like 'S+1', got working and shape 'S+1'",
         ),
         (
-            lambda: TensorSpec("cuts", "S+1", dtype="int64", cumulative="T", high=3),
-            "input 'cuts': cumulative= says all values; drop low=, high= and sometimes=",
+            lambda: TensorSpec("cuts", "S+1", dtype="int64", values=Cuts("T"), sometimes=3),
+            "input 'cuts': Cuts('T') decides every element; drop sometimes=",
         ),
         (
-            lambda: TensorSpec("g", "T", low=-1.0, high=1.0, log_uniform=True),
-            "input 'g': log_uniform needs a floating input with low and high of one sign, got working, "
-            "low=-1.0, high=1.0",
-        ),
-        (
-            lambda: TensorSpec("g", "T", low=-1.0, log_uniform=True),
-            "input 'g': log_uniform needs a floating input with low and high of one sign, got working, "
-            "low=-1.0, high=None",
+            lambda: TensorSpec("g", "T", values=LogUniform(-1.0, 1.0)),
+            "input 'g': LogUniform(-1.0, 1.0) needs two numbers of one sign, low below high",
         ),
         (lambda: TensorSpec("g", "T", dtype="wider"), "input 'g': unknown dtype 'wider'; did you mean 'wide'?"),
         (
             lambda: contract(
                 dims={"T": Dim(1, 20), "S": Dim(1, 6), "D": Dim(1, 4)},
-                inputs=[TensorSpec("x", "T D"), TensorSpec("cuts", "S+1", dtype="int64", cumulative="N")],
+                inputs=[TensorSpec("x", "T D"), TensorSpec("cuts", "S+1", dtype="int64", values=Cuts("N"))],
             ),
             "sums: input 'cuts' uses 'N', which is no dim",
         ),
@@ -163,7 +157,8 @@ def test_a_spec_that_contradicts_itself_is_refused(build: Any, message: str) -> 
 
 def test_laws_name_only_what_an_input_has() -> None:
     laws = contract().laws()
-    assert "cumulative=T" in laws["input cuts"]
-    assert "cumulative" not in laws["input x"]
-    assert "log_uniform" not in laws["input x"]
+    assert "values=Cuts('T')" in laws["input cuts"]
+    assert "values=Normal()" in laws["input x"]
+    assert "optional" not in laws["input x"]
+    assert "patterns" not in laws["input x"]
     assert "dtype=wide" in laws["input start"]

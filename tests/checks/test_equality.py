@@ -11,7 +11,7 @@ import pytest
 import torch
 from forked_python import forked_python
 
-from memfix import Contract, Dim, TensorSpec, Tolerance
+from memfix import Contract, Dim, Normal, TensorSpec, Tolerance
 from memfix.checks import equality
 from memfix.checks.draws import drawn, equality_draws, smallest_failure
 from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
@@ -336,7 +336,7 @@ def test_form_that_rounds_its_operands_may_be_off_as_far_as_that_moves_the_truth
 
 
 def test_what_is_below_the_smallest_number_of_the_dtype_is_nothing():
-    wide = TensorSpec("x", "N", dtype=WIDE, scale=1e-20)
+    wide = TensorSpec("x", "N", dtype=WIDE, values=Normal(scale=1e-20))
     for dtype, status in (("float16", "pass"), ("float32", "fail")):
         made = replace(contract(lambda x: x * 0, naive=lambda x: x * 1), inputs=[wide])
         assert check_equality_at(made, "form", at(made, dtype=dtype)).status == status

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memfix import Budget, Contract, Dim, TensorSpec
+from memfix import Budget, Contract, Dim, Integers, TensorSpec
 from memfix.checks import memory
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import examine
@@ -217,7 +217,7 @@ def test_an_input_of_integers_is_saved_as_any_other(keeps: bool, size: int) -> N
         naive=lambda ids, weight: weight[ids],
         forms={"form": lambda ids, weight: _Looked.apply(ids, weight, keeps)},
         dims={"N": Dim(1, 9), "V": Dim(1, 9)},
-        inputs=[TensorSpec("ids", "N", dtype="int64", high="V"), TensorSpec("weight", "V 4", grad=True)],
+        inputs=[TensorSpec("ids", "N", dtype="int64", values=Integers("V")), TensorSpec("weight", "V 4", grad=True)],
         cases={"small": {"N": 16, "V": 8}},
     )
     draw = Draw(looking.cases["small"])

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from checkouts import OTHER_OP, edit, gate, leave_only
+from checkouts import OTHER_OP, commit_all, edit, gate, leave_only
 
 FORM = "memfix/ops/affine/in_place.py"
 LOCK = "benchmarks/memory.lock"
@@ -78,6 +78,21 @@ def test_loosened_check_cannot_hide_the_change_that_needs_it(toy: Path) -> None:
     assert done.returncode == 1, done.stdout
     assert "what judges a form differs from HEAD: memfix/checks/ equality.py" in done.stdout
     assert "under the laws of HEAD: equality: float32: output is off by 1" in done.stdout
+
+
+def test_base_whose_contract_has_an_old_spelling_is_told_the_new_one(toy: Path) -> None:
+    contract = toy / "memfix/ops/affine/contract.py"
+    edit(contract, 'TensorSpec("x", "N", grad=True)', 'TensorSpec("x", "N", grad=True, scale=2.0)')
+    commit_all(toy)
+    edit(contract, "scale=2.0", "values=Normal(scale=2.0)")
+    edit(contract, "Dim, TensorSpec", "Dim, Normal, TensorSpec")
+    done = gate(toy, "affine", "--base", "HEAD")
+    assert done.returncode == 2, done.stdout
+    said = " ".join(done.stdout.split())
+    assert (
+        "today's forms cannot be judged under the base's laws: memfix: input 'x': scale=2.0 is spelled values=" in said
+    )
+    assert "Normal(scale=2.0)" in said
 
 
 def test_unknown_base_is_a_usage_error(toy: Path) -> None:

@@ -15,7 +15,7 @@ LOSS = """
 import torch
 import torch.nn.functional as F
 import memfix
-from memfix import Budget, Dim, TensorSpec
+from memfix import Budget, Dim, Integers, TensorSpec
 
 def dense_loss(hidden, weight, target):
     return F.cross_entropy(hidden @ weight.T, target)
@@ -37,7 +37,7 @@ contract = memfix.Contract(
     forms={"chunked": chunked_loss},
     dims=dict(T=Dim(1, 40), D=Dim(1, 8), V=Dim(2, 50), chunk=Dim(1, 50)),
     inputs=[TensorSpec("hidden", "T D", grad=True), TensorSpec("weight", "V D", grad=True),
-            TensorSpec("target", "T", dtype="int64", high="V")],
+            TensorSpec("target", "T", dtype="int64", values=Integers("V"))],
     cases={"incident": dict(T=131_072, D=2560, V=151_936, chunk=4096, dtype="bfloat16")},
     dtypes=["float64", "float32"],
     budgets=[Budget("chunked", phase="%s", case="incident", times_below_naive=20)],

@@ -17,13 +17,13 @@ from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from ...errors import MeasurementError
+from ...errors import ContractError, MeasurementError
 from ...registry import Source
 from .base_checkout import AT_BASE
 
 
 class NotAtBase(Exception):
-    """The base lacks the form or its op: they are new."""
+    """The base lacks the form or its op, which are new, or has a contract that this memfix cannot read."""
 
 
 def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[..., Any]:
@@ -58,6 +58,8 @@ def _declared_at_base(source: Source) -> tuple[list[Any], set[str]]:
             if error.name is not None and f"{module}.".startswith(f"{error.name}."):
                 return [], shared
             raise
+        except ContractError as error:  # the contract of another package, in the spelling of an earlier memfix
+            raise NotAtBase(f"this memfix cannot read the contract at the base: {error}") from None
 
 
 def _make_importable(folder: Path) -> None:

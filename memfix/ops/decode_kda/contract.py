@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import WIDE, BadInput, Contract, Dim, TensorSpec, setting
+from ...contract import WIDE, BadInput, Contract, Dim, LogUniform, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, Tolerance
 from ..kda.decode import decode_kda
 from ..kda.naive import naive_kda
@@ -41,10 +41,8 @@ contract = Contract(
         TensorSpec("q", "B H K", grad=True),
         TensorSpec("k", "B H K", grad=True),
         TensorSpec("v", "B H V", grad=True),
-        TensorSpec(
-            "g", "B H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0, also_in=("float32",)
-        ),
-        TensorSpec("beta", "B H", grad=True, low=-2.0, high=2.0, also_in=("float32",)),
+        TensorSpec("g", "B H K", grad=True, values=LogUniform(-1000.0, -0.001), sometimes=0.0, also_in=("float32",)),
+        TensorSpec("beta", "B H", grad=True, values=Uniform(-2.0, 2.0), also_in=("float32",)),
         TensorSpec("state", "B H K V", dtype=WIDE, grad=True),
     ],
     cases={

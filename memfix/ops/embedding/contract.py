@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...contract import BadInput, Contract, Dim, TensorSpec
+from ...contract import BadInput, Contract, Dim, Integers, TensorSpec
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .gather import gather_embedding
 from .naive import naive_embedding
@@ -36,7 +36,7 @@ contract = Contract(
     forms={"gather": gather_embedding},
     dims={"N": Dim(1, 300), "V": Dim(1, 50), "D": Dim(1, 40)},  # few rows, so that each is used often
     inputs=[
-        TensorSpec("ids", "N", dtype="int64", high="V"),
+        TensorSpec("ids", "N", dtype="int64", values=Integers("V")),
         TensorSpec("weight", "V D", grad=True),
     ],
     cases={

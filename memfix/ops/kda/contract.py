@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import WIDE, BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...contract import WIDE, BadInput, Contract, Dim, Form, LogUniform, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .naive import naive_kda
 from .reported import reported_kda
@@ -74,13 +74,11 @@ def inputs(batch: str, sequences: str) -> list[TensorSpec]:
     return [
         TensorSpec("q", f"{batch} T H K", grad=True),
         # small: where beta |k|^2 is above 2 the delta rule itself diverges
-        TensorSpec("k", f"{batch} T H K", grad=True, low=-0.3, high=0.3),
+        TensorSpec("k", f"{batch} T H K", grad=True, values=Uniform(-0.3, 0.3)),
         TensorSpec("v", f"{batch} T H V", grad=True),
         # the strongest are those that reset a state: after them a cumulative sum has few digits left for weak ones
-        TensorSpec(
-            "g", f"{batch} T H K", grad=True, low=-1000.0, high=-0.001, log_uniform=True, sometimes=0.0, also_in=_GATES
-        ),
-        TensorSpec("beta", f"{batch} T H", grad=True, low=-0.5, high=2.0, also_in=_GATES),
+        TensorSpec("g", f"{batch} T H K", grad=True, values=LogUniform(-1000.0, -0.001), sometimes=0.0, also_in=_GATES),
+        TensorSpec("beta", f"{batch} T H", grad=True, values=Uniform(-0.5, 2.0), also_in=_GATES),
         TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
     ]
 

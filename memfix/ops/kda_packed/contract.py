@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, TensorSpec, setting
+from ...contract import BadInput, Contract, Cuts, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
 from ..kda.contract import FORMS, IN_FLOAT64, WY_ROW_FORWARD, WY_ROW_TRAIN, inputs
 from ..kda.naive import naive_kda
@@ -35,7 +35,7 @@ contract = Contract(
         "chunk_size": Dim(1, 38),
     },
     choices={"scale": (None, 0.3)},
-    inputs=[*inputs("1", "S"), TensorSpec("cu_seqlens", "S+1", dtype="int64", cumulative="T")],
+    inputs=[*inputs("1", "S"), TensorSpec("cu_seqlens", "S+1", dtype="int64", values=Cuts("T"))],
     cases={
         "batch": {"T": 96, "S": 6, "H": 8, "K": 64, "V": 64, "chunk_size": 32, "dtype": "bfloat16"},
         "small": {"T": 48, "S": 4, "H": 2, "K": 16, "V": 16, "chunk_size": 16, "present": ("initial_state",)},

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, Pattern, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
@@ -86,10 +86,10 @@ contract = Contract(
     },
     inputs=[
         TensorSpec("hidden", "N D", grad=True, patterns=NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=NOT_ALIKE),
-        TensorSpec("target", "N", dtype="int64", high="V", sometimes="ignore_index"),
+        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=NOT_ALIKE),
+        TensorSpec("target", "N", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
-        TensorSpec("class_weight", "V", low=0.25, high=2.0, optional=True),
+        TensorSpec("class_weight", "V", values=Uniform(0.25, 2.0), optional=True),
     ],
     cases={
         "incident": {"N": 131_072, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Normal, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from .chunked import chunked_nsa
 from .naive import naive_nsa
@@ -57,8 +57,8 @@ contract = Contract(
         TensorSpec("k", "B T G D", grad=True),
         # of keys and values that are both alike the gradient of q is zero but for the order of its sums
         TensorSpec("v", "B T G D", grad=True, patterns=("even", "runs")),
-        TensorSpec("gates", "B T G R 3", grad=True, low=0.0, high=1.0),
-        TensorSpec("position_embedding", "compress_block D", grad=True, scale=0.5, optional=True),
+        TensorSpec("gates", "B T G R 3", grad=True, values=Uniform(0.0, 1.0)),
+        TensorSpec("position_embedding", "compress_block D", grad=True, values=Normal(scale=0.5), optional=True),
     ],
     cases={
         "incident": {"B": 1, "T": 131_072, "G": 8, "R": 4, "D": 80, **_PAPER, "queries_per_chunk": 4096}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
 from ..rope.naive import naive_rope
 from ..rope.shared_table import shared_table_rope
@@ -60,7 +60,7 @@ contract = Contract(
     choices={"base": (10_000.0, 500_000.0), "is_shared": (False, True), "is_promised": (True, False)},
     inputs=[
         TensorSpec("x", "B T H D", grad=True),
-        TensorSpec("positions", "B T", dtype="int64", high="max_positions"),
+        TensorSpec("positions", "B T", dtype="int64", values=Integers("max_positions")),
     ],
     cases={
         "packed": {

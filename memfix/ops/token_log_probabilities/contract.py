@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Integers, Normal, TensorSpec, setting
 from ...laws import Budget, Scaling
 from ..linear_cross_entropy.contract import KEEPS_LOGITS, NOT_ALIKE
 from ..linear_cross_entropy.log_probabilities import token_log_probabilities
@@ -49,8 +49,8 @@ contract = Contract(
     choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},
     inputs=[
         TensorSpec("hidden", "B T D", grad=True, patterns=NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, fan_in="D", patterns=NOT_ALIKE),
-        TensorSpec("token", "B T", dtype="int64", high="V", sometimes="ignore_index"),
+        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=NOT_ALIKE),
+        TensorSpec("token", "B T", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
     ],
     cases={

@@ -76,6 +76,24 @@ def test_their_form_that_does_its_work_fifty_times_fails_with_its_ratio(reposito
     assert any("judged too: src/theirs/forms.py" in note for note in data["notes"])
 
 
+def test_their_contract_in_an_old_spelling_at_the_base_is_a_note(
+    repository: Path, clock_of_calls: Path, commit_all: Callable[[Path], None]
+) -> None:
+    memory = repository / "src/theirs/memory.py"
+    today = memory.read_text()
+    memory.write_text(today.replace('"N D", grad=True', '"N D", grad=True, low=0.0'))
+    commit_all(repository)
+    memory.write_text(today)
+    arguments = ["gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--json", "-"]
+    ended = memfix(repository, *arguments, clock=clock_of_calls)
+    (row,) = (found for found in json.loads(ended.stdout)["findings"] if found["check"] == "time")
+    assert (row["status"], row["message"]) == (
+        "note",
+        "no time at main: this memfix cannot read the contract at the base: input 'x': low=0.0 is spelled "
+        "values=Uniform(0.0, 1.0)",
+    )
+
+
 def test_their_laws_at_a_commit_are_not_said_to_hold(repository: Path) -> None:
     ended = memfix(repository, "gate", "their_scan", "--base", "HEAD", "--no-lock")
     assert ended.returncode == 4

@@ -1,0 +1,152 @@
+"""A contract: an op, the forms that save memory, and what each of them promises."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ContractError, did_you_mean
+from ..laws import NAIVE, Budget, Scaling, SpeedBudget, Tolerance
+from .case import Case, Dim
+from .dtypes import WORKING_DTYPES
+from .form import FLOOR, BadInput, Form
+from .signatures import keywords_of
+from .tensor_spec import TensorSpec
+from .validation import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """An op: what is true (``naive``), the forms that save memory, and what each of them promises.
+
+    A form is called with the inputs in order; a dim or a choice that is one of its keywords
+    (``rows_per_chunk``, ``reduction``) is handed to it by name, so naive need not know of chunks.
+
+    ``floor`` is called like a form. Without autograd it does only the work that every train step of the op needs, such
+    as its matrix products. The time of a form is compared with it where naive's time says little.
+    """
+
+    name: str = field(kw_only=False)
+    naive: Callable[..., Any]
+    forms: Mapping[str, Any]  # a Form, or a plain function that becomes one
+    dims: Mapping[str, Dim]
+    inputs: Sequence[TensorSpec]
+    cases: Mapping[str, Any]  # a Case, or a dict of its settings that becomes one
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    dtypes: Sequence[str] = WORKING_DTYPES
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    budgets: Sequence[Budget] = ()
+    scaling: Sequence[Scaling] = ()
+    speed: Sequence[SpeedBudget] = ()
+    bad_inputs: Sequence[BadInput] = ()
+    repeats_backward: bool = False
+    floor: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        forms = {key: form if isinstance(form, Form) else Form(form) for key, form in self.forms.items()}
+        object.__setattr__(self, "forms", forms)
+        for key, values in self.choices.items():
+            if not values:
+                raise ContractError(f"{self.name}: choice {key!r} has no values")
+        cases = {key: self.case_of(key, given) for key, given in self.cases.items()}
+        object.__setattr__(self, "cases", cases)
+        validate(self)
+
+    def case_of(self, name: str, given: Case | Mapping[str, Any]) -> Case:
+        """A full case from ``{"T": 4096, "dtype": "bfloat16", ...}``; choices left out take their first value."""
+        if isinstance(given, Case):
+            given = {**given.settings, "dtype": given.dtype, "present": given.present}
+        settings, where = dict(given), f"{self.name}, case {name!r}"
+        dtype, present = settings.pop("dtype", "float32"), tuple(settings.pop("present", ()))
+        optional = [spec.name for spec in self.inputs if spec.optional]
+        for key in present:
+            if key not in optional:
+                raise ContractError(f"{where}: no optional input {key!r}{did_you_mean(key, optional)}")
+        if dtype not in WORKING_DTYPES:
+            raise ContractError(f"{where}: dtype must be one of {WORKING_DTYPES}, got {dtype!r}")
+        known = [*self.dims, *self.choices]
+        for key in settings:
+            if key not in known:
+                raise ContractError(f"{where}: no dim or choice {key!r}{did_you_mean(key, known)}")
+        missing = [dim for dim in self.dims if dim not in settings]
+        if missing:
+            raise ContractError(f"{where}: missing {', '.join(missing)}")
+        for dim, spec in self.dims.items():
+            size = settings[dim]
+            if type(size) is not int or size < spec.low:
+                raise ContractError(f"{where}: {dim} must be an int of at least {spec.low}, got {size!r}")
+            if size % spec.multiple_of:
+                raise ContractError(f"{where}: {dim} must be a multiple of {spec.multiple_of}, got {size}")
+        choices = {key: settings.get(key, values[0]) for key, values in self.choices.items()}
+        for key, value in choices.items():
+            if value not in self.choices[key]:
+                raise ContractError(f"{where}: {key} must be one of {tuple(self.choices[key])}, got {value!r}")
+        return Case(name, {dim: settings[dim] for dim in self.dims}, choices, dtype, present)
+
+    def function(self, form: str) -> Callable[..., Any]:
+        if form == NAIVE:
+            return self.naive
+        if form == FLOOR and self.floor is not None:
+            return self.floor
+        if form not in self.forms:
+            raise ContractError(f"{self.name} has no form {form!r}{did_you_mean(form, [NAIVE, *self.forms])}")
+        return self.forms[form].function
+
+    def tolerance_of(self, form: str) -> Tolerance:
+        return self.forms[form].tolerance or self.tolerance
+
+    def repeats_backward_of(self, form: str) -> bool:
+        own = None if form == NAIVE else self.forms[form].repeats_backward
+        return self.repeats_backward if own is None else own
+
+    def known_unequal_forms(self) -> list[str]:
+        """Forms that are known to give a wrong answer: caught by equality, and so judged by nothing else."""
+        return [name for name, form in self.forms.items() if form.known_unequal]
+
+    def options(self, form: str, case: Case) -> dict[str, Any]:
+        """The keywords that ``form`` takes from a case."""
+        accepted = keywords_of(self.function(form), len(self.inputs))
+        return {key: value for key, value in case.settings.items() if key in accepted}
+
+    def shape_dims(self) -> list[str]:
+        """Dims that are an axis of an input, in order; the rest are options such as chunk sizes."""
+        axes = {dim for spec in self.inputs for dim in spec.dims}
+        return [dim for dim in self.dims if dim in axes]
+
+    def budgets_of(self, form: str, case: str) -> list[Budget]:
+        return [budget for budget in self.budgets if budget.form == form and budget.applies_to(case)]
+
+    def with_form(self, name: str, function: Callable[..., Any], *, like: str) -> Contract:
+        """This contract with one more form, held to what ``like`` promises, and not to what it is known to break."""
+
+        def promised(laws: Sequence[Any]) -> list[Any]:
+            kept = [law for law in laws if law.form == like and not getattr(law, "known_broken", False)]
+            return [*laws, *(dataclasses.replace(law, form=name) for law in kept)]
+
+        changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}
+        own = dataclasses.replace(self.forms[like], function=function, reported=False, known_unequal={})
+        changed["forms"] = {**self.forms, name: own}
+        for laws in ("budgets", "scaling", "speed"):
+            changed[laws] = promised(changed[laws])
+        return Contract(self.name, **changed)
+
+    def laws(self) -> dict[str, str]:
+        """Everything promised, one short line a law, by a key that stays when only its value changes."""
+        lines = {"tolerance": self.tolerance.spelled()}
+        lines["dtypes"] = ", ".join(self.dtypes)
+        lines["repeats backward"] = str(self.repeats_backward).lower()
+        for name, form in self.forms.items():
+            lines[f"form {name}"] = form.spelled()
+        lines |= {f"dim {name}": dim.spelled() for name, dim in self.dims.items()}
+        lines |= {f"choice {name}": ", ".join(map(str, values)) for name, values in self.choices.items()}
+        lines |= {f"input {spec.name}": spec.spelled() for spec in self.inputs}
+        lines |= {f"case {name}": case.spelled() for name, case in self.cases.items()}
+        lines |= {f"bad input {bad.name}": f"{bad.error.__name__}: {bad.message}" for bad in self.bad_inputs}
+        for kind, laws in (("budget", self.budgets), ("scaling", self.scaling), ("speed", self.speed)):
+            for law in laws:
+                key = f"{kind} {law.form} [{law.case or 'every shape'}, {law.phase}]"
+                number = sum(1 for other in lines if other.startswith(key))
+                lines[key + (f" #{number + 1}" if number else "")] = law.spelled()
+        return lines
