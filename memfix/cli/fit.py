@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
@@ -21,6 +21,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..incidents.config import RunConfig
+    from ..incidents.incident import Incident
     from ..laws import Phase
 
 
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 @form_option
 @case_option
 @phase_option
-@click.option("--over", metavar="DIM,...", help="Of an op: the dims to find the largest value of, each in turn.")
+@click.option(
+    "--over",
+    metavar="DIM,...|KEY",
+    help="Of an op: the dims to find the largest value of, each in turn. Of an incident: the section.key to grow.",
+)
 @click.option(
     "--capacity",
     metavar="24GiB,...",
@@ -51,16 +57,23 @@ def fit(
     high: int | None,
     gpu: str,
     json_path: str | None,
-    **chosen: Any,
+    overrides: tuple[str, ...],
+    config_file: str | None,
+    world_size: int,
 ) -> int:
-    """The largest value of each dim with which OP fits, the others as in the case; or of INCIDENT's train step the
-    longest context or the most layers. By predicted peaks."""
+    """The largest value of each dim with which OP fits, the others as in the case; or of a key of INCIDENT's config,
+    such as its context or its layers, with which its train step fits. By predicted peaks."""
     from ..incidents import incident_names
 
     if name in incident_names():
-        _refuse_given(context, ("form_name", "case_name", "phase", "over"), f"{name} is an incident")
-        return _fit_incident(name, chosen, capacity, high, gpu, json_path)
-    _refuse_given(context, chosen, f"{name} is an op, not an incident")
+        _refuse_given(context, ("form_name", "case_name", "phase"), f"{name} is an incident")
+        from ..incidents import get_incident
+        from ..incidents.config import load_config
+
+        incident = get_incident(name)
+        config = load_config(incident, config_file or incident.config, overrides)
+        return _fit_incident(incident, config, over, capacity, high, gpu, world_size, json_path)
+    _refuse_given(context, ("overrides", "config_file", "world_size"), f"{name} is an op, not an incident")
     if over is None:
         raise click.UsageError("Missing option '--over'.")
     return _fit_op(name, form_name, case_name, phase, over, capacity, high, gpu, json_path)
@@ -76,30 +89,36 @@ def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> 
 
 
 def _fit_incident(
-    name: str, chosen: dict[str, Any], capacity: str | None, high: int | None, gpu: str, json_path: str | None
+    incident: Incident,
+    config: RunConfig,
+    over: str | None,
+    capacity: str | None,
+    high: int | None,
+    gpu: str,
+    world_size: int,
+    json_path: str | None,
 ) -> int:
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS
     from ..gate import report
-    from ..incidents.profilable import chosen_settings, get_profilable
+    from ..incidents.fit_step import fit_step, growth_of
     from ..meters.simulated.gpus import get_gpu
     from ..units import format_bytes
 
     report.require_writable(json_path)
-    profilable, described = get_profilable(name), get_gpu(gpu)
+    growth, described = growth_of(incident, over), get_gpu(gpu)
     capacities = [described.memory_bytes] if capacity is None else [part.strip() for part in capacity.split(",")]
-    settings = chosen_settings(name, profilable, chosen)
     with progress() as say:
-        found = profilable.fit(settings, capacities, gpu=gpu, high=high, say=say)
+        found = fit_step(incident, config, growth, capacities, gpu=gpu, high=high, world_size=world_size, say=say)
     console = report_console(to_stderr=json_path == "-")
     for result in found:
         bound = " (the largest that was allowed)" if result.bounded else ""
-        smallest = f"not even {result.tried[0].value:,} {profilable.unit}"
-        largest = f"{result.value:,} {profilable.unit}{bound}" if result.value else smallest
-        title = f"{name} on {described.name}, {format_bytes(result.capacity_bytes)}: {largest}"
+        smallest = f"not even {result.tried[0].value:,} {growth.unit}"
+        largest = f"{result.value:,} {growth.unit}{bound}" if result.value else smallest
+        title = f"{incident.name} on {described.name}, {format_bytes(result.capacity_bytes)}: {largest}"
         console.print(Text(title, style="bold"), soft_wrap=True)
         console.print(Text(result.table()), soft_wrap=True)
     if json_path is not None:
-        report.write_report(json_path, report.as_json({profilable.fitted: [result.as_dict() for result in found]}))
+        report.write_report(json_path, report.as_json({growth.key: [result.as_dict() for result in found]}))
     return EXIT_PASS if any(result.value for result in found) else EXIT_NOT_MEASURED
 
 

@@ -41,33 +41,51 @@ profile_option: Decorator = click.option(
 overrides_argument: Decorator = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 CONFIG_HELP = "The run, as YAML: a file, or the name of one that comes with the incident."
 
-# of all incidents: each says which it takes (memfix/incidents/profilable.py)
-step_options: tuple[Decorator, ...] = (
-    click.option("--config", metavar="FILE", help=CONFIG_HELP),
-    click.option("--model-size", metavar="SIZE", help="4B, the report's, or tiny.  [default: 4B]"),
-    click.option("--attention-type", metavar="TYPE", help="nsa or dense.  [default: nsa]"),
-    click.option(
-        "--gradient-checkpointing/--no-gradient-checkpointing",
-        default=None,
-        help="Keep of each layer its input only, and compute the rest again in backward.  [default: yes]",
-    ),
-    click.option("--batch-size", type=int, help="Sequences of a step.  [default: 1]"),
-    click.option("--loss", metavar="FORM", help="Form of linear_cross_entropy, or reported.  [default: auto]"),
-    click.option(
-        "--precision",
-        metavar="PRECISION",
-        help="bfloat16: parameters, gradients and AdamW's states in it; mixed: those in float32, under autocast.  "
-        "[default: bfloat16]",
-    ),
-    click.option("--world-size", type=int, help="Ranks to shard over with FSDP2; one is simulated.  [default: 1]"),
-    overrides_argument,
-)
+# options that became keys of the config, and what each is now
+_MOVED = {
+    "--model-size": "model.size",
+    "--attention-type": "model.attention_type",
+    "--context-length": "data.context_length",
+    "--gradient-checkpointing": "training.gradient_checkpointing",
+    "--no-gradient-checkpointing": "training.gradient_checkpointing",
+    "--batch-size": "training.batch_size",
+    "--loss": "model.loss_form",
+    "--precision": "training.precision",
+}
+_RENAMED_VALUES = {"--precision bfloat16": "pure_bfloat16", "--precision mixed": "autocast"}
+
+
+def _refuse_moved(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value is None or value is False:
+        return
+    option = parameter.opts[0]
+    said = option if value is True else f"{option} {value}"
+    is_off = option.startswith("--no-")
+    now = _RENAMED_VALUES.get(said, str(not is_off).lower() if value is True else value)
+    raise click.UsageError(f"{said} is {_MOVED[option]}={now} now: a key of the config, written as it stands here")
+
+
 json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
 
 
 def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What an incident's train step can be told. What was not chosen is None or empty, and the incident's own."""
-    for option in reversed(step_options):
+    """Which train step of an incident: a config with keys overridden, on one rank of several."""
+    options: list[Decorator] = [
+        click.option("--config", "config_file", metavar="FILE", help=f"{CONFIG_HELP}  [default: the report's step]"),
+        click.option(
+            "--world-size",
+            type=int,
+            default=1,
+            show_default=True,
+            help="Ranks to shard over with FSDP2; one is simulated.",
+        ),
+        overrides_argument,
+    ]
+    for name in _MOVED:
+        flag = {"is_flag": True} if "checkpointing" in name else {}
+        hidden = click.option(name, hidden=True, expose_value=False, callback=_refuse_moved, **flag)
+        options.append(hidden)
+    for option in reversed(options):
         command = option(command)
     return command
 

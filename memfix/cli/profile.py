@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("incident", metavar="INCIDENT")
-@click.option("--context-length", type=int, help="Tokens of a sequence.  [default: 131072; tiny: 512]")
-@click.option("--capacity", metavar="24GiB", help="Of the card that the step should fit.  [default: the report's]")
+@click.option("--capacity", metavar="24GiB", help="What the step should fit in.  [default: the report's card]")
 @with_step_options
 @meter_option
 @gpu_option
@@ -36,28 +35,33 @@ if TYPE_CHECKING:
 @json_option
 def profile(
     incident: str,
+    overrides: tuple[str, ...],
+    config_file: str | None,
+    world_size: int,
+    capacity: str | None,
     meter: str,
     gpu: str,
     rows: int,
     pictures: tuple[str, ...],
     json_path: str | None,
-    **chosen: Any,
 ) -> int:
     """Where the memory of INCIDENT's train step goes, stage by stage, beside the figures of its report.
 
-    The step of kda_transitions is that of a config, with keys as in memfix train; long_context_loss has options.
+    The step is that of memfix train: of a config file, with keys overridden as in data.context_length=4096.
     """
     from ..gate import report
-    from ..incidents.profilable import chosen_settings, get_profilable
+    from ..incidents import get_incident
+    from ..incidents.config import load_config
+    from ..incidents.profile_step import profile as measured
     from ..pictures import check_path, save
 
     report.require_writable(json_path)
     for path in pictures:
         check_path(path)
-    profilable = get_profilable(incident)
-    settings = chosen_settings(incident, profilable, chosen)
+    of = get_incident(incident)
+    config = load_config(of, config_file or of.config, overrides)
     with progress() as say:
-        found = profilable.profile(settings, meter=meter, gpu=gpu, say=say)
+        found = measured(of, config, meter=meter, gpu=gpu, world_size=world_size, capacity=capacity, say=say)
     console = report_console(to_stderr=json_path == "-")
     _print(console, found, rows)
     for path in pictures:

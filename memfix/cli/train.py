@@ -33,19 +33,19 @@ def train(
 
     Several processes, with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
     """
-    from ..incidents.config import find_config, load_config, sections
+    from ..incidents import get_incident
+    from ..incidents.config import load_config, sections
     from ..incidents.schema import described
-    from ..incidents.trainable import get_trainable
 
-    trainable = get_trainable(incident)
+    of = get_incident(incident)
     if keys:
         console = report_console(to_stderr=False)
-        for key, takes, about in described(sections(trainable.model_schema)):
+        for key, takes, about in described(sections(of)):
             console.print(Text(f"{key:<38} {takes:<44} {about}"), soft_wrap=True)
         return 0
     if config_path is None:
         raise click.UsageError("Missing option '--config'; --keys prints what a config can say")
-    config = load_config(find_config(incident, config_path), trainable.model_schema, overrides)
+    config = load_config(of, config_path, overrides)
 
     from ..gate import report
     from ..incidents.distributed import joined
@@ -66,7 +66,7 @@ def train(
             "event": "start", "incident": incident, "processes": world.size, "device": str(world.device),
             "config": config.as_dict(), "surroundings": describe(),
         })  # fmt: skip
-        for step in run(incident, trainable, config, world, resume=resume_path, say=say):
+        for step in run(of, config, world, resume=resume_path, say=say):
             write({"event": "step", **vars(step)})
             if step.step % config.training.log_every == 0 or step.step in (1, config.training.steps):
                 say(_progress(step, config.training.steps))
@@ -77,9 +77,11 @@ def train(
 def _progress(step: Any, steps: int) -> str:
     from ..units import format_bytes
 
+    is_tokens = step.tokens_per_s is not None
+    speed = f"{step.tokens_per_s:,.0f} tokens/s" if is_tokens else f"{step.examples_per_s:,.0f} examples/s"
     return (
         f"step {step.step:>{len(str(steps))}}/{steps}  loss {step.loss:.4f}  rate {step.learning_rate:.2e}  "
-        f"norm {step.gradient_norm:.3f}  {step.tokens_per_s:,.0f} tokens/s  "
+        f"norm {step.gradient_norm:.3f}  {speed}  "
         f"peak {format_bytes(step.peak_bytes)} {step.peak_meter}"
     )
 

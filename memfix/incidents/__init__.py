@@ -1,15 +1,20 @@
-"""Incidents: reports of memory that ran out, replayed. One folder each."""
+"""Incidents: reports of memory that ran out, replayed. Each is a folder with an ``incident.py``."""
 
 from __future__ import annotations
 
-import pkgutil
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from .incident import Incident
 
 
 def incident_names() -> list[str]:
     """Every incident, by the name of its folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    return sorted(file.parent.name for folder in __path__ for file in Path(folder).glob("*/incident.py"))
 
 
 def require_incident(name: str) -> str:
@@ -17,3 +22,9 @@ def require_incident(name: str) -> str:
     if name not in known:
         raise UsageError(f"no incident {name!r}{did_you_mean(name, known)}")
     return name
+
+
+def get_incident(name: str) -> Incident:
+    """What the incident of this name declares."""
+    found: Incident = importlib.import_module(f"{__package__}.{require_incident(name)}.incident").incident
+    return found

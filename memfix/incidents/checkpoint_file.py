@@ -1,4 +1,4 @@
-"""A run as a file: all that its next step depends on, never half there, the same for any number of processes."""
+"""A run as a file: all that its next step depends on, written whole or not at all, for any number of processes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..errors import UsageError
 from .distributed import World
 
 FORMAT = "memfix training checkpoint"
-VERSION = 1
+VERSION = 2
 WHAT = "the checkpoint file"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``model`` and ``optimizer`` are whole, in float32 and on the CPU, keyed by the names of parameters."""
+    """``model`` and ``optimizer`` are whole and on the CPU, keyed by the names of parameters."""
 
     incident: str
     config: dict[str, dict[str, Any]]
     step: int  # steps done
-    sequences: int  # sequences of the data that were used
+    examples: int  # examples of the data that were used
     num_targets: int  # targets that were trained on
     random: list[dict[str, torch.Tensor]]  # states of the generators, process by process
     model: dict[str, Any]

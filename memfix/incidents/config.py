@@ -1,41 +1,28 @@
-"""One schema for every training run. An incident brings the dataclass of its ``model`` section; the rest is shared."""
+"""One schema for every run. An incident brings the dataclasses of its ``model`` and ``data``; the rest is shared."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.resources
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, did_you_mean
-from . import require_incident
 from .schema import read_sections, setting
+
+if TYPE_CHECKING:
+    from .incident import Incident
+
+PRECISIONS = ("float32", "bfloat16", "autocast", "pure_bfloat16")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where tokens come from. A sequence is ``context_length`` inputs, each with the token after it as its target."""
+    """What every kind of data has; an incident's ``data_schema`` may add to it."""
 
-    context_length: int = setting(low=1, about="tokens of a sequence")
-    source: str = setting(
-        "markov", choices=("markov", "file"), about="a synthetic stream that can be learnt, or a file of token ids"
-    )
-    seed: int = setting(0, low=0, about="of the synthetic stream, or of the order in which a file is read")
-    states: int = setting(64, low=2, about="markov: tokens of the vocabulary that occur")
-    branching: int = setting(4, low=1, about="markov: tokens that can follow a token; the loss can fall to its log")
-    path: str | None = setting(None, about="file: ids as .npy, or raw as .bin")
-    dtype: str = setting("uint16", choices=("uint16", "int32", "int64"), about="file: type of the ids in a .bin")
-    prompt_fraction: float = setting(
-        0.0, low=0, below=1, about="targets at the start of a sequence are ignored, up to this part of it"
-    )
-
-    def __post_init__(self) -> None:
-        if (self.source == "file") != (self.path is not None):
-            raise ValueError("path is the file to read: it goes with source: file, and only with it")
-        if self.branching > self.states:
-            raise ValueError(f"branching must be at most states, {self.states}, got {self.branching}")
+    seed: int = setting(0, low=0, about="of what is drawn: synthetic data, or the order in which a file is read")
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class TrainingConfig:
     """How long, how much at a time, and in which arithmetic."""
 
     steps: int = setting(low=1, about="optimizer steps in all, those before a resume included")
-    batch_size: int = setting(1, low=1, about="sequences of one forward, on each process")
+    batch_size: int = setting(1, low=1, about="examples of one forward, on each process")
     batch_tokens: int | None = setting(
         None, low=1, about="tokens of one forward, in place of batch_size: so many sequences of data.context_length"
     )
@@ -51,8 +38,9 @@ class TrainingConfig:
     gradient_checkpointing: bool = setting(False, about="keep the inputs of each layer and compute the rest again")
     precision: str = setting(
         "float32",
-        choices=("float32", "bfloat16"),
-        about="of forward and backward; parameters, gradient sums and optimizer are float32 in both",
+        choices=PRECISIONS,
+        about="bfloat16: computes with copies of float32 parameters; autocast: float32 parameters under autocast; "
+        "pure_bfloat16: parameters, gradients and optimizer states too",
     )
     device: str = setting("auto", choices=("auto", "cpu", "cuda"), about="auto: the GPU where there is one")
     seed: int = setting(0, low=0, about="of the first parameters")
@@ -74,6 +62,7 @@ class OptimizerConfig:
     beta1: float = setting(0.9, low=0, below=1, about="decay of the mean of gradients")
     beta2: float = setting(0.95, low=0, below=1, about="decay of the mean of squares")
     eps: float = setting(1e-8, above=0, about="added to the root of the mean of squares")
+    fused: bool = setting(False, about="one kernel without temporaries, in place of operators on lists of tensors")
     clip_norm: float | None = setting(1.0, above=0, about="largest norm of all gradients together; null: no limit")
 
 
@@ -87,55 +76,90 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run. ``model`` is an instance of the incident's own section."""
+    """A whole run. ``model`` and ``data`` are instances of the incident's own sections."""
 
     model: Any
-    data: DataConfig
+    data: Any
     training: TrainingConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
+    name: str = field(default="", compare=False)
+    """The file's, without its suffix."""
 
     def __post_init__(self) -> None:
-        tokens, length = self.training.batch_tokens, self.data.context_length
-        if tokens is not None and tokens % length:
+        tokens, length = self.training.batch_tokens, self.context_length
+        if tokens is None:
+            return
+        if length is None:
+            raise UsageError("training.batch_tokens counts tokens, and this data has none: use training.batch_size")
+        if tokens % length:
             raise UsageError(
                 f"training.batch_tokens must be a multiple of data.context_length, {length}, got {tokens}: "
                 "a forward takes whole sequences"
             )
 
     @property
+    def context_length(self) -> int | None:
+        """Tokens of an example; None where the data are no tokens."""
+        return getattr(self.data, "context_length", None)
+
+    @property
     def batch_size(self) -> int:
-        """Sequences of one forward, on each process."""
+        """Examples of one forward, on each process."""
         tokens = self.training.batch_tokens
         return self.training.batch_size if tokens is None else tokens // self.data.context_length
 
+    def value(self, key: str) -> Any:
+        """The value of a ``section.key``."""
+        section, name = key.split(".")
+        return getattr(getattr(self, section), name)
+
+    def replaced(self, values: dict[str, Any]) -> RunConfig:
+        """The same run with other values, by ``section.key``."""
+        changed = self
+        for key, value in values.items():
+            section, name = key.split(".")
+            try:
+                part = dataclasses.replace(getattr(changed, section), **{name: value})
+            except ValueError as error:
+                raise UsageError(f"{key}={value}: {error}") from None
+            changed = dataclasses.replace(changed, **{section: part})
+        return changed
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        return dataclasses.asdict(self)
+        """Every section as a dict."""
+        found = dataclasses.asdict(self)
+        del found["name"]
+        return found
 
 
-def load_config(path: Path, model_schema: type[Any], overrides: Iterable[str] = ()) -> RunConfig:
-    """The run that ``path`` describes, with ``section.key=value`` in place of what it says."""
-    return RunConfig(**read_sections(path, sections(model_schema), overrides))
+def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
+    """The run that a file describes, with ``section.key=value`` in place of what it says.
+
+    ``file`` is a path, or the name of a config that comes with the incident.
+    """
+    path = find_config(incident, Path(file))
+    return RunConfig(**read_sections(path, sections(incident), overrides), name=path.stem)
 
 
-def find_config(incident: str, path: Path) -> Path:
+def find_config(incident: Incident, path: Path) -> Path:
     """``path`` where there is such a file; else the config of that name which comes with the incident."""
     if path.exists():
         return path
-    folder = Path(str(importlib.resources.files(f"{__package__}.{require_incident(incident)}") / "configs"))
+    folder = Path(str(importlib.resources.files(incident.package))) / "configs"
     own = sorted(file.name for file in folder.glob("*.yaml"))
     if str(path) not in own:
         raise UsageError(
-            f"no config file {path}, and {incident} brings none of that name{did_you_mean(str(path), own)}"
+            f"no config file {path}, and {incident.name} brings none of that name{did_you_mean(str(path), own)}"
         )
     return folder / path
 
 
-def sections(model_schema: type[Any]) -> dict[str, type[Any]]:
+def sections(incident: Incident) -> dict[str, type[Any]]:
     """The dataclass of each section, in the order of a file."""
     return {
-        "model": model_schema,
-        "data": DataConfig,
+        "model": incident.model_schema,
+        "data": incident.data_schema,
         "training": TrainingConfig,
         "optimizer": OptimizerConfig,
         "checkpoint": CheckpointConfig,

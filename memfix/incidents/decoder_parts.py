@@ -1,4 +1,4 @@
-"""What the decoders of all incidents have: a feed-forward, layers that may be checkpointed, first weights, a loss."""
+"""Parts that the decoders of several incidents share: feed-forward, checkpointed layers, first weights, loss."""
 
 # B batch, T tokens, D width, V vocabulary
 
@@ -50,15 +50,17 @@ def run_layer(layer: nn.Module, x_BTD: torch.Tensor, *, gradient_checkpointing: 
     return out_BTD
 
 
-def next_token_loss_sum(
+def next_token_loss(
     hidden_BTD: torch.Tensor,
     head_VD: torch.Tensor,
     target_BT: torch.Tensor,
     *,
+    reduction: str = "sum",
+    ignore_index: int = IGNORED,
     form: str = "auto",
     rows_per_chunk: int | None = None,
 ) -> torch.Tensor:
-    """The sum over all targets that are not ignored, chunked at any length."""
+    """The loss of all targets that are not ignored, in float32 at least; ``auto`` is chunked at any length."""
     # a loss of 16 bits has two or three digits: autocast asks for the same products and a float32 loss
     narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden_BTD.device.type, hidden_BTD.dtype if narrow else None, enabled=narrow):
@@ -66,8 +68,8 @@ def next_token_loss_sum(
             hidden_BTD,
             head_VD,
             target_BT,
-            ignore_index=IGNORED,
-            reduction="sum",
+            ignore_index=ignore_index,
+            reduction=reduction,
             rows_per_chunk=rows_per_chunk,
             form=form,
             # under autocast the standard path copies all logits to float32

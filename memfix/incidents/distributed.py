@@ -1,4 +1,4 @@
-"""Several processes as one run: who they are, and a model whose parameters are spread over them (FSDP2)."""
+"""Several processes as one run: who they are, a model that is sharded over them (FSDP2), and one simulated rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ..errors import UsageError
+from ..errors import MeasurementError, UsageError
 
 # what torchrun tells each process
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -102,19 +102,28 @@ def _device(device: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def spread(model: torch.nn.Module, layers: Iterable[torch.nn.Module], world: World, compute: torch.dtype) -> None:
+def shard(
+    model: torch.nn.Module,
+    layers: Iterable[torch.nn.Module],
+    world: World,
+    *,
+    gathered: torch.dtype,
+    reduced: torch.dtype,
+) -> None:
     """Shard the parameters of ``model`` over all processes, each of ``layers`` apart and what remains together.
 
-    Parameters, their gradients and what an optimizer makes of them are float32 shards. A layer's parameters are
-    gathered, in ``compute``, when it runs. Gradients are summed over processes in float32, and not averaged: the
-    loss was divided by the tokens of all.
+    Gradients and what an optimizer makes of them are sharded with them. A layer's parameters are gathered in dtype
+    ``gathered`` when it runs. Gradients are summed over processes in dtype ``reduced``, and not averaged: the loss
+    was divided by the targets of all.
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    with _disable_current_modes():  # the mesh is a real tensor of rank numbers, also in a simulation
+        mesh = DeviceMesh(world.device.type, torch.arange(world.size, device="cpu"))
     # inputs are left as they are: ids are no numbers to round, nor are positions
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
     for part in (*layers, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     for part in model.modules():
@@ -122,3 +131,20 @@ def spread(model: torch.nn.Module, layers: Iterable[torch.nn.Module], world: Wor
             part.set_gradient_divide_factor(1.0)
             # else the factor travels inside the reduction, which gloo cannot do
             part.set_force_sum_reduction_for_comms(True)
+
+
+@contextmanager
+def one_rank_of(world_size: int) -> Iterator[None]:
+    """Inside, this process is rank 0 of ``world_size``, and every collective returns at once."""
+    if world_size == 1:
+        yield
+        return
+    if dist.is_initialized():
+        raise MeasurementError("this process is a rank of another group already; simulate in a process of its own")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -13,11 +13,12 @@ from ..meters.stages import Stage
 from ..meters.timeline import Allocation, Buffer, Timeline
 from ..units import format_bytes
 
-PARAMETERS, INPUTS = "parameters", "tokens and tables"
+PARAMETERS, INPUTS = "parameters", "batch and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
 
-# stages that every train step has after its forward
-BACKWARD, OPTIMIZER, LATER_STEP = "backward", "optimizer step", "every later step"
+# stages that every train step has after its first forward; later forwards only where there are some
+BACKWARD, LATER_FORWARDS, OPTIMIZER = "backward", "later forwards", "optimizer step"
+LATER_STEP = "every later step"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ hundred times alike. Simulating each call would take an hour, and show the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -115,6 +115,17 @@ class StandIn:
         keeps = self.keeps_inputs
         flags = (keeps,) * len(tensors) if isinstance(keeps, bool) else keeps
         return [tensor for tensor, is_kept in zip(tensors, flags, strict=True) if is_kept]
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """Stand-ins for functions of a model: ``put_into(model)`` puts each in its place."""
+
+    put_into: Callable[[torch.nn.Module], None]
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    """What each function takes, by its name."""
+    notes: tuple[str, ...] = ()
+    """Why a step with them is an estimate, where it is."""
 
 
 class _TakeMemory(torch.autograd.Function):

@@ -1,8 +1,4 @@
-"""Tokens to train on: a synthetic stream that can be learnt, or a memory-mapped file of ids.
-
-Sequences are numbered, and each follows from the seed and its number alone. So the place in the data is one int, and
-any process can make any sequence.
-"""
+"""Tokens to train on: a synthetic stream that can be learnt, or a memory-mapped file of ids."""
 
 # B sequences, T tokens of one
 
@@ -10,8 +6,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +16,8 @@ import torch
 
 from ..errors import UsageError
 from .config import DataConfig
+from .examples import Examples, seeded
+from .schema import setting
 
 IGNORED = -100  # the target of a token that is not trained on
 
@@ -27,12 +26,56 @@ _NPY_DTYPES = {"<u2": torch.uint16, "<i4": torch.int32, "<i8": torch.int64}
 _NPY_MAGIC = b"\x93NUMPY"
 
 
+@dataclass(frozen=True)
+class TokenData(DataConfig):
+    """The ``data`` section. A sequence is ``context_length`` inputs, each with the token after it as its target."""
+
+    context_length: int = setting(low=1, about="tokens of a sequence")
+    source: str = setting(
+        "markov", choices=("markov", "file"), about="a synthetic stream that can be learnt, or a file of token ids"
+    )
+    states: int = setting(64, low=2, about="markov: tokens of the vocabulary that occur")
+    branching: int = setting(4, low=1, about="markov: tokens that can follow a token; the loss can fall to its log")
+    path: str | None = setting(None, about="file: ids as .npy, or raw as .bin")
+    dtype: str = setting("uint16", choices=("uint16", "int32", "int64"), about="file: type of the ids in a .bin")
+    prompt_fraction: float = setting(
+        0.0, low=0, below=1, about="targets at the start of a sequence are ignored, up to this part of it"
+    )
+
+    def __post_init__(self) -> None:
+        if (self.source == "file") != (self.path is not None):
+            raise ValueError("path is the file to read: it goes with source: file, and only with it")
+        if self.branching > self.states:
+            raise ValueError(f"branching must be at most states, {self.states}, got {self.branching}")
+
+
 class Sequences(Protocol):
     def sequence(self, number: int) -> torch.Tensor:
         """``context_length + 1`` ids, int64."""
 
 
-def open_tokens(config: DataConfig, vocabulary_size: int) -> Sequences:
+def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], tuple[torch.Tensor, torch.Tensor]]:
+    """Opens the tokens that ``config`` describes; what it returns makes ids and targets, ``[B, T]`` each."""
+    tokens = open_tokens(config, vocabulary_size)
+
+    def batch(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        ids_BT1 = torch.stack([tokens.sequence(number) for number in examples.numbers])
+        ids_BT, target_BT = ids_BT1[:, :-1], ids_BT1[:, 1:].clone()
+        for row, number in enumerate(examples.numbers):
+            draw = torch.rand((), generator=seeded("prompt", config.seed, number)).item()
+            target_BT[row, : int(draw * config.prompt_fraction * config.context_length)] = IGNORED
+        return ids_BT, target_BT
+
+    return batch
+
+
+def num_token_targets(batch: tuple[torch.Tensor, torch.Tensor]) -> int:
+    """How many targets of a batch are not ignored."""
+    _, target_BT = batch
+    return int((target_BT != IGNORED).sum())
+
+
+def open_tokens(config: TokenData, vocabulary_size: int) -> Sequences:
     """What ``config`` describes, with ids below ``vocabulary_size``."""
     if config.source == "file":
         return TokenFile(config, vocabulary_size)
@@ -41,29 +84,19 @@ def open_tokens(config: DataConfig, vocabulary_size: int) -> Sequences:
     return MarkovChain(config)
 
 
-def batch(tokens: Sequences, config: DataConfig, first: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and targets, ``[B, T]`` each, of the sequences from number ``first``."""
-    ids_BT1 = torch.stack([tokens.sequence(first + row) for row in range(batch_size)])
-    ids_BT, target_BT = ids_BT1[:, :-1], ids_BT1[:, 1:].clone()
-    for row in range(batch_size):
-        draw = torch.rand((), generator=_generator("prompt", config.seed, first + row)).item()
-        target_BT[row, : int(draw * config.prompt_fraction * config.context_length)] = IGNORED
-    return ids_BT, target_BT
-
-
 class MarkovChain:
     """Each token is followed by one of ``branching`` others, all equally likely: the loss can fall to its logarithm."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: TokenData) -> None:
         self.config = config
-        generator = _generator("chain", config.seed)
+        generator = seeded("chain", config.seed)
         self._followers = [
             torch.randperm(config.states, generator=generator)[: config.branching].tolist()
             for _ in range(config.states)
         ]
 
     def sequence(self, number: int) -> torch.Tensor:
-        generator = _generator("sequence", self.config.seed, number)
+        generator = seeded("sequence", self.config.seed, number)
         token = int(torch.randint(self.config.states, (), generator=generator))
         ids = [token]
         for choice in torch.randint(self.config.branching, (self.config.context_length,), generator=generator).tolist():
@@ -75,7 +108,7 @@ class MarkovChain:
 class TokenFile:
     """A file cut into sequences, read in another order each time round. It is mapped: what is not used is not read."""
 
-    def __init__(self, config: DataConfig, vocabulary_size: int) -> None:
+    def __init__(self, config: TokenData, vocabulary_size: int) -> None:
         assert config.path is not None
         self.config, self.vocabulary_size = config, vocabulary_size
         self._ids = _mapped(Path(config.path), DTYPES[config.dtype])
@@ -89,7 +122,7 @@ class TokenFile:
         self._order = functools.lru_cache(maxsize=2)(self._order_of)
 
     def _order_of(self, epoch: int) -> torch.Tensor:
-        return torch.randperm(self._count, generator=_generator("order", self.config.seed, epoch))
+        return torch.randperm(self._count, generator=seeded("order", self.config.seed, epoch))
 
     def sequence(self, number: int) -> torch.Tensor:
         epoch, place = divmod(number, self._count)
@@ -139,9 +172,3 @@ def _npy_header(path: Path) -> tuple[int, torch.dtype]:
             f"data.path: {path} must hold one row of {', '.join(DTYPES)} ids, got dtype {kind!r} and shape {shape}"
         )
     return data_start, _NPY_DTYPES[kind]
-
-
-def _generator(*key: object) -> torch.Generator:
-    """Another stream for each key, the same everywhere."""
-    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

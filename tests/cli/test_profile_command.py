@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from command_line import Ended
 
-from memfix.incidents.kda_transitions import profile as of_layers
-from memfix.incidents.long_context_loss import longest, profile
+from memfix.incidents.kda_transitions import incident as of_layers
+from memfix.meters.simulated import SimulatedMeter
 
-TINY = ("profile", "long_context_loss", "--model-size", "tiny", "--attention-type", "dense", "--loss", "recompute")
-FIT = ("fit", "long_context_loss", "--model-size", "tiny", "--attention-type", "dense", "--loss", "recompute")
+STEP = ("long_context_loss", "model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute")
+TINY, FIT = (("profile", *STEP, "data.context_length=512"), ("fit", *STEP, "data.context_length=512"))
 
 
 @pytest.fixture
@@ -23,8 +23,7 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("something was measured")
 
-    for module in (profile, longest):
-        monkeypatch.setattr(module, "simulated_functions", measured)
+    monkeypatch.setattr(SimulatedMeter, "measure", measured)
 
 
 # ---------------------------------------------------------------- profile
@@ -32,11 +31,13 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
     ended = memfix(*TINY, "--rows", "1", "--save", "step.svg", "--save", "step.html", "--json", "step.json")
     assert (ended.exit_code, ended.err) == (0, "")
     lines = ended.out.splitlines()
-    assert lines[0] == "long_context_loss tiny, dense, 512 tokens, checkpointed, bfloat16, loss recompute, H200"
+    assert lines[0] == (
+        "long_context_loss report, tiny, dense, 512 tokens, loss recompute, checkpointed, pure_bfloat16, H200"
+    )
     assert lines[1].split() == ["stage", "at", "its", "end", "peak", "report", "beside", "it"]
     data = json.loads((tmp_path / "step.json").read_text())
     by_name = {stage["name"]: stage for stage in data["stages"]}
-    assert data["settings"]["context_length"] == 512
+    assert data["settings"]["data"]["context_length"] == 512
     assert by_name["with the logits"]["end_bytes"] - by_name["with the logits"]["start_bytes"] == 512 * 512 * 2
     assert data["peak_bytes"] == by_name["every later step"]["peak_bytes"]
     for name, stage in by_name.items():
@@ -52,10 +53,12 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
 
 
 def test_json_on_standard_output_leaves_the_table_to_standard_error(memfix: Any) -> None:
-    ended = memfix(*TINY, "--context-length", "40", "--no-gradient-checkpointing", "--rows", "0", "--json", "-")
+    ended = memfix(
+        *TINY, "data.context_length=40", "training.gradient_checkpointing=false", "--rows", "0", "--json", "-"
+    )
     assert ended.exit_code == 0
     data = json.loads(ended.out)
-    assert data["subject"].startswith("long_context_loss tiny, dense, 40 tokens, not checkpointed")
+    assert data["subject"].startswith("long_context_loss report, tiny, dense, 40 tokens, loss recompute, pure_bf")
     assert "what holds the memory" not in ended.err
     assert "every later step" in ended.err
 
@@ -64,7 +67,7 @@ def test_json_on_standard_output_leaves_the_table_to_standard_error(memfix: Any)
 def test_the_longest_context_is_found_for_each_capacity(memfix: Any) -> None:
     ended = memfix(*FIT, "--capacity", "1MiB, 4MiB, 1GiB", "--high", "1000", "--json", "-")
     assert ended.exit_code == 0
-    none, some, all_allowed = json.loads(ended.out)["context_length"]
+    none, some, all_allowed = json.loads(ended.out)["data.context_length"]
     assert (none["largest"], none["capacity_bytes"]) == (0, 1 << 20)
     assert "1.00 MiB: not even 64 tokens" in ended.err
     assert f"4.00 MiB: {some['largest']:,} tokens" in ended.err
@@ -82,7 +85,17 @@ def test_where_nothing_fits_it_ends_with_2(memfix: Any) -> None:
     assert ended.out.startswith("long_context_loss on H200, 1.00 MiB: not even 64 tokens")
 
 
-# ---------------------------------------------------------------- an incident whose run is a config
+def test_another_key_can_be_grown(memfix: Any) -> None:
+    ended = memfix(*FIT, "data.context_length=64", "--over", "training.batch_size", "--capacity", "4MiB", "--json", "-")
+    assert ended.exit_code == 0
+    (found,) = json.loads(ended.out)["training.batch_size"]
+    fits = {row["value"]: row["fits"] for row in found["tried"]}
+    assert fits[found["largest"]]
+    assert not fits[found["largest"] + 1]
+    assert f"4.00 MiB: {found['largest']} sequences" in ended.err
+
+
+# ---------------------------------------------------------------- layer by layer
 KDA_RUN = (
     "model.layers=2", "model.width=16", "model.heads=2", "model.head_width=8", "model.ffn_width=24",
     "model.vocabulary=64", "data.context_length=20", "data.states=16", "training.batch_tokens=40",
@@ -107,7 +120,7 @@ def test_layers_of_a_run_and_the_card_that_it_does_not_fit(memfix: Any, monkeypa
 def test_the_most_layers_are_found(memfix: Any) -> None:
     ended = memfix("fit", "kda_transitions", *KDA_RUN, "model.kda_form=wy", "--capacity", "256KiB", "--json", "-")
     assert ended.exit_code == 0
-    (found,) = json.loads(ended.out)["layers"]
+    (found,) = json.loads(ended.out)["model.layers"]
     fits = {row["value"]: row["fits"] for row in found["tried"]}
     assert fits[found["largest"]]
     assert not fits[found["largest"] + 1]
@@ -120,19 +133,25 @@ def test_the_most_layers_are_found(memfix: Any) -> None:
     ("arguments", "message"),
     [
         (["profile", "long_context_los"], "no incident 'long_context_los'; did you mean 'long_context_loss'?"),
-        (["profile", "long_context_loss", "--model-size", "8B"], "unknown model size '8B'; did you mean '4B'?"),
         (
-            ["profile", "long_context_loss", "--attention-type", "nsaa"],
-            "unknown attention type 'nsaa'; did you mean 'nsa'?",
+            ["profile", "long_context_loss", "model.size=8B"],
+            "override model.size=8B: model.size must be one of 4B, tiny, got '8B'",
         ),
-        (["profile", "long_context_loss", "--context-length", "0"], "context_length must be at least 1, got 0"),
+        (
+            ["profile", "long_context_loss", "model.attention_type=nsaa"],
+            "override model.attention_type=nsaa: model.attention_type must be one of nsa, dense, got 'nsaa'",
+        ),
+        (
+            ["profile", "long_context_loss", "data.context_length=0"],
+            "override data.context_length=0: data.context_length must be at least 1, got 0",
+        ),
         (["profile", "long_context_loss", "--world-size", "0"], "world_size must be at least 1, got 0"),
         (["profile", "long_context_loss", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
         (["fit", "long_context_loss", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
-        (["fit", "long_context_loss", "--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["fit", "long_context_loss", "--world-size", "-1"], "world_size must be at least 1, got -1"),
         (
-            ["profile", "kda_transitions", "--batch-size", "2"],
-            "kda_transitions does not take --batch-size; it takes --capacity, --config, SECTION.KEY=VALUE",
+            ["fit", "long_context_loss", "--over", "model.layers"],
+            "long_context_loss has no 'model.layers' to grow; known: data.context_length, training.batch_size",
         ),
         (
             ["profile", "kda_transitions", "--config", "hn_xl.yaml"],
@@ -176,9 +195,8 @@ def test_without_a_gpu_the_cuda_meter_ends_with_2(memfix: Any, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "long_context_loss", "--over", "N"], "long_context_loss is an incident: --over has no meaning here"),
         (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase has no meaning"),
-        (["fit", "embedding", "--over", "N", "--loss", "auto"], "embedding is an op, not an incident: --loss has no"),
+        (["fit", "embedding", "--over", "N", "--world-size", "2"], "embedding is an op, not an incident: --world-size"),
         (
             ["fit", "embedding", "model.layers=2", "--over", "N"],
             "embedding is an op, not an incident: [SECTION.KEY=VALUE]... has no meaning here",
@@ -190,3 +208,26 @@ def test_options_of_something_else_end_with_4(memfix: Any, arguments: list[str],
     ended = memfix(*arguments)
     assert ended.exit_code == 4
     assert message in ended.err
+
+
+@pytest.mark.usefixtures("_no_measuring")
+@pytest.mark.parametrize("command", ["profile", "fit"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--model-size", "tiny"], "--model-size tiny is model.size=tiny now"),
+        (["--attention-type", "dense"], "--attention-type dense is model.attention_type=dense now"),
+        (["--context-length", "512"], "--context-length 512 is data.context_length=512 now"),
+        (["--gradient-checkpointing"], "--gradient-checkpointing is training.gradient_checkpointing=true now"),
+        (["--no-gradient-checkpointing"], "--no-gradient-checkpointing is training.gradient_checkpointing=false now"),
+        (["--batch-size", "2"], "--batch-size 2 is training.batch_size=2 now"),
+        (["--loss", "recompute"], "--loss recompute is model.loss_form=recompute now"),
+        (["--precision", "bfloat16"], "--precision bfloat16 is training.precision=pure_bfloat16 now"),
+        (["--precision", "mixed"], "--precision mixed is training.precision=autocast now"),
+    ],
+)
+def test_options_that_became_keys_say_which(memfix: Any, command: str, option: list[str], message: str) -> None:
+    ended = memfix(command, "long_context_loss", *option)
+    assert (ended.exit_code, ended.out) == (4, "")
+    assert f"{message}: a key of the config" in ended.err
+    assert option[0] not in memfix(command, "--help").out

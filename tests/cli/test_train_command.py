@@ -10,8 +10,8 @@ import pytest
 from command_line import Ended
 
 import memfix as package
+from memfix.incidents import get_incident
 from memfix.incidents.config import load_config
-from memfix.incidents.trainable import get_trainable
 
 INCIDENT = "long_context_loss"
 CONFIGS = Path(package.__file__).parent / "incidents" / INCIDENT / "configs"
@@ -63,8 +63,8 @@ def test_a_resumed_run_goes_on_in_its_own_log(memfix: Any, tmp_path: Path) -> No
 
 def test_every_flag_of_the_reports_command_is_a_key(memfix: Any) -> None:
     """LOG-43: --model_size, --context_length, --gradient_checkpointing, --batch_size, --gradient_accumulation_steps."""
-    schema = get_trainable(INCIDENT).model_schema
-    config = load_config(CONFIGS / "131k.yaml", schema)
+    incident = get_incident(INCIDENT)
+    config = load_config(incident, CONFIGS / "131k.yaml")
     assert (config.model.size, config.data.context_length) == ("4B", 131_072)
     assert config.training.gradient_checkpointing
     assert (config.training.batch_size, config.training.gradient_accumulation_steps) == (1, 4)
@@ -73,7 +73,7 @@ def test_every_flag_of_the_reports_command_is_a_key(memfix: Any) -> None:
         "training.batch_size": "1", "training.gradient_accumulation_steps": "4",
     }  # fmt: skip
     overrides = [f"{key}={value}" for key, value in flags.items()]
-    tiny = load_config(CONFIGS / "tiny.yaml", schema, overrides).as_dict()
+    tiny = load_config(incident, CONFIGS / "tiny.yaml", overrides).as_dict()
     assert all(str(tiny[key.split(".")[0]][key.split(".")[1]]).lower() == flags[key].lower() for key in flags)
     listed = memfix("train", INCIDENT, "--keys")
     assert listed.exit_code == 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from memfix.incidents.config import RunConfig, find_config, load_config
-from memfix.incidents.kda_transitions.trainable import ModelConfig
+from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.kda_transitions.incident import incident
 
 SHRUNKEN = (
     "model.layers=2", "model.width=16", "model.heads=2", "model.head_width=8", "model.ffn_width=24",
@@ -15,4 +13,4 @@ SHRUNKEN = (
 
 
 def shrunken(*overrides: str, name: str = "hn_xs.yaml") -> RunConfig:
-    return load_config(find_config("kda_transitions", Path(name)), ModelConfig, (*SHRUNKEN, *overrides))
+    return load_config(incident, name, (*SHRUNKEN, *overrides))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from toy import run_config, toy
 
 from memfix.errors import UsageError
-from memfix.incidents.config import RunConfig, load_config, sections
+from memfix.incidents.config import DataConfig, RunConfig, load_config, sections
 from memfix.incidents.schema import described, differences, setting
 
 
@@ -21,6 +23,7 @@ class ModelConfig:
     kda_mode: str = setting("scan", choices=("scan", "sequential"), about="how states are made")
 
 
+INCIDENT = dataclasses.replace(toy, model_schema=ModelConfig)
 LEAST = "data:\n  context_length: 8\ntraining:\n  steps: 3\n"
 
 
@@ -30,7 +33,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def load(text: str, *overrides: str) -> RunConfig:
         Path("run.yaml").write_text(text)
-        return load_config(Path("run.yaml"), ModelConfig, overrides)
+        return load_config(INCIDENT, "run.yaml", overrides)
 
     return load
 
@@ -82,7 +85,7 @@ def test_an_override_can_give_what_the_file_lacks(load: Any) -> None:
 
 
 def test_every_key_is_described_with_what_it_takes_and_its_default() -> None:
-    rows = {key: (takes, about) for key, takes, about in described(sections(ModelConfig))}
+    rows = {key: (takes, about) for key, takes, about in described(sections(INCIDENT))}
     assert rows["model.kda_memory_chunk_size"] == ("an int, at least 1  [64]", "tokens of a chunk")
     assert rows["model.kda_mode"][0] == "scan | sequential  [scan]"
     assert rows["training.steps"][0] == "an int, at least 1"
@@ -127,7 +130,10 @@ def test_differences_of_two_runs_are_named_by_key(load: Any) -> None:
             LEAST + "  gradient_checkpointing: 1\n",
             "run.yaml:5: training.gradient_checkpointing must be true or false, got '1'",
         ),
-        (LEAST + "  precision: fp8\n", "run.yaml:5: training.precision must be one of float32, bfloat16, got 'fp8'"),
+        (
+            LEAST + "  precision: fp8\n",
+            "run.yaml:5: training.precision must be one of float32, bfloat16, autocast, pure_bfloat16, got 'fp8'",
+        ),
         (
             LEAST + "optimizer:\n  clip_norm: .inf\n",
             "run.yaml:6: optimizer.clip_norm must be a number or null, got '.inf'",
@@ -184,10 +190,31 @@ def test_a_fault_in_an_override_is_named_with_the_override(refusal: Any, overrid
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^no config file .*none.yaml$"):
-        load_config(tmp_path / "none.yaml", ModelConfig)
+    with pytest.raises(UsageError, match=r"^no config file .*none.yaml, and kda_transitions brings none of that name"):
+        load_config(dataclasses.replace(INCIDENT, package="memfix.incidents.kda_transitions"), tmp_path / "none.yaml")
     with pytest.raises(UsageError, match=r"^cannot read the config file .*: Is a directory$"):
-        load_config(tmp_path, ModelConfig)
+        load_config(INCIDENT, tmp_path)
     (tmp_path / "image.yaml").write_bytes(b"a: \xff\xfe")
     with pytest.raises(UsageError, match=r"image.yaml: not text: byte 3 is not UTF-8$"):
-        load_config(tmp_path / "image.yaml", ModelConfig)
+        load_config(INCIDENT, tmp_path / "image.yaml")
+
+
+# ---------------------------------------------------------------- a run with other values
+def test_values_are_read_and_replaced_by_their_keys() -> None:
+    config = run_config()
+    changed = config.replaced({"data.context_length": 5, "model.width": 3})
+    assert (changed.value("data.context_length"), changed.value("model.width")) == (5, 3)
+    assert config.value("model.width") == 8
+    assert "name" not in config.as_dict()
+
+
+def test_a_value_that_its_section_refuses_is_named_with_its_key() -> None:
+    config = run_config(batch_tokens=12)
+    with pytest.raises(UsageError, match=r"^training.batch_size=2: batch_tokens stands in place of batch_size"):
+        config.replaced({"training.batch_size": 2})
+
+
+def test_data_without_tokens_has_no_batch_tokens() -> None:
+    config = run_config(batch_tokens=12)
+    with pytest.raises(UsageError, match=r"^training.batch_tokens counts tokens, and this data has none: use training"):
+        dataclasses.replace(config, data=DataConfig())

@@ -12,9 +12,9 @@ from toy import ALONE
 
 import memfix
 from memfix.errors import UsageError
+from memfix.incidents import get_incident
 from memfix.incidents.config import load_config
 from memfix.incidents.distributed import VARIABLES, joined
-from memfix.incidents.trainable import get_trainable
 from memfix.incidents.training import train
 
 INCIDENT = "long_context_loss"
@@ -23,9 +23,9 @@ TINY = Path(memfix.__file__).parent / "incidents" / INCIDENT / "configs" / "tiny
 
 def curve_alone(*overrides: str, resume: Path | None = None) -> list[tuple[float, float]]:
     """Loss and norm of each step."""
-    trainable = get_trainable(INCIDENT)
-    config = load_config(TINY, trainable.model_schema, overrides)
-    return [(step.loss, step.gradient_norm) for step in train(INCIDENT, trainable, config, ALONE, resume=resume)]
+    incident = get_incident(INCIDENT)
+    config = load_config(incident, TINY, overrides)
+    return [(step.loss, step.gradient_norm) for step in train(incident, config, ALONE, resume=resume)]
 
 
 # two processes with the variables that torchrun gives them

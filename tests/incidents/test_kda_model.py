@@ -15,8 +15,8 @@ from memfix.incidents.config import find_config, load_config
 from memfix.incidents.kda_transitions import block as blocks
 from memfix.incidents.kda_transitions.block import SCAN_FORMS, KDABlock
 from memfix.incidents.kda_transitions.chunk_size import validated_chunk_size
+from memfix.incidents.kda_transitions.incident import ModelConfig, build_model, incident
 from memfix.incidents.kda_transitions.model import LanguageModel
-from memfix.incidents.kda_transitions.trainable import ModelConfig, build_model
 from memfix.ops.kda import kda
 
 ON_CPU = [form for form in SCAN_FORMS if form != "triton"]
@@ -46,10 +46,10 @@ def hidden(tokens: int = 9) -> torch.Tensor:
 
 # ---------------------------------------------------------------- the chunk, from YAML to the op
 def test_a_value_of_the_file_arrives_at_the_op(seen: Any, tmp_path: Path) -> None:
-    text = find_config("kda_transitions", Path("hn_xs.yaml")).read_text()
+    text = find_config(incident, Path("hn_xs.yaml")).read_text()
     path = tmp_path / "run.yaml"
     path.write_text(text.replace("kda_memory_chunk_size: 64", "kda_memory_chunk_size: 17"))
-    config = load_config(path, ModelConfig, SHRUNKEN)
+    config = load_config(incident, path, SHRUNKEN)
     with pytest.warns(UserWarning, match="memory_chunk_size 17"):
         model = build_model(config.model)
     ids_BT = torch.zeros(1, 20, dtype=torch.int64)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 import torch
 from kda_runs import SHRUNKEN
 
 from memfix.errors import UsageError
-from memfix.incidents.kda_transitions import profile as profiling
-from memfix.incidents.kda_transitions.most_layers import grown, most_layers
-from memfix.incidents.kda_transitions.profile import profile
-from memfix.incidents.kda_transitions.settings import ProfileSettings, settings_of
-from memfix.incidents.kda_transitions.stand_ins import simulated_op
-from memfix.incidents.kda_transitions.trainable import trainable
-from memfix.incidents.profile import BACKWARD, LATER_STEP, OPTIMIZER, PARAMETERS, Profile
-from memfix.incidents.stand_in import kept_inputs
-from memfix.incidents.train_state import RepeatedStep, StagedStep, TrainState
+from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.fit_step import fit_step, growth_of
+from memfix.incidents.incident import silent
+from memfix.incidents.kda_transitions import incident as declared
+from memfix.incidents.kda_transitions.incident import grown, incident, is_of_the_report
+from memfix.incidents.measured_step import MeasurableStep
+from memfix.incidents.profile import BACKWARD, LATER_FORWARDS, LATER_STEP, OPTIMIZER, PARAMETERS, Profile
+from memfix.incidents.profile_step import profile
+from memfix.incidents.stand_in import StandIns, kept_inputs
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.stages import Stage, listening
@@ -30,20 +27,24 @@ STATE_BYTES = 2 * 2 * 8 * 8 * 4
 SHORT = (*SHRUNKEN, f"data.context_length={TOKENS}", f"training.batch_tokens={2 * TOKENS}", "model.layers=2")
 
 
-def settings(*overrides: str, capacity: int | str = "24GiB") -> ProfileSettings:
-    return settings_of(overrides=(*SHORT, *overrides), capacity=capacity)
+def config_of(*overrides: str) -> RunConfig:
+    return load_config(incident, incident.config, (*SHORT, *overrides))
+
+
+def staged(config: RunConfig, stand_ins: StandIns | None) -> Reading:
+    return METER.measure(MeasurableStep(incident, config, stand_ins=stand_ins).staged)
 
 
 @pytest.fixture(scope="module")
 def streamed() -> Profile:
     """With all forms beside it."""
-    return profile(settings("model.kda_form=streamed"))
+    return profile(incident, config_of("model.kda_form=streamed"))
 
 
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the other forms, which take their time."""
-    monkeypatch.setattr(profiling, "COMPARED", ())
+    monkeypatch.setattr(declared, "COMPARED", ())
 
 
 def stages(found: Profile) -> dict[str, Stage]:
@@ -61,7 +62,7 @@ def test_every_layer_is_a_stage_and_all_keep_alike(streamed: Profile) -> None:
 
 @pytest.mark.usefixtures("_alone")
 def test_dense_layers_keep_transitions_and_states_and_streamed_ones_do_not(streamed: Profile) -> None:
-    dense = stages(profile(settings("model.kda_form=naive")))["layer 2"].added_bytes
+    dense = stages(profile(incident, config_of("model.kda_form=naive")))["layer 2"].added_bytes
     lean = stages(streamed)["layer 2"].added_bytes
     assert dense - lean > 2 * TOKENS * STATE_BYTES - 4 * STATE_BYTES
 
@@ -70,22 +71,20 @@ def test_dense_layers_keep_transitions_and_states_and_streamed_ones_do_not(strea
     ("form", "change"), [("streamed", "training.gradient_checkpointing=true"), ("wy", "training.precision=bfloat16")]
 )
 def test_stand_ins_take_the_bytes_of_the_op(form: str, change: str) -> None:
-    run = settings(f"model.kda_form={form}", "model.value_width=5", change).run
-    op = simulated_op(run, METER)
+    config = config_of(f"model.kda_form={form}", "model.value_width=5", change)
+    op = incident.stand_ins(config, METER, silent)
+    assert op is not None
     assert op.notes == ()
-    quick, whole = (METER.measure(StagedStep(trainable, run, *prepare)) for prepare in ((op.put_into,), ()))
-    assert sizes(quick) == sizes(whole)
+    assert sizes(staged(config, op)) == sizes(staged(config, None))
 
 
 @pytest.mark.parametrize("form", ["naive", "reported"])
 def test_of_forms_of_many_nodes_layers_are_exact_and_backward_nearly(form: str) -> None:
-    run = settings(f"model.kda_form={form}").run
-    op = simulated_op(run, METER)
+    config = config_of(f"model.kda_form={form}")
+    op = incident.stand_ins(config, METER, silent)
+    assert op is not None
     assert "many nodes of autograd" in op.notes[0]
-    quick, whole = (
-        {stage.name: stage for stage in METER.measure(StagedStep(trainable, run, *prepare)).stages}
-        for prepare in ((op.put_into,), ())
-    )
+    quick, whole = ({stage.name: stage for stage in staged(config, one).stages} for one in (op, None))
     token_bytes = 2 * TOKENS * 2 * 8 * 4
     for name, stage in whole.items():
         assert quick[name].end_bytes == stage.end_bytes
@@ -105,30 +104,44 @@ def test_inputs_that_backward_needs_are_told_from_others() -> None:
 
 def test_the_step_runs_on_real_tensors_and_says_its_stages() -> None:
     heard: list[str | None] = []
-    build = StagedStep(trainable, settings().run)
-    step = build("cpu")
+    measurable = MeasurableStep(incident, config_of(), simulated=False)
+    step = measurable.staged("cpu")
     step()
     with listening(heard.append):
         step()
     wanted = [PARAMETERS, "embedding", "layer 1", "layer 2", "loss", BACKWARD, OPTIMIZER, LATER_STEP]
     assert heard == wanted
-    assert build.parameter_bytes == TrainState(trainable, settings().run, "meta").parameter_bytes
+    assert measurable.parameter_bytes == sum(p.nbytes for p in incident.build(config_of()).parameters())
 
 
 def test_a_repeated_step_leaves_what_it_found() -> None:
-    reading = METER.measure(RepeatedStep(trainable, settings("model.kda_form=wy", "model.layers=1").run))
+    measurable = MeasurableStep(incident, config_of("model.kda_form=wy", "model.layers=1"))
+    reading = METER.measure(measurable.repeated)
     assert (reading.held_bytes, reading.leaked_bytes) == (0, 0)
 
 
-def test_steps_of_several_forwards_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"use training\.gradient_accumulation_steps=1"):
-        settings("training.gradient_accumulation_steps=2")
+def test_forwards_after_the_first_are_one_stage() -> None:
+    one, three = (
+        staged(config_of("model.kda_form=wy", f"training.gradient_accumulation_steps={number}"), None).stages
+        for number in (1, 3)
+    )
+    names = [PARAMETERS, "embedding", "layer 1", "layer 2", "loss", BACKWARD, OPTIMIZER, LATER_STEP]
+    assert [stage.name for stage in one] == names
+    assert [stage.name for stage in three] == [*names[:6], LATER_FORWARDS, *names[6:]]
+    by_name = {stage.name: stage for stage in three}
+    # backward of a later forward has the gradients of earlier ones beside it
+    assert by_name[LATER_FORWARDS].peak_bytes > by_name[BACKWARD].peak_bytes
+    assert by_name[LATER_FORWARDS].added_bytes == 0
+
+
+def test_autocast_is_simulated_without_stand_ins() -> None:
+    assert incident.stand_ins(config_of("training.precision=autocast"), METER, silent) is None
 
 
 # ---------------------------------------------------------------- the card
 def test_the_layer_is_named_in_which_the_card_ends(streamed: Profile) -> None:
     def crossing(capacity: int) -> str:
-        return profiling._conclusions(settings(capacity=capacity), streamed.reading, None)[-1]
+        return declared._crossing(streamed.reading.stages, capacity)
 
     assert "are crossed in: layer 2, which finds " in crossing(stages(streamed)["layer 2"].peak_bytes - 1)
     assert "suffice" in crossing(streamed.peak_bytes)
@@ -145,42 +158,34 @@ def test_forms_are_compared_by_the_layers_that_fit(streamed: Profile) -> None:
 
 
 def test_long_sequences_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "COMPARED_UP_TO", TOKENS - 1)
-    assert list(profiling._compared(settings(), METER, print)) == []
+    monkeypatch.setattr(declared, "COMPARED_UP_TO", TOKENS - 1)
+    assert not any("layers fit" in line for line in profile(incident, config_of("model.kda_form=wy")).conclusions)
 
 
 def test_the_line_ends_where_layers_stop_fitting() -> None:
-    chosen, capacity = settings("model.kda_form=wy"), 1 << 18
-    (fit,) = most_layers(chosen, [capacity])
+    config, capacity = config_of("model.kda_form=wy"), 1 << 18
+    (fit,) = fit_step(incident, config, growth_of(incident, None), [capacity])
     fits = {row.value: row.fits for row in fit.tried}
     assert (fits[fit.value], fits[fit.value + 1]) == (True, False)
-    assert abs(grown(chosen, capacity, METER).most - fit.value) <= 1
+    assert abs(grown(config, capacity, METER).most - fit.value) <= 1
 
 
 # ---------------------------------------------------------------- beside the report
 def test_figures_of_the_report_stand_beside_its_own_shape_only(streamed: Profile) -> None:
     assert all(row.beside is None for row in streamed.rows)
-    assert settings_of().is_of_the_report
-    assert not settings_of(overrides=["training.batch_tokens=2048"]).is_of_the_report
-    assert not settings_of("hn_s.yaml").is_of_the_report
+    assert is_of_the_report(load_config(incident, "hn_xs.yaml"))
+    assert not is_of_the_report(load_config(incident, "hn_xs.yaml", ["training.batch_tokens=2048"]))
+    assert not is_of_the_report(load_config(incident, "hn_s.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"config": "hn_m.yaml"}, "no config file hn_m.yaml"),
-        ({"overrides": ["model.layer=2"]}, "unknown key model.layer; did you mean 'layers'?"),
-        ({"capacity": "24GB"}, "capacity: unknown unit 'GB'"),
-    ],
-)
-def test_settings_that_do_not_exist_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        settings_of(**change)
-    assert message in str(refused.value)
+def test_a_capacity_in_decimal_units_is_refused() -> None:
+    with pytest.raises(UsageError, match="capacity: unknown unit 'GB'"):
+        profile(incident, config_of(), capacity="24GB")
 
 
 def test_a_profile_says_what_it_is_of(streamed: Profile) -> None:
     assert streamed.title == (
         "kda_transitions hn_xs, 2 layers, 2 x 12 tokens, kda/streamed in chunks of 64, float32, H200"
     )
-    assert dataclasses.replace(streamed).as_dict()["settings"]["model"]["kda_form"] == "streamed"
+    assert streamed.as_dict()["settings"]["model"]["kda_form"] == "streamed"
+    assert (streamed.settings["config"], streamed.settings["world_size"]) == ("hn_xs", 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from kda_runs import shrunken
 from toy import ALONE
 
 from memfix.errors import UsageError
-from memfix.incidents.config import find_config, load_config
-from memfix.incidents.kda_transitions.trainable import ModelConfig, trainable
+from memfix.incidents.config import load_config
+from memfix.incidents.kda_transitions.incident import incident
 from memfix.incidents.training import Run, train
 
 CURVES = [
@@ -26,7 +25,7 @@ CURVES = [
 
 def curve(*overrides: str) -> list[float]:
     with warnings.catch_warnings(action="ignore"):
-        return [step.loss for step in train("kda_transitions", trainable, shrunken(*overrides), ALONE)]
+        return [step.loss for step in train(incident, shrunken(*overrides), ALONE)]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_bfloat16_trains_alike(expected: list[float]) -> None:
 # ---------------------------------------------------------------- configs
 @pytest.mark.parametrize(("name", "shape"), [("hn_xs.yaml", (16, 256, 8, 64)), ("hn_s.yaml", (6, 4096, 12, 64))])
 def test_the_configs_have_the_reports_keys(name: str, shape: tuple[int, ...]) -> None:
-    config = load_config(find_config("kda_transitions", Path(name)), ModelConfig)
+    config = load_config(incident, name)
     model = config.model
     assert (config.batch_size, config.data.context_length, model.heads, model.head_width) == shape
     assert (model.kda_memory_chunk_size, model.kda_mode) == (64, "scan")
@@ -82,11 +81,11 @@ def test_what_a_config_cannot_say_is_refused(override: str, message: str) -> Non
 
 
 def test_half_the_batch_tokens_are_half_the_sequences() -> None:
-    run = Run("kda_transitions", trainable, shrunken("training.batch_tokens=20"), ALONE)
+    run = Run(incident, shrunken("training.batch_tokens=20"), ALONE)
     assert run.take_step().num_targets == 20
-    assert run.sequences == 1
+    assert run.examples == 1
 
 
 def test_a_size_outside_the_range_warns_when_the_model_is_built() -> None:
     with pytest.warns(UserWarning, match="memory_chunk_size 16 is outside the recommended 32 to 128"):
-        Run("kda_transitions", trainable, shrunken("model.kda_memory_chunk_size=16"), ALONE)
+        Run(incident, shrunken("model.kda_memory_chunk_size=16"), ALONE)

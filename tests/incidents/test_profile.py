@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,48 +9,72 @@ import torch
 import torch.distributed as dist
 
 from memfix.errors import MeasurementError, UsageError
+from memfix.incidents.config import RunConfig, load_config
 from memfix.incidents.decoder_parts import FeedForward
-from memfix.incidents.long_context_loss import profile as profiling
-from memfix.incidents.long_context_loss.model import EMBEDDING, FIRST_LAYER, LOSS, OTHER_LAYERS
-from memfix.incidents.long_context_loss.profile import (
-    ASIDES,
+from memfix.incidents.distributed import one_rank_of
+from memfix.incidents.incident import silent
+from memfix.incidents.long_context_loss import incident as declared
+from memfix.incidents.long_context_loss.incident import (
     LOGITS,
     REPORTED,
     REPORTED_BACKWARD,
     ROPE_TABLES,
     STANDARD,
     STANDARD_BACKWARD,
-    WHOLE_LAYER,
-    ProfiledStep,
-    Seen,
-    profile,
-)
-from memfix.incidents.long_context_loss.stand_ins import simulated_functions
-from memfix.incidents.long_context_loss.step import (
     WARMUP_TOKENS,
-    LayerFunctions,
-    StepSettings,
-    TrainState,
-    TrainStep,
+    WHOLE_LAYER,
+    incident,
+    is_of_the_report,
 )
-from memfix.incidents.one_rank import one_rank_of
-from memfix.incidents.profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES, Profile, Row
-from memfix.incidents.stand_in import Footprint, StandIn
+from memfix.incidents.long_context_loss.model import (
+    EMBEDDING,
+    FIRST_LAYER,
+    LOSS,
+    OTHER_LAYERS,
+    AttentionKind,
+    Decoder,
+)
+from memfix.incidents.measured_step import MeasurableStep
+from memfix.incidents.profile import (
+    BACKWARD,
+    GRADIENTS,
+    LATER_FORWARDS,
+    LATER_STEP,
+    OPTIMIZER,
+    PARAMETERS,
+    REST,
+    STATES,
+    Profile,
+    Row,
+)
+from memfix.incidents.profile_step import profile
+from memfix.incidents.stand_in import Footprint, StandIn, StandIns
+from memfix.incidents.step import TrainStep
 from memfix.meters import get_meter
-from memfix.meters.base import Reading, Step
+from memfix.meters.base import Reading
 from memfix.meters.stages import Stage, listening
 
 T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
-TINY = StepSettings("tiny", T, "dense", loss="recompute")
+TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", f"data.context_length={T}")
+ASIDES = {ROPE_TABLES, WHOLE_LAYER, LOGITS, STANDARD, STANDARD_BACKWARD, REPORTED, REPORTED_BACKWARD}
+METERS = ("simulated", "cuda")
 IN_ORDER = [
     PARAMETERS, ROPE_TABLES, EMBEDDING, WHOLE_LAYER, FIRST_LAYER, OTHER_LAYERS, LOGITS, STANDARD, STANDARD_BACKWARD,
     REPORTED, REPORTED_BACKWARD, LOSS, BACKWARD, OPTIMIZER, LATER_STEP,
 ]  # fmt: skip
 
 
+def tiny_config(*overrides: str) -> RunConfig:
+    return load_config(incident, incident.config, (*TINY, *overrides))
+
+
+def tiny_profile(*overrides: str, **options: Any) -> Profile:
+    return profile(incident, tiny_config(*overrides), **options)
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Profile:
-    return profile(TINY)
+    return tiny_profile()
 
 
 def rows(found: Profile) -> dict[str, Row]:
@@ -81,7 +104,7 @@ def test_checkpointing_keeps_the_input_of_each_layer_and_no_more(tiny: Profile) 
     assert found[FIRST_LAYER].end_bytes - found[EMBEDDING].end_bytes == T * D * E
     # the last layer's output, the head's input, and one float32 number a token of the norm
     assert found[OTHER_LAYERS].end_bytes - found[FIRST_LAYER].end_bytes == 2 * T * D * E + T * 4
-    kept = stages(profile(dataclasses.replace(TINY, gradient_checkpointing=False)))
+    kept = stages(tiny_profile("training.gradient_checkpointing=false"))
     whole_layer = kept[WHOLE_LAYER].end_bytes - kept[EMBEDDING].end_bytes
     assert kept[FIRST_LAYER].end_bytes - kept[EMBEDDING].end_bytes == whole_layer > 10 * T * D * E
 
@@ -103,7 +126,7 @@ def test_the_reported_loss_holds_all_log_probabilities_and_ours_does_not(tiny: P
 def test_gradients_and_states_are_told_from_activations(tiny: Profile) -> None:
     found = rows(tiny)
     parameter_bytes = found[PARAMETERS].kinds[PARAMETERS]
-    num_parameters = sum(1 for _ in TrainState(TINY, "meta").model.parameters())
+    num_parameters = sum(1 for _ in incident.build(tiny_config()).parameters())
     at_the_end = found[OPTIMIZER].kinds
     assert at_the_end[GRADIENTS] == parameter_bytes
     # AdamW's two, and a float32 count of steps for each parameter
@@ -117,68 +140,81 @@ def test_gradients_and_states_are_told_from_activations(tiny: Profile) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"attention_type": "nsa", "precision": "mixed"}, {"gradient_checkpointing": False, "batch_size": 2}],
-    ids=["checkpointed", "all-kept"],
+    [
+        ("model.attention_type=nsa", "training.precision=autocast"),
+        ("training.gradient_checkpointing=false", "training.batch_size=2"),
+        ("model.attention_type=nsa", "training.precision=float32"),
+    ],
+    ids=["checkpointed", "all-kept", "float32"],
 )
-def test_stand_ins_take_the_bytes_of_what_they_stand_for(change: dict[str, Any]) -> None:
-    settings = dataclasses.replace(TINY, context_length=WARMUP_TOKENS + 3, **change)
+def test_stand_ins_take_the_bytes_of_what_they_stand_for(change: tuple[str, ...]) -> None:
+    config = tiny_config(f"data.context_length={WARMUP_TOKENS + 3}", *change)
     meter = get_meter("simulated")
-    functions, notes = simulated_functions(settings, meter)
-    quick = meter.measure(TrainStep(settings, functions))
-    whole = meter.measure(TrainStep(settings))
+    stand_ins = incident.stand_ins(config, meter, silent)
+    assert stand_ins is not None
+    assert stand_ins.notes == ()
+    quick, whole = (
+        meter.measure(MeasurableStep(incident, config, stand_ins=one).repeated) for one in (stand_ins, None)
+    )
 
     def sizes(found: Reading) -> list[tuple[str, int, int]]:
         return [(one.name, one.end_bytes, one.peak_bytes) for one in found.stages]
 
     assert sizes(quick) == sizes(whole)
     assert (quick.peak_bytes, quick.base_bytes) == (whole.peak_bytes, whole.base_bytes)
-    assert notes == ()
-    assert [one.name for one in quick.stages] == [EMBEDDING, FIRST_LAYER, OTHER_LAYERS, LOSS]
+    assert [one.name for one in quick.stages] == [EMBEDDING, FIRST_LAYER, OTHER_LAYERS, LOSS, BACKWARD, OPTIMIZER]
 
 
 def test_a_context_as_short_as_the_warm_up_needs_no_stand_ins() -> None:
-    settings = dataclasses.replace(TINY, attention_type="nsa", context_length=WARMUP_TOKENS)
-    assert simulated_functions(settings, get_meter("simulated")) == (None, ())
+    config = tiny_config("model.attention_type=nsa", f"data.context_length={WARMUP_TOKENS}")
+    assert incident.stand_ins(config, get_meter("simulated"), silent) is None
 
 
 def test_float32_parameters_double_what_the_model_and_its_optimizer_take(tiny: Profile) -> None:
-    mixed = rows(profile(dataclasses.replace(TINY, precision="mixed")))[OPTIMIZER].kinds
+    mixed = rows(tiny_profile("training.precision=autocast"))[OPTIMIZER].kinds
     plain = rows(tiny)[OPTIMIZER].kinds
     assert mixed[PARAMETERS] == 2 * plain[PARAMETERS]
     assert mixed[GRADIENTS] == 2 * plain[GRADIENTS]
 
 
 def test_the_profiled_step_runs_on_real_tensors() -> None:
-    settings = dataclasses.replace(TINY, attention_type="nsa", precision="mixed", context_length=70)
-    build = ProfiledStep(settings, None, warmup_tokens=None)
+    config = tiny_config("model.attention_type=nsa", "training.precision=autocast", "data.context_length=70")
+    measurable = MeasurableStep(incident, config, simulated=False)
     heard: list[str | None] = []
-    step = build("cpu")
+    step = measurable.staged("cpu")
     step()
     with listening(heard.append):
         step()
     assert [name for name in dict.fromkeys(heard) if name] == IN_ORDER
-    assert build.seen == Seen(
-        parameter_bytes=4 * sum(p.numel() for p in TrainState(settings, "meta").model.parameters())
-    )
+    assert (measurable.asides.names, measurable.asides.failures) == (ASIDES, {})
+    assert measurable.parameter_bytes == 4 * sum(p.numel() for p in incident.build(config).parameters())
+
+
+def test_what_is_tried_is_tried_once_in_a_step_of_several_forwards() -> None:
+    config = tiny_config("training.gradient_accumulation_steps=2")
+    measurable = MeasurableStep(incident, config, simulated=False)
+    step = measurable.staged("cpu")
+    step()
+    heard: list[str | None] = []
+    with listening(heard.append):
+        step()
+    place = heard.index(LATER_FORWARDS)
+    assert {*heard[:place]} >= ASIDES
+    assert heard[place + 1 :] == [OPTIMIZER, LATER_STEP]
 
 
 @pytest.mark.gpu(use="meters")
 def test_a_gpu_gives_the_stages_that_were_simulated() -> None:
     tokens = 4096
-    settings = dataclasses.replace(TINY, context_length=tokens)
-    simulated, real = stages(profile(settings)), stages(profile(settings, meter="cuda"))
+    simulated, real = (stages(tiny_profile(f"data.context_length={tokens}", meter=meter)) for meter in METERS)
     assert [*real] == [*simulated]
     # a GPU's base has the workspaces of cuBLAS, and whatever else this process keeps there, from the first stage on
     kept_bytes = real[PARAMETERS].end_bytes - simulated[PARAMETERS].end_bytes
     assert kept_bytes >= 0
-    # the simulation takes the last token, which predicts nothing, for one that counts: a GPU leaves it out, and so has
-    # the rows of a chunk of our loss in a buffer of their own, with their places and their targets
-    gathered_bytes = tokens * (D * E + 8 + 8)
     for name, one in real.items():
-        may_differ = (64 << 10) + (gathered_bytes if name in (LOSS, LATER_STEP) else 0)
         end_bytes, peak_bytes = simulated[name].end_bytes, simulated[name].peak_bytes
         assert one.end_bytes - kept_bytes == pytest.approx(end_bytes, rel=0.01, abs=64 << 10), name
-        assert one.peak_bytes - kept_bytes == pytest.approx(peak_bytes, rel=0.01, abs=may_differ), name
+        assert one.peak_bytes - kept_bytes == pytest.approx(peak_bytes, rel=0.01, abs=64 << 10), name
 
 
 # ---------------------------------------------------------------- who holds them
@@ -191,7 +227,7 @@ def test_a_planted_allocation_is_named_by_its_line_and_its_stage(monkeypatch: py
         return plain(self, x_BTD)
 
     monkeypatch.setattr(FeedForward, "forward", forward)
-    found = rows(profile(TINY))
+    found = rows(tiny_profile())
     for name in (FIRST_LAYER, OTHER_LAYERS, BACKWARD, LATER_STEP):
         largest = found[name].rest[0]
         assert (largest.bytes, "test_profile.py" in largest.place) == (planted_bytes, True)
@@ -213,15 +249,15 @@ class _TooMuchInBackward(torch.autograd.Function):
 
 @pytest.mark.parametrize("where", [STANDARD, STANDARD_BACKWARD])
 def test_what_is_too_much_for_the_gpu_is_a_row_and_not_the_end(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = profiling._standard_loss
+    plain = declared._standard_loss
 
     def too_much(*tensors: torch.Tensor) -> torch.Tensor:
         if where == STANDARD:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 37.09 GiB.\nGPU 0 has ...")
         return _TooMuchInBackward.apply(plain(*tensors))
 
-    monkeypatch.setattr(profiling, "_standard_loss", too_much)
-    found = rows(profile(dataclasses.replace(TINY, context_length=WARMUP_TOKENS)))
+    monkeypatch.setattr(declared, "_standard_loss", too_much)
+    found = rows(tiny_profile(f"data.context_length={WARMUP_TOKENS}"))
     failed = {name: row.failed for name, row in found.items() if row.failed}
     assert failed == {where: "CUDA out of memory. Tried to allocate 37.09 GiB."}
     missing = [STANDARD_BACKWARD] if where == STANDARD else []
@@ -232,14 +268,14 @@ def test_a_step_that_is_too_much_itself_cannot_be_profiled(monkeypatch: pytest.M
     def too_much(*_: object, **__: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.25 GiB.")
 
-    monkeypatch.setattr(TrainState, "train", too_much)
+    monkeypatch.setattr(TrainStep, "take", too_much)
     with pytest.raises(MeasurementError, match=r"^the step itself ran out of memory: CUDA out of memory. Tried to"):
-        profile(TINY)
+        tiny_profile()
 
 
 # ---------------------------------------------------------------- sharded
 def test_a_rank_of_two_holds_half_of_the_model_and_all_of_the_activations(tiny: Profile) -> None:
-    sharded = profile(dataclasses.replace(TINY, world_size=2))
+    sharded = tiny_profile(world_size=2)
     alone, half = rows(tiny), rows(sharded)
     for kind in (PARAMETERS, GRADIENTS):
         assert half[OPTIMIZER].kinds[kind] == alone[OPTIMIZER].kinds[kind] / 2
@@ -264,22 +300,28 @@ def test_a_rank_of_a_real_group_is_not_made_one_of_another(monkeypatch: pytest.M
 # ---------------------------------------------------------------- beside the report
 def test_the_reports_step_has_the_reports_sizes() -> None:
     """One forward of the 4B model. Attention's own memory is not in question, so its stand-in takes none."""
-    settings = StepSettings()
 
     def outputs_only(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         given = [*tensors, *(t for t in options.values() if isinstance(t, torch.Tensor))]
         out_bytes = tensors[0].nbytes
         return StandIn(Footprint(out_bytes, out_bytes, sum(t.nbytes for t in given)), keeps_inputs=True)(*given)
 
-    def build(device: str) -> Step:
-        state = TrainState(settings, device, LayerFunctions(outputs_only, outputs_only))
-        assert state.parameter_bytes == 7_843_837_440
+    def put_into(model: torch.nn.Module) -> None:
+        assert isinstance(model, Decoder)
+        for layer in model.layers:
+            layer.attention.kind = AttentionKind("nsa", outputs_only, outputs_only)
 
-        def step() -> object:
-            with profiling._Asides(state, {}).tried():
-                return state.loss()
+    measurable = MeasurableStep(incident, load_config(incident, incident.config), stand_ins=StandIns(put_into))
 
-        return step
+    def build(device: str) -> Any:
+        step, batch = measurable._built(device)
+        assert step.parameter_bytes == 7_843_837_440
+
+        def forward() -> object:
+            with incident.asides(step, batch, measurable.asides):
+                return incident.loss(step.model, batch)
+
+        return forward
 
     found = {one.name: one for one in get_meter("simulated").measure(build, warmup=0).stages}
     assert found[EMBEDDING].added_bytes == 671_088_640
@@ -292,35 +334,31 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
 
 def test_figures_of_the_report_stand_beside_its_own_step_only(tiny: Profile) -> None:
     assert all(row.beside is None for row in tiny.rows)
-    is_of_the_report = profiling._is_of_the_report
-    assert is_of_the_report(StepSettings())
-    assert is_of_the_report(StepSettings(attention_type="dense", gradient_checkpointing=False, loss="recompute"))
-    others = {"context_length": 65_536, "batch_size": 2, "precision": "mixed", "world_size": 2, "model_size": "tiny"}
-    for name, value in others.items():
-        assert not is_of_the_report(dataclasses.replace(StepSettings(), **{name: value}))
+
+    def is_its_own(*overrides: str, world_size: int = 1) -> bool:
+        return is_of_the_report(load_config(incident, incident.config, overrides), world_size)
+
+    free = ("model.attention_type=dense", "training.gradient_checkpointing=false", "model.loss_form=recompute")
+    assert is_its_own()
+    assert is_its_own(*free)
+    assert not is_its_own(world_size=2)
+    for other in (
+        "data.context_length=65536",
+        "training.batch_size=2",
+        "training.precision=autocast",
+        "model.size=tiny",
+    ):
+        assert not is_its_own(other)
 
 
 # ---------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_size": "4b"}, "unknown model size '4b'; did you mean '4B'?"),
-        ({"attention_type": "sparse"}, "unknown attention type 'sparse'; known: dense, nsa"),
-        ({"loss": "recomput"}, "unknown loss 'recomput'; did you mean 'recompute'?"),
-        ({"precision": "float16"}, "unknown precision 'float16'; did you mean 'bfloat16'?"),
-        ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
-        ({"world_size": 0}, "world_size must be at least 1, got 0"),
-    ],
-)
-def test_settings_that_do_not_exist_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        dataclasses.replace(TINY, **change)
-    assert str(refused.value) == message
+def test_a_world_of_no_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^world_size must be at least 1, got 0$"):
+        tiny_profile(world_size=0)
 
 
 def test_a_rank_without_the_others_is_simulated_only() -> None:
     with pytest.raises(UsageError, match="world_size 2 is one rank without the others: use the simulated meter"):
-        profile(dataclasses.replace(TINY, world_size=2), meter="cuda")
+        tiny_profile(world_size=2, meter="cuda")
     with pytest.raises(UsageError, match="nvml samples a process and sees no stages"):
-        profile(TINY, meter="nvml")
+        tiny_profile(meter="nvml")

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from memfix.errors import UsageError
-from memfix.incidents.config import DataConfig
-from memfix.incidents.tokens import IGNORED, batch, open_tokens
+from memfix.incidents.examples import Examples
+from memfix.incidents.tokens import IGNORED, TokenData, num_token_targets, open_tokens, token_batches
 
 
-def data(**settings: Any) -> DataConfig:
-    return DataConfig(**{"context_length": 6, **settings})
+def data(**settings: Any) -> TokenData:
+    return TokenData(**{"context_length": 6, **settings})
 
 
 def file_of(path: Path, ids: list[int]) -> str:
@@ -51,7 +51,7 @@ def test_a_token_is_followed_by_as_many_as_branch_from_it() -> None:
 def test_targets_are_the_next_tokens_and_prompts_are_ignored() -> None:
     config = data(context_length=50, prompt_fraction=0.8)
     tokens = open_tokens(config, 100)
-    ids, target = batch(tokens, config, 3, 20)
+    ids, target = token_batches(config, 100)(Examples(range(3, 23), seed=0))
     ignored = (target == IGNORED).sum(1)
     for row in range(20):
         sequence, prompt = tokens.sequence(3 + row), int(ignored[row])
@@ -59,7 +59,9 @@ def test_targets_are_the_next_tokens_and_prompts_are_ignored() -> None:
         assert torch.equal(target[row, prompt:], sequence[1 + prompt :])
     assert len(set(ignored.tolist())) > 5
     assert ignored.max() <= 40
-    assert not (batch(tokens, data(context_length=50), 3, 20)[1] == IGNORED).any()
+    assert num_token_targets((ids, target)) == 20 * 50 - int(ignored.sum())
+    whole = token_batches(data(context_length=50), 100)(Examples(range(3, 23), seed=0))
+    assert num_token_targets(whole) == 20 * 50
 
 
 def test_more_states_than_the_vocabulary_has_are_refused() -> None:

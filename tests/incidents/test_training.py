@@ -11,16 +11,16 @@ import torch
 from toy import ALONE, ToyConfig, run_config, toy
 
 from memfix.errors import MeasurementError, UsageError
-from memfix.incidents import checkpoint_file
-from memfix.incidents.config import OptimizerConfig
-from memfix.incidents.tokens import IGNORED, batch, open_tokens
-from memfix.incidents.trainable import get_trainable
+from memfix.incidents import checkpoint_file, get_incident
+from memfix.incidents.config import OptimizerConfig, load_config
+from memfix.incidents.examples import Examples
+from memfix.incidents.tokens import num_token_targets, open_tokens, token_batches
 from memfix.incidents.training import Run, StepReport, learning_rate, train
 
 
 def steps_of(resume: Path | None = None, said: list[str] | None = None, **settings: Any) -> list[StepReport]:
     say = (lambda _: None) if said is None else said.append
-    return list(train("toy", toy, run_config(**settings), ALONE, resume=resume, say=say))
+    return list(train(toy, run_config(**settings), ALONE, resume=resume, say=say))
 
 
 def losses_of(**settings: Any) -> list[float]:
@@ -28,7 +28,7 @@ def losses_of(**settings: Any) -> list[float]:
 
 
 def parameters_after_a_step(**settings: Any) -> torch.Tensor:
-    run = Run("toy", toy, run_config(**settings), ALONE)
+    run = Run(toy, run_config(**settings), ALONE)
     run.take_step()
     return torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
 
@@ -48,14 +48,14 @@ def test_accumulated_forwards_are_one_batch() -> None:
 
 def test_the_loss_is_the_mean_over_targets_and_not_the_mean_of_means() -> None:
     config = run_config(gradient_accumulation_steps=6, clip_norm=None)
-    run = Run("toy", toy, config, ALONE)
+    run = Run(toy, config, ALONE)
     with torch.no_grad():
         run.model.head.weight.mul_(8)  # surer of some targets than of others
     sums, counts = [], []
     for number in range(6):
-        ids, target = batch(open_tokens(config.data, 40), config.data, number, 1)
-        sums.append(run.model(ids, target))
-        counts.append(int((target != IGNORED).sum()))
+        batch = token_batches(config.data, 40)(Examples(range(number, number + 1), seed=0))
+        sums.append(run.model(*batch))
+        counts.append(num_token_targets(batch))
     mean = torch.stack(sums).sum() / sum(counts)
     mean_of_means = torch.stack([total / count for total, count in zip(sums, counts, strict=True)]).mean()
     right, wrong = (
@@ -73,12 +73,12 @@ def test_the_loss_is_the_mean_over_targets_and_not_the_mean_of_means() -> None:
 
 
 def test_every_sequence_is_used_once() -> None:
-    run = Run("toy", toy, run_config(batch_size=2, gradient_accumulation_steps=3), ALONE)
+    run = Run(toy, run_config(batch_size=2, gradient_accumulation_steps=3), ALONE)
     seen: list[torch.Tensor] = []
-    run._pass.register_forward_pre_hook(lambda _, arguments: seen.extend(arguments[0]))
+    run.train_step._pass.register_forward_pre_hook(lambda _, arguments: seen.extend(arguments[0][0]))
     run.take_step()
     run.take_step()
-    assert run.sequences == 12
+    assert run.examples == 12
     expected = [open_tokens(run.config.data, 40).sequence(number)[:-1] for number in range(12)]
     assert torch.equal(torch.stack(seen), torch.stack(expected))
 
@@ -90,12 +90,12 @@ def test_the_norm_is_told_as_it_was_and_clipped_to_what_was_asked() -> None:
         gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]
         norms.append(torch.cat(gradients).norm().item())
 
-    run = Run("toy", toy, run_config(clip_norm=0.01), ALONE)
+    run = Run(toy, run_config(clip_norm=0.01), ALONE)
     run.optimizer.register_step_pre_hook(note)
     step = run.take_step()
     assert step.gradient_norm > 0.1
     assert norms == [pytest.approx(0.01, rel=1e-3)]
-    unclipped = Run("toy", toy, run_config(clip_norm=None), ALONE)
+    unclipped = Run(toy, run_config(clip_norm=None), ALONE)
     unclipped.optimizer.register_step_pre_hook(note)
     assert unclipped.take_step().gradient_norm == step.gradient_norm
     assert norms[1] == pytest.approx(step.gradient_norm)
@@ -110,7 +110,7 @@ def test_the_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    run = Run("toy", toy, run_config(weight_decay=0.3), ALONE)
+    run = Run(toy, run_config(weight_decay=0.3), ALONE)
     decays = {p: group["weight_decay"] for group in run.optimizer.param_groups for p in group["params"]}
     assert {name: decays[p] for name, p in run.model.named_parameters()} == {
         "embedding.weight": 0.3, "layer.weight": 0.3, "layer.bias": 0.0, "head.weight": 0.3, "head.bias": 0.0,
@@ -118,7 +118,7 @@ def test_only_matrices_decay() -> None:
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_before_it_reaches_the_parameters() -> None:
-    run = Run("toy", toy, run_config(broken_after=1), ALONE)
+    run = Run(toy, run_config(broken_after=1), ALONE)
     run.take_step()
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
     with pytest.raises(MeasurementError, match=r"^step 2: loss nan, gradient norm nan; training stopped$"):
@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_before_it_reaches_the_paramet
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_bfloat16_computes_in_bfloat16_and_keeps_all_else_in_float32(gradient_checkpointing: bool) -> None:
     settings = {"gradient_accumulation_steps": 2, "gradient_checkpointing": gradient_checkpointing}
-    run = Run("toy", toy, run_config(precision="bfloat16", **settings), ALONE)
+    run = Run(toy, run_config(precision="bfloat16", **settings), ALONE)
     kept = []
     run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.dtype for p in run.model.parameters()))
     run.take_step()
@@ -142,6 +142,29 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_all_else_in_float32(gradient_ch
     exact, rounded = losses_of(**settings), losses_of(precision="bfloat16", **settings)
     assert rounded == pytest.approx(exact, rel=5e-3)
     assert rounded != exact
+
+
+def test_autocast_keeps_float32_parameters() -> None:
+    run = Run(toy, run_config(precision="autocast"), ALONE)
+    run.take_step()
+    assert run.model.seen == [torch.float32]
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
+    exact, rounded = losses_of(), losses_of(precision="autocast")
+    assert rounded == pytest.approx(exact, rel=5e-3)
+    assert rounded != exact
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_pure_bfloat16_keeps_nothing_in_float32_but_counts(fused: bool) -> None:
+    run = Run(toy, run_config(precision="pure_bfloat16", fused=fused), ALONE)
+    kept = []
+    run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.dtype for p in run.model.parameters()))
+    run.take_step()
+    assert set(kept) == {torch.bfloat16}
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.bfloat16}
+    states = list(run.optimizer.state.values())
+    assert {state[name].dtype for state in states for name in ("exp_avg", "exp_avg_sq")} == {torch.bfloat16}
+    assert losses_of(precision="pure_bfloat16", fused=fused) == pytest.approx(losses_of(), rel=2e-2)
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory() -> None:
@@ -163,7 +186,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path, preci
     settings = {"steps": 7, "dropout": 0.3, "batch_size": 2, "precision": precision}
     whole = steps_of(**settings)
     path = tmp_path / "run.pt"
-    started = train("toy", toy, run_config(**settings, checkpoint_path=str(path), every=3), ALONE)
+    started = train(toy, run_config(**settings, checkpoint_path=str(path), every=3), ALONE)
     first = [next(started) for _ in range(5)]  # killed after step 5; the file is that of step 3
     torch.manual_seed(99)
     said: list[str] = []
@@ -187,7 +210,7 @@ def test_the_last_step_is_always_saved(tmp_path: Path) -> None:
 def test_changed_settings_of_the_optimizer_hold_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     steps_of(steps=1, checkpoint_path=str(path))
-    run = Run("toy", toy, run_config(weight_decay=0.5, beta2=0.7), ALONE)
+    run = Run(toy, run_config(weight_decay=0.5, beta2=0.7), ALONE)
     assert "changed since: optimizer.weight_decay 0.1 -> 0.5" in run.resume(path)
     assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.5, 0.0]
     assert run.optimizer.param_groups[0]["betas"] == (0.9, 0.7)
@@ -216,7 +239,7 @@ def test_a_file_of_another_run_is_refused(saved: Path, settings: dict[str, Any],
 
 def test_a_file_of_another_incident_is_refused(saved: Path) -> None:
     with pytest.raises(UsageError, match=r"run.pt: a run of toy, not of other$"):
-        Run("other", toy, run_config(), ALONE).resume(saved)
+        Run(dataclasses.replace(toy, package="other"), run_config(), ALONE).resume(saved)
 
 
 class Trap:
@@ -252,11 +275,11 @@ def test_a_file_with_a_wrong_byte_is_refused(saved: Path, tmp_path: Path) -> Non
         steps_of(resume=path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "one"])
+@pytest.mark.parametrize("version", [0, 1, "one"])
 def test_a_file_of_another_version_is_refused(saved: Path, tmp_path: Path, version: Any) -> None:
     path = tmp_path / "other.pt"
     torch.save({**torch.load(saved), "version": version}, path)
-    with pytest.raises(UsageError, match=f"version {version} of the checkpoint file; this memfix reads version 1$"):
+    with pytest.raises(UsageError, match=f"version {version} of the checkpoint file; this memfix reads version 2$"):
         steps_of(resume=path)
 
 
@@ -300,7 +323,7 @@ def test_a_save_that_fails_leaves_the_old_file(saved: Path, tmp_path: Path, monk
 # ---------------------------------------------------------------- incidents
 def test_an_incident_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"^no incident 'long_context_los'; did you mean 'long_context_loss'[?]$"):
-        get_trainable("long_context_los")
+        get_incident("long_context_los")
 
 
 def test_the_loop_knows_an_incident_by_what_it_brings_alone() -> None:
@@ -313,11 +336,11 @@ def test_the_loop_knows_an_incident_by_what_it_brings_alone() -> None:
 
 
 def test_the_loss_of_a_16_bit_decoder_has_all_its_digits() -> None:
-    trainable = get_trainable("long_context_loss")
-    model_config = trainable.model_schema(size="tiny", attention_type="dense")
-    model = trainable.build(model_config, run_config().training)
+    incident = get_incident("long_context_loss")
+    config = load_config(incident, "tiny.yaml", ["training.gradient_checkpointing=false"])
+    model = incident.build(config)
     ids = torch.randint(512, (2, 40), generator=torch.Generator().manual_seed(0))
-    exact = trainable.loss_sum(model, ids, ids)
-    rounded = trainable.loss_sum(model.to(torch.bfloat16), ids, ids)
+    exact = incident.loss(model, (ids, ids))
+    rounded = incident.loss(model.to(torch.bfloat16), (ids, ids))
     assert rounded.dtype == torch.float32
     assert rounded.item() == pytest.approx(exact.item(), rel=5e-4)  # half a digit of bfloat16 is 2e-3

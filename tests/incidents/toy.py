@@ -1,4 +1,4 @@
-"""A model of a few hundred parameters, brought to the training loop as an incident brings its own."""
+"""A language model of a few hundred parameters, declared as an incident declares its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from memfix.incidents.config import CheckpointConfig, DataConfig, OptimizerConfig, RunConfig, TrainingConfig
+from memfix.incidents.config import CheckpointConfig, OptimizerConfig, RunConfig, TrainingConfig
 from memfix.incidents.distributed import World
+from memfix.incidents.incident import Incident
 from memfix.incidents.schema import setting
-from memfix.incidents.tokens import IGNORED
-from memfix.incidents.trainable import Trainable
+from memfix.incidents.tokens import IGNORED, TokenData, num_token_targets, token_batches
 
 VOCABULARY = 40
 ALONE = World(0, 1, torch.device("cpu"))
@@ -29,9 +29,10 @@ class ToyConfig:
 class Toy(torch.nn.Module):
     """Notes the dtype of the weight each time its layer runs."""
 
-    def __init__(self, config: ToyConfig, training: TrainingConfig) -> None:
+    def __init__(self, run: RunConfig) -> None:
         super().__init__()
-        self.config, self.gradient_checkpointing = config, training.gradient_checkpointing
+        self.config, self.gradient_checkpointing = run.model, run.training.gradient_checkpointing
+        config = run.model
         self.embedding = torch.nn.Embedding(VOCABULARY, config.width)
         self.layer = torch.nn.Linear(config.width, config.width)
         self.head = torch.nn.Linear(config.width, VOCABULARY)
@@ -52,12 +53,16 @@ class Toy(torch.nn.Module):
         return F.cross_entropy(logits, target.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-toy = Trainable(
+toy = Incident(
+    package=__name__,
     model_schema=ToyConfig,
-    vocabulary_size=lambda config: VOCABULARY,
+    data_schema=TokenData,
     build=Toy,
-    loss_sum=lambda model, ids, target: model(ids, target),
+    data=lambda config: token_batches(config.data, VOCABULARY),
+    loss=lambda model, batch: model(*batch),
+    num_targets=num_token_targets,
     layers=lambda model: [model.layer],
+    config="toy.yaml",
 )
 
 
@@ -66,7 +71,7 @@ def run_config(**settings: Any) -> RunConfig:
     settings = {"context_length": 12, "steps": 6, "states": 16, "prompt_fraction": 0.9, **settings}
     schemas = {
         "model": ToyConfig,
-        "data": DataConfig,
+        "data": TokenData,
         "training": TrainingConfig,
         "optimizer": OptimizerConfig,
         "checkpoint": CheckpointConfig,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...meters.stages import stage
-from ..decoder_parts import FeedForward, init_weights, next_token_loss_sum, run_layer
+from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layer
 from .block import SCAN, KDABlock
 from .chunk_size import DEFAULT_CHUNK_SIZE
 
@@ -97,4 +97,4 @@ class LanguageModel(nn.Module):
         return hidden_BTD
 
     def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
-        return next_token_loss_sum(self.hidden_states(ids_BT), self.head.weight, target_BT)
+        return next_token_loss(self.hidden_states(ids_BT), self.head.weight, target_BT)

@@ -20,11 +20,11 @@ from torch import nn
 
 from ...errors import UsageError, did_you_mean
 from ...meters.stages import stage
-from ...ops.linear_cross_entropy import FORMS, linear_cross_entropy
+from ...ops.linear_cross_entropy import FORMS
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.nsa import nsa
 from ...ops.rope import rope
-from ..decoder_parts import FeedForward, init_weights, run_layer
+from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layer
 
 AttentionType = Literal["nsa", "dense"]
 ATTENTION_TYPES: tuple[AttentionType, ...] = get_args(AttentionType)
@@ -107,7 +107,7 @@ class Attention(nn.Module):
 
     def __init__(self, size: ModelSize, kind: AttentionKind, where: dict[str, Any]) -> None:
         super().__init__()
-        self.size, self.kind, self.rotate = size, kind, kind.rotate
+        self.size, self.kind = size, kind
         kv_width = size.kv_heads * size.head_width
         self.query = nn.Linear(size.width, size.heads * size.head_width, bias=False, **where)
         self.key = nn.Linear(size.width, kv_width, bias=False, **where)
@@ -119,8 +119,8 @@ class Attention(nn.Module):
             self.position_embedding = nn.Parameter(torch.empty(size.sparse.compress_block, size.head_width, **where))
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        q_BTHK = self.rotate(self.query(x_BTD).unflatten(-1, (self.size.heads, self.size.head_width)))
-        k_BTGK = self.rotate(self.key(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width)))
+        q_BTHK = self.kind.rotate(self.query(x_BTD).unflatten(-1, (self.size.heads, self.size.head_width)))
+        k_BTGK = self.kind.rotate(self.key(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width)))
         v_BTGK = self.value(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width))
         attend = self._sparse if self.kind.name == "nsa" else self._dense
         mixed_BTHK: torch.Tensor = attend(x_BTD, q_BTHK, k_BTGK, v_BTGK)
@@ -236,14 +236,14 @@ class Decoder(nn.Module):
                 rows_per_chunk=self.rows_per_chunk or 4096,
             )
             return loss.unflatten(0, target_BT.shape) if reduction == "none" else loss
-        return linear_cross_entropy(
+        return next_token_loss(
             hidden_BTD,
             self.head.weight,
             target_BT,
-            ignore_index=ignore_index,
             reduction=reduction,
-            rows_per_chunk=self.rows_per_chunk,
+            ignore_index=ignore_index,
             form=self.loss_form,
+            rows_per_chunk=self.rows_per_chunk,
         )
 
 
@@ -266,17 +266,33 @@ def build_model(
     loss_form: str = "auto",
     rows_per_chunk: int | None = None,
     rotate: Rotate = rope,
-    sparse_attend: SparseAttend = nsa,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Decoder:
     """The decoder of the size called ``size``, on ``device``: ``"4B"`` or ``"tiny"``."""
     return Decoder(
         get_size(size),
-        attention=AttentionKind(require_attention_type(attention_type), rotate, sparse_attend),
+        attention=AttentionKind(require_attention_type(attention_type), rotate),
         gradient_checkpointing=gradient_checkpointing,
         loss_form=loss_form,
         rows_per_chunk=rows_per_chunk,
         device=device,
         dtype=dtype,
     )
+
+
+def private_tables(
+    size: ModelSize, positions: int, *, device: torch.device | str, dtype: torch.dtype
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The report's rotary positions: tables of cosines and sines, ``[positions, K]`` each, of its own in every layer.
+
+    They are in the model's dtype, and the report counts them as parameters.
+    """
+
+    def table() -> tuple[torch.Tensor, torch.Tensor]:
+        exponents = torch.arange(0, size.head_width, 2, device=device, dtype=torch.float32) / size.head_width
+        positions_T = torch.arange(positions, device=device, dtype=torch.float32)
+        angles_TK = torch.outer(positions_T, 10_000.0**-exponents).repeat(1, 2)
+        return angles_TK.cos().to(dtype), angles_TK.sin().to(dtype)
+
+    return [table() for _ in range(size.layers)]

@@ -19,10 +19,10 @@ from ....meters.base import Reading
 from ....meters.timeline import Buffer, Timeline
 from ....ops.kda.contract import contract
 from ....units import parse_bytes
-from ..most_layers import Grown, grown
-from ..settings import REPORT_CAPACITY, settings_of
+from ...config import load_config
+from ..incident import Grown, grown, incident
 
-CAPACITY_BYTES = parse_bytes(REPORT_CAPACITY)
+CAPACITY_BYTES = parse_bytes(incident.capacity or "")
 
 # the statement that failed, in naive and, a chunk at a time, in the reported fix
 SUBTRACTION = "= decay_diag - forget_rank1"
@@ -120,5 +120,5 @@ class Evidence:
     @functools.cached_property
     def dense_layers(self) -> Grown:
         """What each dense layer of hn_xs adds to a train step, and how many fit the report's card."""
-        settings = settings_of(overrides=[f"model.kda_form={NAIVE}"])
-        return grown(settings, CAPACITY_BYTES, self.meter, self._say)
+        config = load_config(incident, incident.config, [f"model.kda_form={NAIVE}"])
+        return grown(config, CAPACITY_BYTES, self.meter, self._say)

@@ -24,9 +24,8 @@ from ...training import train
 from .. import block as blocks
 from ..block import KDABlock
 from ..chunk_size import RECOMMENDED, validated_chunk_size
+from ..incident import ModelConfig, build_model, incident
 from ..model import LanguageModel
-from ..settings import INCIDENT
-from ..trainable import ModelConfig, build_model, trainable
 from .evidence import SUBTRACTION, Evidence
 
 ON_CPU = "run on the CPU"
@@ -42,7 +41,7 @@ SHRUNKEN = (
 
 
 def _config(name: str, *overrides: str) -> RunConfig:
-    return load_config(find_config(INCIDENT, Path(name)), ModelConfig, overrides)
+    return load_config(incident, name, overrides)
 
 
 def _default(function: Callable[..., object], name: str) -> object:
@@ -100,11 +99,11 @@ def block_passes_it_on(evidence: Evidence) -> Found:
 
 def model_reads_it(evidence: Evidence) -> Found:
     """KDA-18: a value of a file in the blocks of the model; without the key, and without a config, the default."""
-    text = find_config(INCIDENT, Path("hn_xs.yaml")).read_text(encoding="utf-8")
+    text = find_config(incident, Path("hn_xs.yaml")).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         path.write_text("\n".join(line for line in text.splitlines() if KEY not in line), encoding="utf-8")
-        without = load_config(path, ModelConfig, SHRUNKEN)
+        without = load_config(incident, path, SHRUNKEN)
     found = {}
     for name, config in (("given", _config("hn_xs.yaml", *SHRUNKEN, f"model.{KEY}=32")), ("missing", without)):
         sizes = {block.memory_chunk_size for block in build_model(config.model, device="meta").blocks}
@@ -162,7 +161,7 @@ def training_runs(evidence: Evidence) -> Found:
     config = _config("hn_xs.yaml", *SHRUNKEN)
     alone = World(0, 1, torch.device("cpu"))
     with torch.random.fork_rng(devices=()):  # whoever asks for claims may be drawing numbers of their own
-        done = list(train(INCIDENT, trainable, config, alone))
+        done = list(train(incident, config, alone))
     return Found(len(done) == config.training.steps, "memfix train, shrunken", {"steps": len(done)})
 
 

@@ -20,19 +20,30 @@ from ....meters import get_meter
 from ....meters.base import Reading
 from ....registry import contracts
 from ....units import GiB
-from ...one_rank import one_rank_of
+from ...config import RunConfig, load_config
+from ...measured_step import repeated_reading
 from ...profile import Profile
-from ..model import SIZES, Decoder, build_model
-from ..private_rope import private_tables
-from ..profile import profile
-from ..stand_ins import simulated_functions
-from ..step import StepSettings, TrainStep
+from ...profile_step import profile
+from ..incident import incident
+from ..model import SIZES, Decoder, build_model, private_tables
 
 SIZE = SIZES["4B"]
 CAPACITY_BYTES = int(94.97 * GiB)
 # the report's table, in the GiB that its figures turn out to be
 AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES = int(25.87 * GiB), int(62.97 * GiB)
-TINY = StepSettings("tiny", 300, "dense", loss="recompute")
+TINY_TOKENS, TINY_ITEM_BYTES = 300, 2
+
+
+def report_config(*overrides: str) -> RunConfig:
+    """The report's step, with keys overridden."""
+    return load_config(incident, incident.config, overrides)
+
+
+def _tiny_config() -> RunConfig:
+    return report_config(
+        "model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute",
+        f"data.context_length={TINY_TOKENS}",
+    )  # fmt: skip
 
 
 class Evidence:
@@ -50,7 +61,7 @@ class Evidence:
         """B batch, T tokens, D width, V vocabulary, C tokens of a chunk, L layers, K head width, e item size."""
         case = self.case.formula_values
         return {
-            "B": StepSettings().batch_size,
+            "B": report_config().batch_size,
             "T": case["N"],
             "D": case["D"],
             "V": case["V"],
@@ -105,26 +116,25 @@ class Evidence:
     @functools.cached_property
     def tiny(self) -> Profile:
         """One train step of the tiny model, checkpointed."""
-        return profile(TINY, say=self._say)
+        return profile(incident, _tiny_config(), say=self._say)
 
     @functools.cached_property
     def tiny_sharded(self) -> Profile:
         """The same step on one rank of two."""
-        return profile(dataclasses.replace(TINY, world_size=2), say=self._say)
+        return profile(incident, _tiny_config(), world_size=2, say=self._say)
 
     # ---------------------------------------------------------------- slow: the whole model at 131,072 tokens
     @functools.cached_property
     def profile(self) -> Profile:
-        return profile(StepSettings(), say=self._say)
+        return profile(incident, report_config(), say=self._say)
 
     @functools.cached_property
     def sharded(self) -> Reading:
         """A later step on one rank of two."""
-        settings = StepSettings(world_size=2)
-        functions, _ = simulated_functions(settings, self.meter, self._say)
+        config = report_config()
+        stand_ins = incident.stand_ins(config, self.meter, self._say)
         self._say("4B: a train step on one rank of two")
-        with one_rank_of(settings.world_size):
-            return self.meter.measure(TrainStep(settings, functions))
+        return repeated_reading(incident, config, self.meter, world_size=2, stand_ins=stand_ins)
 
 
 def _in_float32(contract: Contract) -> Contract:

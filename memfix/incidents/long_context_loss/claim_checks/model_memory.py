@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from importlib import resources
-from pathlib import Path
 
 import torch
 
@@ -14,10 +12,9 @@ from ...claims import Found, decimal
 from ...config import load_config
 from ...decoder_parts import FeedForward
 from ...profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES, Profile, Row
+from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER, incident
 from ..model import EMBEDDING, FIRST_LAYER, OTHER_LAYERS, SIZES, build_model
-from ..profile import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
-from ..trainable import ModelConfig
-from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
+from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY_ITEM_BYTES, TINY_TOKENS, Evidence
 
 ON_SHAPES = "the model, by shapes"
 TINY_PROFILE, WHOLE_PROFILE = "profile of the tiny model", "memfix profile long_context_loss"
@@ -70,8 +67,7 @@ def batch_is_one_already(evidence: Evidence) -> Found:
 
 def recommended_settings(evidence: Evidence) -> Found:
     """LOG-43: the five flags of the recommended command, as keys of the config that stands for it."""
-    file = resources.files(__package__.rsplit(".", 1)[0]) / "configs" / "131k.yaml"
-    config = load_config(Path(str(file)), ModelConfig)
+    config = load_config(incident, "131k.yaml")
     found = {
         "model_size": config.model.size,
         "context_length": config.data.context_length,
@@ -100,7 +96,7 @@ def sharding_leaves_activations(evidence: Evidence) -> Found:
 
 def checkpointing_flag(evidence: Evidence) -> Found:
     """LOG-41: the flag keeps of a layer its input alone, and changes no gradient."""
-    stages, size = _stages(evidence.tiny), SIZES[TINY.model_size]
+    stages, size = _stages(evidence.tiny), SIZES["tiny"]
     kept = stages[FIRST_LAYER].end_bytes - stages[EMBEDDING].end_bytes
     gradients = []
     for checkpointing in (False, True):
@@ -113,7 +109,7 @@ def checkpointing_flag(evidence: Evidence) -> Found:
         model(ids_BT, ids_BT).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     equal = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    layer_bytes = TINY.context_length * size.width * TINY.dtype.itemsize
+    layer_bytes = TINY_TOKENS * size.width * TINY_ITEM_BYTES
     figures = {
         "at_full_size": format_bytes(evidence.bytes("B*T*D*e")),
         "all_layers": format_bytes(evidence.layer_inputs_bytes),
@@ -138,9 +134,9 @@ def gradients_and_states(evidence: Evidence) -> Found:
 
 def finds_the_bottleneck(evidence: Evidence) -> Found:
     """LOG-49: what the report's table calls the step by the logits' size, and what a profile by tensors calls it."""
-    stage, size = _stages(evidence.tiny)[LOGITS], SIZES[TINY.model_size]
+    stage, size = _stages(evidence.tiny)[LOGITS], SIZES["tiny"]
     largest = max(stage.alive_at_end, key=lambda row: row.bytes)
-    logits = TINY.context_length * size.vocabulary * TINY.dtype.itemsize
+    logits = TINY_TOKENS * size.vocabulary * TINY_ITEM_BYTES
     named = largest.bytes == logits and "head(" in largest.code
     is_the_logits = _is_the_step_to_the_full_forward(evidence)
     figures = {

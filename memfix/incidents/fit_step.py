@@ -1,0 +1,51 @@
+"""``memfix fit`` of an incident: how large a key of its config can be with which its train step fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UsageError, did_you_mean
+from ..fit import DEFAULT_HIGH, Fit, bytes_of_capacity, fit_growing
+from ..meters.base import Reading
+from .config import RunConfig
+from .incident import Growth, Incident, Say, silent
+from .measured_step import SIMULATED, repeated_reading, stage_meter
+
+
+def growth_of(incident: Incident, key: str | None) -> Growth:
+    """What grows: the key that was asked for, or the incident's first."""
+    known = {growth.key: growth for growth in incident.grows}
+    if key is not None and key not in known:
+        raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, known)}")
+    return incident.grows[0] if key is None else known[key]
+
+
+def fit_step(
+    incident: Incident,
+    config: RunConfig,
+    growth: Growth,
+    capacities: Sequence[int | str],
+    *,
+    gpu: str = "H200",
+    high: int | None = None,
+    world_size: int = 1,
+    say: Say = silent,
+) -> list[Fit]:
+    """For each capacity, the largest value with which the step fits in it again and again; 0 where none does."""
+    limits = [bytes_of_capacity(capacity) for capacity in capacities]
+    top, start = high or DEFAULT_HIGH, config.value(growth.key)
+    unit = min(growth.multiple_of(config), top)
+    meter = stage_meter(SIMULATED, gpu, world_size)
+    shared = incident.stand_ins(config, meter, say) if growth.keeps_stand_ins else None
+    known: dict[int, Reading] = {}
+
+    def reading_at(value: int) -> Reading:
+        at = config.replaced({growth.key: value})
+        stand_ins = shared if growth.keeps_stand_ins else incident.stand_ins(at, meter, say)
+        say(f"{incident.name} {config.name}: a train step of {value:,} {growth.unit}")
+        return repeated_reading(incident, at, meter, world_size=world_size, stand_ins=stand_ins)
+
+    return [
+        fit_growing(reading_at, limit, start=start, low=unit, high=top, multiple_of=unit, known=known)
+        for limit in limits
+    ]

@@ -1,0 +1,111 @@
+"""What an incident declares in its ``incident.py``: one :class:`Incident`, called ``incident``.
+
+The train step, the training loop, the profile and the fit know an incident by this object alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree
+
+from .config import DataConfig, RunConfig
+from .examples import Examples
+
+if TYPE_CHECKING:
+    from ..meters.base import Meter
+    from .measured_step import Asides, Measured
+    from .profile import Beside
+    from .stand_in import StandIns
+    from .step import TrainStep
+
+Batch = Any
+"""Tensors in any nesting of tuples, lists and dicts, on the CPU when the data makes them."""
+
+Say = Callable[[str], object]
+
+
+def silent(doing: str) -> None:
+    """Tells nobody what is under way."""
+
+
+def num_examples(batch: Batch) -> int:
+    """The length of the first tensor of a batch."""
+    return len(next(leaf for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
+
+
+def _one(config: RunConfig) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A key of the config that ``memfix fit`` can grow: ``Growth("model.layers", unit="layers")``.
+
+    Only multiples of ``multiple_of(config)`` are tried. ``keeps_stand_ins`` says that stand-ins do not depend on the
+    key, so that they are measured once.
+    """
+
+    key: str
+    unit: str
+    multiple_of: Callable[[RunConfig], int] = _one
+    keeps_stand_ins: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """A model, its data and its loss, and what its report says of their memory.
+
+    Needed to train:
+
+    - ``package``: the ``__package__`` of the incident's folder; its last part is the incident's name.
+    - ``model_schema``, ``data_schema``: frozen dataclasses of the config's ``model`` and ``data`` sections, with
+      fields made by :func:`memfix.incidents.schema.setting`.
+    - ``build(config)``: the model in float32, on torch's default device, drawn from torch's global generator.
+    - ``data(config)``: opens the data of a run and returns a function from :class:`Examples` to their batch.
+    - ``loss(model, batch)``: the sum of the losses of all targets of a batch. It calls the model once: sharded
+      parameters are whole only inside that call.
+    - ``num_targets(batch)``: how many targets that sum has. A step's loss is the mean over the targets of all its
+      forwards and processes.
+    - ``layers(model)``: modules that are sharded one by one, so that only one of them is whole at a time.
+
+    For the profile and the fit:
+
+    - ``config``: the file in ``configs/`` that is the report's own step.
+    - ``capacity``: the memory of the report's card; None for the memory of the GPU that is measured.
+    - ``grows``: what ``memfix fit`` can grow, the default first.
+    - ``describe(config)``: words of a profile's title.
+    - ``stand_ins(config, meter, say)``: replacements for what is slow to simulate; None where none are needed.
+    - ``warm_up(batch)``: a part of the batch that is enough for a simulated warm-up.
+    - ``asides(step, batch, asides)``: a context around the first step that tries other things on the way.
+    - ``beside(measured)``: what the report says of stages, by their names.
+    - ``conclusions(measured)``: sentences below the table.
+    """
+
+    package: str
+    model_schema: type[Any]
+    build: Callable[[RunConfig], torch.nn.Module]
+    data: Callable[[RunConfig], Callable[[Examples], Batch]]
+    loss: Callable[[torch.nn.Module, Batch], torch.Tensor]
+    data_schema: type[DataConfig] = DataConfig
+    num_targets: Callable[[Batch], int] = num_examples
+    layers: Callable[[Any], Iterable[torch.nn.Module]] = lambda model: ()
+    config: str
+    capacity: str | None = None
+    grows: tuple[Growth, ...] = (Growth("training.batch_size", unit="examples"),)
+    describe: Callable[[RunConfig], Iterable[str]] = lambda config: ()
+    stand_ins: Callable[[RunConfig, Meter, Say], StandIns | None] = lambda config, meter, say: None
+    warm_up: Callable[[Batch], Batch] = lambda batch: batch
+    asides: Callable[[TrainStep, Batch, Asides], contextlib.AbstractContextManager[object]] = (
+        lambda step, batch, asides: contextlib.nullcontext()
+    )
+    beside: Callable[[Measured], Mapping[str, Beside]] = lambda measured: {}
+    conclusions: Callable[[Measured], Iterable[str]] = lambda measured: ()
+
+    @property
+    def name(self) -> str:
+        return self.package.rpartition(".")[2]

@@ -1,0 +1,207 @@
+"""The KDA transitions: its model and data, what its layers keep until backward, and where the report's card ends."""
+
+# B batch, T tokens, H heads, K key width, V value width
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from ...fit import Tried
+from ...meters.base import Meter
+from ...meters.stages import Stage
+from ...units import format_bytes
+from ..config import RunConfig
+from ..incident import Growth, Incident, Say, silent
+from ..measured_step import Measured, repeated_reading
+from ..profile import Beside
+from ..schema import setting
+from ..stand_in import StandIn, StandIns, kept_inputs, measure_footprint
+from ..step import Precision
+from ..tokens import TokenData, num_token_targets, token_batches
+from .block import KDA_MODES, REPLAYED, SCAN, SCAN_FORMS, SEQUENTIAL, attend_of
+from .chunk_size import DEFAULT_CHUNK_SIZE
+from .model import LanguageModel, layer_stage
+
+COMPARED = ("naive", "reported", "streamed", "wy")
+COMPARED_UP_TO = 1024  # tokens of a sequence: most forms go token by token, and above it that takes minutes
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ``model`` section: the arguments of :class:`LanguageModel`, by name."""
+
+    layers: int = setting(low=1, about="layers, each a KDA block and a feed-forward")
+    width: int = setting(low=1, about="of the hidden states")
+    heads: int = setting(low=1, about="heads of a KDA block")
+    head_width: int = setting(low=1, about="dk: keys and queries of a head")
+    value_width: int | None = setting(None, low=1, about="dv: values of a head; null: as wide as keys")
+    ffn_width: int = setting(low=1, about="of the feed-forward")
+    vocabulary: int = setting(low=2, about="tokens that there are")
+    kda_memory_chunk_size: int = setting(
+        DEFAULT_CHUNK_SIZE, low=1, about="tokens of a chunk of the scan; 32 to 128, others warn"
+    )
+    kda_mode: str = setting(SCAN, choices=KDA_MODES, about="states by chunks, or token by token")
+    kda_form: str = setting("auto", choices=SCAN_FORMS, about="of the scan; naive and reported are the report's own")
+
+
+def build_model(config: ModelConfig, *, gradient_checkpointing: bool = False, **where: Any) -> LanguageModel:
+    """The model that ``config`` describes. ``where`` is a device and a dtype."""
+    return LanguageModel(**dataclasses.asdict(config), gradient_checkpointing=gradient_checkpointing, **where)
+
+
+def op_name(config: RunConfig) -> str:
+    """The op and its form: ``kda/naive``."""
+    return f"kda/{SEQUENTIAL if config.model.kda_mode == SEQUENTIAL else config.model.kda_form}"
+
+
+def _describe(config: RunConfig) -> list[str]:
+    model = config.model
+    return [
+        f"{model.layers} layers",
+        f"{config.batch_size} x {config.data.context_length:,} tokens",
+        op_name(config) + ("" if model.kda_mode == SEQUENTIAL else f" in chunks of {model.kda_memory_chunk_size}"),
+    ]
+
+
+# ---------------------------------------------------------------- simulated once instead of in every layer
+def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
+    """For the op, which is thousands of operators a layer where it goes token by token."""
+    if Precision.named(config.training.precision).autocast:
+        return None  # autocast gives the op's inputs dtypes of its own choice
+    model, tokens, name = config.model, config.data.context_length, op_name(config)
+    attend = attend_of(model.kda_mode, model.kda_form, model.kda_memory_chunk_size)
+
+    # the output is like v, which therefore comes first
+    def of_v_first(v: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *gates: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, *gates)
+
+    say(f"{name} of one layer, {config.batch_size} x {tokens:,} tokens")
+    footprint = measure_footprint(meter, of_v_first, _shapes(config, tokens), keeps_tables=False)
+    few = min(tokens, 2 * model.kda_memory_chunk_size)  # which inputs are kept does not depend on how many tokens
+    stand_in = StandIn(footprint, kept_inputs(meter, of_v_first, _shapes(config, few)))
+
+    def put_into(model: torch.nn.Module) -> None:
+        for block in cast(LanguageModel, model).blocks:
+            block.attend = lambda q, k, v, g, beta: stand_in(v, q, k, g, beta)
+
+    is_many_nodes = model.kda_mode == SEQUENTIAL or model.kda_form in REPLAYED
+    estimate = (f"{name} is many nodes of autograd, measured as one: peaks are off by a few tensors of q's size",)
+    return StandIns(put_into, {name: footprint}, footprint.notes + (estimate if is_many_nodes else ()))
+
+
+def _shapes(config: RunConfig, num_tokens: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of v, q, k, g and beta."""
+    model, dtype = config.model, Precision.named(config.training.precision).compute
+    beta_BTH = (config.batch_size, num_tokens, model.heads)
+    key_BTHK = (*beta_BTH, model.head_width)
+    value_BTHV = (*beta_BTH, model.value_width or model.head_width)
+    return [(value_BTHV, dtype), (key_BTHK, dtype), (key_BTHK, dtype), (key_BTHK, torch.float32), (beta_BTH, dtype)]
+
+
+# ---------------------------------------------------------------- layers that fit
+@dataclass(frozen=True)
+class Grown:
+    """What a step takes by the number of its layers, which are all alike: a straight line."""
+
+    op_bytes: int
+    """What one layer's op takes at once, in forward."""
+    bytes_a_layer: int
+    most: int
+    """Layers that fit."""
+
+
+def grown(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say = silent) -> Grown:
+    """By the line through steps of half of the run's layers and of all; ``memfix fit`` tries where it ends."""
+    stand_ins = _stand_ins(config, meter, say)
+    tried = []
+    for layers in (max(1, config.model.layers // 2), max(2, config.model.layers)):
+        say(f"{config.name}, {op_name(config)}: a train step of {layers} layers")
+        at = config.replaced({"model.layers": layers})
+        tried.append(Tried(layers, repeated_reading(incident, at, meter, stand_ins=stand_ins), capacity_bytes))
+    few, many = tried
+    bytes_a_layer = (many.bytes - few.bytes) // (many.value - few.value)
+    op_bytes = stand_ins.footprints[op_name(config)].forward_peak_bytes if stand_ins else 0
+    return Grown(op_bytes, bytes_a_layer, max(0, few.value + (capacity_bytes - few.bytes) // bytes_a_layer))
+
+
+# ---------------------------------------------------------------- beside the report
+def is_of_the_report(config: RunConfig) -> bool:
+    """Whether the report's figures are of this shape: batch 16, 256 tokens, 8 heads of 64."""
+    shape = (config.batch_size, config.data.context_length, config.model.heads, config.model.head_width)
+    return shape == (16, 256, 8, 64)
+
+
+def _beside(measured: Measured) -> Mapping[str, Beside]:
+    """What the report says of a layer: its one operation, before the fix and after."""
+    config = measured.config
+    if measured.stand_ins is None or not is_of_the_report(config):
+        return {}
+    figure = "~536 MB" if config.model.kda_form == "naive" else "~134 MB"
+    footprint = measured.stand_ins.footprints[op_name(config)]
+    took, kept = (format_bytes(size) for size in (footprint.forward_peak_bytes, footprint.held_bytes))
+    why = f"the op takes {took} at once, and keeps {kept} until backward"
+    return {layer_stage(0): Beside(figure, why, "KDA-10, KDA-20, KDA-34")}
+
+
+def _conclusions(measured: Measured) -> Iterator[str]:
+    config, capacity = measured.config, measured.capacity_bytes
+    of_layers = [measured.stages[layer_stage(number)] for number in range(config.model.layers)]
+    kept = sum(stage.added_bytes for stage in of_layers)
+    yield (
+        f"{format_bytes(of_layers[-1].added_bytes)} are kept of each layer until backward, {format_bytes(kept)} of all "
+        f"{config.model.layers}: {kept / capacity:.2%} of {format_bytes(capacity)}"
+    )
+    if measured.stand_ins is not None:
+        took = measured.stand_ins.footprints[op_name(config)].forward_peak_bytes
+        yield f"one {op_name(config)} takes {format_bytes(took)} at once, {took / capacity:.2%} of it"
+    yield _crossing(measured.reading.stages, capacity)
+    if measured.stand_ins is not None:
+        yield from _compared(measured)
+
+
+def _crossing(stages: tuple[Stage, ...], capacity: int) -> str:
+    """At which stage a card of this capacity ends."""
+    over = next((stage for stage in stages if stage.peak_bytes > capacity), None)
+    if over is None:
+        highest = max(stage.peak_bytes for stage in stages)
+        return f"{format_bytes(capacity)} suffice: {format_bytes(highest)} at the highest"
+    found = format_bytes(over.start_bytes)
+    return f"{format_bytes(capacity)} are crossed in: {over.name}, which finds {found} there already"
+
+
+def _compared(measured: Measured) -> Iterator[str]:
+    """The same run by each form: how its bytes grow, and how many layers fit."""
+    if measured.config.data.context_length > COMPARED_UP_TO:
+        return
+    capacity = measured.capacity_bytes
+    for form in COMPARED:
+        config = measured.config.replaced({"model.kda_form": form, "model.kda_mode": SCAN})
+        found = grown(config, capacity, measured.meter, measured.say)
+        yield (
+            f"{op_name(config)}: {format_bytes(found.op_bytes)} at once, "
+            f"{format_bytes(found.bytes_a_layer)} a layer: {found.most} layers fit in {format_bytes(capacity)}"
+        )
+
+
+incident = Incident(
+    package=__package__,
+    model_schema=ModelConfig,
+    data_schema=TokenData,
+    build=lambda config: build_model(config.model, gradient_checkpointing=config.training.gradient_checkpointing),
+    data=lambda config: token_batches(config.data, config.model.vocabulary),
+    loss=lambda model, batch: model(*batch),
+    num_targets=num_token_targets,
+    layers=lambda model: model.layers,
+    config="hn_xs.yaml",
+    capacity="24GiB",  # the report's RTX 3090
+    grows=(Growth("model.layers", unit="layers", keeps_stand_ins=True),),
+    describe=_describe,
+    stand_ins=_stand_ins,
+    beside=_beside,
+    conclusions=_conclusions,
+)

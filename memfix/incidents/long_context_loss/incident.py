@@ -1,0 +1,297 @@
+"""The 131,072-token loss: its model and data, and its report's table of stages beside what a train step takes.
+
+The step is measured as it runs. On the way three things are tried that it does not do, and dropped again, because the
+report did them: a RoPE table in every layer, a layer whose activations are all kept, and other ways to the loss.
+"""
+
+# B batch, T tokens, D width, H query heads, G key-value heads, K head width, V vocabulary, N tokens of a batch
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+
+from ...meters.base import Meter
+from ...meters.stages import stage
+from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
+from ...ops.nsa import nsa
+from ...ops.rope import RotaryEmbedding
+from ...units import GiB, format_bytes
+from ..config import RunConfig
+from ..decoder_parts import FeedForward
+from ..incident import Growth, Incident, Say
+from ..measured_step import Asides, Measured
+from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, Beside
+from ..schema import setting
+from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
+from ..step import Precision, TrainStep
+from ..tokens import TokenData, num_token_targets, token_batches
+from .model import (
+    ATTENTION_TYPES,
+    EMBEDDING,
+    LOSS_FORMS,
+    SIZES,
+    AttentionKind,
+    Decoder,
+    ModelSize,
+    SparseAttend,
+    build_model,
+    private_tables,
+)
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+ROPE_TABLES = "with a RoPE table in every layer"
+WHOLE_LAYER = "first layer, all kept"
+LOGITS = "with the logits"
+STANDARD, STANDARD_BACKWARD = "loss, standard", "loss, standard: backward"
+REPORTED, REPORTED_BACKWARD = "loss, chunked as reported", "loss, chunked as reported: backward"
+
+REPORT_SIZE = "4B"
+REPORT_CAPACITY_BYTES = int(94.97 * GiB)
+
+# as many as any part of the model can do something with, and few enough to cost nothing
+WARMUP_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ``model`` section."""
+
+    size: str = setting(choices=SIZES, about="which decoder")
+    attention_type: str = setting("nsa", choices=ATTENTION_TYPES, about="native sparse attention, or dense and causal")
+    loss_form: str = setting(
+        "auto",
+        choices=LOSS_FORMS,
+        about="of linear_cross_entropy; auto: a chunked one, at any length; reported: its fix",
+    )
+    rows_per_chunk: int | None = setting(None, low=1, about="tokens of a chunk of the loss; null: as the form has it")
+
+
+def _size(config: RunConfig) -> ModelSize:
+    return SIZES[config.model.size]
+
+
+def _build(config: RunConfig) -> Decoder:
+    model = config.model
+    return build_model(
+        model.size,
+        attention_type=model.attention_type,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+        loss_form=model.loss_form,
+        rows_per_chunk=model.rows_per_chunk,
+        rotate=RotaryEmbedding(_size(config).head_width, max_positions=config.data.context_length),
+    )
+
+
+def _loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    ids_BT, target_BT = batch
+    stage(EMBEDDING)  # a sharded model gathers its outermost parameters before its forward begins
+    loss: torch.Tensor = model(ids_BT, target_BT, shifted=True, reduction="sum")
+    return loss
+
+
+def _describe(config: RunConfig) -> list[str]:
+    model, batch_size = config.model, config.batch_size
+    tokens = f"{config.data.context_length:,} tokens" + (f" x {batch_size}" if batch_size > 1 else "")
+    return [model.size, model.attention_type, tokens, f"loss {model.loss_form}"]
+
+
+# ---------------------------------------------------------------- simulated once instead of in every layer
+def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
+    """For rotation and sparse attention, which every layer does in many small operators."""
+    size, batch, tokens = _size(config), config.batch_size, config.data.context_length
+    if tokens <= WARMUP_TOKENS:
+        return None
+    dtype = Precision.named(config.training.precision).compute
+    query_shape = (batch, tokens, size.heads, size.head_width)
+    key_shape = (batch, tokens, size.kv_heads, size.head_width)
+    rope = RotaryEmbedding(size.head_width, max_positions=tokens)
+    say(f"{tokens:,} tokens: rotation and attention of one layer")
+    footprints = {
+        name: measure_footprint(meter, rope, [(shape, dtype)], keeps_tables=True)
+        for name, shape in (("rope of queries", query_shape), ("rope of keys", key_shape))
+    }
+    in_place = {
+        shape: StandIn(footprint, keeps_inputs=False)
+        for shape, footprint in zip((query_shape, key_shape), footprints.values(), strict=True)
+    }
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        # the real one for other shapes than a whole batch's: the warm-up makes its table
+        turned: torch.Tensor = in_place.get(tuple(x.shape), rope)(x)
+        return turned
+
+    sparse_attend: SparseAttend = nsa
+    if config.model.attention_type == "nsa":
+        footprints["nsa"] = _nsa_footprint(size, (query_shape, key_shape), dtype, meter)
+        sparse_attend = _as_nsa(StandIn(footprints["nsa"], keeps_inputs=True))
+
+    def put_into(model: torch.nn.Module) -> None:
+        for layer in cast(Decoder, model).layers:
+            layer.attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
+
+    notes = dict.fromkeys(note for footprint in footprints.values() for note in footprint.notes)
+    return StandIns(put_into, footprints, tuple(notes))
+
+
+def _nsa_footprint(
+    size: ModelSize, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, meter: Meter
+) -> Footprint:
+    query_shape, key_shape = shapes
+    options = dataclasses.asdict(size.sparse)
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        *q_k_v_gates, places_LK = tensors
+        return nsa(*q_k_v_gates, position_embedding=places_LK, **options)
+
+    gates_shape, places_shape = (*query_shape[:3], 3), (size.sparse.compress_block, size.head_width)
+    of_inputs = [(shape, dtype) for shape in (query_shape, key_shape, key_shape, gates_shape, places_shape)]
+    return measure_footprint(meter, attend, of_inputs, keeps_tables=False)
+
+
+def _as_nsa(stand_in: StandIn) -> SparseAttend:
+    def attend(*tensors: torch.Tensor, position_embedding: torch.Tensor, **sizes: Any) -> torch.Tensor:
+        return stand_in(*tensors, position_embedding)
+
+    return attend
+
+
+def _warm_up(batch: Batch) -> Batch:
+    ids_BT, target_BT = batch
+    return ids_BT[:, :WARMUP_TOKENS], target_BT[:, :WARMUP_TOKENS]
+
+
+# ---------------------------------------------------------------- tried on the way, as the report did
+@contextlib.contextmanager
+def _asides(step: TrainStep, batch: Batch, asides: Asides) -> Iterator[None]:
+    """Between the model's own parts, in a step that does not know of it."""
+    model, target_N = cast(Decoder, step.model), batch[1].flatten()
+    weight_VD = model.head.weight
+
+    def whole_layer(module: Any, args: Any, x_BTD: torch.Tensor) -> None:
+        after_embedding.remove()  # a step may have several forwards
+        x_BTD = x_BTD.detach().requires_grad_()
+        asides.attempt(WHOLE_LAYER, lambda: model.layers[0](x_BTD))
+
+    def other_losses(module: Any, args: Any, hidden_BTD: torch.Tensor) -> None:
+        after_layers.remove()
+        hidden_BTD = hidden_BTD.detach().requires_grad_()
+        asides.attempt(LOGITS, lambda: model.head(hidden_BTD))
+        asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD, STANDARD_BACKWARD))
+        asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD, REPORTED_BACKWARD))
+
+    def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor, backward_name: str) -> object:
+        loss = loss_of(hidden_BTD.flatten(0, 1), weight_VD, target_N)
+        asides.enter(backward_name)
+        return torch.autograd.grad(loss, (hidden_BTD, weight_VD))
+
+    size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
+    asides.attempt(ROPE_TABLES, lambda: private_tables(size, batch[0].shape[1], device=device, dtype=dtype))
+    after_embedding = model.embedding.register_forward_hook(whole_layer)
+    after_layers = model.norm.register_forward_hook(other_losses)
+    try:
+        yield
+    finally:
+        after_embedding.remove()
+        after_layers.remove()
+
+
+def _standard_loss(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+    """The report's old code."""
+    return F.cross_entropy(F.linear(hidden_ND, weight_VD), target_N, ignore_index=-100)
+
+
+# ---------------------------------------------------------------- beside the report
+def is_of_the_report(config: RunConfig, world_size: int = 1) -> bool:
+    """Whether the report's figures are of this step; attention, checkpointing and loss may differ."""
+    step = (config.model.size, config.data.context_length, config.batch_size, config.training.precision, world_size)
+    return step == (REPORT_SIZE, 131_072, 1, "pure_bfloat16", 1)
+
+
+def _beside(measured: Measured) -> Mapping[str, Beside]:
+    """What the report says of each stage, and why; the figures in the sentences are measured, not quoted."""
+    if not is_of_the_report(measured.config, measured.world_size):
+        return {}
+    stages = measured.stages
+    added = {name: format_bytes(stage.added_bytes) for name, stage in stages.items()}
+    peaks = {name: format_bytes(stage.peak_bytes) for name, stage in stages.items()}
+    feed_forward = _feed_forward_bytes(measured)
+    of_which = f"{format_bytes(feed_forward)} of {added[WHOLE_LAYER]} are" if feed_forward else "most of it is"
+    both = format_bytes(measured.parameter_bytes + stages[ROPE_TABLES].added_bytes)
+    return {
+        PARAMETERS: Beside("8.72 GB", f"it counts a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"),
+        ROPE_TABLES: Beside("8.72 GB", f"{both} without our tokens and table; its GB are GiB", "LOG-29"),
+        EMBEDDING: Beside("9.35 GB", f"the same tables; hidden states are {added[EMBEDDING]} in both", "LOG-31"),
+        WHOLE_LAYER: Beside("25.87 GB", f"{of_which} the feed-forward's", "LOG-34"),
+        LOGITS: Beside("62.97 GB", f"25.87 and logits of {added[LOGITS]}, called layer activations", "LOG-33"),
+        STANDARD: Beside("OOM (111 GB)", "the loss alone, in a column of totals", "LOG-35"),
+        REPORTED: Beside("~66 GB", f"without gradients; with them {added[REPORTED]} stay", "LOG-36, LOG-37"),
+        BACKWARD: Beside("60-90 GB", f"reached only with a loss that is held; {peaks[BACKWARD]} without", "LOG-38"),
+        OPTIMIZER: Beside("-", "the report counts no gradients and no states of AdamW", "LOG-46"),
+    }
+
+
+def _feed_forward_bytes(measured: Measured) -> int | None:
+    """Bytes made by lines of the feed-forward that are alive when a whole layer is kept, where the meter sees it."""
+    timeline = measured.reading.timeline
+    if timeline is None:
+        return None
+    lines, first = inspect.getsourcelines(FeedForward)
+    event = next(end - 1 for _, end, name in timeline.marked_spans() if name == WHOLE_LAYER)
+    return sum(
+        buffer.bytes
+        for buffer in timeline.alive_at(event)
+        if buffer.born and buffer.line and buffer.line.file == inspect.getfile(FeedForward)
+        and first <= buffer.line.number < first + len(lines)
+    )  # fmt: skip
+
+
+def _conclusions(measured: Measured) -> Iterator[str]:
+    """What the table amounts to, in a sentence."""
+    own = [place for place, one in enumerate(measured.reading.stages) if one.name not in measured.asides.names]
+    highest = max(own, key=lambda place: measured.reading.stages[place].peak_bytes)
+    peak = measured.reading.stages[highest].peak_bytes
+    if measured.config.model.size != REPORT_SIZE:
+        yield f"{format_bytes(peak)} at the highest"
+    elif measured.world_size == 1:
+        fits = "fits" if peak <= REPORT_CAPACITY_BYTES else "does not fit"
+        yield f"{format_bytes(peak)} at the highest; the report's {format_bytes(REPORT_CAPACITY_BYTES)}: {fits}"
+    else:
+        kinds, _ = measured.held_at_peaks()[highest]
+        share = sum(kinds[kind] for kind in (PARAMETERS, GRADIENTS, STATES))
+        yield (
+            f"{format_bytes(peak)} at the highest on each of {measured.world_size} ranks: {format_bytes(share)} "
+            f"are its share of parameters, gradients and states, {format_bytes(peak - share)} are whole on every rank. "
+            "The report's 68 GB do not become 34 by a second GPU (LOG-39, LOG-44)"
+        )
+
+
+incident = Incident(
+    package=__package__,
+    model_schema=ModelConfig,
+    data_schema=TokenData,
+    build=_build,
+    data=lambda config: token_batches(config.data, _size(config).vocabulary),
+    loss=_loss,
+    num_targets=num_token_targets,
+    layers=lambda model: model.layers,
+    config="report.yaml",
+    grows=(
+        Growth("data.context_length", "tokens", lambda config: max(64, _size(config).context_length // 128)),
+        Growth("training.batch_size", "sequences"),
+    ),
+    describe=_describe,
+    stand_ins=_stand_ins,
+    warm_up=_warm_up,
+    asides=_asides,
+    beside=_beside,
+    conclusions=_conclusions,
+)

@@ -1,0 +1,218 @@
+"""The train step of a run as a meter measures it: on one batch, repeated as in a run or divided into its stages."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..errors import MeasurementError, MeterUnavailable, UsageError
+from ..meters import get_meter
+from ..meters.base import Meter, Reading, Step, StepBuilder
+from ..meters.simulated.assumptions import state_range
+from ..meters.simulated.gpus import get_gpu
+from ..meters.stages import Stage, listening, stage
+from ..meters.timeline import Allocation
+from .config import RunConfig
+from .distributed import World, one_rank_of
+from .examples import Examples
+from .incident import Batch, Incident, Say, silent
+from .profile import LATER_STEP, PARAMETERS, Kinds
+from .stand_in import StandIns
+from .step import TrainStep, on_device
+
+SIMULATED = "simulated"
+
+
+class Asides:
+    """What is tried beside the step and dropped again: stages that are no part of it."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.failures: dict[str, str] = {}
+        """What the GPU said where something was too much for it, by stage."""
+        self._trying = ""
+
+    def enter(self, name: str) -> None:
+        """What happens from here on is tried under this name."""
+        self.names.add(name)
+        self._trying = name
+        stage(name)
+
+    def attempt(self, name: str, make: Callable[[], object]) -> None:
+        """Try ``make``; what it returns is kept until the stage has ended."""
+        self.enter(name)
+        try:
+            kept = make()  # noqa: F841
+        except torch.OutOfMemoryError as error:
+            self.failures[self._trying] = first_line(error)
+        stage(None)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A train step that was measured by stages, and what it was measured with."""
+
+    config: RunConfig
+    world_size: int
+    reading: Reading
+    parameter_bytes: int
+    capacity_bytes: int
+    stand_ins: StandIns | None
+    asides: Asides
+    meter: Meter
+    say: Say = field(default=silent, repr=False)
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        return {one.name: one for one in self.reading.stages}
+
+    def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
+        """For each stage the bytes at its peak by kind, and the lines behind what is of no kind."""
+        timeline = self.reading.timeline
+        if timeline is None:
+            return [({}, ()) for _ in self.reading.stages]
+        kinds, live = Kinds(timeline, self.parameter_bytes), timeline.live_bytes
+        peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.marked_spans())
+        return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
+
+
+class MeasurableStep:
+    """A train step on the run's first batch. :meth:`repeated` and :meth:`staged` are what a meter builds.
+
+    ``simulated`` says that tensors have no values: the batch's own stay behind, and a part of it warms up.
+    """
+
+    def __init__(
+        self,
+        incident: Incident,
+        config: RunConfig,
+        *,
+        world_size: int = 1,
+        stand_ins: StandIns | None = None,
+        simulated: bool = True,
+    ) -> None:
+        self._incident, self._config, self._world_size = incident, config, world_size
+        self._stand_ins, self._simulated = stand_ins, simulated
+        # before a simulation begins: inside it no file is read and no value is known
+        self._batch = incident.data(config)(Examples(range(config.batch_size), config.data.seed))
+        self._ranges = {id(leaf): _range(leaf) for leaf in _pytree.tree_leaves(self._batch)}
+        self._num_forwards = config.training.gradient_accumulation_steps
+        self._num_targets = incident.num_targets(self._batch) * self._num_forwards * world_size
+        self.asides = Asides()
+        self.parameter_bytes = 0
+        """Known once the step is built."""
+
+    def repeated(self, device: str) -> Step:
+        """The step that a run does over and over: the optimizer's states are there already."""
+        step, batch = self._built(device)
+        warm_ups = [self._warm_up(batch)]
+
+        def run() -> None:
+            self._take(step, [warm_ups.pop()] if warm_ups else [batch] * self._num_forwards)
+
+        return run
+
+    def staged(self, device: str) -> Step:
+        """The first step of a run in its stages, and one more: by then the optimizer's states are there."""
+        step, batch = self._built(device)
+        warm_ups, batches = [self._warm_up(batch)], [batch] * self._num_forwards
+
+        def run() -> None:
+            if warm_ups:
+                # no optimizer: what is measured is the first step
+                step.accumulate([warm_ups.pop()], self._num_targets)
+                step.forget_gradients()
+                return
+            stage(PARAMETERS)
+            # a sharded model is nowhere whole enough to try something on it
+            is_whole = self._world_size == 1
+            with self._incident.asides(step, batch, self.asides) if is_whole else contextlib.nullcontext():
+                self._take(step, batches)
+            stage(LATER_STEP)
+            with listening(None):
+                self._take(step, batches)
+
+        return run
+
+    def _built(self, device: str) -> tuple[TrainStep, Batch]:
+        world = World(0, self._world_size, torch.device(device))
+        with torch.device(device):
+            prepare = self._stand_ins.put_into if self._stand_ins else lambda model: None
+            step = TrainStep(self._incident, self._config, world, prepare)
+        self.parameter_bytes = step.parameter_bytes
+        if not self._simulated:
+            return step, on_device(self._batch, world.device)
+        return step, _pytree.tree_map(lambda leaf: self._without_values(leaf, device), self._batch)
+
+    def _without_values(self, leaf: Any, device: str) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        like = torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        stated = self._ranges[id(leaf)]
+        if stated is not None:
+            state_range(like, *stated)
+        return like
+
+    def _warm_up(self, batch: Batch) -> Batch:
+        return self._incident.warm_up(batch) if self._simulated else batch
+
+    def _take(self, step: TrainStep, batches: list[Batch]) -> None:
+        step.take(batches, self._num_targets, lambda loss_sum, norm: None)
+
+
+def _range(leaf: Any) -> tuple[int, int] | None:
+    """The smallest integer of a tensor, and one more than its largest."""
+    is_integers = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.int32, torch.int64) and leaf.numel() > 0
+    return (int(leaf.min()), int(leaf.max()) + 1) if is_integers else None
+
+
+def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
+    """The meter of this name, where it can run here and sees stages."""
+    meter = get_meter(name, gpu)
+    if name == "nvml":
+        raise UsageError("nvml samples a process and sees no stages; use the simulated or the cuda meter")
+    if world_size < 1:
+        raise UsageError(f"world_size must be at least 1, got {world_size}")
+    if name != SIMULATED and world_size > 1:
+        raise UsageError(f"world_size {world_size} is one rank without the others: use the simulated meter")
+    reason = meter.unavailable_reason()
+    if reason is not None:
+        raise MeterUnavailable(f"{name} meter unavailable: {reason}")
+    return meter
+
+
+def gpu_bytes(meter: Meter, gpu: str) -> int:
+    """What the GPU has: the one that is simulated, or the one that is there."""
+    is_simulated = meter.name == SIMULATED
+    return get_gpu(gpu).memory_bytes if is_simulated else torch.cuda.get_device_properties(0).total_memory
+
+
+def repeated_reading(
+    incident: Incident, config: RunConfig, meter: Meter, *, world_size: int = 1, stand_ins: StandIns | None = None
+) -> Reading:
+    """The simulated reading of a step that a run does over and over."""
+    step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins)
+    reading = read_step(meter, step.repeated, world_size, stand_ins)
+    # the timelines of all that is tried would be hundreds of megabytes
+    return dataclasses.replace(reading, timeline=None)
+
+
+def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: StandIns | None = None) -> Reading:
+    """The step's reading, on one rank of ``world_size``. It is an estimate where stand-ins are."""
+    notes = stand_ins.notes if stand_ins else ()
+    try:
+        with one_rank_of(world_size):
+            reading = meter.measure(build)
+    except torch.OutOfMemoryError as error:
+        raise MeasurementError(f"the step itself ran out of memory: {first_line(error)}") from None
+    return dataclasses.replace(reading, exact=reading.exact and not notes, notes=(*reading.notes, *notes))
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0]
