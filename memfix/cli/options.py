@@ -82,9 +82,8 @@ def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         overrides_argument,
     ]
     for name in _MOVED:
-        flag = {"is_flag": True} if "checkpointing" in name else {}
-        hidden = click.option(name, hidden=True, expose_value=False, callback=_refuse_moved, **flag)
-        options.append(hidden)
+        is_flag = "checkpointing" in name
+        options.append(click.option(name, hidden=True, expose_value=False, callback=_refuse_moved, is_flag=is_flag))
     for option in reversed(options):
         command = option(command)
     return command

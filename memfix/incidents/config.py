@@ -146,7 +146,7 @@ def find_config(incident: Incident, path: Path) -> Path:
     """``path`` where there is such a file; else the config of that name which comes with the incident."""
     if path.exists():
         return path
-    folder = Path(str(importlib.resources.files(incident.package))) / "configs"
+    folder = Path(str(importlib.resources.files(incident.package) / "configs"))
     own = sorted(file.name for file in folder.glob("*.yaml"))
     if str(path) not in own:
         raise UsageError(

@@ -24,7 +24,7 @@ from .examples import Examples
 from .incident import Batch, Incident, Say, silent
 from .profile import LATER_STEP, PARAMETERS, Kinds
 from .stand_in import StandIns
-from .step import TrainStep, on_device
+from .step import TrainStep, map_tensors, on_device
 
 SIMULATED = "simulated"
 
@@ -148,13 +148,11 @@ class MeasurableStep:
         self.parameter_bytes = step.parameter_bytes
         if not self._simulated:
             return step, on_device(self._batch, world.device)
-        return step, _pytree.tree_map(lambda leaf: self._without_values(leaf, device), self._batch)
+        return step, map_tensors(self._batch, lambda tensor: self._without_values(tensor, device))
 
-    def _without_values(self, leaf: Any, device: str) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        like = torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
-        stated = self._ranges[id(leaf)]
+    def _without_values(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
+        like = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        stated = self._ranges[id(tensor)]
         if stated is not None:
             state_range(like, *stated)
         return like

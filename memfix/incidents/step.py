@@ -153,7 +153,21 @@ class ForwardAndBackward(torch.nn.Module):
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """The same nesting, with every tensor on ``device``."""
-    return _pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+    return map_tensors(batch, lambda tensor: tensor.to(device))
+
+
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """The same nesting with changed tensors. One that is there twice is changed once, and stays one."""
+    changed: dict[int, torch.Tensor] = {}
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in changed:
+            changed[id(leaf)] = change(leaf)
+        return changed[id(leaf)]
+
+    return _pytree.tree_map(of, batch)
 
 
 def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

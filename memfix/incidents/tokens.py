@@ -23,6 +23,8 @@ IGNORED = -100  # the target of a token that is not trained on
 
 DTYPES = {"uint16": torch.uint16, "int32": torch.int32, "int64": torch.int64}
 _NPY_DTYPES = {"<u2": torch.uint16, "<i4": torch.int32, "<i8": torch.int64}
+TokenBatch = tuple[torch.Tensor, torch.Tensor]
+
 _NPY_MAGIC = b"\x93NUMPY"
 
 
@@ -54,22 +56,38 @@ class Sequences(Protocol):
         """``context_length + 1`` ids, int64."""
 
 
-def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], tuple[torch.Tensor, torch.Tensor]]:
+def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], TokenBatch]:
     """Opens the tokens that ``config`` describes; what it returns makes ids and targets, ``[B, T]`` each."""
-    tokens = open_tokens(config, vocabulary_size)
+    labelled = labelled_batches(config, vocabulary_size)
 
-    def batch(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-        ids_BT1 = torch.stack([tokens.sequence(number) for number in examples.numbers])
-        ids_BT, target_BT = ids_BT1[:, :-1], ids_BT1[:, 1:].clone()
-        for row, number in enumerate(examples.numbers):
-            draw = torch.rand((), generator=seeded("prompt", config.seed, number)).item()
-            target_BT[row, : int(draw * config.prompt_fraction * config.context_length)] = IGNORED
-        return ids_BT, target_BT
+    def batch(examples: Examples) -> TokenBatch:
+        ids_BT1, labels_BT1 = labelled(examples)
+        return ids_BT1[:, :-1], labels_BT1[:, 1:]
 
     return batch
 
 
-def num_token_targets(batch: tuple[torch.Tensor, torch.Tensor]) -> int:
+def labelled_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], TokenBatch]:
+    """As :func:`token_batches`, but ids and labels of whole sequences, ``[B, T + 1]`` each.
+
+    Where nothing is ignored both are one tensor, so that a model which makes its targets itself is given half as much.
+    """
+    tokens = open_tokens(config, vocabulary_size)
+
+    def batch(examples: Examples) -> TokenBatch:
+        ids_BT1 = torch.stack([tokens.sequence(number) for number in examples.numbers])
+        if config.prompt_fraction == 0:
+            return ids_BT1, ids_BT1
+        labels_BT1 = ids_BT1.clone()
+        for row, number in enumerate(examples.numbers):
+            draw = torch.rand((), generator=seeded("prompt", config.seed, number)).item()
+            labels_BT1[row, : 1 + int(draw * config.prompt_fraction * config.context_length)] = IGNORED
+        return ids_BT1, labels_BT1
+
+    return batch
+
+
+def num_token_targets(batch: TokenBatch) -> int:
     """How many targets of a batch are not ignored."""
     _, target_BT = batch
     return int((target_BT != IGNORED).sum())

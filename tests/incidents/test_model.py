@@ -89,9 +89,11 @@ def test_labels_are_shifted_within_each_sequence_and_the_last_position_predicts_
     assert labels_BT.tolist() == [[1, 2, 3], [4, -100, 6]]
 
 
-def test_labels_may_come_shifted() -> None:
+def test_a_label_more_is_what_the_last_position_predicts() -> None:
     model, ids_BT = tiny("dense"), tokens()
-    assert torch.equal(model(ids_BT, next_labels(ids_BT), shifted=True), model(ids_BT, ids_BT))
+    wanted = F.cross_entropy(model(ids_BT[:, :-1]).flatten(0, 1), ids_BT[:, 1:].flatten())
+    torch.testing.assert_close(model(ids_BT[:, :-1], ids_BT), wanted)
+    assert next_labels(torch.tensor([[1, 2, 3]]), 2).tolist() == [[2, 3]]
 
 
 @pytest.mark.parametrize("attention_type", ATTENTION_TYPES)

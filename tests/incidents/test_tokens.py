@@ -12,7 +12,7 @@ import torch
 
 from memfix.errors import UsageError
 from memfix.incidents.examples import Examples
-from memfix.incidents.tokens import IGNORED, TokenData, num_token_targets, open_tokens, token_batches
+from memfix.incidents.tokens import IGNORED, TokenData, labelled_batches, num_token_targets, open_tokens, token_batches
 
 
 def data(**settings: Any) -> TokenData:
@@ -62,6 +62,18 @@ def test_targets_are_the_next_tokens_and_prompts_are_ignored() -> None:
     assert num_token_targets((ids, target)) == 20 * 50 - int(ignored.sum())
     whole = token_batches(data(context_length=50), 100)(Examples(range(3, 23), seed=0))
     assert num_token_targets(whole) == 20 * 50
+
+
+def test_whole_sequences_and_their_labels_are_one_tensor_where_nothing_is_ignored() -> None:
+    examples = Examples(range(3, 9), seed=0)
+    ids, labels = labelled_batches(data(), 100)(examples)
+    assert ids is labels
+    assert ids.shape == (6, 7)
+    ids, labels = labelled_batches(data(prompt_fraction=0.9), 100)(examples)
+    _, target = token_batches(data(prompt_fraction=0.9), 100)(examples)
+    assert torch.equal(labels[:, 1:], target)
+    assert (target == IGNORED).any()
+    assert not (ids == IGNORED).any()
 
 
 def test_more_states_than_the_vocabulary_has_are_refused() -> None:

@@ -339,7 +339,7 @@ def test_the_loss_of_a_16_bit_decoder_has_all_its_digits() -> None:
     incident = get_incident("long_context_loss")
     config = load_config(incident, "tiny.yaml", ["training.gradient_checkpointing=false"])
     model = incident.build(config)
-    ids = torch.randint(512, (2, 40), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(512, (2, 41), generator=torch.Generator().manual_seed(0))
     exact = incident.loss(model, (ids, ids))
     rounded = incident.loss(model.to(torch.bfloat16), (ids, ids))
     assert rounded.dtype == torch.float32

@@ -32,7 +32,7 @@ from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, Beside
 from ..schema import setting
 from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
 from ..step import Precision, TrainStep
-from ..tokens import TokenData, num_token_targets, token_batches
+from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
 from .model import (
     ATTENTION_TYPES,
     EMBEDDING,
@@ -40,13 +40,13 @@ from .model import (
     SIZES,
     AttentionKind,
     Decoder,
+    Layer,
     ModelSize,
     SparseAttend,
     build_model,
+    next_labels,
     private_tables,
 )
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 ROPE_TABLES = "with a RoPE table in every layer"
 WHOLE_LAYER = "first layer, all kept"
@@ -91,11 +91,16 @@ def _build(config: RunConfig) -> Decoder:
     )
 
 
-def _loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    ids_BT, target_BT = batch
+def _loss(model: torch.nn.Module, batch: TokenBatch) -> torch.Tensor:
+    ids_BT1, labels_BT1 = batch
     stage(EMBEDDING)  # a sharded model gathers its outermost parameters before its forward begins
-    loss: torch.Tensor = model(ids_BT, target_BT, shifted=True, reduction="sum")
+    loss: torch.Tensor = model(ids_BT1[:, :-1], labels_BT1, reduction="sum")
     return loss
+
+
+def _num_targets(batch: TokenBatch) -> int:
+    ids_BT1, labels_BT1 = batch
+    return num_token_targets((ids_BT1, labels_BT1[:, 1:]))
 
 
 def _describe(config: RunConfig) -> list[str]:
@@ -119,7 +124,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
         name: measure_footprint(meter, rope, [(shape, dtype)], keeps_tables=True)
         for name, shape in (("rope of queries", query_shape), ("rope of keys", key_shape))
     }
-    in_place = {
+    in_place: dict[tuple[int, ...], StandIn] = {
         shape: StandIn(footprint, keeps_inputs=False)
         for shape, footprint in zip((query_shape, key_shape), footprints.values(), strict=True)
     }
@@ -136,7 +141,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
 
     def put_into(model: torch.nn.Module) -> None:
         for layer in cast(Decoder, model).layers:
-            layer.attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
+            cast(Layer, layer).attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
 
     notes = dict.fromkeys(note for footprint in footprints.values() for note in footprint.notes)
     return StandIns(put_into, footprints, tuple(notes))
@@ -164,16 +169,16 @@ def _as_nsa(stand_in: StandIn) -> SparseAttend:
     return attend
 
 
-def _warm_up(batch: Batch) -> Batch:
-    ids_BT, target_BT = batch
-    return ids_BT[:, :WARMUP_TOKENS], target_BT[:, :WARMUP_TOKENS]
+def _warm_up(batch: TokenBatch) -> TokenBatch:
+    ids_BT1, labels_BT1 = batch
+    return ids_BT1[:, : WARMUP_TOKENS + 1], labels_BT1[:, : WARMUP_TOKENS + 1]
 
 
 # ---------------------------------------------------------------- tried on the way, as the report did
 @contextlib.contextmanager
-def _asides(step: TrainStep, batch: Batch, asides: Asides) -> Iterator[None]:
+def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
     """Between the model's own parts, in a step that does not know of it."""
-    model, target_N = cast(Decoder, step.model), batch[1].flatten()
+    model, num_tokens = cast(Decoder, step.model), batch[0].shape[1] - 1
     weight_VD = model.head.weight
 
     def whole_layer(module: Any, args: Any, x_BTD: torch.Tensor) -> None:
@@ -189,12 +194,13 @@ def _asides(step: TrainStep, batch: Batch, asides: Asides) -> Iterator[None]:
         asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD, REPORTED_BACKWARD))
 
     def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor, backward_name: str) -> object:
+        target_N = next_labels(batch[1], num_tokens).flatten()
         loss = loss_of(hidden_BTD.flatten(0, 1), weight_VD, target_N)
         asides.enter(backward_name)
         return torch.autograd.grad(loss, (hidden_BTD, weight_VD))
 
     size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
-    asides.attempt(ROPE_TABLES, lambda: private_tables(size, batch[0].shape[1], device=device, dtype=dtype))
+    asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=device, dtype=dtype))
     after_embedding = model.embedding.register_forward_hook(whole_layer)
     after_layers = model.norm.register_forward_hook(other_losses)
     try:
@@ -279,9 +285,9 @@ incident = Incident(
     model_schema=ModelConfig,
     data_schema=TokenData,
     build=_build,
-    data=lambda config: token_batches(config.data, _size(config).vocabulary),
+    data=lambda config: labelled_batches(config.data, _size(config).vocabulary),
     loss=_loss,
-    num_targets=num_token_targets,
+    num_targets=_num_targets,
     layers=lambda model: model.layers,
     config="report.yaml",
     grows=(

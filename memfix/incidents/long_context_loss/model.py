@@ -215,17 +215,16 @@ class Decoder(nn.Module):
         ids_BT: torch.Tensor,
         labels_BT: torch.Tensor | None = None,
         *,
-        shifted: bool = False,
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> torch.Tensor:
-        """``shifted`` says that ``labels_BT`` already holds, at each position, the label that follows it."""
+        """``labels_BT`` may have one label more than there are ids: then the last position predicts it."""
         hidden_BTD = self.hidden_states(ids_BT)
         stage(LOSS)
         if labels_BT is None:
             logits_BTV: torch.Tensor = self.head(hidden_BTD)
             return logits_BTV
-        target_BT = labels_BT if shifted else next_labels(labels_BT, ignore_index)
+        target_BT = next_labels(labels_BT, ids_BT.shape[1], ignore_index)
         if self.loss_form == REPORTED_LOSS:
             loss = reported_linear_cross_entropy(
                 hidden_BTD.flatten(0, 1),
@@ -247,14 +246,17 @@ class Decoder(nn.Module):
         )
 
 
-def next_labels(labels_BT: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
-    """The label that each position predicts: the next one, and none at a sequence's end.
+def next_labels(labels_BT: torch.Tensor, num_positions: int | None = None, ignore_index: int = -100) -> torch.Tensor:
+    """The label that each position predicts: the next one, and none where there is no next one.
+
+    There are ``num_positions``, or as many as labels.
 
     The shift is made once, on the labels, before anything is cut into chunks: a shift inside each chunk loses the
     prediction at every border, and a shift of the hidden states copies them.
     """
-    target_BT = torch.full_like(labels_BT, ignore_index)
-    target_BT[:, :-1] = labels_BT[:, 1:]
+    target_BT = labels_BT.new_full((len(labels_BT), num_positions or labels_BT.shape[1]), ignore_index)
+    following_BT = labels_BT[:, 1:]
+    target_BT[:, : following_BT.shape[1]] = following_BT
     return target_BT
 
 
