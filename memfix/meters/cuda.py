@@ -134,7 +134,7 @@ def watched_peak() -> Iterator[WatchedPeak]:
 
 
 @dataclass(frozen=True)
-class Fit:
+class CappedRun:
     """Whether a step ran under a cap. ``peak_bytes`` is its reserved peak, where it ended."""
 
     fits: bool
@@ -188,7 +188,7 @@ class CudaMeter:
             stages=tuple(marked.stages),
         )
 
-    def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> Fit:
+    def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> CappedRun:
         """Run the step under a hard cap on this process's GPU memory, in a child: out of memory is a result.
 
         ``build`` travels to the child, so it must be importable: a function of a module, or a ``functools.partial``
@@ -218,7 +218,7 @@ class CudaMeter:
         outcome, peak_bytes, message = answer
         if outcome == "failed":
             raise MeasurementError(f"the capped run failed: {message}")
-        return Fit(outcome == "fits", capacity_bytes, peak_bytes, message)
+        return CappedRun(outcome == "fits", capacity_bytes, peak_bytes, message)
 
     def _require(self) -> None:
         reason = self.unavailable_reason()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import memfix
 from memfix.laws import NAIVE
 from memfix.meters.base import Reading, Step
-from memfix.meters.cuda import CudaMeter, Fit
+from memfix.meters.cuda import CappedRun, CudaMeter
 from memfix.ops.linear_cross_entropy import linear_cross_entropy
 from memfix.registry import contracts
 from memfix.units import format_bytes, parse_bytes
@@ -83,12 +83,12 @@ def test_the_logits_are_what_the_report_was_refused() -> None:
 
 # ---------------------------------------------------------------- for real
 @pytest.fixture
-def capped() -> Callable[[str], Fit]:
+def capped() -> Callable[[str], CappedRun]:
     total = torch.cuda.get_device_properties(0).total_memory
     if total <= CAPACITY:
         pytest.skip(f"the cap is {format_bytes(CAPACITY)} and this GPU has {format_bytes(total)}")
 
-    def run(name: str) -> Fit:
+    def run(name: str) -> CappedRun:
         return CudaMeter().fits(functools.partial(build_incident, name=name), CAPACITY, warmup=0)
 
     return run
@@ -96,7 +96,9 @@ def capped() -> Callable[[str], Fit]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "asked_bytes"), TOO_LARGE.items())
-def test_naive_runs_out_of_memory_under_the_cap(capped: Callable[[str], Fit], name: str, asked_bytes: int) -> None:
+def test_naive_runs_out_of_memory_under_the_cap(
+    capped: Callable[[str], CappedRun], name: str, asked_bytes: int
+) -> None:
     fit = capped(name)
     assert not fit.fits
     assert f"Tried to allocate {format_bytes(asked_bytes)}" in fit.message
@@ -104,6 +106,6 @@ def test_naive_runs_out_of_memory_under_the_cap(capped: Callable[[str], Fit], na
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SMALL_ENOUGH)
-def test_a_form_runs_under_the_cap(capped: Callable[[str], Fit], name: str) -> None:
+def test_a_form_runs_under_the_cap(capped: Callable[[str], CappedRun], name: str) -> None:
     fit = capped(name)
     assert fit.fits, fit.message
