@@ -46,7 +46,10 @@ class MeasurementError(MemfixError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or the list of what is known, for the end of an error message."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    return nearest(name, known) or (f"; known: {', '.join(sorted(known))}" if known else "")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing where no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,14 +1,19 @@
-"""Finds contracts: one in each folder of ``memfix/ops``, and other packages' by an entry point."""
+"""Finds contracts: in the folders of ``memfix/ops``, and other packages' by an entry point.
+
+A folder of ``memfix/ops`` holds one product. Its ``contract.py`` declares the op that is named like the folder. More
+contracts of the same product are in files named after their ops: ``kda/decode_kda_contract.py``.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import operator
-import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from glob import glob
 from importlib.metadata import entry_points
+from pathlib import PurePath
 from typing import Any
 
 from . import ops
@@ -81,10 +86,24 @@ def _declared_elsewhere(source: Source) -> list[Contract]:
     return found
 
 
+def op_declared_in(file: PurePath) -> str | None:
+    """The op that a file of a folder of ``memfix/ops`` declares, by its name; None for a file that is no contract."""
+    if file.name == "contract.py":
+        return file.parent.name
+    return file.name.removesuffix("_contract.py") if file.name.endswith("_contract.py") else None
+
+
+def in_a_folder_of_its_own(op: str) -> Source:
+    """Where one of our ops is declared that shares its folder with no other."""
+    name = f"{ops.__name__}.{op}.contract"
+    return Source(name, "contract", name)
+
+
 def _own_sources() -> Iterator[Source]:
-    for module in pkgutil.iter_modules(ops.__path__):
-        if module.ispkg:
-            name = f"{ops.__name__}.{module.name}.contract"
+    files = (PurePath(file) for folder in ops.__path__ for file in glob("*/*contract.py", root_dir=folder))
+    for file in sorted(files):
+        if op_declared_in(file) is not None:
+            name = ".".join([ops.__name__, file.parent.name, file.stem])
             yield Source(name, "contract", name)
 
 

@@ -1,8 +1,8 @@
 """Judge today's forms by the laws of another commit, the base.
 
-A change that breaks a budget can loosen the budget too. So the base's laws (``naive.py`` and ``contract.py`` of each
-op) are copied over a copy of the working tree, and a child process examines there the ops whose laws differ. Each
-difference between the two laws is a finding of its own.
+A change that breaks a budget can loosen the budget too. So the base's laws (``naive.py`` and the contracts of each
+folder of ops) are copied over a copy of the working tree, and a child process examines there the ops whose laws differ.
+Each difference between the two laws is a finding of its own.
 
 A change can also loosen the checks: how many calls are drawn, which error counts as equal, how the lock is read. Where
 such a file differs, today's forms of every op are copied over the base's memfix and judged by its checks and laws.
@@ -17,22 +17,23 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Self
 
 from ..checks.finding import Finding
 from ..checks.measured import Bytes
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
+from ..registry import op_declared_in
 from ..units import format_bytes
 from .commit import Commit, export_package, git
 from .lock import Key, parse_lock
 
 OPS = "memfix/ops"
-LAW_FILES = ("naive.py", "contract.py")
+NAIVE_FILE = "naive.py"
 JUDGED = ("memfix", "benchmarks/memory.lock")
 JUDGES = (
     *(f"memfix/{name}" for name in ("checks", "gate", "meters", "contract", "laws.py", "formula.py", "registry.py")),
@@ -55,35 +56,46 @@ class Base(Commit):
         return base
 
     def ops_with_other_laws(self) -> list[str]:
-        """Ops of the working tree whose naive form or contract reads differently at the base."""
-        changed = []
-        for op in self.ops_here():
-            for name in LAW_FILES:
-                here = self.root / OPS / op / name
-                if self.file(f"{OPS}/{op}/{name}") != (here.read_text(encoding="utf-8") if here.exists() else None):
-                    changed.append(op)
-                    break
-        return changed
+        """Ops of the working tree whose naive form or contract reads differently at the base, or is elsewhere there."""
+        return [
+            op
+            for op, contract in self._contracts_here().items()
+            if self.has_moved(op) or any(self._differs(law) for law in (contract, contract.with_name(NAIVE_FILE)))
+        ]
 
     def gone_ops(self, check: str) -> list[Finding]:
         """A note of ``check`` for each op that the base has and the working tree has not."""
-        gone = sorted(set(self._ops_at_base()) - set(self.ops_here()))
+        gone = sorted(self._contracts_at_base().keys() - self._contracts_here().keys())
         return [Finding(check, op, "", "note", f"the op is there at {self.ref} and gone now") for op in gone]
 
     def is_new(self, op: str) -> bool:
-        return op not in self._ops_at_base()
+        return op not in self._contracts_at_base()
+
+    def has_moved(self, op: str) -> bool:
+        """Whether the base declares ``op`` in another file."""
+        there = self._contracts_at_base()
+        return op in there and there[op] != self._contracts_here()[op]
 
     @contextmanager
     def laid_over(self, ops: list[str]) -> Iterator[Path]:
-        """A copy of the working tree's package with the base's laws for ``ops``."""
+        """A copy of the working tree's package with the base's laws for ``ops``, and for the ops of the same folders:
+        their contracts import each other.
+        """
+        here, there = self._contracts_here(), self._contracts_at_base()
+        folders = {here[op].parent for op in ops}
+        together = [op for op, contract in here.items() if contract.parent in folders and op in there]
+        folders |= {there[op].parent for op in together}
         with tempfile.TemporaryDirectory(prefix="memfix-base-") as folder:
             target = Path(folder)
             shutil.copytree(self.root / "memfix", target / "memfix", ignore=shutil.ignore_patterns("__pycache__"))
-            for op in ops:
-                for name in LAW_FILES:
-                    text = self.file(f"{OPS}/{op}/{name}")
-                    if text is not None:
-                        (target / OPS / op / name).write_text(text, encoding="utf-8")
+            for op in together:
+                if self.has_moved(op):
+                    (target / here[op]).unlink()
+            for law in self._files_at_base():
+                text = self.file(law.as_posix()) if law.parent in folders and _is_law(law) else None
+                if text is not None:
+                    (target / law).parent.mkdir(exist_ok=True)
+                    (target / law).write_text(text, encoding="utf-8")
             yield target
 
     def judges_changed(self) -> list[str]:
@@ -100,7 +112,7 @@ class Base(Commit):
             export_package(self.root, self.commit, self.root / "memfix", target)
             for here in (self.root / OPS).rglob("*.py"):
                 there = target / here.relative_to(self.root)
-                if there.parent.is_dir() and here.name not in (*LAW_FILES, "__init__.py"):
+                if there.parent.is_dir() and not _is_law(here) and here.name != "__init__.py":
                     shutil.copy(here, there)
             yield target
 
@@ -114,11 +126,31 @@ class Base(Commit):
         return {} if text is None else parse_lock(text, f"{self.ref}:{relative.as_posix()}")
 
     def ops_here(self) -> list[str]:
-        return sorted(path.parent.name for path in (self.root / OPS).glob("*/contract.py"))
+        return sorted(self._contracts_here())
 
-    def _ops_at_base(self) -> list[str]:
+    def _contracts_here(self) -> dict[str, PurePosixPath]:
+        return _contracts_among(path.relative_to(self.root) for path in (self.root / OPS).glob("*/*.py"))
+
+    def _contracts_at_base(self) -> dict[str, PurePosixPath]:
+        return _contracts_among(self._files_at_base())
+
+    def _files_at_base(self) -> list[PurePosixPath]:
         listing = git(self.root, "ls-tree", "-r", "--name-only", self.commit, "--", OPS)
-        return sorted(PurePosixPath(p).parent.name for p in listing.splitlines() if p.endswith("/contract.py"))
+        return [PurePosixPath(path) for path in listing.splitlines()]
+
+    def _differs(self, law: PurePosixPath) -> bool:
+        here = self.root / law
+        return self.file(law.as_posix()) != (here.read_text(encoding="utf-8") if here.exists() else None)
+
+
+def _contracts_among(files: Iterable[PurePath]) -> dict[str, PurePosixPath]:
+    """The file that declares each op, by op, in alphabetical order."""
+    found = {op: PurePosixPath(file.as_posix()) for file in files if (op := op_declared_in(file)) is not None}
+    return dict(sorted(found.items()))
+
+
+def _is_law(file: PurePath) -> bool:
+    return file.name == NAIVE_FILE or op_declared_in(file) is not None
 
 
 def examine_under(overlay: Path, ops: list[str], profile: str, meter: str) -> dict[str, Any]:
@@ -148,7 +180,7 @@ def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list
             rows.append(Finding("law", contract.name, "", "note", f"{key} {change}"))
     if not rows:
         rows.append(
-            Finding("law", contract.name, "", "note", f"the text of naive.py or contract.py differs from {ref}")
+            Finding("law", contract.name, "", "note", f"the text of its naive form or contract differs from {ref}")
         )
     return rows
 

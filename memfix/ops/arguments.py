@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 import torch
+
+from ..errors import nearest
 
 
 def require_shape(name: str, tensor: object, axes: str) -> torch.Tensor:
@@ -34,14 +39,32 @@ def require_integer(**tensors: torch.Tensor) -> None:
             raise ValueError(f"{name} must be int64 or int32, got {tensor.dtype}")
 
 
-def require_at_least_one(name: str, value: object) -> int:
+def require_int(name: str, value: object, *, at_least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
     return value
 
 
-def require_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+def require_at_least_one(name: str, value: object) -> int:
+    return require_int(name, value, at_least=1)
+
+
+def require_one_of(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(str(value), known)}")
+
+
+def require_number(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> float:
+    """``value`` as a float, finite and such that it ``holds``; ``rule`` says the same in words."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not holds(value) or not math.isfinite(value):
+        raise ValueError(f"{name} must be {rule}, got {value}")
+    return float(value)
+
+
+def require_size(name: str, tensor: torch.Tensor, size: Sequence[int]) -> None:
+    if list(tensor.shape) != list(size):
+        raise ValueError(f"{name} must have shape {list(size)} to go with q, got {list(tensor.shape)}")

@@ -35,11 +35,12 @@ def home_of(function: Callable[..., Any]) -> tuple[str, str]:
 def texts_of(contract: Contract, source: Source, forms: Sequence[str]) -> list[Text]:
     """The modules that ``forms`` are written in, and those that they import from the same package.
 
-    The contract and naive are left out, unless forms stand in the same file.
+    Contracts and naive are left out, unless forms stand in the same file.
     """
     homes = dict.fromkeys(home_of(contract.forms[form].function)[0] for form in forms)
     packages = {home.rpartition(".")[0] for home in homes}
-    law = {source.module, home_of(contract.naive)[0]} - homes.keys()
+    contracts = {source_of(op).module for op in all_contracts()}
+    law = {source.module, home_of(contract.naive)[0], *contracts} - homes.keys()
     found: dict[str, Text] = {}
     waiting = list(homes)
     while waiting:

@@ -7,8 +7,8 @@ import functools
 import torch
 
 from memfix.ops.linear_cross_entropy import recompute
-from memfix.ops.linear_cross_entropy.chunks import chunked_linear_cross_entropy
-from memfix.ops.linear_cross_entropy.terms import Terms
+from memfix.ops.linear_cross_entropy.chunks import Passes, chunked_linear_cross_entropy
+from memfix.ops.linear_cross_entropy.options import LossTensors, Options
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 
@@ -20,8 +20,5 @@ class _RoundingPass(recompute.TiledPass):
 
 
 @functools.wraps(recompute.recompute_linear_cross_entropy)
-def form(hidden, weight, target, bias=None, class_weight=None, **options):
-    rows_per_chunk = options.pop("rows_per_chunk")
-    return chunked_linear_cross_entropy(
-        hidden, weight, target, bias, class_weight, Terms(**options), rows_per_chunk, _RoundingPass
-    )
+def form(*tensors, **options):
+    return chunked_linear_cross_entropy(LossTensors(*tensors), Options(**options), Passes(_RoundingPass))

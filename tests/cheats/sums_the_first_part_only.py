@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from memfix.ops.linear_cross_entropy import logits_gradient, recompute
-from memfix.ops.linear_cross_entropy.chunks import chunked_linear_cross_entropy
-from memfix.ops.linear_cross_entropy.terms import Terms
+from memfix.ops.linear_cross_entropy.chunks import Passes, chunked_linear_cross_entropy
+from memfix.ops.linear_cross_entropy.options import LossTensors, Options
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 
@@ -28,8 +28,5 @@ class _Pass(recompute.TiledPass):
 
 
 @functools.wraps(recompute.recompute_linear_cross_entropy)
-def form(hidden, weight, target, bias=None, class_weight=None, **options):
-    rows_per_chunk = options.pop("rows_per_chunk")
-    return chunked_linear_cross_entropy(
-        hidden, weight, target, bias, class_weight, Terms(**options), rows_per_chunk, _Pass
-    )
+def form(*tensors, **options):
+    return chunked_linear_cross_entropy(LossTensors(*tensors), Options(**options), Passes(_Pass))

@@ -361,7 +361,7 @@ def test_a_law_that_is_loosened_removed_or_added_is_a_row_each() -> None:
 
 def test_a_text_that_differs_under_equal_laws_is_a_row_too() -> None:
     assert law_changes(contract(), contract().laws(), "main") == [
-        Finding("law", "loss", "", "note", "the text of naive.py or contract.py differs from main")
+        Finding("law", "loss", "", "note", "the text of its naive form or contract differs from main")
     ]
 
 

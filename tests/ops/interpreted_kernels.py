@@ -124,7 +124,7 @@ def errors_of_the_weight_sum(num_chunks: int) -> tuple[float, float]:
 
 def takes_exponentials(width: int, stride: int) -> bool:
     from memfix.ops.linear_cross_entropy.chunks import Head
-    from memfix.ops.linear_cross_entropy.terms import Terms
+    from memfix.ops.linear_cross_entropy.options import Options
 
     weight = torch.empty(10, stride, dtype=torch.bfloat16)[:, :width]
-    return ExponentialsPass.suits(Head(weight, None, None, Terms()))
+    return ExponentialsPass.suits(Head(weight, None, None, Options()))

@@ -340,7 +340,7 @@ def test_every_form_is_reached_by_name(form: str) -> None:
 
 
 def test_packed_sequences_by_the_name_of_their_own() -> None:
-    from memfix.ops.kda_packed import kda_packed
+    from memfix.ops.kda import kda_packed
 
     *tokens, state = inputs(21, batch=1, states=2)
     cuts = torch.tensor([0, 8, 21])

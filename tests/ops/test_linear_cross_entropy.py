@@ -19,14 +19,15 @@ from memfix.ops.linear_cross_entropy import (
     LinearCrossEntropy,
     chosen_form,
     linear_cross_entropy,
+    log_probabilities,
     token_log_probabilities,
 )
-from memfix.ops.linear_cross_entropy.chunk_size import rows_within
+from memfix.ops.linear_cross_entropy.chunk_size import Chunks
 from memfix.ops.linear_cross_entropy.logits_gradient import DenseGradient
 from memfix.ops.linear_cross_entropy.narrowing import WeightGradient
+from memfix.ops.linear_cross_entropy.options import Options
 from memfix.ops.linear_cross_entropy.recompute import TiledPass
 from memfix.ops.linear_cross_entropy.standard import standard_linear_cross_entropy
-from memfix.ops.linear_cross_entropy.terms import Terms
 from memfix.ops.linear_cross_entropy.triton import KERNELS, ExponentialsPass, LogitsPass
 from memfix.registry import all_contracts
 
@@ -349,7 +350,7 @@ def test_rows_of_max_bytes_fit_and_one_more_does_not(
     from memfix.units import parse_bytes
 
     caps = softcap is not None
-    rows = rows_within(max_bytes, "recompute", 64, 1000, dtype, Terms(softcap=softcap))
+    rows = Chunks("recompute", 64, 1000, dtype, Options(softcap=softcap)).rows_within(max_bytes)
     assert TiledPass.bytes_of(rows, 1000, dtype, caps=caps) <= parse_bytes(max_bytes)
     assert TiledPass.bytes_of(rows + 4, 1000, dtype, caps=caps) > parse_bytes(max_bytes)
 
@@ -534,8 +535,8 @@ def test_log_probabilities_run_on_kernels_where_there_is_a_gpu(
         made.add(type(visit_chunk))
         return visit_chunk
 
-    make_pass = KERNELS["make_pass"]
-    monkeypatch.setitem(KERNELS, "make_pass", watched)
+    make_pass = KERNELS.make_pass
+    monkeypatch.setattr(log_probabilities, "KERNELS", replace(KERNELS, make_pass=watched))
     hidden = torch.empty(64, width, dtype=torch.bfloat16, device="meta", requires_grad=True)
     weight = torch.empty(200, width, dtype=torch.bfloat16, device="meta", requires_grad=True)
     token = torch.empty(64, dtype=torch.int64, device="meta")

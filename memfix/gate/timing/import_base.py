@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ContractError, MeasurementError
-from ...registry import Source
+from ...registry import Source, in_a_folder_of_its_own
 from .base_checkout import AT_BASE
 
 
@@ -27,9 +27,14 @@ class NotAtBase(Exception):
 
 
 def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[..., Any]:
-    """The function of ``form`` in the base's copy of the package, which lies in ``folder``."""
+    """The function of ``form`` in the base's copy of the package, which lies in ``folder``.
+
+    The op may have had a folder of its own there.
+    """
     _make_importable(folder)
     declared, shared_namespaces = _declared_at_base(source)
+    if not any(contract.name == op for contract in declared):
+        declared, shared_namespaces = _declared_at_base(in_a_folder_of_its_own(op))
     if shared_namespaces:
         raise MeasurementError(
             f"both copies register operators in the torch.library namespace {', '.join(sorted(shared_namespaces))}: "

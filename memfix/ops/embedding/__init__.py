@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import require_one_of
-from .gather import gather_embedding
+from ..dispatch import Dispatcher
 
-FORMS = ("auto", "gather")
+DISPATCHER = Dispatcher("embedding", __name__, forms=("gather",), otherwise="gather")
+FORMS = DISPATCHER.names
 
 
 def embedding(ids: torch.Tensor, weight_VD: torch.Tensor, *, form: str = "auto") -> torch.Tensor:
@@ -16,6 +16,5 @@ def embedding(ids: torch.Tensor, weight_VD: torch.Tensor, *, form: str = "auto")
     The gradient of the weight is summed in float32 or wider, so a token that occurs often loses
     nothing to rounding in bfloat16. Memory above the inputs is the output in forward; see the form for train.
     """
-    require_one_of("form", form, FORMS)
-    rows = gather_embedding(ids.reshape(-1), weight_VD)
+    rows: torch.Tensor = DISPATCHER.function(form, weight_VD)(ids.reshape(-1), weight_VD)
     return rows.reshape(*ids.shape, -1)

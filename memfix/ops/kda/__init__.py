@@ -17,19 +17,26 @@ What was chosen where that leaves it open:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ..arguments import require_one_of, require_shape
-from ..availability import triton_is_there
-from .arguments import DEFAULT_CHUNK_SIZE
+from ..arguments import require_shape
+from ..dispatch import Dispatcher
+from .arguments import DEFAULT_CHUNK_SIZE, Outputs
 from .decode import decode_kda
-from .sequential import sequential_kda
-from .streamed import streamed_kda
-from .wy import wy_kda
 
-__all__ = ["FORMS", "decode_kda", "kda"]
+__all__ = ["FORMS", "decode_kda", "kda", "kda_packed"]
 
-FORMS = ("auto", "sequential", "streamed", "wy", "triton")
+DISPATCHER = Dispatcher(
+    "kda",
+    __name__,
+    forms=("sequential", "streamed", "wy", "triton"),
+    otherwise="wy",
+    kernels="triton",
+    not_for=(torch.float64,),
+)
+FORMS = DISPATCHER.names
 
 
 def kda(
@@ -44,7 +51,7 @@ def kda(
     scale: float | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     form: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Outputs:
     """Attend with ``q``, ``k`` and ``g`` (``[B, T, H, K]``), ``v`` (``[B, T, H, V]``) and ``beta`` (``[B, T, H]``).
 
     Gives the outputs ``[B, T, H, V]`` and the final state of every sequence, ``[S, H, K, V]``; gradients flow in
@@ -56,21 +63,21 @@ def kda(
 
     ``form``: ``auto`` is Triton's kernels on a GPU where Triton is installed and inputs are not float64, else ``wy``.
     """
-    require_one_of("form", form, FORMS)
     require_shape("q", q, "B T H K")
-    if form == "auto":
-        form = "triton" if _suits_kernels(q) else "wy"
-    tensors = (q, k, v, g, beta, initial_state, cu_seqlens)
-    if form == "sequential":
-        return sequential_kda(*tensors, scale=scale)
-    if form == "streamed":
-        return streamed_kda(*tensors, scale=scale, chunk_size=chunk_size)
-    if form == "wy":
-        return wy_kda(*tensors, scale=scale, chunk_size=chunk_size)
-    from .triton import triton_kda
-
-    return triton_kda(*tensors, scale=scale, chunk_size=chunk_size)
+    outputs: Outputs = DISPATCHER.function(form, q)(
+        q, k, v, g, beta, initial_state, cu_seqlens, scale=scale, chunk_size=chunk_size
+    )
+    return outputs
 
 
-def _suits_kernels(q_BTHK: torch.Tensor) -> bool:
-    return q_BTHK.is_cuda and q_BTHK.dtype != torch.float64 and triton_is_there()
+def kda_packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    **options: Any,
+) -> Outputs:
+    """``kda`` of S sequences, the i-th of them the tokens from ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``."""
+    return kda(q, k, v, g, beta, cu_seqlens=cu_seqlens, **options)

@@ -4,14 +4,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 
-from ..arguments import require_at_least_one, require_floating, require_integer, require_same, require_shape
+from ..arguments import (
+    require_at_least_one,
+    require_floating,
+    require_integer,
+    require_same,
+    require_shape,
+    require_size,
+)
+from ..call import takes
 
 DEFAULT_CHUNK_SIZE = 64
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+"""The output of every token, and the final state of every sequence."""
 
 
 @dataclass(frozen=True)
@@ -40,49 +53,80 @@ def scale_of(q_BTHK: torch.Tensor, scale: float | None) -> float:
     return float(q_BTHK.shape[-1] ** -0.5) if scale is None else scale
 
 
-def require_kda(
-    q_BTHK: torch.Tensor,
-    k_BTHK: torch.Tensor,
-    v_BTHV: torch.Tensor,
-    g_BTHK: torch.Tensor,
-    beta_BTH: torch.Tensor,
-    initial_state_SHKV: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-) -> list[Span]:
-    """Refuse what cannot be computed, before anything is allocated; the sequences that are left.
+@dataclass(frozen=True, kw_only=True)
+class KdaOptions:
+    """The options of a form. ``scale`` is ``K**-0.5`` unless given."""
+
+    scale: float | None = None
+    chunk_size: int = DEFAULT_CHUNK_SIZE
+
+    def __post_init__(self) -> None:
+        require_at_least_one("chunk_size", self.chunk_size)
+
+
+@dataclass(frozen=True)
+class KdaTensors:
+    """The tensors of a call, in the order of the contract. What cannot be computed is refused.
 
     Packed sequences are spans of their own. Their lengths are read on the host, which waits for a GPU
     that ``cu_seqlens`` is on: keep them on the CPU where that matters.
     """
-    require_shape("q", q_BTHK, "B T H K")
-    require_shape("k", k_BTHK, "B T H K")
-    require_shape("v", v_BTHV, "B T H V")
-    require_shape("g", g_BTHK, "B T H K")
-    require_shape("beta", beta_BTH, "B T H")
-    tensors = {"q": q_BTHK, "k": k_BTHK, "v": v_BTHV, "g": g_BTHK, "beta": beta_BTH}
-    require_floating(**tensors)
-    require_same("dtype", q=q_BTHK.dtype, k=k_BTHK.dtype, v=v_BTHV.dtype)
-    batch, num_tokens, num_heads, key_width = q_BTHK.shape
-    _require_size("k", k_BTHK, q_BTHK.shape)
-    _require_size("v", v_BTHV, (batch, num_tokens, num_heads, v_BTHV.shape[-1]))
-    _require_size("g", g_BTHK, q_BTHK.shape)
-    _require_size("beta", beta_BTH, (batch, num_tokens, num_heads))
-    for name, tensor in tensors.items():
-        if tensor.numel() == 0:
-            raise ValueError(f"{name} must have at least one element, got shape {list(tensor.shape)}")
-    bounds = None if cu_seqlens is None else _bounds_of(cu_seqlens, batch, num_tokens)
-    if initial_state_SHKV is not None:
-        num_states = batch if bounds is None else len(bounds) - 1
-        require_state(
-            "initial_state", initial_state_SHKV, (num_states, num_heads, key_width, v_BTHV.shape[-1]), q_BTHK.dtype
-        )
-        tensors["initial_state"] = initial_state_SHKV
-    require_same("device", **{name: tensor.device for name, tensor in tensors.items()})
-    require_at_least_one("chunk_size", chunk_size)
-    if bounds is None:
-        return [Span(slice(0, num_tokens), slice(0, batch))]
-    return [Span(slice(*bounds[i : i + 2]), slice(i, i + 1)) for i in range(len(bounds) - 1)]
+
+    q_BTHK: torch.Tensor
+    k_BTHK: torch.Tensor
+    v_BTHV: torch.Tensor
+    g_BTHK: torch.Tensor
+    beta_BTH: torch.Tensor
+    initial_state_SHKV: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+    spans: list[Span] = field(init=False)
+
+    @classmethod
+    def checked(cls, *tensors: Any, **by_name: Any) -> KdaTensors:
+        return cls(*tensors, **by_name)
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What every token has: q, k, v, g and beta."""
+        return self.q_BTHK, self.k_BTHK, self.v_BTHV, self.g_BTHK, self.beta_BTH
+
+    @property
+    def state_size(self) -> tuple[int, ...]:
+        return (self.spans[-1].states.stop, *self.q_BTHK.shape[2:], self.v_BTHV.shape[-1])
+
+    @property
+    def wide(self) -> torch.dtype:
+        return wide_dtype(self.q_BTHK.dtype)
+
+    def __post_init__(self) -> None:
+        q_BTHK = self.q_BTHK
+        tensors = dict(zip(("q", "k", "v", "g", "beta"), self.inputs, strict=True))
+        for name, axes in (("q", "B T H K"), ("k", "B T H K"), ("v", "B T H V"), ("g", "B T H K"), ("beta", "B T H")):
+            require_shape(name, tensors[name], axes)
+        require_floating(**tensors)
+        require_same("dtype", q=q_BTHK.dtype, k=self.k_BTHK.dtype, v=self.v_BTHV.dtype)
+        batch, num_tokens = q_BTHK.shape[:2]
+        require_size("k", self.k_BTHK, q_BTHK.shape)
+        require_size("v", self.v_BTHV, (*q_BTHK.shape[:3], self.v_BTHV.shape[-1]))
+        require_size("g", self.g_BTHK, q_BTHK.shape)
+        require_size("beta", self.beta_BTH, q_BTHK.shape[:3])
+        for name, tensor in tensors.items():
+            if tensor.numel() == 0:
+                raise ValueError(f"{name} must have at least one element, got shape {list(tensor.shape)}")
+        spans = [Span(slice(0, num_tokens), slice(0, batch))]
+        if self.cu_seqlens is not None:
+            bounds = _bounds_of(self.cu_seqlens, batch, num_tokens)
+            spans = [Span(slice(*ends), slice(i, i + 1)) for i, ends in enumerate(pairwise(bounds))]
+        object.__setattr__(self, "spans", spans)
+        if self.initial_state_SHKV is not None:
+            require_state("initial_state", self.initial_state_SHKV, self.state_size, q_BTHK.dtype)
+            tensors["initial_state"] = self.initial_state_SHKV
+        require_same("device", **{name: tensor.device for name, tensor in tensors.items()})
+
+
+kda_form: Callable[[Callable[[KdaTensors, KdaOptions], Outputs]], Callable[..., Outputs]]
+kda_form = takes(KdaTensors, KdaOptions)
+"""Decorates a form of KDA: called with the tensors in order and the options by name."""
 
 
 def require_state(name: str, state_SHKV: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -91,7 +135,7 @@ def require_state(name: str, state_SHKV: torch.Tensor, size: tuple[int, ...], dt
     wide = wide_dtype(dtype)
     if state_SHKV.dtype != wide:
         raise ValueError(f"{name} must be {wide} to go with {dtype} inputs, got {state_SHKV.dtype}")
-    _require_size(name, state_SHKV, size)
+    require_size(name, state_SHKV, size)
 
 
 def _bounds_of(cu_seqlens: torch.Tensor, batch: int, num_tokens: int) -> list[int]:
@@ -108,8 +152,3 @@ def _bounds_of(cu_seqlens: torch.Tensor, batch: int, num_tokens: int) -> list[in
         if stop < start:
             raise ValueError(f"cu_seqlens must not decrease, got {start} and then {stop} at index {i + 1}")
     return bounds
-
-
-def _require_size(name: str, tensor: torch.Tensor, size: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != tuple(size):
-        raise ValueError(f"{name} must have shape {list(size)} to go with q, got {list(tensor.shape)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from ..arguments import require_shape
-from .arguments import require_kda, require_state, scale_of, wide_dtype
+from .arguments import KdaTensors, require_state, scale_of, wide_dtype
 from .sequential import step
 
 
@@ -32,7 +32,7 @@ def decode_kda(
     require_shape("beta", beta, "B H")
     require_state("state", state, (*q.shape, v.shape[-1]), q.dtype)
     token = (q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), g.unsqueeze(1), beta.unsqueeze(1))
-    require_kda(*token, state, None)
+    KdaTensors.checked(*token, state)
     wide = wide_dtype(q.dtype)
     parts = (q.to(wide), k.to(wide), v.to(wide), g.to(wide), beta.to(wide))
     with torch.autocast(q.device.type, enabled=False):  # the dtypes are the caller's

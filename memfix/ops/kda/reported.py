@@ -10,37 +10,27 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import DEFAULT_CHUNK_SIZE, require_kda, scale_of, wide_dtype
+from .arguments import DEFAULT_CHUNK_SIZE, KdaOptions, KdaTensors, Outputs, kda_form, scale_of
 
 
-def reported_kda(
-    q_BTHK: torch.Tensor,
-    k_BTHK: torch.Tensor,
-    v_BTHV: torch.Tensor,
-    g_BTHK: torch.Tensor,
-    beta_BTH: torch.Tensor,
-    initial_state_SHKV: torch.Tensor | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-    *,
-    scale: float | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@kda_form
+def reported_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = transition_t @ S + write_t; o_t = scale * S^T q_t``.
 
     At every chunk size the peak is that of the whole: four ``[B, T, H, K, K]``, the chunks and what ``cat`` makes.
     """
-    spans = require_kda(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV, cu_seqlens, chunk_size)
-    wide = wide_dtype(q_BTHK.dtype)
-    scale = scale_of(q_BTHK, scale)
-    q, k, v, g, beta = (tensor.to(wide) for tensor in (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH))
-    transitions_BTHKK, writes_BTHKV = precompute_updates(k, v, g, beta, memory_chunk_size=chunk_size)
+    q_BTHK = tensors.q_BTHK
+    scale = scale_of(q_BTHK, options.scale)
+    q, k, v, g, beta = (tensor.to(tensors.wide) for tensor in tensors.inputs)
+    transitions_BTHKK, writes_BTHKV = precompute_updates(k, v, g, beta, memory_chunk_size=options.chunk_size)
     tokens = list(zip(transitions_BTHKK.unbind(1), writes_BTHKV.unbind(1), q.unbind(1), strict=True))
-    if initial_state_SHKV is None:
-        initial_state_SHKV = q.new_zeros(spans[-1].states.stop, *writes_BTHKV.shape[2:])
+    state_SHKV = tensors.initial_state_SHKV
+    if state_SHKV is None:
+        state_SHKV = q.new_zeros(tensors.state_size)
     outputs, final_states = [], []
     with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
-        for span in spans:
-            state_BHKV = initial_state_SHKV[span.states]
+        for span in tensors.spans:
+            state_BHKV = state_SHKV[span.states]
             for transition_BHKK, write_BHKV, q_BHK in tokens[span.tokens]:
                 state_BHKV = transition_BHKK @ state_BHKV + write_BHKV
                 outputs.append((q_BHK.unsqueeze(-2) @ state_BHKV).squeeze(-2))

@@ -6,38 +6,27 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_kda, scale_of, wide_dtype
+from .arguments import KdaOptions, KdaTensors, Outputs, kda_form, scale_of
 
 
-def sequential_kda(
-    q_BTHK: torch.Tensor,
-    k_BTHK: torch.Tensor,
-    v_BTHV: torch.Tensor,
-    g_BTHK: torch.Tensor,
-    beta_BTH: torch.Tensor,
-    initial_state_SHKV: torch.Tensor | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@kda_form
+def sequential_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = (I - beta k k^T) Diag(exp(g)) S + beta k v^T; o = scale * S^T q``, token by token.
 
     Without gradients it takes a few states. Autograd keeps the state of every token, ``T*K*V`` numbers a head: less
     than transitions and writes take, more than the chunked forms do.
     """
-    spans = require_kda(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV, cu_seqlens)
-    wide = wide_dtype(q_BTHK.dtype)
-    scale = scale_of(q_BTHK, scale)
-    if initial_state_SHKV is None:
-        num_heads, key_width, value_width = (*q_BTHK.shape[2:], v_BTHV.shape[-1])
-        size = (spans[-1].states.stop, num_heads, key_width, value_width)
-        initial_state_SHKV = q_BTHK.new_zeros(size, dtype=wide)
-    tokens = list(zip(*(x.unbind(1) for x in (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH)), strict=True))
+    q_BTHK, wide = tensors.q_BTHK, tensors.wide
+    scale = scale_of(q_BTHK, options.scale)
+    state_SHKV = tensors.initial_state_SHKV
+    if state_SHKV is None:
+        state_SHKV = q_BTHK.new_zeros(tensors.state_size, dtype=wide)
+    tokens = list(zip(*(tensor.unbind(1) for tensor in tensors.inputs), strict=True))
     outputs, final_states = [], []
     with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
-        for span in spans:
+        for span in tensors.spans:
             # every later state has the strides of the first, and products would copy any but these
-            state_BHKV = initial_state_SHKV[span.states].contiguous()
+            state_BHKV = state_SHKV[span.states].contiguous()
             for token in tokens[span.tokens]:
                 q_BHK, k_BHK, v_BHV, g_BHK, beta_BH = (part.to(wide) for part in token)
                 o_BHV, state_BHKV = step(q_BHK, k_BHK, v_BHV, g_BHK, beta_BH, state_BHKV, scale)

@@ -16,54 +16,32 @@ from typing import Any
 import torch
 
 from ..derivatives import first_derivative_only
-from .arguments import DEFAULT_CHUNK_SIZE, Span, require_kda, scale_of, wide_dtype
+from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of, wide_dtype
 
 TOKENS_PER_PIECE = 16  # whose gradients of states are alive together: more of them take memory, fewer take launches
 
 
-def streamed_kda(
-    q_BTHK: torch.Tensor,
-    k_BTHK: torch.Tensor,
-    v_BTHV: torch.Tensor,
-    g_BTHK: torch.Tensor,
-    beta_BTH: torch.Tensor,
-    initial_state_SHKV: torch.Tensor | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-    *,
-    scale: float | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@kda_form
+def streamed_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = transition_t @ S + write_t; o_t = scale * S^T q_t``, ``chunk_size`` transitions at a time.
 
     Peak above inputs, ``C = chunk_size`` and ``w`` the item size of float32 or wider: the chunk's two buffers,
     ``B*C*H*K*(K + V)*w``; in training also the gradients, those of a piece's states, ``16*B*H*K*V*w``, and the
     states at chunk starts, ``B*(T/C)*H*K*V*w``. Backward may be run again.
     """
-    spans = require_kda(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV, cu_seqlens, chunk_size)
-    tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV)
+    given = (*tensors.inputs, tensors.initial_state_SHKV)
     # inside a Function grad mode is off and requires_grad does not tell: look here
-    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return _Streamed.apply(*tensors, spans, chunk_size, scale_of(q_BTHK, scale), wants_gradient)
+    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    scale = scale_of(tensors.q_BTHK, options.scale)
+    return _Streamed.apply(*given, tensors.spans, options.chunk_size, scale, wants_gradient)
 
 
 class _Streamed(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_BTHK: torch.Tensor,
-        k_BTHK: torch.Tensor,
-        v_BTHV: torch.Tensor,
-        g_BTHK: torch.Tensor,
-        beta_BTH: torch.Tensor,
-        initial_state_SHKV: torch.Tensor | None,
-        spans: Sequence[Span],
-        chunk_size: int,
-        scale: float,
-        wants_gradient: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH)
-        with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
-            scan = _Scan.of(inputs, spans, chunk_size, scale)
+    def forward(ctx: Any, *given: Any) -> Outputs:
+        *inputs, initial_state_SHKV, spans, chunk_size, scale, wants_gradient = given
+        with torch.autocast(inputs[0].device.type, enabled=False):  # the dtypes are the caller's
+            scan = _Scan.of(tuple(inputs), spans, chunk_size, scale)
             o_BTHV, state_SHKV, starts = scan.forward(initial_state_SHKV, wants_gradient)
         if wants_gradient:
             ctx.save_for_backward(*inputs, *starts)

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ..availability import require_kernels
 from ..derivatives import first_derivative_only
-from .arguments import DEFAULT_CHUNK_SIZE, Span, require_kda, scale_of
+from ..dispatch import require_kernels
+from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of
 from .wy import wy_kda
 
 TOKENS_PER_CHUNK = 32
@@ -47,18 +47,8 @@ PAIRS = Tiles(k=64, v=64, stages=2, warps=2)
 CHANNELS = Tiles(k=64, v=64, stages=2, warps=4)
 
 
-def triton_kda(
-    q_BTHK: torch.Tensor,
-    k_BTHK: torch.Tensor,
-    v_BTHV: torch.Tensor,
-    g_BTHK: torch.Tensor,
-    beta_BTH: torch.Tensor,
-    initial_state_SHKV: torch.Tensor | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-    *,
-    scale: float | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@kda_form
+def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals naive, without transitions, in time that the inputs' own traffic is a fair part of.
 
     Peak above inputs in a train step, ``e`` the item size and ``R = B*T*H`` rows: the gradients,
@@ -66,14 +56,14 @@ def triton_kda(
     Products have operands of the working dtype and float32 sums. Kernels take 32 tokens at a time, whatever
     ``chunk_size`` says. float64, and keys wider than 256, take the form ``wy``.
     """
-    tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV)
-    spans = require_kda(*tensors, cu_seqlens, chunk_size)
+    q_BTHK = tensors.q_BTHK
+    given = (*tensors.inputs, tensors.initial_state_SHKV)
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
-        return wy_kda(*tensors, cu_seqlens, scale=scale, chunk_size=chunk_size)
+        return wy_kda(*given, tensors.cu_seqlens, **vars(options))
     require_kernels(q_BTHK, instead="wy")
-    chunks = _Chunks.of(q_BTHK, spans)
+    chunks = _Chunks.of(q_BTHK, tensors.spans)
     with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
-        out_BTHV, final_SHKV = _Kda.apply(*tensors, chunks, scale_of(q_BTHK, scale))
+        out_BTHV, final_SHKV = _Kda.apply(*given, chunks, scale_of(q_BTHK, options.scale))
     return out_BTHV, final_SHKV
 
 
@@ -81,21 +71,12 @@ class _Kda(torch.autograd.Function):
     """Inputs are saved as they came: copies of those that are not contiguous are made again in backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_BTHK: torch.Tensor,
-        k_BTHK: torch.Tensor,
-        v_BTHV: torch.Tensor,
-        g_BTHK: torch.Tensor,
-        beta_BTH: torch.Tensor,
-        initial_SHKV: torch.Tensor | None,
-        chunks: _Chunks,
-        scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_SHKV)
+    def forward(ctx: Any, *given: Any) -> Outputs:
+        *inputs, initial_SHKV, chunks, scale = given
+        ctx.save_for_backward(*inputs, initial_SHKV)
         ctx.chunks, ctx.scale = chunks, scale
         ctx.set_materialize_grads(False)
-        terms = _Terms.of(_dense(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), chunks, scale, keeps_inverse=False)
+        terms = _Terms.of(_dense(*inputs), chunks, scale, keeps_inverse=False)
         return _scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous())
 
     @staticmethod

@@ -15,14 +15,13 @@ chunk to chunk; the rest is made for all chunks at once. After Yang et al. 2024 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..derivatives import first_derivative_only
-from .arguments import DEFAULT_CHUNK_SIZE, Span, require_kda, scale_of, wide_dtype
+from .arguments import KdaOptions, KdaTensors, Outputs, kda_form, scale_of, wide_dtype
 from .chunk_layout import Layout
 from .pairwise_decays import (
     Gates,
@@ -34,44 +33,24 @@ from .pairwise_decays import (
 )
 
 
-def wy_kda(
-    q_BTHK: torch.Tensor,
-    k_BTHK: torch.Tensor,
-    v_BTHV: torch.Tensor,
-    g_BTHK: torch.Tensor,
-    beta_BTH: torch.Tensor,
-    initial_state_SHKV: torch.Tensor | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-    *,
-    scale: float | None = None,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@kda_form
+def wy_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = (I - beta k k^T) Diag(exp(g)) S + beta k v^T; o = scale * S^T q``, a chunk of tokens at a time.
 
     Chunks have a power of two rows, at most 64 and at most ``chunk_size``. Memory grows like ``B*T*H*(K + V + C)`` and
     like ``B*(T/C)*H*K*V`` for the states at chunk starts; between forward and backward only the inputs are held.
     Backward may be run again.
     """
-    spans = require_kda(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV, cu_seqlens, chunk_size)
-    tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV)
-    return _ChunkedWY.apply(*tensors, spans, chunk_size, scale_of(q_BTHK, scale))
+    given = (*tensors.inputs, tensors.initial_state_SHKV)
+    return _ChunkedWY.apply(*given, tensors.spans, options.chunk_size, scale_of(tensors.q_BTHK, options.scale))
 
 
 class _ChunkedWY(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_BTHK: torch.Tensor,
-        k_BTHK: torch.Tensor,
-        v_BTHV: torch.Tensor,
-        g_BTHK: torch.Tensor,
-        beta_BTH: torch.Tensor,
-        initial_state_SHKV: torch.Tensor | None,
-        spans: Sequence[Span],
-        chunk_size: int,
-        scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV)
+    def forward(ctx: Any, *given: Any) -> Outputs:
+        *tensors, spans, chunk_size, scale = given
+        q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV = tensors
+        ctx.save_for_backward(*tensors)
         ctx.options = (spans, chunk_size, scale)
         with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
             layout = Layout.of(q_BTHK, spans, chunk_size)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from ...units import parse_bytes
-from ..arguments import require_at_least_one, require_one_of
-from ..availability import triton_is_there
-from .arguments import require_leading_dims
-from .chunk_size import rows_within, usual_rows
+from ..dispatch import AUTO, Dispatcher
+from .chunk_size import Chunks, product_dtype, require_one_bound
 from .log_probabilities import token_log_probabilities
 from .module import LinearCrossEntropy
-from .terms import Terms
+from .options import Options, require_leading_dims
+from .vocabulary_parallel import vocabulary_parallel_linear_cross_entropy
 
-__all__ = ["FORMS", "LinearCrossEntropy", "chosen_form", "linear_cross_entropy", "token_log_probabilities"]
+__all__ = [
+    "FORMS",
+    "LinearCrossEntropy",
+    "chosen_form",
+    "linear_cross_entropy",
+    "token_log_probabilities",
+    "vocabulary_parallel_linear_cross_entropy",
+]
 
-FORMS = ("auto", "standard", "checkpoint", "recompute", "triton")
+DISPATCHER = Dispatcher(
+    "linear_cross_entropy",
+    __name__,
+    forms=("standard", "checkpoint", "recompute", "triton"),
+    otherwise="recompute",
+    kernels="triton",
+)
+FORMS = DISPATCHER.names
 _NUM_FULL_LOGITS = 3  # alive at the peak of the standard path
 
 
@@ -63,39 +74,20 @@ def linear_cross_entropy(
     With every target ignored ``mean`` is NaN and all gradients are zero, as in torch. An empty batch is refused. What
     is in the hidden row of an ignored token does not matter in a chunked form, not even NaN.
     """
-    require_one_of("form", form, FORMS)
     require_leading_dims("target", hidden, target)
-    if rows_per_chunk is not None and max_bytes is not None:
-        raise ValueError(f"give rows_per_chunk or max_bytes, not both; got {rows_per_chunk} and {max_bytes!r}")
-    if rows_per_chunk is not None:
-        require_at_least_one("rows_per_chunk", rows_per_chunk)  # also where no chunk is made
-    if max_bytes is not None and form == "standard":
-        raise ValueError(f"max_bytes bounds a chunk, and form 'standard' makes none; got {max_bytes!r}")
-    chosen = chosen_form(hidden, weight, max_bytes, standard_up_to) if form == "auto" else form
-    options: dict[str, Any] = {}
-    if chosen != "standard":
-        if rows_per_chunk is None:
-            width, vocabulary, dtype = hidden.shape[-1], weight.shape[0], _product_dtype(hidden)
-            terms = Terms(label_smoothing=label_smoothing, softcap=softcap)
-            if max_bytes is not None:
-                rows_per_chunk = rows_within(max_bytes, chosen, width, vocabulary, dtype, terms)
-            else:
-                rows_per_chunk = usual_rows(chosen, max(1, target.numel()), width, vocabulary, dtype, terms)
-        options["rows_per_chunk"] = rows_per_chunk
-    loss = _function(chosen)(
-        hidden.reshape(-1, hidden.shape[-1]),
-        weight,
-        target.reshape(-1),
-        bias,
-        class_weight,
+    require_one_bound(rows_per_chunk, max_bytes)
+    options = Options(
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
         softcap=softcap,
         z_loss=z_loss,
-        **options,
+        rows_per_chunk=rows_per_chunk,
     )
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    form = chosen_form(hidden, weight, max_bytes, standard_up_to, form)
+    options = _with_rows(options, form, hidden, weight, max_bytes)
+    flat = (hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1), bias, class_weight)
+    return options.shaped(DISPATCHER.function(form, hidden)(*flat, **vars(options)), target)
 
 
 def chosen_form(
@@ -103,24 +95,26 @@ def chosen_form(
     weight: torch.Tensor,
     max_bytes: int | str | None = None,
     standard_up_to: int | str = "10 GiB",
+    form: str = AUTO,
 ) -> str:
     """What ``form="auto"`` takes for these tensors. Only shapes, dtypes and the device are looked at."""
-    num_tokens = hidden.shape[:-1].numel()
-    logits_bytes = num_tokens * weight.shape[0] * _product_dtype(hidden).itemsize
-    fits = max_bytes is None or _NUM_FULL_LOGITS * logits_bytes <= parse_bytes(max_bytes)
-    if logits_bytes <= parse_bytes(standard_up_to) and fits:
-        return "standard"
-    return "triton" if hidden.is_cuda and triton_is_there() else "recompute"
+    if form == AUTO:
+        logits_bytes = hidden.shape[:-1].numel() * weight.shape[0] * product_dtype(hidden).itemsize
+        fits = max_bytes is None or _NUM_FULL_LOGITS * logits_bytes <= parse_bytes(max_bytes)
+        if logits_bytes <= parse_bytes(standard_up_to) and fits:
+            return "standard"
+    elif form == "standard" and max_bytes is not None:
+        raise ValueError(f"max_bytes bounds a chunk, and form 'standard' makes none; got {max_bytes!r}")
+    return DISPATCHER.chosen(form, hidden)
 
 
-def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    device = hidden.device.type
-    narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if narrows and hidden.dtype != torch.float64 else hidden.dtype
-
-
-def _function(form: str) -> Callable[..., torch.Tensor]:
-    """Imported when it is first called: a kernel's compiler is loaded only where it is used."""
-    module = importlib.import_module(f".{form}", __name__)
-    function: Callable[..., torch.Tensor] = getattr(module, f"{form}_linear_cross_entropy")
-    return function
+def _with_rows(
+    options: Options, form: str, hidden: torch.Tensor, weight: torch.Tensor, max_bytes: int | str | None
+) -> Options:
+    """The options with the rows of a chunk, where the caller leaves them open and the form makes chunks."""
+    if options.rows_per_chunk is not None or form == "standard":
+        return options
+    chunks = Chunks.of(form, hidden, weight, options)
+    if max_bytes is not None:
+        return replace(options, rows_per_chunk=chunks.rows_within(max_bytes))
+    return replace(options, rows_per_chunk=chunks.usual_rows(max(1, hidden.shape[:-1].numel())))

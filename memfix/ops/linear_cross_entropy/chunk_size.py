@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ...units import GiB, format_bytes, parse_bytes
+from .options import Options
 from .products import sum_dtype
 from .recompute import TiledPass
-from .terms import Terms
 from .triton import ExponentialsPass
 
 USUAL_BYTES = int(2.7 * GiB)
@@ -17,45 +19,68 @@ FEWEST_ROWS = 2048
 _MULTIPLE = 128  # the rows of a tile of a matrix product
 
 
-def chunk_bytes(form: str, rows: int, width: int, vocabulary: int, dtype: torch.dtype, terms: Terms) -> int:
-    """What the buffers of a chunk take in a train step."""
-    if _leaves_exponentials(form, dtype, terms):
-        return ExponentialsPass.bytes_of(rows, width, vocabulary)
-    if form == "checkpoint":  # logits, log-probabilities and their gradient
-        return 3 * rows * vocabulary * dtype.itemsize
-    return TiledPass.bytes_of(rows, vocabulary, dtype, caps=terms.softcap is not None and form == "recompute")
+def require_one_bound(rows_per_chunk: int | None, max_bytes: int | str | None) -> None:
+    """A chunk is bounded by its rows or by its bytes."""
+    if rows_per_chunk is not None and max_bytes is not None:
+        raise ValueError(f"give rows_per_chunk or max_bytes, not both; got {rows_per_chunk} and {max_bytes!r}")
 
 
-def _leaves_exponentials(form: str, dtype: torch.dtype, terms: Terms) -> bool:
-    return form == "triton" and dtype == torch.bfloat16 and terms.is_plain_softmax
+def product_dtype(hidden: torch.Tensor) -> torch.dtype:
+    """The dtype of the logits' operands: that of ``hidden``, or autocast's."""
+    device = hidden.device.type
+    narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if narrows and hidden.dtype != torch.float64 else hidden.dtype
 
 
-def rows_within(max_bytes: int | str, form: str, width: int, vocabulary: int, dtype: torch.dtype, terms: Terms) -> int:
-    """The most rows whose buffers fit ``max_bytes``."""
-    limit = parse_bytes(max_bytes)
+@dataclass(frozen=True)
+class Chunks:
+    """What decides the bytes of a chunk, but for its rows."""
 
-    def taken(rows: int) -> int:
-        return chunk_bytes(form, rows, width, vocabulary, dtype, terms)
+    form: str
+    width: int
+    vocabulary: int
+    dtype: torch.dtype
+    options: Options
 
-    if taken(1) > limit:
-        raise ValueError(
-            f"max_bytes of {format_bytes(limit)} is too small: one row of {vocabulary:,} logits takes "
-            f"{format_bytes(taken(1))} in form {form!r}"
-        )
-    rows = max(1, limit // (vocabulary * dtype.itemsize))
-    while taken(rows) > limit:  # tiles are rounded up to whole rows, so this ends within a few steps of the quotient
-        rows = max(1, min(rows - 1, rows * limit // taken(rows)))
-    return rows
+    @staticmethod
+    def of(form: str, hidden: torch.Tensor, weight: torch.Tensor, options: Options) -> Chunks:
+        return Chunks(form, hidden.shape[-1], weight.shape[0], product_dtype(hidden), options)
 
+    @property
+    def leaves_exponentials(self) -> bool:
+        return self.form == "triton" and self.dtype == torch.bfloat16 and self.options.is_plain_softmax
 
-def usual_rows(form: str, num_tokens: int, width: int, vocabulary: int, dtype: torch.dtype, terms: Terms) -> int:
-    """As few chunks of one size as keep a train step within ``USUAL_BYTES``, but none of less than ``FEWEST_ROWS``."""
-    for num_chunks in range(1, max(1, num_tokens // FEWEST_ROWS) + 1):
-        rows = -(-num_tokens // num_chunks)
-        rows = -(-rows // _MULTIPLE) * _MULTIPLE
-        in_place = num_chunks == 1 or _leaves_exponentials(form, dtype, terms)
-        weight_item = dtype.itemsize if in_place else sum_dtype(dtype).itemsize
-        gradients = (num_tokens * dtype.itemsize + vocabulary * weight_item) * width
-        if gradients + chunk_bytes(form, rows, width, vocabulary, dtype, terms) <= USUAL_BYTES:
-            return rows
-    return FEWEST_ROWS
+    def bytes_of(self, rows: int) -> int:
+        """What the buffers of a chunk take in a train step."""
+        if self.leaves_exponentials:
+            return ExponentialsPass.bytes_of(rows, self.width, self.vocabulary)
+        if self.form == "checkpoint":  # logits, log-probabilities and their gradient
+            return 3 * rows * self.vocabulary * self.dtype.itemsize
+        caps = self.options.softcap is not None and self.form == "recompute"
+        return TiledPass.bytes_of(rows, self.vocabulary, self.dtype, caps=caps)
+
+    def rows_within(self, max_bytes: int | str) -> int:
+        """The most rows whose buffers fit ``max_bytes``."""
+        limit = parse_bytes(max_bytes)
+        if self.bytes_of(1) > limit:
+            raise ValueError(
+                f"max_bytes of {format_bytes(limit)} is too small: one row of {self.vocabulary:,} logits takes "
+                f"{format_bytes(self.bytes_of(1))} in form {self.form!r}"
+            )
+        rows = max(1, limit // (self.vocabulary * self.dtype.itemsize))
+        # tiles are rounded up to whole rows, so this ends within a few steps of the quotient
+        while self.bytes_of(rows) > limit:
+            rows = max(1, min(rows - 1, rows * limit // self.bytes_of(rows)))
+        return rows
+
+    def usual_rows(self, num_tokens: int) -> int:
+        """As few chunks of one size as keep a train step within ``USUAL_BYTES``, with ``FEWEST_ROWS`` or more each."""
+        for num_chunks in range(1, max(1, num_tokens // FEWEST_ROWS) + 1):
+            rows = -(-num_tokens // num_chunks)
+            rows = -(-rows // _MULTIPLE) * _MULTIPLE
+            in_place = num_chunks == 1 or self.leaves_exponentials
+            weight_item = self.dtype.itemsize if in_place else sum_dtype(self.dtype).itemsize
+            gradients = (num_tokens * self.dtype.itemsize + self.vocabulary * weight_item) * self.width
+            if gradients + self.bytes_of(rows) <= USUAL_BYTES:
+                return rows
+        return FEWEST_ROWS

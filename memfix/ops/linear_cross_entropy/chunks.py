@@ -20,9 +20,10 @@ import torch
 from ..derivatives import first_derivative_only
 from .logits_gradient import LogitsGradient
 from .narrowing import WeightGradient
+from .options import LossTensors, Options
 from .products import sum_dtype
 from .targets import Counted, counted_targets
-from .terms import Coefficients, Sums, Terms
+from .terms import Coefficients, Sums, reduced_loss
 
 OP = "linear_cross_entropy"
 
@@ -36,7 +37,7 @@ class Head:
     weight_VD: torch.Tensor
     bias_V: torch.Tensor | None
     class_weight_V: torch.Tensor | None
-    terms: Terms
+    options: Options
 
     @property
     def vocabulary(self) -> int:
@@ -94,16 +95,23 @@ def wide_weight_sum(
 
 
 @dataclass(frozen=True)
+class Passes:
+    """What a form brings to the loop. The three know each other's results."""
+
+    make_pass: MakePass
+    make_weight_sum: MakeWeightSum = wide_weight_sum
+    scale_: Scale = multiply_in_place
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is done with the tensors. ``wanted``: the gradients of hidden, weight and bias. ``num_classes``: of the
     whole vocabulary, of which the weight may be a part.
     """
 
-    terms: Terms
+    options: Options
     rows_per_chunk: int
-    make_pass: MakePass
-    make_weight_sum: MakeWeightSum
-    scale_: Scale
+    passes: Passes
     product_dtype: torch.dtype
     loss_dtype: torch.dtype
     wanted: tuple[bool, bool, bool]
@@ -111,20 +119,14 @@ class Plan:
 
 
 def chunked_linear_cross_entropy(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    target_N: torch.Tensor,
-    bias_V: torch.Tensor | None,
-    class_weight_V: torch.Tensor | None,
-    terms: Terms,
-    rows_per_chunk: int,
-    make_pass: MakePass,
-    make_weight_sum: MakeWeightSum = wide_weight_sum,
-    scale_: Scale = multiply_in_place,
+    tensors: LossTensors,
+    options: Options,
+    passes: Passes,
+    *,
     num_classes: int | None = None,
     loss_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The loss with ``make_pass`` as its pass over a chunk. Arguments are checked by the form.
+    """The loss with the pass over a chunk that a form brings.
 
     Peak above inputs in a train step, ``e`` the item size: ``N*D*e`` for the gradient of hidden, ``V*D*4`` for that
     of the weight where it is summed over chunks in float32 (``V*D*e`` for one chunk), and what the pass takes. Where
@@ -132,47 +134,38 @@ def chunked_linear_cross_entropy(
     own dtype; a float16 one of the weight stays float32 until the upstream gradient is known, which may be a scale
     that lifts it.
     """
-    device = hidden_ND.device.type
+    hidden_ND = tensors.hidden_ND
     product_dtype = naives_dtype = hidden_ND.dtype
-    if torch.is_autocast_enabled(device) and torch.float64 not in (hidden_ND.dtype, weight_VD.dtype):
+    if tensors.casts:
         # as torch does there: the product in the narrow dtype, the loss in float32
-        product_dtype, naives_dtype = torch.get_autocast_dtype(device), torch.float32
+        product_dtype, naives_dtype = torch.get_autocast_dtype(hidden_ND.device.type), torch.float32
     # inside a Function grad mode is off and requires_grad does not tell: look here
-    differentiated = (hidden_ND, weight_VD, bias_V)
+    differentiated = (hidden_ND, tensors.weight_VD, tensors.bias_V)
     wanted = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in differentiated)
     plan = Plan(
-        terms,
-        min(rows_per_chunk, hidden_ND.shape[0]),
-        make_pass,
-        make_weight_sum,
-        scale_,
+        options,
+        options.rows_of(hidden_ND.shape[0]),
+        passes,
         product_dtype,
         loss_dtype or naives_dtype,
         (wanted[0], wanted[1], wanted[2]),
-        weight_VD.shape[0] if num_classes is None else num_classes,
+        tensors.vocabulary if num_classes is None else num_classes,
     )
-    function = _PerToken if terms.reduction == "none" else _Reduced
-    return function.apply(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, plan)
+    function = _PerToken if options.reduction == "none" else _Reduced
+    return function.apply(*tensors, plan)
 
 
 class _Reduced(torch.autograd.Function):
     """Mean or sum: the gradient is taken in the forward, up to the upstream factor."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        bias_V: torch.Tensor | None,
-        class_weight_V: torch.Tensor | None,
-        target_N: torch.Tensor,
-        plan: Plan,
-    ) -> torch.Tensor:
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            visit = _Visit(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, plan)
+    def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
+        *tensors, plan = tensors_and_plan
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            visit = _Visit(LossTensors(*tensors), plan)
             ctx.gradients = visit.all_chunks(None, plan.wanted, defers=True)
-            ctx.scale_ = plan.scale_
-            return plan.terms.reduced(visit.sums, visit.target_weight_K, plan.num_classes).to(plan.loss_dtype)
+            ctx.scale_ = plan.passes.scale_
+            return visit.loss()
 
     @staticmethod
     @first_derivative_only(OP)
@@ -184,39 +177,38 @@ class _Reduced(torch.autograd.Function):
             )
         # autograd then owns the gradients, and a leaf keeps them without a copy
         gradients, ctx.gradients = ctx.gradients, None
-        return (*gradients.scaled(upstream, ctx.scale_), None, None, None)
+        return _by_tensor(gradients.scaled(upstream, ctx.scale_))
 
 
 class _PerToken(torch.autograd.Function):
     """No reduction: losses now, and the chunks once more in backward, weighted by the upstream gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        bias_V: torch.Tensor | None,
-        class_weight_V: torch.Tensor | None,
-        target_N: torch.Tensor,
-        plan: Plan,
-    ) -> torch.Tensor:
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            visit = _Visit(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, plan)
+    def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
+        *tensors, plan = tensors_and_plan
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            visit = _Visit(LossTensors(*tensors), plan)
             visit.all_chunks(None, (False, False, False), defers=False)
-            loss_K = plan.terms.reduced(visit.sums, visit.target_weight_K, plan.num_classes).to(plan.loss_dtype)
-            ctx.save_for_backward(hidden_ND, weight_VD, bias_V, class_weight_V, target_N)
+            loss_K = visit.loss()
+            ctx.save_for_backward(*tensors)
             ctx.plan = plan
-            rows_K = visit.counted.rows_K
-            return loss_K if rows_K is None else loss_K.new_zeros(target_N.shape[0]).index_copy_(0, rows_K, loss_K)
+            num_tokens, rows_K = visit.tensors.target_N.shape[0], visit.counted.rows_K
+            return loss_K if rows_K is None else loss_K.new_zeros(num_tokens).index_copy_(0, rows_K, loss_K)
 
     @staticmethod
     @first_derivative_only(OP)
     def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, _, bias, _, _ = ctx.needs_input_grad
         with torch.autocast(upstream_N.device.type, enabled=False):
-            hidden_ND, weight_VD, bias_V, class_weight_V, target_N = ctx.saved_tensors
-            visit = _Visit(hidden_ND, weight_VD, bias_V, class_weight_V, target_N, ctx.plan)
-            gradients = visit.all_chunks(upstream_N, ctx.needs_input_grad[:3], defers=False)
-            return (*gradients.scaled(None, ctx.plan.scale_), None, None, None)
+            visit = _Visit(LossTensors(*ctx.saved_tensors), ctx.plan)
+            gradients = visit.all_chunks(upstream_N, (hidden, weight, bias), defers=False)
+            return _by_tensor(gradients.scaled(None, ctx.plan.passes.scale_))
+
+
+def _by_tensor(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of hidden, weight and bias in the places of the tensors and the plan."""
+    grad_hidden_ND, grad_weight_VD, grad_bias_V = gradients
+    return grad_hidden_ND, grad_weight_VD, None, grad_bias_V, None, None
 
 
 @dataclass
@@ -258,27 +250,24 @@ class _Gradients:
 class _Visit:
     """One walk over the chunks: what is the same for all of them, and the walk itself."""
 
-    def __init__(
-        self,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        bias_V: torch.Tensor | None,
-        class_weight_V: torch.Tensor | None,
-        target_N: torch.Tensor,
-        plan: Plan,
-    ) -> None:
-        self.hidden_ND, self.weight_VD, self.bias_V, self.plan = hidden_ND, weight_VD, bias_V, plan
+    def __init__(self, tensors: LossTensors, plan: Plan) -> None:
+        self.tensors, self.plan = tensors, plan
         wide = sum_dtype(plan.product_dtype)
-        self.counted: Counted = counted_targets(target_N, plan.num_classes, plan.terms.ignore_index)
+        self.counted: Counted = counted_targets(tensors.target_N, plan.num_classes, plan.options.ignore_index)
         self.head = Head(
-            weight_VD.to(plan.product_dtype),
-            None if bias_V is None else bias_V.to(wide).contiguous(),
-            None if class_weight_V is None else class_weight_V.to(wide).contiguous(),
-            plan.terms,
+            tensors.weight_VD.to(plan.product_dtype),
+            None if tensors.bias_V is None else tensors.bias_V.to(wide).contiguous(),
+            None if tensors.class_weight_V is None else tensors.class_weight_V.to(wide).contiguous(),
+            plan.options,
         )
-        self.sums = Sums.empty(plan.terms, self.counted.number, hidden_ND.device, wide)
+        self.sums = Sums.empty(plan.options, self.counted.number, tensors.hidden_ND.device, wide)
         weights_V = self.head.class_weight_V
         self.target_weight_K = None if weights_V is None else weights_V.index_select(0, self.counted.target_K)
+
+    def loss(self) -> torch.Tensor:
+        """Once the chunks have filled the sums."""
+        plan = self.plan
+        return reduced_loss(plan.options, self.sums, self.target_weight_K, plan.num_classes).to(plan.loss_dtype)
 
     def all_chunks(
         self, upstream_N: torch.Tensor | None, wanted: tuple[bool, bool, bool], *, defers: bool
@@ -290,12 +279,12 @@ class _Visit:
         """
         plan, number = self.plan, self.counted.number
         num_chunks = -(-number // plan.rows_per_chunk)
-        common = plan.terms.common_factor(number)
+        common = plan.options.common_factor(number)
         coefficients = self._coefficients(upstream_N) if any(wanted) else None
         gradients = self._gradients(wanted, num_chunks, common, defers)
         if num_chunks:
             self._walk(coefficients, gradients, common, defers)
-        waits = defers and self.weight_VD.dtype == torch.float16
+        waits = defers and self.tensors.weight_VD.dtype == torch.float16
         if num_chunks and not waits and gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
             gradients.weight = gradients.weight.finished()
         return gradients
@@ -307,8 +296,8 @@ class _Visit:
         plan, number = self.plan, self.counted.number
         rows_per_chunk = min(plan.rows_per_chunk, number)
         num_chunks = -(-number // rows_per_chunk)
-        visit_chunk = plan.make_pass(self.head, rows_per_chunk, gradients.are_wanted)
-        hidden_rows = _HiddenRows(self.hidden_ND, self.counted.rows_K, rows_per_chunk, plan.product_dtype)
+        visit_chunk = plan.passes.make_pass(self.head, rows_per_chunk, gradients.are_wanted)
+        hidden_rows = _HiddenRows(self.tensors.hidden_ND, self.counted.rows_K, rows_per_chunk, plan.product_dtype)
         targets, sums = self.counted.target_K.split(rows_per_chunk), self.sums.split(rows_per_chunk)
         weights = num_chunks * [None] if coefficients is None else coefficients.split(rows_per_chunk)
         for i in range(num_chunks):
@@ -322,21 +311,22 @@ class _Visit:
         rows_K = self.counted.rows_K
         upstream_K = upstream_N if upstream_N is None or rows_K is None else upstream_N.index_select(0, rows_K)
         head = self.head
-        return self.plan.terms.coefficients(
-            head.class_weight_V, self.target_weight_K, self.plan.num_classes, upstream_K, self.sums.surprise_K
+        options, num_classes = self.plan.options, self.plan.num_classes
+        return Coefficients.of(
+            options, head.class_weight_V, self.target_weight_K, num_classes, upstream_K, self.sums.surprise_K
         )
 
     def _gradients(self, wanted: tuple[bool, bool, bool], num_chunks: int, common: float, defers: bool) -> _Gradients:
         wants_hidden, wants_weight, wants_bias = wanted
-        bias_dtype = None if self.bias_V is None else self.bias_V.dtype
+        bias_dtype = None if self.tensors.bias_V is None else self.tensors.bias_V.dtype
         all_rows_come = num_chunks and self.counted.rows_K is None
-        make = self.hidden_ND.new_empty if all_rows_come else self.hidden_ND.new_zeros
-        hidden_ND = make(self.hidden_ND.shape) if wants_hidden else None
-        is_deferred = defers and self.weight_VD.dtype == torch.float16
+        make = self.tensors.hidden_ND.new_empty if all_rows_come else self.tensors.hidden_ND.new_zeros
+        hidden_ND = make(self.tensors.hidden_ND.shape) if wants_hidden else None
+        is_deferred = defers and self.tensors.weight_VD.dtype == torch.float16
         weight = None
         if wants_weight:
-            weight = self.plan.make_weight_sum(
-                self.head, self.weight_VD, self.hidden_ND, self.counted, num_chunks, is_deferred
+            weight = self.plan.passes.make_weight_sum(
+                self.head, self.tensors.weight_VD, self.tensors.hidden_ND, self.counted, num_chunks, is_deferred
             )
         bias_V = self.sums.surprise_K.new_zeros(self.head.vocabulary) if wants_bias else None
         return _Gradients(hidden_ND, weight, bias_V, bias_dtype, common if defers else 1.0)
@@ -352,18 +342,18 @@ class _Visit:
         defers: bool,
     ) -> None:
         """The three sums that need the gradient of this chunk's logits."""
-        temperature = self.plan.terms.temperature
+        temperature = self.plan.options.temperature
 
         def alpha(dtype: torch.dtype) -> float:
             return (1.0 if defers and dtype == torch.float16 else common) / temperature
 
         if gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
-            gradients.weight.add(gradient, hidden_CD, alpha(self.weight_VD.dtype))
+            gradients.weight.add(gradient, hidden_CD, alpha(self.tensors.weight_VD.dtype))
         if gradients.bias_V is not None:
             gradients.bias_V.add_(gradient.summed(), alpha=common / temperature)
         if gradients.hidden_ND is not None:
             rows_CD = hidden_rows.room_for_gradient(gradients.hidden_ND, chunk)
-            gradient.into_hidden(rows_CD, alpha=alpha(self.hidden_ND.dtype))
+            gradient.into_hidden(rows_CD, alpha=alpha(self.tensors.hidden_ND.dtype))
             hidden_rows.put_back(rows_CD, gradients.hidden_ND, chunk)
 
 

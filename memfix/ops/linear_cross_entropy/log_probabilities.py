@@ -4,28 +4,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from ..arguments import require_one_of
-from ..availability import triton_is_there
-from .arguments import require_leading_dims, require_linear_cross_entropy
-from .chunk_size import rows_within
-from .chunks import chunked_linear_cross_entropy
+from ..dispatch import Dispatcher
+from .chunk_size import Chunks, require_one_bound
+from .chunks import Passes, chunked_linear_cross_entropy
+from .options import ROWS_PER_CHUNK, LossTensors, Options, require_leading_dims
 from .products import sum_dtype
 from .recompute import TiledPass
-from .terms import Terms
 from .triton import KERNELS
 
-ROWS_PER_CHUNK = 4096
-FORMS = ("auto", "recompute", "triton")
+DISPATCHER = Dispatcher(
+    "token_log_probabilities", __name__, forms=("recompute", "triton"), otherwise="recompute", kernels="triton"
+)
 
 
 def token_log_probabilities(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     token: torch.Tensor,
-    *,
     bias: torch.Tensor | None = None,
+    *,
     softcap: float | None = None,
     temperature: float = 1.0,
     ignore_index: int = -100,
@@ -41,21 +42,22 @@ def token_log_probabilities(
     ``ignore_index`` (padding) gives 0, and no gradient. Peak above inputs: that of ``linear_cross_entropy`` with
     ``reduction="none"``. ``form``: ``auto`` is ``triton`` on a GPU that has it, else ``recompute``.
     """
-    require_one_of("form", form, FORMS)
+    form = DISPATCHER.chosen(form, hidden)
     require_leading_dims("token", hidden, token)
-    terms = Terms(ignore_index=ignore_index, reduction="none", softcap=softcap, temperature=temperature)
-    if form == "auto":
-        form = "triton" if hidden.is_cuda and triton_is_there() else "recompute"
+    require_one_bound(rows_per_chunk, max_bytes)
+    options = Options(
+        ignore_index=ignore_index,
+        reduction="none",
+        softcap=softcap,
+        temperature=temperature,
+        rows_per_chunk=ROWS_PER_CHUNK if rows_per_chunk is None else rows_per_chunk,
+    )
     if max_bytes is not None:
-        if rows_per_chunk is not None:
-            raise ValueError(f"give rows_per_chunk or max_bytes, not both; got {rows_per_chunk} and {max_bytes!r}")
-        rows_per_chunk = rows_within(max_bytes, form, hidden.shape[-1], weight.shape[0], hidden.dtype, terms)
-    rows = ROWS_PER_CHUNK if rows_per_chunk is None else rows_per_chunk
-    hidden_ND, token_N = hidden.reshape(-1, hidden.shape[-1]), token.reshape(-1)
-    require_linear_cross_entropy(hidden_ND, weight, token_N, bias, None, rows, target_name="token")
-    how = KERNELS if form == "triton" else {"make_pass": TiledPass}
+        rows = Chunks.of(form, hidden, weight, options).rows_within(max_bytes)
+        options = replace(options, rows_per_chunk=rows)
+    flat = (hidden.reshape(-1, hidden.shape[-1]), weight, token.reshape(-1), bias)
+    tensors = LossTensors.checked(*flat, target_name="token")
+    passes = KERNELS if form == "triton" else Passes(TiledPass)
     with torch.cuda.device_of(hidden):
-        surprise_N = chunked_linear_cross_entropy(
-            hidden_ND, weight, token_N, bias, None, terms, rows, **how, loss_dtype=sum_dtype(hidden.dtype)
-        )
+        surprise_N = chunked_linear_cross_entropy(tensors, options, passes, loss_dtype=sum_dtype(hidden.dtype))
     return -surprise_N.reshape(token.shape)

@@ -1,6 +1,6 @@
-"""What is true: cross entropy of the full logits."""
+"""What is true: cross entropy of the full logits, and the logarithm of their softmax at given tokens."""
 
-# N tokens, D width, V vocabulary
+# N tokens, ... leading dims, D width, V vocabulary
 
 from __future__ import annotations
 
@@ -45,3 +45,26 @@ def naive_linear_cross_entropy(
         else:
             loss = loss + z_loss * (square_N.sum() if reduction == "sum" else square_N)
     return loss
+
+
+def naive_token_log_probabilities(
+    hidden: torch.Tensor,
+    weight_VD: torch.Tensor,
+    token: torch.Tensor,
+    bias_V: torch.Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """``log_softmax(hidden @ weight.T + bias, -1)`` at ``token``, in float32 or wider; 0 where it is ``ignore_index``.
+
+    ``softcap`` bends the logits to ``cap * tanh(logits / cap)``; then they are divided by ``temperature``.
+    """
+    logits = F.linear(hidden, weight_VD, bias_V)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    log_p = F.log_softmax(logits.to(wide) / temperature, -1)
+    counts = token != ignore_index
+    return log_p.gather(-1, token.where(counts, 0).unsqueeze(-1)).squeeze(-1).where(counts, 0)

@@ -11,48 +11,26 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_linear_cross_entropy
-from .chunks import Head, chunked_linear_cross_entropy
+from .chunks import Head, Passes, chunked_linear_cross_entropy
 from .logits_gradient import DenseGradient
+from .options import LossTensors, Options, loss_form
 from .products import product_into, sum_dtype
-from .terms import Coefficients, Sums, Terms
+from .terms import Coefficients, Sums
 
 # the softmax of 16-bit logits runs in float32, a quarter of the chunk at a time:
 # the float32 tile is then half the 16-bit chunk
 TILES_PER_CHUNK = 4
 
 
-def recompute_linear_cross_entropy(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    target_N: torch.Tensor,
-    bias_V: torch.Tensor | None = None,
-    class_weight_V: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    rows_per_chunk: int = 4096,
-) -> torch.Tensor:
+@loss_form
+def recompute_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch.Tensor:
     r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T + bias_V, target_N)``.
 
     Peak above inputs in a 16-bit train step, ``C = rows_per_chunk`` and ``e`` the item size:
     ``N*D*e + 4*V*D + C*V*e + C*V`` bytes, plus a few numbers per token. Without gradients the tile alone: ``C*V``.
     The gradient of the weight is summed over chunks in float32; a second backward of ``mean`` or ``sum`` is refused.
     """
-    terms = Terms(
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        softcap=softcap,
-        z_loss=z_loss,
-    )
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
-    return chunked_linear_cross_entropy(
-        hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, TiledPass
-    )
+    return chunked_linear_cross_entropy(tensors, options, Passes(TiledPass))
 
 
 class TiledPass:
@@ -66,7 +44,7 @@ class TiledPass:
         weight_VD = head.weight_VD
         self.weight_DV = weight_VD.T
         wide = sum_dtype(weight_VD.dtype)
-        caps = self.keeps_slope and head.terms.softcap is not None and wants_gradient
+        caps = self.keeps_slope and head.options.softcap is not None and wants_gradient
         # a cap needs its slope beside the logits: the tile is then as small again
         self.rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
         size_RV, size_CV = (self.rows_per_tile, head.vocabulary), (rows_per_chunk, head.vocabulary)
@@ -142,7 +120,7 @@ class TiledPass:
 
     def _logits(self, hidden_RD: torch.Tensor, values_RV: torch.Tensor, slope_RV: torch.Tensor | None) -> None:
         """``hidden @ weight.T + bias``, capped and divided by the temperature; and the slope of the cap."""
-        head, cap, temperature = self.head, self.head.terms.softcap, self.head.terms.temperature
+        head, cap, temperature = self.head, self.head.options.softcap, self.head.options.temperature
         product_into(values_RV, hidden_RD, self.weight_DV, alpha=1 / temperature if cap is None else 1 / cap)
         if head.bias_V is not None:
             values_RV.add_(head.bias_V, alpha=1 / temperature if cap is None else 1 / cap)

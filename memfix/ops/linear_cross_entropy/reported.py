@@ -10,41 +10,18 @@ from __future__ import annotations
 
 import torch
 
-from .arguments import require_linear_cross_entropy
 from .full_logits import full_logits_loss, joined
+from .options import LossTensors, Options, loss_form
 from .targets import require_targets_in_range
-from .terms import Terms
 
 
-def reported_linear_cross_entropy(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    target_N: torch.Tensor,
-    bias_V: torch.Tensor | None = None,
-    class_weight_V: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    rows_per_chunk: int = 4096,
-) -> torch.Tensor:
+@loss_form
+def reported_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch.Tensor:
     """Equals ``F.cross_entropy(hidden @ weight.T + bias, target)``; holds ``N*V*e`` bytes for backward."""
-    terms = Terms(
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        softcap=softcap,
-        z_loss=z_loss,
-    )
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
-    require_targets_in_range(target_N, weight_VD.shape[0], ignore_index)
-    of_a_chunk = "none" if reduction == "none" else "sum"
+    hidden_ND, target_N = tensors.hidden_ND, tensors.target_N
+    require_targets_in_range(target_N, tensors.vocabulary, options.ignore_index)
+    rows = options.rows_of(hidden_ND.shape[0])
     # a loop of its own: slices, as the report wrote them, have another backward than the split of the other forms
-    chunks = (slice(start, start + rows_per_chunk) for start in range(0, hidden_ND.shape[0], rows_per_chunk))
-    parts = (
-        full_logits_loss(hidden_ND[chunk], weight_VD, target_N[chunk], bias_V, class_weight_V, terms, of_a_chunk)
-        for chunk in chunks
-    )
-    return joined(parts, target_N, class_weight_V, terms)
+    chunks = (slice(start, start + rows) for start in range(0, hidden_ND.shape[0], rows))
+    parts = (full_logits_loss(tensors.of_rows(hidden_ND[chunk], target_N[chunk]), options) for chunk in chunks)
+    return joined(parts, tensors, options)

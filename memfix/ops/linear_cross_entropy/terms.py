@@ -1,4 +1,4 @@
-"""What the loss is made of beside the logits: its options, what every token's loss is, and what its gradient needs.
+"""What the loss of a token is made of beside its logits, and what its gradient needs.
 
 With logits ``z``, class weights ``c`` (1 where there are none), smoothing ``e`` and ``lse = logsumexp(z)``, a token
 with the target ``t`` adds ``(1-e) c_t (lse - z_t) + (e/V) sum_v c_v (lse - z_v)``, as in torch; ``mean`` divides the
@@ -10,90 +10,35 @@ count.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..arguments import require_one_of
-
-REDUCTIONS = ("mean", "sum", "none")
+from .options import Options
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """The options of the loss. ``temperature`` divides the logits last; only log-probabilities use it."""
+def reduced_loss(options: Options, sums: Sums, target_weight_K: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
+    """The loss from its sums: one number, or one for each token that counts."""
+    loss_K = _cross_entropy(options, sums, target_weight_K, vocabulary)
+    square_K = None if sums.logsumexp_K is None else sums.logsumexp_K.square()
+    if options.reduction == "none":
+        return loss_K if square_K is None else loss_K + options.z_loss * square_K
+    loss = loss_K.sum()
+    number = loss_K.shape[0]
+    if options.reduction == "mean":  # without a token that counts this is 0/0, as in torch
+        loss = loss / (number if target_weight_K is None else target_weight_K.sum())
+    if square_K is not None:
+        square = square_K.sum()
+        loss = loss + options.z_loss * (square / number if options.reduction == "mean" else square)
+    return loss
 
-    ignore_index: int = -100
-    reduction: str = "mean"
-    label_smoothing: float = 0.0
-    softcap: float | None = None
-    z_loss: float = 0.0
-    temperature: float = 1.0
 
-    def __post_init__(self) -> None:
-        require_one_of("reduction", self.reduction, REDUCTIONS)
-        _require("label_smoothing", self.label_smoothing, "between 0 and 1", lambda value: 0 <= value <= 1)
-        _require("z_loss", self.z_loss, "at least 0", lambda value: value >= 0)
-        _require("temperature", self.temperature, "above 0", lambda value: value > 0)
-        if self.softcap is not None:
-            _require("softcap", self.softcap, "above 0", lambda value: value > 0)
-
-    @property
-    def is_plain_softmax(self) -> bool:
-        """Whether the gradient of the logits is a softmax times one factor a token, but for the target's entry."""
-        return self.softcap is None and not self.label_smoothing
-
-    def reduced(self, sums: Sums, target_weight_K: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
-        """The loss from its sums: one number, or one for each token that counts."""
-        loss_K = self._cross_entropy(sums, target_weight_K, vocabulary)
-        square_K = None if sums.logsumexp_K is None else sums.logsumexp_K.square()
-        if self.reduction == "none":
-            return loss_K if square_K is None else loss_K + self.z_loss * square_K
-        loss = loss_K.sum()
-        number = loss_K.shape[0]
-        if self.reduction == "mean":  # without a token that counts this is 0/0, as in torch
-            loss = loss / (number if target_weight_K is None else target_weight_K.sum())
-        if square_K is not None:
-            square = square_K.sum()
-            loss = loss + self.z_loss * (square / number if self.reduction == "mean" else square)
-        return loss
-
-    def _cross_entropy(self, sums: Sums, target_weight_K: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
-        loss_K = sums.surprise_K if target_weight_K is None else sums.surprise_K * target_weight_K
-        if sums.smooth_K is None:
-            return loss_K
-        return (1 - self.label_smoothing) * loss_K + (self.label_smoothing / vocabulary) * sums.smooth_K
-
-    def common_factor(self, num_tokens: int) -> float:
-        """What every gradient is multiplied by, whatever the token: known without looking at the device."""
-        return 1 / max(num_tokens, 1) if self.reduction == "mean" else 1.0
-
-    def coefficients(
-        self,
-        class_weight_V: torch.Tensor | None,
-        target_weight_K: torch.Tensor | None,
-        vocabulary: int,
-        upstream_K: torch.Tensor | None,
-        like_K: torch.Tensor,
-    ) -> Coefficients | None:
-        """What the gradient of each token's logits is made of, up to the common factor; None where all is 1."""
-        smoothing = self.label_smoothing
-        if upstream_K is None and target_weight_K is None and not smoothing and not self.z_loss:
-            return None
-        share_K = torch.ones_like(like_K) if upstream_K is None else upstream_K.to(like_K.dtype)
-        square_K = 2 * self.z_loss * share_K if self.z_loss else None
-        if target_weight_K is not None and self.reduction == "mean":
-            # the divisor of the mean is the sum of the weights, and the common factor has divided by the number
-            share_K = share_K * (target_weight_K.shape[0] / target_weight_K.sum())
-        target_K = (1 - smoothing) * (share_K if target_weight_K is None else share_K * target_weight_K)
-        if not smoothing:
-            return Coefficients(target_K, target_K, square_K, None)
-        all_weights: Any = vocabulary if class_weight_V is None else class_weight_V.sum()
-        smooth_K = (smoothing / vocabulary) * share_K
-        return Coefficients(target_K + smooth_K * all_weights, target_K, square_K, smooth_K)
+def _cross_entropy(options: Options, sums: Sums, target_weight_K: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
+    loss_K = sums.surprise_K if target_weight_K is None else sums.surprise_K * target_weight_K
+    if sums.smooth_K is None:
+        return loss_K
+    return (1 - options.label_smoothing) * loss_K + (options.label_smoothing / vocabulary) * sums.smooth_K
 
 
 @dataclass(frozen=True)
@@ -109,14 +54,11 @@ class Sums:
     smooth_K: torch.Tensor | None
 
     @staticmethod
-    def empty(terms: Terms, number: int, device: torch.device, dtype: torch.dtype) -> Sums:
+    def empty(options: Options, number: int, device: torch.device, dtype: torch.dtype) -> Sums:
         def made() -> torch.Tensor:
             return torch.empty(number, dtype=dtype, device=device)
 
-        return Sums(made(), made() if terms.z_loss else None, made() if terms.label_smoothing else None)
-
-    def rows(self, rows: slice) -> Sums:
-        return Sums(*(None if part is None else part[rows] for part in vars(self).values()))  # type: ignore[arg-type]
+        return Sums(made(), made() if options.z_loss else None, made() if options.label_smoothing else None)
 
     def split(self, rows: int) -> list[Sums]:
         return [Sums(*parts) for parts in _split(self, rows)]  # type: ignore[arg-type]
@@ -131,8 +73,30 @@ class Coefficients:
     square_K: torch.Tensor | None
     smooth_K: torch.Tensor | None
 
-    def rows(self, rows: slice) -> Coefficients:
-        return replace(self, **{name: part[rows] for name, part in vars(self).items() if part is not None})
+    @staticmethod
+    def of(
+        options: Options,
+        class_weight_V: torch.Tensor | None,
+        target_weight_K: torch.Tensor | None,
+        vocabulary: int,
+        upstream_K: torch.Tensor | None,
+        like_K: torch.Tensor,
+    ) -> Coefficients | None:
+        """Those of each token, up to the common factor; None where all is 1."""
+        smoothing = options.label_smoothing
+        if upstream_K is None and target_weight_K is None and not smoothing and not options.z_loss:
+            return None
+        share_K = torch.ones_like(like_K) if upstream_K is None else upstream_K.to(like_K.dtype)
+        square_K = 2 * options.z_loss * share_K if options.z_loss else None
+        if target_weight_K is not None and options.reduction == "mean":
+            # the divisor of the mean is the sum of the weights, and the common factor has divided by the number
+            share_K = share_K * (target_weight_K.shape[0] / target_weight_K.sum())
+        target_K = (1 - smoothing) * (share_K if target_weight_K is None else share_K * target_weight_K)
+        if not smoothing:
+            return Coefficients(target_K, target_K, square_K, None)
+        all_weights: Any = vocabulary if class_weight_V is None else class_weight_V.sum()
+        smooth_K = (smoothing / vocabulary) * share_K
+        return Coefficients(target_K + smooth_K * all_weights, target_K, square_K, smooth_K)
 
     def split(self, rows: int) -> list[Coefficients]:
         return [Coefficients(*parts) for parts in _split(self, rows)]  # type: ignore[arg-type]
@@ -143,10 +107,3 @@ def _split(parts: Sums | Coefficients, rows: int) -> list[tuple[torch.Tensor | N
     given = {name: part.split(rows) for name, part in vars(parts).items() if part is not None}
     num_chunks = len(next(iter(given.values())))
     return [tuple(given[name][i] if name in given else None for name in vars(parts)) for i in range(num_chunks)]
-
-
-def _require(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not holds(value) or not math.isfinite(value):
-        raise ValueError(f"{name} must be {rule}, got {value}")

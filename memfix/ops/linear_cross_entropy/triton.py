@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ..availability import is_interpreted, require_kernels
-from .arguments import require_linear_cross_entropy
-from .chunks import Head, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
+from ..dispatch import is_interpreted, require_kernels
+from .chunks import Head, Passes, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
+from .options import LossTensors, Options, loss_form
 from .products import product_into
 from .recompute import TiledPass
 from .targets import Counted
-from .terms import Coefficients, Sums, Terms
+from .terms import Coefficients, Sums
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,17 @@ TILES = Tiles()
 _ALIGNED_BYTES = 16  # what the GPU's copy engine asks of addresses and strides
 
 
-def triton_linear_cross_entropy(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    target_N: torch.Tensor,
-    bias_V: torch.Tensor | None = None,
-    class_weight_V: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    rows_per_chunk: int = 4096,
-) -> torch.Tensor:
+@loss_form
+def triton_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch.Tensor:
     r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T + bias_V, target_N)``.
 
     Peak above inputs in a bfloat16 train step, ``C = rows_per_chunk``: ``2*N*D + 2*V*D + 2*C*V + 6*C*D`` bytes and
     ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take what ``recompute`` does.
     """
-    terms = Terms(
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        softcap=softcap,
-        z_loss=z_loss,
-    )
-    require_linear_cross_entropy(hidden_ND, weight_VD, target_N, bias_V, class_weight_V, rows_per_chunk)
-    with torch.cuda.device_of(hidden_ND):  # kernels are launched on the current device; backward's is the tensors'
-        return chunked_linear_cross_entropy(
-            hidden_ND, weight_VD, target_N, bias_V, class_weight_V, terms, rows_per_chunk, **KERNELS
-        )
+    with torch.cuda.device_of(
+        tensors.hidden_ND
+    ):  # kernels are launched on the current device; backward's is the tensors'
+        return chunked_linear_cross_entropy(tensors, options, KERNELS)
 
 
 def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
@@ -102,7 +82,7 @@ class LogitsPass(TiledPass):
     ) -> None:
         from .kernels import pass_over_logits
 
-        head, terms = self.head, self.head.terms
+        head, options = self.head, self.head.options
         parts: Any = coefficients
         num_tokens = hidden_RD.shape[0]
         values_RV = self._room_for_logits(num_tokens, gradient_RV)
@@ -115,7 +95,7 @@ class LogitsPass(TiledPass):
             *((parts.softmax_K, parts.target_K, parts.square_K, parts.smooth_K) if parts else (None,) * 4),
             gradient_RV, 0 if gradient_RV is None else gradient_RV.stride(0), num_tokens, head.vocabulary,
             HAS_BIAS=head.bias_V is not None, HAS_CLASS_WEIGHT=head.class_weight_V is not None,
-            CAP=terms.softcap or 0.0, INVERSE_TEMPERATURE=1 / terms.temperature,
+            CAP=options.softcap or 0.0, INVERSE_TEMPERATURE=1 / options.temperature,
             HAS_LOGSUMEXP=sums.logsumexp_K is not None, SMOOTHS=sums.smooth_K is not None,
             HAS_COEFFICIENTS=parts is not None, HAS_SQUARE=parts is not None and parts.square_K is not None,
             STORES=gradient_RV is not None, TOKENS=at_once, CLASSES=TILES.scanned * (8 if is_large else 1),
@@ -129,11 +109,11 @@ class ExponentialsPass:
     @staticmethod
     def suits(head: Head) -> bool:
         """bfloat16 on Hopper or later (or in the interpreter), rows that its copy engine takes, a plain softmax."""
-        weight_VD, terms = head.weight_VD, head.terms
+        weight_VD, options = head.weight_VD, head.options
         return (
             weight_VD.dtype == torch.bfloat16
             and (weight_VD.shape[1] * weight_VD.itemsize) % _ALIGNED_BYTES == 0
-            and terms.is_plain_softmax
+            and options.is_plain_softmax
             and _has_aligned_rows(weight_VD)
             and _copies_tiles(weight_VD.device)
         )
@@ -181,7 +161,7 @@ class ExponentialsPass:
         blocks = (-(-num_tokens // by_token["TOKENS"]),)
         kernels.target_logits[blocks](
             hidden_CD, hidden_CD.stride(0), weight_VD, weight_VD.stride(0), head.bias_V, target_C,
-            self.target_logit_C, self.reference_C, self.strays, num_tokens, width, 1 / head.terms.temperature,
+            self.target_logit_C, self.reference_C, self.strays, num_tokens, width, 1 / head.options.temperature,
             HAS_BIAS=head.bias_V is not None, WIDTH=_power_of_two(width), **by_token,
         )  # fmt: skip
         tiles = (
@@ -194,7 +174,7 @@ class ExponentialsPass:
             programs = _num_processors(weight_VD.device)
             kernels.exponentials[(programs,)](
                 *tiles, head.bias_V, self.reference_C, self.parts_CP, self.strays,
-                num_tokens, head.vocabulary, width, self.num_parts, 1 / head.terms.temperature,
+                num_tokens, head.vocabulary, width, self.num_parts, 1 / head.options.temperature,
                 PROGRAMS=programs, TOKENS=TILES.tokens, CLASSES=TILES.classes, DEPTH=TILES.depth,
                 HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
             )  # fmt: skip
@@ -339,12 +319,7 @@ def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     kernels.scale_in_place[(-(-tensor.numel() // TILES.scaled),)](tensor, factor, tensor.numel(), ELEMENTS=TILES.scaled)
 
 
-KERNELS: dict[str, Any] = {
-    "make_pass": _kernel_pass,
-    "make_weight_sum": _weight_sum,
-    "scale_": scale_in_place,
-}
-"""What ``chunked_linear_cross_entropy`` takes to run on kernels: the three know each other's results."""
+KERNELS = Passes(_kernel_pass, _weight_sum, scale_in_place)
 
 
 def _tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> Any:

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from ..derivatives import first_derivative_only
-from .arguments import require_linear_cross_entropy
-from .chunks import Head, chunked_linear_cross_entropy
+from .chunks import Head, Passes, chunked_linear_cross_entropy
+from .options import LossTensors, Options
 from .recompute import TiledPass
-from .terms import Coefficients, Sums, Terms
+from .terms import Coefficients, Sums
 
 OP = "vocabulary_parallel_linear_cross_entropy"
 
@@ -48,19 +48,21 @@ def vocabulary_parallel_linear_cross_entropy(
     Every process must call it, and run its backward, with the same arguments but for the shards, and with gradients
     wanted of the same tensors. Peak above inputs: what ``recompute`` takes with ``V`` the classes of one process.
     """
-    terms = Terms(
+    options = Options(
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
         softcap=softcap,
         z_loss=z_loss,
+        rows_per_chunk=rows_per_chunk,
     )
     if not dist.is_initialized():
         raise RuntimeError(
             f"{OP} needs the processes to know each other: start them with torchrun and call "
             "torch.distributed.init_process_group, or use linear_cross_entropy in one process"
         )
-    return loss_of_shard(hidden, weight_shard, target, bias_shard, terms, rows_per_chunk, OfGroup(group))
+    tensors = LossTensors(hidden.reshape(-1, hidden.shape[-1]), weight_shard, target.reshape(-1), bias_shard)
+    return options.shaped(loss_of_shard(tensors, options, OfGroup(group)), target)
 
 
 class Processes(Protocol):
@@ -90,31 +92,16 @@ class OfGroup:
         return tensor
 
 
-def loss_of_shard(
-    hidden: torch.Tensor,
-    weight_shard: torch.Tensor,
-    target: torch.Tensor,
-    bias_shard: torch.Tensor | None,
-    terms: Terms,
-    rows_per_chunk: int,
-    processes: Processes,
-) -> torch.Tensor:
+def loss_of_shard(tensors: LossTensors, options: Options, processes: Processes) -> torch.Tensor:
     """The loss on one of ``processes``."""
-    hidden_ND, target_N = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
-    shard = Shard.of(weight_shard, processes)
-    require_linear_cross_entropy(hidden_ND, weight_shard, target_N, bias_shard, None, rows_per_chunk)
-    loss = chunked_linear_cross_entropy(
-        _SumGradients.apply(hidden_ND, processes),
-        weight_shard,
-        target_N,
-        bias_shard,
-        None,
-        terms,
-        rows_per_chunk,
-        lambda head, rows, wants_gradient: _ShardPass(head, rows, wants_gradient, shard),
-        num_classes=shard.num_classes,
-    )
-    return loss.reshape(target.shape) if terms.reduction == "none" else loss
+    shard = Shard.of(tensors.weight_VD, processes)
+    tensors = LossTensors.checked(*tensors)
+    tensors = tensors._replace(hidden_ND=_SumGradients.apply(tensors.hidden_ND, processes))
+
+    def make_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> _ShardPass:
+        return _ShardPass(head, rows_per_chunk, wants_gradient, shard)
+
+    return chunked_linear_cross_entropy(tensors, options, Passes(make_pass), num_classes=shard.num_classes)
 
 
 @dataclass(frozen=True)
@@ -149,8 +136,7 @@ class _ShardPass(TiledPass):
         gradient_RV: torch.Tensor | None,
     ) -> None:
         num_rows = hidden_RD.shape[0]
-        values_RV = self.values_RV[:num_rows] if self.values_RV is not None else gradient_RV
-        assert values_RV is not None
+        values_RV = self._room_for_logits(num_rows, gradient_RV)
         slope_RV = None if self.slope_RV is None else self.slope_RV[:num_rows]
         self._logits(hidden_RD, values_RV, slope_RV)
 

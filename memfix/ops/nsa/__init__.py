@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import require_one_of, require_shape
+from ..arguments import require_shape
+from ..dispatch import Dispatcher
 from .arguments import Blocks
-from .chunked import chunked_nsa
 
-FORMS = ("auto", "chunked")
+DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked",), otherwise="chunked")
+FORMS = DISPATCHER.names
 
 CHUNK_BYTES = 2**30  # what the largest tensor of a chunk may take where queries_per_chunk is not given
 
@@ -58,7 +59,7 @@ def nsa(
     forward and in backward: nothing of size T x T is made or held. Without ``queries_per_chunk`` chunks
     are as large as ``CHUNK_BYTES`` allows.
     """
-    require_one_of("form", form, FORMS)
+    chosen = DISPATCHER.function(form, q)
     require_shape("q", q, "B T H D")
     require_shape("k", k, "B T G D")
     require_shape("gates", gates, "B T H 3")
@@ -68,7 +69,7 @@ def nsa(
     if gates.shape[2] != num_heads:
         raise ValueError(f"gates must have a row for each of {num_heads} heads of q, got {gates.shape[2]}")
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
-    out_BTGRD = chunked_nsa(
+    out_BTGRD: torch.Tensor = chosen(
         q.unflatten(2, (groups, -1)),
         k,
         v,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ..arguments import require_at_least_one, require_floating, require_same, require_shape
+from ..arguments import require_at_least_one, require_floating, require_same, require_shape, require_size
 
 NUM_BRANCHES = 3  # in the order of the gates: compressed, selected, window
 
@@ -61,15 +61,10 @@ def require_nsa(
     require_same("device", **{name: tensor.device for name, tensor in tensors.items()})
     batch, num_tokens, groups, heads, width = q_BTGRD.shape
     for name, tensor in (("k", k_BTGD), ("v", v_BTGD)):
-        _require_size(name, tensor, (batch, num_tokens, groups, width))
-    _require_size("gates", gates_BTGR3, (batch, num_tokens, groups, heads, NUM_BRANCHES))
+        require_size(name, tensor, (batch, num_tokens, groups, width))
+    require_size("gates", gates_BTGR3, (batch, num_tokens, groups, heads, NUM_BRANCHES))
     if position_embedding_LD is not None:
-        _require_size("position_embedding", position_embedding_LD, (blocks.compress_block, width))
+        require_size("position_embedding", position_embedding_LD, (blocks.compress_block, width))
     if q_BTGRD.numel() == 0:
         raise ValueError(f"q must have at least one element, got shape {list(q_BTGRD.shape)}")
     require_at_least_one("queries_per_chunk", queries_per_chunk)
-
-
-def _require_size(name: str, tensor: torch.Tensor, size: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != size:
-        raise ValueError(f"{name} must have shape {list(size)} to go with q, got {list(tensor.shape)}")

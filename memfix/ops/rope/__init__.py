@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ..arguments import require_one_of
+from ..dispatch import Dispatcher
 from .module import RotaryEmbedding
-from .shared_table import shared_table_rope
 from .tables import RopeTables, default_tables
 
-__all__ = ["FORMS", "RopeTables", "RotaryEmbedding", "default_tables", "rope"]
+__all__ = ["FORMS", "RopeTables", "RotaryEmbedding", "default_tables", "rope", "rope_positions"]
 
-FORMS = ("auto", "shared_table")
+DISPATCHER = Dispatcher("rope", __name__, forms=("shared_table",), otherwise="shared_table")
+FORMS = DISPATCHER.names
 
 
 def rope(
@@ -34,7 +36,12 @@ def rope(
     it, unless ``max_positions`` promises that all are below. Without ``positions`` it only makes the table so long at
     once. ``tables`` is who keeps the cosines and sines: the process, unless somebody else is to.
     """
-    require_one_of("form", form, FORMS)
-    return shared_table_rope(
+    turned: torch.Tensor = DISPATCHER.function(form, x)(
         x, base=base, offset=offset, positions=positions, max_positions=max_positions, tables=tables
     )
+    return turned
+
+
+def rope_positions(x: torch.Tensor, positions: torch.Tensor, **options: Any) -> torch.Tensor:
+    """``rope`` of ``x`` (``[..., T, H, D]``), token ``t`` at ``positions[..., t]`` and not at ``t``."""
+    return rope(x, positions=positions, **options)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from ..arguments import require_floating, require_integer, require_same
+from ..arguments import require_floating, require_int, require_integer, require_number, require_same
 
 
 def require_rope(x: torch.Tensor, base: float, offset: int) -> None:
@@ -23,19 +21,11 @@ def require_rope(x: torch.Tensor, base: float, offset: int) -> None:
 
 
 def require_base(base: object) -> float:
-    if isinstance(base, bool) or not isinstance(base, (int, float)):
-        raise TypeError(f"base must be a number, got {base!r}")
-    if not 0 < base < math.inf:
-        raise ValueError(f"base must be above 0 and finite, got {base}")
-    return float(base)
+    return require_number("base", base, "above 0 and finite", lambda value: value > 0)
 
 
 def require_position(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} must be at least 0, got {value}")
-    return value
+    return require_int(name, value, at_least=0)
 
 
 def require_positions(positions: torch.Tensor, x: torch.Tensor, offset: int) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
-from ..rope.naive import naive_rope
-from ..rope.shared_table import shared_table_rope
+from .naive import naive_rope
+from .shared_table import shared_table_rope
 
 _X = "B*T*H*D*e"
 _SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"

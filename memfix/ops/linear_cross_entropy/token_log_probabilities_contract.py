@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 
 from ...contract import BadInput, Contract, Dim, Integers, Normal, TensorSpec, setting
 from ...laws import Budget, Scaling
-from ..linear_cross_entropy.contract import KEEPS_LOGITS, NOT_ALIKE
-from ..linear_cross_entropy.log_probabilities import token_log_probabilities
+from .contract import KEEPS_LOGITS, NOT_ALIKE
+from .log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
 
 _N = "B*T"
@@ -21,29 +21,11 @@ _GRADIENTS = f"{_N}*D*e + V*D*max(e, 4)"
 _ROWS = f"{_N}*D*e"  # of hidden where it is not contiguous
 
 
-def recompute_token_log_probabilities(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    token: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    softcap: float | None = None,
-    temperature: float = 1.0,
-    ignore_index: int = -100,
-    rows_per_chunk: int | None = None,
-) -> torch.Tensor:
-    """The form in pure torch, with the inputs in the order of the contract."""
-    options: dict[str, Any] = {"softcap": softcap, "temperature": temperature, "ignore_index": ignore_index}
-    return token_log_probabilities(
-        hidden, weight, token, bias=bias, rows_per_chunk=rows_per_chunk, **options, form="recompute"
-    )
-
-
 contract = Contract(
     "token_log_probabilities",
     naive=naive_token_log_probabilities,
     # on a GPU the kernels are those of linear_cross_entropy, whose contract interprets and compiles them
-    forms={"recompute": recompute_token_log_probabilities},
+    forms={"recompute": partial(token_log_probabilities, form="recompute")},
     # of one class the gradient is zero: naive has no error that a rounding could be held against
     dims={"B": Dim(1, 3), "T": Dim(1, 16), "D": Dim(1, 24), "V": Dim(2, 80), "rows_per_chunk": Dim(1, 50)},
     choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},

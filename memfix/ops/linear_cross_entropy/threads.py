@@ -9,7 +9,7 @@ fails breaks it, so that nobody waits for good.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..linear_cross_entropy.terms import Terms
-from ..linear_cross_entropy.vocabulary_parallel import Processes, loss_of_shard
+from ..call import takes
+from .options import LossTensors, Options
+from .vocabulary_parallel import loss_of_shard
 
 _LONGEST_WAIT_S = 60.0
 Result = TypeVar("Result")
@@ -92,35 +93,23 @@ class OfThreads:
         return every
 
 
-def spread_linear_cross_entropy(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    target_N: torch.Tensor,
-    bias_V: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    rows_per_chunk: int = 4096,
-    num_processes: int = 2,
-) -> torch.Tensor:
+@dataclass(frozen=True, kw_only=True)
+class SpreadOptions(Options):
+    """The options of the loss, and how many threads share the classes."""
+
+    num_processes: int = 2
+
+
+@takes(LossTensors, SpreadOptions)
+def spread_linear_cross_entropy(tensors: LossTensors, options: SpreadOptions) -> torch.Tensor:
     """The loss of ``vocabulary_parallel_linear_cross_entropy`` with the classes cut into ``num_processes`` shards.
 
     On a GPU, simulated or real, one process has all classes: a meter reads one process, and the backwards of several
     threads would wait for each other in the one thread that autograd has for a GPU.
     """
-    terms = Terms(
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-        softcap=softcap,
-        z_loss=z_loss,
-    )
-    if hidden_ND.device.type != "cpu" or num_processes == 1:
-        return loss_of_shard(hidden_ND, weight_VD, target_N, bias_V, terms, rows_per_chunk, Alone())
-    loss: torch.Tensor = _Spread.apply(hidden_ND, weight_VD, bias_V, target_N, terms, rows_per_chunk, num_processes)
+    if tensors.hidden_ND.device.type != "cpu" or options.num_processes == 1:
+        return loss_of_shard(tensors, options, Alone())
+    loss: torch.Tensor = _Spread.apply(*tensors, options)
     return loss
 
 
@@ -128,33 +117,23 @@ class _Spread(torch.autograd.Function):
     """One graph for every thread, and one backward that runs all of theirs."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        bias_V: torch.Tensor | None,
-        target_N: torch.Tensor,
-        terms: Terms,
-        rows_per_chunk: int,
-        num_processes: int,
-    ) -> torch.Tensor:
-        meeting, wanted = Meeting(num_processes), ctx.needs_input_grad
+    def forward(ctx: Any, *tensors_and_options: Any) -> torch.Tensor:
+        *tensors, options = tensors_and_options
+        hidden_ND, weight_VD, target_N, bias_V, _ = tensors
+        number, wanted = options.num_processes, _wanted(ctx)
+        meeting = Meeting(number)
 
-        def leaf(tensor: torch.Tensor, place: int) -> torch.Tensor:
-            return tensor.detach().requires_grad_(wanted[place])
+        def leaves(shards: Sequence[torch.Tensor], is_wanted: bool) -> list[torch.Tensor]:
+            return [shard.detach().requires_grad_(is_wanted) for shard in shards]
 
-        hiddens = [leaf(hidden_ND, 0) for _ in range(num_processes)]
-        weights = [leaf(shard, 1) for shard in weight_VD.tensor_split(num_processes)]
-        no_biases: list[torch.Tensor | None] = [None] * num_processes
-        shards_of_bias = () if bias_V is None else bias_V.tensor_split(num_processes)
-        biases = [leaf(shard, 2) for shard in shards_of_bias] or no_biases
+        hiddens = leaves([hidden_ND] * number, wanted[0])
+        weights = leaves(weight_VD.tensor_split(number), wanted[1])
+        biases = None if bias_V is None else leaves(bias_V.tensor_split(number), wanted[2])
 
         def run(rank: int) -> torch.Tensor:
-            processes: Processes = OfThreads(meeting, rank)
+            own = LossTensors(hiddens[rank], weights[rank], target_N, None if biases is None else biases[rank])
             with torch.set_grad_enabled(any(wanted)):
-                return loss_of_shard(
-                    hiddens[rank], weights[rank], target_N, biases[rank], terms, rows_per_chunk, processes
-                )
+                return loss_of_shard(own, options, OfThreads(meeting, rank))
 
         losses = meeting.all_run(run)
         _require_the_same("loss", losses)
@@ -163,7 +142,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[:3]
+        wanted = _wanted(ctx)
         leaves = [of_rank for of_rank, is_wanted in zip(ctx.leaves, wanted, strict=True) if is_wanted]
         is_twice = torch.is_grad_enabled()
 
@@ -176,7 +155,13 @@ class _Spread(torch.autograd.Function):
             _require_the_same("gradient of hidden", found[0])
         hidden = found[0][0] if 0 in found else None
         weight, bias = (torch.cat(found[i]) if i in found else None for i in (1, 2))
-        return hidden, weight, bias, None, None, None, None
+        return hidden, weight, None, bias, None, None
+
+
+def _wanted(ctx: Any) -> tuple[bool, bool, bool]:
+    """Whether the gradients of hidden, weight and bias are."""
+    hidden, weight, _, bias, _, _ = ctx.needs_input_grad
+    return hidden, weight, bias
 
 
 def _require_the_same(what: str, tensors: Any) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from ...contract import BadInput, Contract, Cuts, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
-from ..kda.contract import FORMS, IN_FLOAT64, WY_ROW_FORWARD, WY_ROW_TRAIN, inputs
-from ..kda.naive import naive_kda
+from .contract import FORMS, IN_FLOAT64, WY_ROW_FORWARD, WY_ROW_TRAIN, inputs
+from .naive import naive_kda
 
 _W = "max(e, 4)"
 _STATES = f"S*H*K*V*{_W}"

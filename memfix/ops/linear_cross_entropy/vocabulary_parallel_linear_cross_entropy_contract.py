@@ -9,9 +9,9 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Form, setting
 from ...laws import Budget, Scaling
-from ..linear_cross_entropy.contract import CHUNK, GRADIENTS, LOSS, TILE
-from ..linear_cross_entropy.contract import contract as whole
-from ..linear_cross_entropy.naive import naive_linear_cross_entropy
+from .contract import CHUNK, GRADIENTS, LOSS, TILE
+from .contract import contract as whole
+from .naive import naive_linear_cross_entropy
 from .threads import spread_linear_cross_entropy
 
 # V is the number of classes of one process here: a meter reads one

@@ -6,8 +6,8 @@ import torch
 
 from ...contract import WIDE, BadInput, Contract, Dim, LogUniform, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, Tolerance
-from ..kda.decode import decode_kda
-from ..kda.naive import naive_kda
+from .decode import decode_kda
+from .naive import naive_kda
 
 _W = "max(e, 4)"
 _STATE = f"B*H*K*V*{_W}"

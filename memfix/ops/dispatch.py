@@ -1,0 +1,89 @@
+"""Chooses the form of an op: the one that the caller names, or for ``form="auto"`` the one that suits the tensors.
+
+An op declares its forms once, in the ``__init__.py`` of its package. An op of another package does the same::
+
+    DISPATCHER = Dispatcher("kda", __name__, forms=("streamed", "wy", "triton"), otherwise="wy", kernels="triton")
+    FORMS = DISPATCHER.names
+
+    def kda(q, k, v, *, form="auto"):
+        return DISPATCHER.function(form, q)(q, k, v)
+
+The form ``wy`` of that op is the function ``wy_kda`` in the module ``wy`` of the package. A module is imported when its
+form is first called: the compiler of a kernel is loaded only where it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .arguments import require_one_of
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Dispatcher:
+    """The forms of an op. ``auto`` takes ``kernels`` on a GPU where Triton is installed, and ``otherwise`` elsewhere.
+
+    ``not_for`` are dtypes that the kernels do not take.
+    """
+
+    op: str
+    package: str
+    forms: tuple[str, ...]
+    otherwise: str
+    kernels: str | None = None
+    not_for: tuple[torch.dtype, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_one_of("otherwise", self.otherwise, self.forms)
+        if self.kernels is not None:
+            require_one_of("kernels", self.kernels, self.forms)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What ``form=`` may be."""
+        return (AUTO, *self.forms)
+
+    def chosen(self, form: str, tensor: torch.Tensor) -> str:
+        """``form`` itself, or for ``auto`` the form that suits ``tensor``. An unknown form is refused."""
+        require_one_of("form", form, self.names)
+        if form != AUTO:
+            return form
+        if self.kernels is None or not tensor.is_cuda or tensor.dtype in self.not_for or not triton_is_there():
+            return self.otherwise
+        return self.kernels
+
+    def function(self, form: str, tensor: torch.Tensor) -> Callable[..., Any]:
+        """The function of the chosen form."""
+        name = self.chosen(form, tensor)
+        function: Callable[..., Any] = getattr(importlib.import_module(f"{self.package}.{name}"), f"{name}_{self.op}")
+        return function
+
+
+def triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    from .kernels import INTERPRETED
+
+    return bool(INTERPRETED.value)
+
+
+def require_kernels(tensor: torch.Tensor, *, instead: str) -> None:
+    """Refuse the form ``triton`` where its kernels cannot run on ``tensor``; ``instead`` is the form that can."""
+    if not triton_is_there():
+        raise RuntimeError(f"form 'triton' needs the package triton, which is not installed; take form='{instead}'")
+    if tensor.device.type == "cpu" and not is_interpreted():
+        raise RuntimeError(
+            f"form 'triton' runs on a GPU, and the tensors are on the CPU; take form='{instead}', or set "
+            "TRITON_INTERPRET=1 before Python starts"
+        )

@@ -1,0 +1,146 @@
+"""What every form of linear cross entropy takes: five tensors and the options of the loss, both checked."""
+
+# N tokens, D width, V vocabulary, C tokens of a chunk
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ..arguments import (
+    require_at_least_one,
+    require_floating,
+    require_number,
+    require_one_of,
+    require_same,
+    require_shape,
+)
+from ..call import takes
+
+ROWS_PER_CHUNK = 4096
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the loss. ``temperature`` divides the logits last; only log-probabilities use it.
+
+    Without ``rows_per_chunk`` all tokens are visited at once.
+    """
+
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+    softcap: float | None = None
+    z_loss: float = 0.0
+    temperature: float = 1.0
+    rows_per_chunk: int | None = ROWS_PER_CHUNK
+
+    def __post_init__(self) -> None:
+        require_one_of("reduction", self.reduction, REDUCTIONS)
+        require_number("label_smoothing", self.label_smoothing, "between 0 and 1", lambda value: 0 <= value <= 1)
+        require_number("z_loss", self.z_loss, "at least 0", lambda value: value >= 0)
+        require_number("temperature", self.temperature, "above 0", lambda value: value > 0)
+        if self.softcap is not None:
+            require_number("softcap", self.softcap, "above 0", lambda value: value > 0)
+        if self.rows_per_chunk is not None:
+            require_at_least_one("rows_per_chunk", self.rows_per_chunk)
+
+    @property
+    def is_plain_softmax(self) -> bool:
+        """Whether the gradient of the logits is a softmax times one factor a token, but for the target's entry."""
+        return self.softcap is None and not self.label_smoothing
+
+    def rows_of(self, num_tokens: int) -> int:
+        """How many of ``num_tokens`` are visited together."""
+        return num_tokens if self.rows_per_chunk is None else min(self.rows_per_chunk, num_tokens)
+
+    def common_factor(self, num_tokens: int) -> float:
+        """What every gradient is multiplied by, whatever the token: known without looking at the device."""
+        return 1 / max(num_tokens, 1) if self.reduction == "mean" else 1.0
+
+    def shaped(self, loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss in the shape of ``target`` where there is one for each token."""
+        return loss.reshape(target.shape) if self.reduction == "none" else loss
+
+
+class LossTensors(NamedTuple):
+    """The tensors of a call, in the order of the contract."""
+
+    hidden_ND: torch.Tensor
+    weight_VD: torch.Tensor
+    target_N: torch.Tensor
+    bias_V: torch.Tensor | None = None
+    class_weight_V: torch.Tensor | None = None
+
+    @classmethod
+    def checked(cls, *tensors: Any, target_name: str = "target", **by_name: Any) -> LossTensors:
+        """Refuse what cannot be computed, before anything is allocated."""
+        made = cls(*tensors, **by_name)
+        made._check(target_name)
+        return made
+
+    @property
+    def vocabulary(self) -> int:
+        return self.weight_VD.shape[0]
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast gives the products their dtype, whatever those of hidden and weight are."""
+        is_wide = torch.float64 in (self.hidden_ND.dtype, self.weight_VD.dtype)
+        return not is_wide and torch.is_autocast_enabled(self.hidden_ND.device.type)
+
+    def of_rows(self, hidden_CD: torch.Tensor, target_C: torch.Tensor) -> LossTensors:
+        """The same classifier for some of the tokens."""
+        return self._replace(hidden_ND=hidden_CD, target_N=target_C)
+
+    def _check(self, target_name: str) -> None:
+        hidden_ND, weight_VD, target_N, *_ = self
+        require_shape("hidden", hidden_ND, "N D")
+        require_shape("weight", weight_VD, "V D")
+        require_shape(target_name, target_N, "N")
+        require_floating(hidden=hidden_ND, weight=weight_VD)
+        if target_N.dtype != torch.int64:
+            raise ValueError(f"{target_name} must be int64, got {target_N.dtype}")
+        if not self.casts:
+            require_same("dtype", hidden=hidden_ND.dtype, weight=weight_VD.dtype)
+        devices = {"hidden": hidden_ND.device, "weight": weight_VD.device, target_name: target_N.device}
+        require_same("device", **devices)
+        require_same("width D", hidden=hidden_ND.shape[1], weight=weight_VD.shape[1])
+        require_same("number of rows N", **{"hidden": hidden_ND.shape[0], target_name: target_N.shape[0]})
+        if hidden_ND.shape[0] == 0 or weight_VD.shape[0] == 0:
+            raise ValueError(
+                f"hidden and weight must have at least one row, got {hidden_ND.shape[0]} and {weight_VD.shape[0]}"
+            )
+        self._check_per_class("bias", self.bias_V)
+        self._check_per_class("class_weight", self.class_weight_V)
+        if self.class_weight_V is not None and self.class_weight_V.requires_grad:
+            raise ValueError("class_weight takes no gradient, as in torch; detach it")
+
+    def _check_per_class(self, name: str, tensor_V: torch.Tensor | None) -> None:
+        if tensor_V is None:
+            return
+        weight_VD = self.weight_VD
+        require_shape(name, tensor_V, "V")
+        require_floating(**{name: tensor_V})
+        require_same("number of classes V", **{name: tensor_V.shape[0], "weight": weight_VD.shape[0]})
+        require_same("device", **{name: tensor_V.device, "weight": weight_VD.device})
+        if not self.casts:
+            require_same("dtype", **{name: tensor_V.dtype, "weight": weight_VD.dtype})
+
+
+loss_form: Callable[[Callable[[LossTensors, Options], torch.Tensor]], Callable[..., torch.Tensor]]
+loss_form = takes(LossTensors, Options)
+"""Decorates a form of the loss: called with five tensors in order and the options by name."""
+
+
+def require_leading_dims(name: str, hidden: torch.Tensor, target: torch.Tensor) -> None:
+    """``hidden`` is ``[..., D]`` and ``target`` is ``[...]``, with the same dims for the dots."""
+    if hidden.dim() == 0 or target.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"{name} must have the shape of hidden without its last dim, got {list(target.shape)} "
+            f"for hidden {list(hidden.shape)}"
+        )
