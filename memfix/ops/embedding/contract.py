@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...contract import BadInput, Contract, Dim, Integers, TensorSpec
+from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import mixed, not_floating, not_integer
 from .gather import gather_embedding
 from .naive import naive_embedding
-
-
-def _float_ids(arguments: dict[str, Any]) -> None:
-    arguments["ids"] = arguments["ids"].float()
-
-
-def _batched_ids(arguments: dict[str, Any]) -> None:
-    arguments["ids"] = arguments["ids"].unsqueeze(0)
-
-
-def _flat_weight(arguments: dict[str, Any]) -> None:
-    arguments["weight"] = arguments["weight"].flatten()
-
-
-def _integer_weight(arguments: dict[str, Any]) -> None:
-    arguments["weight"] = arguments["weight"].detach().int()
-
-
-def _ids_elsewhere(arguments: dict[str, Any]) -> None:
-    arguments["ids"] = arguments["ids"].to("meta")
-
 
 contract = Contract(
     "embedding",
@@ -63,11 +41,11 @@ contract = Contract(
         SpeedBudget("gather", case="incident", times_naive=0.1, device="cuda"),
     ],
     bad_inputs=[
-        BadInput("floating ids", _float_ids, "ids must be int64 or int32, got torch.float32"),
-        BadInput("two-dimensional ids", _batched_ids, "ids must be [N], got shape [1, 5]"),
-        BadInput("flat weight", _flat_weight, "weight must be [V, D], got shape [25]"),
-        BadInput("integer weight", _integer_weight, "weight must be floating, got torch.int32"),
-        BadInput("ids on another device", _ids_elsewhere, "ids and weight must have the same device, got meta, cpu"),
+        *not_integer("ids"),
+        *not_floating("weight"),
+        *mixed("device", "ids", "weight"),
+        BadInput("two-dimensional ids", setting(ids=lambda t: t[None]), "ids must be [N], got shape [1, 5]"),
+        BadInput("flat weight", setting(weight=lambda t: t.flatten()), "weight must be [V, D], got shape [25]"),
     ],
     tolerance=Tolerance(rms_factor=1.5),
     repeats_backward=True,

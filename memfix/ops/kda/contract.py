@@ -6,6 +6,7 @@ import torch
 
 from ...contract import WIDE, BadInput, Contract, Dim, Form, LogUniform, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .naive import naive_kda
 from .reported import reported_kda
 from .sequential import sequential_kda
@@ -42,15 +43,6 @@ _GATES = ("float32", "bfloat16")  # gates and strengths often stay float32 where
 ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3, operand_ulps=1)
 """Of kernels whose products have operands of the working dtype, where naive works in float32 throughout: of a state,
 which stays float32, naive has no rounding of its own to compare with."""
-
-
-BAD_CHUNKS = [
-    BadInput("zero chunk", setting(chunk_size=0), "chunk_size must be at least 1, got 0"),
-    BadInput("negative chunk", setting(chunk_size=-3), "chunk_size must be at least 1, got -3"),
-    BadInput("fractional chunk", setting(chunk_size=1.5), "chunk_size must be an int, got 1.5", TypeError),
-    BadInput("boolean chunk", setting(chunk_size=True), "chunk_size must be an int, got True", TypeError),
-]
-
 
 _KERNELS = f"{__package__}.triton"
 _CUT = ("PREPARE", "SCAN", "THERE_AND_BACK", "PAIRS", "CHANNELS")
@@ -164,7 +156,10 @@ contract = Contract(
         SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
     ],
     bad_inputs=[
-        *BAD_CHUNKS,
+        *bad_chunk_sizes("chunk_size"),
+        *not_floating("q", "g"),
+        *mixed("dtype", "q", "k", "v"),
+        *mixed("device", "q", "k", "v", "g", "beta"),
         BadInput(
             "fewer heads of v",
             setting(v=lambda t: t[:, :, :1]),
@@ -187,10 +182,6 @@ contract = Contract(
         BadInput(
             "beta a channel", setting(beta=lambda t: t[..., None]), "beta must be [B, T, H], got shape [2, 5, 2, 1]"
         ),
-        BadInput("integer q", setting(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
-        BadInput("integer g", setting(g=lambda t: t.detach().int()), "g must be floating, got torch.int32"),
-        BadInput("two dtypes", setting(k=lambda t: t.double()), "q and k and v must have the same dtype"),
-        BadInput("two devices", setting(v=lambda t: t.to("meta")), "must have the same device"),
         BadInput(
             "no tokens",
             setting(**dict.fromkeys(("q", "k", "v", "g", "beta"), lambda t: t[:, :0])),

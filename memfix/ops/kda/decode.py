@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import require_shape
+from ..arguments import require_same, require_shape
 from .arguments import KdaTensors, require_state, scale_of, wide_dtype
 from .sequential import step
 
@@ -31,6 +31,7 @@ def decode_kda(
         require_shape(name, tensor, axes)
     require_shape("beta", beta, "B H")
     require_state("state", state, (*q.shape, v.shape[-1]), q.dtype)
+    require_same("device", q=q.device, state=state.device)
     token = (q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), g.unsqueeze(1), beta.unsqueeze(1))
     KdaTensors.checked(*token, state)
     wide = wide_dtype(q.dtype)

@@ -6,6 +6,7 @@ import torch
 
 from ...contract import WIDE, BadInput, Contract, Dim, LogUniform, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, Tolerance
+from ..bad_inputs import mixed, not_floating
 from .decode import decode_kda
 from .naive import naive_kda
 
@@ -58,10 +59,11 @@ contract = Contract(
     ],
     scaling=[Scaling("step", dim="K", at_most=1, case="small")],
     bad_inputs=[
+        *not_floating("q", "g"),
+        *mixed("dtype", "q", "k", "v"),
+        *mixed("device", "q", "state"),
         BadInput("a token axis", setting(q=lambda t: t.unsqueeze(1)), "q must be [B, H, K], got shape [4, 1, 3, 5]"),
         BadInput("beta a channel", setting(beta=lambda t: t[..., None]), "beta must be [B, H], got shape [4, 3, 1]"),
-        BadInput("integer q", setting(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
-        BadInput("two dtypes", setting(k=lambda t: t.double()), "q and k and v must have the same dtype"),
         BadInput(
             "16-bit state",
             setting(state=lambda t: t.bfloat16()),

@@ -6,6 +6,7 @@ import torch
 
 from ...contract import BadInput, Contract, Cuts, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
+from ..bad_inputs import bad_chunk_sizes, not_integer
 from .contract import FORMS, IN_FLOAT64, WY_ROW_FORWARD, WY_ROW_TRAIN, inputs
 from .naive import naive_kda
 
@@ -71,6 +72,8 @@ contract = Contract(
     ],
     scaling=[Scaling("wy", dim="T", at_most=1, case="small")],
     bad_inputs=[
+        *bad_chunk_sizes("chunk_size"),
+        *not_integer("cu_seqlens"),
         BadInput(
             "lengths that end early",
             setting(cu_seqlens=torch.tensor([0, 2, 4])),
@@ -85,11 +88,6 @@ contract = Contract(
             "lengths that decrease",
             setting(cu_seqlens=torch.tensor([0, 4, 3, 5])),
             "cu_seqlens must not decrease, got 4 and then 3 at index 2",
-        ),
-        BadInput(
-            "floating lengths",
-            setting(cu_seqlens=lambda t: t.float()),
-            "cu_seqlens must be int64 or int32, got torch.float32",
         ),
         BadInput(
             "lengths as a row", setting(cu_seqlens=lambda t: t[None]), "cu_seqlens must be [S+1], got shape [1, 6]"

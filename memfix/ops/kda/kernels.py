@@ -106,24 +106,15 @@ def _sums(ranges, values, dtype: tl.constexpr):
 
 
 # ---------------------------------------------------------------- inside a chunk
-@triton.jit(do_not_specialize=COUNTS)
-def prepare(
-    q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
-    scale, T, NUM_CHUNKS, H, K, V,
-    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
+@triton.jit
+def _products_of_pairs(
+    q, k, g, row, exists, K, H, dtype: tl.constexpr, C: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """What a chunk does to any state S: ``weights`` W and ``values`` U with V' = U - W S, ``scores`` with
-    o = queries S + scores V', and ``keys``, ``decay`` with S <- decay*S + keys^T V'. A row whose gates have a NaN has
-    NaN ``queries``, and so has the ``decay`` of its chunk: o is NaN from that token on, and the state after it.
+    """Of tokens i > j: the decayed products of their keys, and of i's query with j's key, each token with itself among
+    the latter; and which rows have a NaN among their gates.
     """
-    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
-    row, chunk = first * H + head, slot * H + head
-    dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
-
     overlaps = tl.zeros((C, C), tl.float32)
     weighed = tl.zeros((C, C), tl.float32)
     has_nan = tl.zeros((C,), tl.int32)
@@ -142,7 +133,28 @@ def prepare(
             across = tl.trans(decayed_key)
             overlaps += tl.where(meet, product(decayed_key, across), 0.0)
             weighed += tl.where(meet, product(decayed_query, across), 0.0)
+    return overlaps, weighed, has_nan
 
+
+@triton.jit(do_not_specialize=COUNTS)
+def prepare(
+    q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
+    scale, T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
+):  # fmt: skip
+    """What a chunk does to any state S: ``weights`` W and ``values`` U with V' = U - W S, ``scores`` with
+    o = queries S + scores V', and ``keys``, ``decay`` with S <- decay*S + keys^T V'. A row whose gates have a NaN has
+    NaN ``queries``, and so has the ``decay`` of its chunk: o is NaN from that token on, and the state after it.
+    """
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    row, chunk = first * H + head, slot * H + head
+    dtype = weights.dtype.element_ty
+    token = tl.arange(0, C)
+    i, j = token[:, None], token[None, :]
+
+    overlaps, weighed, has_nan = _products_of_pairs(q, k, g, row, exists, K, H, dtype, C, BLOCK_K)
     strength = tl.load(beta + row + token * H, mask=exists, other=0.0).to(tl.float32)
     overlaps *= strength[:, None]
     # the inverse of I + overlaps: blocks of 2^level tokens are inverted, and each level joins two of them
@@ -327,6 +339,54 @@ def gradients_of_pairs(
     tl.store(grad_beta + row + token * H, of_strength + poison, mask=exists)
 
 
+@triton.jit
+def _gradients_through_states(
+    values, states, grad_out, grad_values, grad_states, row, chunk, exists, columns, H, K, V,
+    dtype: tl.constexpr, C: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """What a chunk's first and last state say of the gradients of its queries, keys, weighed keys and decay, before the
+    decay within the chunk.
+    """
+    grad_weighed_key = tl.zeros((C, columns.shape[0]), tl.float32)
+    grad_query = tl.zeros((C, columns.shape[0]), tl.float32)
+    grad_key = tl.zeros((C, columns.shape[0]), tl.float32)
+    grad_decay = tl.zeros((columns.shape[0],), tl.float32)
+    for start in range(0, V, BLOCK_V):
+        at_v = start + tl.arange(0, BLOCK_V)
+        in_state = (at_v < V)[:, None] & (columns < K)[None, :]
+        at_state = chunk * (K * V) + at_v[:, None] * K + columns[None, :]
+        state = tl.load(states + at_state, mask=in_state, other=0.0)
+        grad_state = tl.load(grad_states + at_state, mask=in_state, other=0.0)
+        grad_decay += tl.sum(state.to(tl.float32) * grad_state.to(tl.float32), 0)
+        grad_weighed_key -= product(_load(grad_values, row, exists, at_v, V, H), state)
+        grad_query += product(_load(grad_out, row, exists, at_v, V, H).to(dtype), state)
+        grad_key += product(_load(values, row, exists, at_v, V, H), grad_state)
+    return grad_query, grad_key, grad_weighed_key, grad_decay
+
+
+@triton.jit
+def _gradients_at_a_level(
+    query, key, gates, strength, of_scores, of_overlaps, level, dtype: tl.constexpr, C: tl.constexpr
+):
+    """What the pairs that meet at a level add to the gradients of queries, keys, gates and strengths."""
+    token = tl.arange(0, C)
+    i, j = token[:, None], token[None, :]
+    factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
+    decayed_key = key.to(tl.float32) * factor
+    decayed_query = query.to(tl.float32) * factor
+    meet = _pairs(i, j, level)
+    here = tl.where(meet, of_overlaps, 0.0)
+    of_key = product(here, decayed_key.to(dtype))
+    of_strength = tl.sum(of_key * decayed_key, 1)
+    of_key *= strength[:, None]
+    of_key += product(tl.trans(here), (decayed_key * strength[:, None]).to(dtype))
+    here = tl.where(meet, of_scores, 0.0)
+    of_key += product(tl.trans(here), decayed_query.to(dtype))
+    of_query = product(here, decayed_key.to(dtype))
+    of_gate = _sums(_ranges(j, i, level), decayed_query * of_query + decayed_key * of_key, dtype)
+    return of_query * factor, of_key * factor, of_gate, of_strength
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_channels(
     q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
@@ -347,21 +407,9 @@ def gradients_of_channels(
     columns = block * BLOCK_K + tl.arange(0, BLOCK_K)
     strength = tl.load(beta + row + token * H, mask=exists, other=0.0).to(tl.float32)
 
-    grad_weighed_key = tl.zeros((C, BLOCK_K), tl.float32)
-    grad_query = tl.zeros((C, BLOCK_K), tl.float32)
-    grad_key = tl.zeros((C, BLOCK_K), tl.float32)
-    grad_decay = tl.zeros((BLOCK_K,), tl.float32)
-    for start in range(0, V, BLOCK_V):
-        at_v = start + tl.arange(0, BLOCK_V)
-        in_state = (at_v < V)[:, None] & (columns < K)[None, :]
-        at_state = chunk * (K * V) + at_v[:, None] * K + columns[None, :]
-        state = tl.load(states + at_state, mask=in_state, other=0.0)
-        grad_state = tl.load(grad_states + at_state, mask=in_state, other=0.0)
-        grad_decay += tl.sum(state.to(tl.float32) * grad_state.to(tl.float32), 0)
-        grad_weighed_key -= product(_load(grad_values, row, exists, at_v, V, H), state)
-        grad_query += product(_load(grad_out, row, exists, at_v, V, H).to(dtype), state)
-        grad_key += product(_load(values, row, exists, at_v, V, H), grad_state)
-
+    grad_query, grad_key, grad_weighed_key, grad_decay = _gradients_through_states(
+        values, states, grad_out, grad_values, grad_states, row, chunk, exists, columns, H, K, V, dtype, C, BLOCK_V
+    )
     gates, _ = _gates(g, row, exists, columns, K, H)
     query = _load(q, row, exists, columns, K, H)
     key = _load(k, row, exists, columns, K, H)
@@ -384,21 +432,13 @@ def gradients_of_channels(
     grad_query += own * key.to(tl.float32)
     grad_key += own * query.to(tl.float32)
     for level in range(_num_levels(C)):
-        factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
-        decayed_key = key.to(tl.float32) * factor
-        decayed_query = query.to(tl.float32) * factor
-        meet = _pairs(i, j, level)
-        here = tl.where(meet, of_overlaps, 0.0)
-        of_key = product(here, decayed_key.to(dtype))
-        grad_strength += tl.sum(of_key * decayed_key, 1)
-        of_key *= strength[:, None]
-        of_key += product(tl.trans(here), (decayed_key * strength[:, None]).to(dtype))
-        here = tl.where(meet, of_scores, 0.0)
-        of_key += product(tl.trans(here), decayed_query.to(dtype))
-        of_query = product(here, decayed_key.to(dtype))
-        grad_key += of_key * factor
-        grad_query += of_query * factor
-        grad_gate += _sums(_ranges(j, i, level), decayed_query * of_query + decayed_key * of_key, dtype)
+        of_query, of_key, of_gate, of_strength = _gradients_at_a_level(
+            query, key, gates, strength, of_scores, of_overlaps, level, dtype, C
+        )
+        grad_query += of_query
+        grad_key += of_key
+        grad_gate += of_gate
+        grad_strength += of_strength
 
     poison = _poison(decay + chunk * K)
     _store(grad_q, row, exists, columns, grad_query + poison, K, H)

@@ -9,6 +9,7 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
 from .naive import naive_linear_cross_entropy
@@ -150,14 +151,11 @@ contract = Contract(
         SpeedBudget("triton", case="large", times_naive=0.95, device="cuda"),
     ],
     bad_inputs=[
-        BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
-        BadInput("negative chunk", setting(rows_per_chunk=-3), "rows_per_chunk must be at least 1, got -3"),
-        BadInput(
-            "fractional chunk",
-            setting(rows_per_chunk=1.5),
-            "rows_per_chunk must be an int, got 1.5",
-            TypeError,
-        ),
+        *bad_chunk_sizes("rows_per_chunk"),
+        *not_floating("hidden", "weight"),
+        *not_integer("target", rule="int64"),
+        *mixed("dtype", "hidden", "weight"),
+        *mixed("device", "hidden", "weight", "target"),
         BadInput(
             "unknown reduction",
             setting(reduction="max"),
@@ -166,11 +164,7 @@ contract = Contract(
         BadInput("batched hidden", setting(hidden=lambda t: t[None]), "hidden must be [N, D], got shape [1, 5, 5]"),
         BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
         BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
-        BadInput("floating target", setting(target=lambda t: t.float()), "target must be int64, got torch.float32"),
-        BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
-        BadInput("two devices", setting(target=lambda t: t.to("meta")), "must have the same device"),
         BadInput("no rows", setting(hidden=lambda t: t[:0]), "must have the same number of rows N"),
-        BadInput("integer hidden", setting(hidden=lambda t: t.detach().int()), "hidden must be floating"),
         BadInput(
             "target above the vocabulary",
             _target_of(7),

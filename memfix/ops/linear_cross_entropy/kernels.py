@@ -117,6 +117,22 @@ def refer_to_maxima(
 
 
 @triton.jit
+def _shares(
+    softmax, own, square, tokens, counts, lse, dtype: tl.constexpr,
+    HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """What a token's softmax and its target are multiplied by in the gradient: see ``terms.Coefficients``."""
+    slope = tl.full((TOKENS,), 1.0, dtype)
+    share = tl.full((TOKENS,), 1.0, dtype)
+    if HAS_COEFFICIENTS:
+        slope = tl.load(softmax + tokens, mask=counts, other=0.0)
+        share = tl.load(own + tokens, mask=counts, other=0.0)
+        if HAS_SQUARE:
+            slope += tl.load(square + tokens, mask=counts, other=0.0) * lse
+    return slope, share
+
+
+@triton.jit
 def settle(
     values_CV, values_stride, parts, num_parts, target_logit, reference, strays, target, surprise, logsumexp,
     softmax, own, square, row_scale, target_share, hidden, hidden_stride, scaled_hidden, num_tokens, width,
@@ -150,13 +166,9 @@ def settle(
     if HAS_LOGSUMEXP:
         tl.store(logsumexp + tokens, lse, mask=counts)
     if STORES:
-        slope = tl.full((TOKENS,), 1.0, tl.float32)
-        share = tl.full((TOKENS,), 1.0, tl.float32)
-        if HAS_COEFFICIENTS:
-            slope = tl.load(softmax + tokens, mask=counts, other=0.0)
-            share = tl.load(own + tokens, mask=counts, other=0.0)
-            if HAS_SQUARE:
-                slope += tl.load(square + tokens, mask=counts, other=0.0) * lse
+        slope, share = _shares(
+            softmax, own, square, tokens, counts, lse, tl.float32, HAS_COEFFICIENTS, HAS_SQUARE, TOKENS
+        )  # fmt: skip
         own_value = tl.exp(own_shifted)
         is_likely = (own_value > 0.5 * total) & (slope != 0.0)
         at_target = values_CV + tokens * values_stride + tl.load(target + tokens, mask=counts, other=0)
@@ -318,6 +330,51 @@ def _logits_of(
 
 
 @triton.jit
+def _class_weights(class_weight, classes, inside, HAS_CLASS_WEIGHT: tl.constexpr, dtype: tl.constexpr):
+    """1 for every class where there are no weights, and 0 outside of the vocabulary."""
+    if HAS_CLASS_WEIGHT:
+        return tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
+    return tl.where(inside, 1.0, 0.0).to(dtype)
+
+
+@triton.jit
+def _sums_over_classes(
+    rows, column, counts, bias, class_weight, vocabulary, dtype: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr,
+    SMOOTHS: tl.constexpr, TOKENS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """Of each token: its largest logit, or 0 where that is -inf, the logarithm of the sum of exponentials relative to
+    it, the logit of its target, and the sum of its logits times the class weights; then the sum of these weights.
+    """
+    highest = tl.full((TOKENS, CLASSES), float("-inf"), dtype)
+    total = tl.zeros((TOKENS, CLASSES), dtype)
+    weighted = tl.zeros((TOKENS, CLASSES), dtype)
+    at_target = tl.zeros((TOKENS, CLASSES), dtype)
+    weights = tl.zeros((CLASSES,), dtype)
+    for first in range(0, vocabulary, CLASSES):
+        classes = first + tl.arange(0, CLASSES)
+        inside = classes < vocabulary
+        values = tl.load(rows + classes[None, :], mask=counts[:, None] & inside[None, :], other=0.0)
+        logits, _ = _logits_of(values, bias, classes, inside, HAS_BIAS, CAP, INVERSE_TEMPERATURE)
+        at_target = tl.where(classes[None, :] == column[:, None], logits, at_target)
+        if SMOOTHS:
+            weight = _class_weights(class_weight, classes, inside, HAS_CLASS_WEIGHT, dtype)
+            weights += weight
+            weighted += tl.where(inside[None, :], weight[None, :] * logits, 0.0)
+        logits = tl.where(inside[None, :], logits, float("-inf"))
+        higher = tl.maximum(highest, logits)
+        # a lane that has seen only -inf has nothing to add up yet, and inf - inf is no number
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(highest - shift) + tl.exp(logits - shift)
+        highest = higher
+    # of a NaN the maximum may know nothing; the sum does
+    top = tl.max(highest, 1)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    log_total = tl.log(tl.sum(total * tl.exp(highest - base[:, None]), 1))
+    return base, log_total, tl.sum(at_target, 1), tl.sum(weighted, 1), tl.sum(weights, 0)
+
+
+@triton.jit
 def pass_over_logits(
     values_RV, values_stride, bias, class_weight, target, surprise, logsumexp, smooth,
     softmax, own, square, smooth_share, gradient_RV, gradient_stride, num_tokens, vocabulary,
@@ -336,52 +393,24 @@ def pass_over_logits(
     dtype: tl.constexpr = values_RV.dtype.element_ty
     rows = values_RV + tokens[:, None] * values_stride
     column = tl.load(target + tokens, mask=counts, other=0)
-    at = tl.arange(0, CLASSES)
-    highest = tl.full((TOKENS, CLASSES), float("-inf"), dtype)
-    total = tl.zeros((TOKENS, CLASSES), dtype)
-    weighted = tl.zeros((TOKENS, CLASSES), dtype)
-    at_target = tl.zeros((TOKENS, CLASSES), dtype)
-    weights = tl.zeros((CLASSES,), dtype)
-    for first in range(0, vocabulary, CLASSES):
-        classes = first + at
-        inside = classes < vocabulary
-        values = tl.load(rows + classes[None, :], mask=counts[:, None] & inside[None, :], other=0.0)
-        logits, _ = _logits_of(values, bias, classes, inside, HAS_BIAS, CAP, INVERSE_TEMPERATURE)
-        at_target = tl.where(classes[None, :] == column[:, None], logits, at_target)
-        if SMOOTHS:
-            weight = tl.where(inside, 1.0, 0.0).to(dtype)
-            if HAS_CLASS_WEIGHT:
-                weight = tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
-            weights += weight
-            weighted += tl.where(inside[None, :], weight[None, :] * logits, 0.0)
-        logits = tl.where(inside[None, :], logits, float("-inf"))
-        higher = tl.maximum(highest, logits)
-        # a lane that has seen only -inf has nothing to add up yet, and inf - inf is no number
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(highest - shift) + tl.exp(logits - shift)
-        highest = higher
-    # of a NaN the maximum may know nothing; the sum does
-    top = tl.max(highest, 1)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    log_total = tl.log(tl.sum(total * tl.exp(highest - base[:, None]), 1))
+    base, log_total, at_target, weighted, weights = _sums_over_classes(
+        rows, column, counts, bias, class_weight, vocabulary, dtype,
+        HAS_BIAS, HAS_CLASS_WEIGHT, CAP, INVERSE_TEMPERATURE, SMOOTHS, TOKENS, CLASSES,
+    )  # fmt: skip
     lse = base + log_total
     # the two differences one by one: lse itself would round away what a confident token has left
-    tl.store(surprise + tokens, (base - tl.sum(at_target, 1)) + log_total, mask=counts)
+    tl.store(surprise + tokens, (base - at_target) + log_total, mask=counts)
     if HAS_LOGSUMEXP:
         tl.store(logsumexp + tokens, lse, mask=counts)
     if SMOOTHS:
-        tl.store(smooth + tokens, tl.sum(weights, 0) * lse - tl.sum(weighted, 1), mask=counts)
+        tl.store(smooth + tokens, weights * lse - weighted, mask=counts)
     if STORES:
-        rise = tl.full((TOKENS,), 1.0, dtype)
-        share = tl.full((TOKENS,), 1.0, dtype)
-        if HAS_COEFFICIENTS:
-            rise = tl.load(softmax + tokens, mask=counts, other=0.0)
-            share = tl.load(own + tokens, mask=counts, other=0.0)
-            if HAS_SQUARE:
-                rise += tl.load(square + tokens, mask=counts, other=0.0) * lse
+        rise, share = _shares(
+            softmax, own, square, tokens, counts, lse, dtype, HAS_COEFFICIENTS, HAS_SQUARE, TOKENS
+        )  # fmt: skip
         gradient_rows = gradient_RV + tokens[:, None] * gradient_stride
         for first in range(0, vocabulary, CLASSES):
-            classes = first + at
+            classes = first + tl.arange(0, CLASSES)
             inside = classes < vocabulary
             block = counts[:, None] & inside[None, :]
             values = tl.load(rows + classes[None, :], mask=block, other=0.0)
@@ -389,9 +418,7 @@ def pass_over_logits(
             result = rise[:, None] * tl.exp((logits - base[:, None]) - log_total[:, None])
             result -= tl.where(classes[None, :] == column[:, None], share[:, None], 0.0)
             if SMOOTHS:
-                weight = tl.full((CLASSES,), 1.0, dtype)
-                if HAS_CLASS_WEIGHT:
-                    weight = tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
+                weight = _class_weights(class_weight, classes, inside, HAS_CLASS_WEIGHT, dtype)
                 spread = tl.load(smooth_share + tokens, mask=counts, other=0.0)
                 result -= spread[:, None] * weight[None, :]
             tl.store(gradient_rows + classes[None, :], (result * slope).to(gradient_RV.dtype.element_ty), mask=block)

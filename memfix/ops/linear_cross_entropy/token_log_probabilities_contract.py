@@ -8,6 +8,7 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Integers, Normal, TensorSpec, setting
 from ...laws import Budget, Scaling
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .contract import KEEPS_LOGITS, NOT_ALIKE
 from .log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
@@ -52,14 +53,15 @@ contract = Contract(
         Scaling("recompute", dim="V", at_most=1, case="small"),
     ],
     bad_inputs=[
-        BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
-        BadInput("fractional chunk", setting(rows_per_chunk=1.5), "rows_per_chunk must be an int, got 1.5", TypeError),
+        *bad_chunk_sizes("rows_per_chunk"),
+        *not_floating("hidden", "weight"),
+        *not_integer("token", rule="int64"),
+        *mixed("dtype", "hidden", "weight"),
+        *mixed("device", "hidden", "weight", "token"),
         BadInput("temperature of zero", setting(temperature=0.0), "temperature must be above 0, got 0.0"),
         BadInput("softcap of zero", setting(softcap=0.0), "softcap must be above 0, got 0.0"),
         BadInput("short token", setting(token=lambda t: t[:, 1:]), "token must have the shape of hidden without its"),
-        BadInput("floating token", setting(token=lambda t: t.float()), "token must be int64, got torch.float32"),
         BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
-        BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
         BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
         BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
         BadInput(

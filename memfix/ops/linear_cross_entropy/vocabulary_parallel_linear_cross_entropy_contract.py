@@ -9,6 +9,7 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Form, setting
 from ...laws import Budget, Scaling
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .contract import CHUNK, GRADIENTS, LOSS, TILE
 from .contract import contract as whole
 from .naive import naive_linear_cross_entropy
@@ -38,12 +39,15 @@ contract = Contract(
     ],
     scaling=[Scaling("spread", dim="N", at_most=1, case="small", doublings=3)],
     bad_inputs=[
-        BadInput("zero chunk", setting(rows_per_chunk=0), "rows_per_chunk must be at least 1, got 0"),
+        *bad_chunk_sizes("rows_per_chunk"),
+        *not_floating("hidden", "weight"),
+        *not_integer("target", rule="int64"),
+        *mixed("dtype", "hidden", "weight"),
+        *mixed("device", "hidden", "weight", "target"),
         BadInput("unknown reduction", setting(reduction="max"), "reduction must be one of mean, sum, none, got 'max'"),
         BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
         BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
         BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
-        BadInput("two dtypes", setting(weight=lambda t: t.double()), "must have the same dtype"),
         BadInput(
             "fewer classes than processes",
             setting(weight=lambda t: t[:1]),

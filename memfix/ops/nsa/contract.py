@@ -6,6 +6,7 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Normal, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .chunked import chunked_nsa
 from .naive import naive_nsa
 
@@ -93,13 +94,10 @@ contract = Contract(
         SpeedBudget("chunked", case="medium", times_naive=4.0, device="cuda"),
     ],
     bad_inputs=[
-        BadInput("zero chunk", setting(queries_per_chunk=0), "queries_per_chunk must be at least 1, got 0"),
-        BadInput(
-            "fractional chunk",
-            setting(queries_per_chunk=1.5),
-            "queries_per_chunk must be an int, got 1.5",
-            TypeError,
-        ),
+        *bad_chunk_sizes("queries_per_chunk"),
+        *not_floating("q"),
+        *mixed("dtype", "q", "k", "v", "gates"),
+        *mixed("device", "q", "k", "v", "gates"),
         BadInput("zero window", setting(window=0), "window must be at least 1, got 0"),
         BadInput("nothing selected", setting(num_selected=0), "num_selected must be at least 1, got 0"),
         BadInput("negative block", setting(select_block=-4), "select_block must be at least 1, got -4"),
@@ -123,9 +121,6 @@ contract = Contract(
             "short v", setting(v=lambda t: t[:, 1:]), "v must have shape [2, 5, 3, 5] to go with q, got [2, 4, 3, 5]"
         ),
         BadInput("wide k", setting(k=lambda t: t.repeat(1, 1, 1, 2)), "k must have shape [2, 5, 3, 5] to go with q"),
-        BadInput("integer q", setting(q=lambda t: t.detach().int()), "q must be floating, got torch.int32"),
-        BadInput("two dtypes", setting(k=lambda t: t.double()), "must have the same dtype"),
-        BadInput("two devices", setting(v=lambda t: t.to("meta")), "must have the same device"),
         BadInput(
             "no tokens",
             setting(**dict.fromkeys(("q", "k", "v", "gates"), lambda t: t[:, :0])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, not_floating
 from .naive import naive_rope
 from .reported import reported_low_precision_rope
 from .shared_table import shared_table_rope
@@ -63,19 +64,15 @@ contract = Contract(
         SpeedBudget("shared_table", case="incident", times_naive=1.0, device="cuda"),
     ],
     bad_inputs=[
+        *bad_chunk_sizes("positions_per_chunk"),
+        *not_floating("x"),
         BadInput("odd width", setting(x=lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
-        BadInput("integer x", setting(x=lambda t: t.detach().int()), "x must be floating, got torch.int32"),
         BadInput("no heads", setting(x=lambda t: t[0, 0]), "x must be [..., T, H, D], got shape [3, 4]"),
         BadInput("negative offset", setting(offset=-1), "offset must be at least 0, got -1"),
         BadInput("fractional offset", setting(offset=0.5), "offset must be an int, got 0.5", TypeError),
         BadInput("base of zero", setting(base=0.0), "base must be above 0 and finite, got 0.0"),
         BadInput("infinite base", setting(base=float("inf")), "base must be above 0 and finite, got inf"),
         BadInput("base that is no number", setting(base="10000"), "base must be a number, got '10000'", TypeError),
-        BadInput(
-            "zero chunk",
-            setting(positions_per_chunk=0),
-            "positions_per_chunk must be at least 1, got 0",
-        ),
     ],
     tolerance=Tolerance(rms_factor=1.5),
     repeats_backward=True,

@@ -6,6 +6,7 @@ import torch
 
 from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .naive import naive_rope
 from .shared_table import shared_table_rope
 
@@ -83,17 +84,16 @@ contract = Contract(
     ],
     scaling=[Scaling("shared_table", dim="T", at_most=1, case="small")],
     bad_inputs=[
+        *bad_chunk_sizes("positions_per_chunk"),
+        *not_floating("x"),
+        *not_integer("positions"),
+        *mixed("device", "x", "positions"),
         BadInput(
             "positions beyond what is promised",
             setting(positions=lambda t: t + 5),
             "positions must be below max_positions=5, got",
         ),
         BadInput("negative positions", setting(positions=lambda t: t - 7), "positions must be at least 0, got"),
-        BadInput(
-            "floating positions",
-            setting(positions=lambda t: t.float()),
-            "positions must be int64 or int32, got torch.float32",
-        ),
         BadInput(
             "too few positions",
             setting(positions=lambda t: t[:, 1:]),
@@ -104,9 +104,7 @@ contract = Contract(
             setting(positions=lambda t: t[:2]),
             "positions must be [..., T] and broadcast to [3, 5], got shape [2, 5]",
         ),
-        BadInput("two devices", setting(positions=lambda t: t.to("meta")), "must have the same device"),
         BadInput("odd width", setting(x=lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
-        BadInput("zero chunk", setting(positions_per_chunk=0), "positions_per_chunk must be at least 1, got 0"),
     ],
     tolerance=Tolerance(rms_factor=1.5),
     repeats_backward=True,

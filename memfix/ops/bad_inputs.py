@@ -1,0 +1,40 @@
+"""Bad inputs that many ops share: chunk sizes that are none, and tensors whose dtypes or devices do not fit."""
+
+from __future__ import annotations
+
+from ..contract import BadInput, setting
+
+
+def bad_chunk_sizes(name: str) -> list[BadInput]:
+    """For a keyword that :func:`memfix.ops.arguments.require_at_least_one` checks."""
+    return [
+        BadInput("zero chunk", setting(**{name: 0}), f"{name} must be at least 1, got 0"),
+        BadInput("negative chunk", setting(**{name: -3}), f"{name} must be at least 1, got -3"),
+        BadInput("fractional chunk", setting(**{name: 1.5}), f"{name} must be an int, got 1.5", TypeError),
+        BadInput("boolean chunk", setting(**{name: True}), f"{name} must be an int, got True", TypeError),
+    ]
+
+
+def not_floating(*names: str) -> list[BadInput]:
+    """Integers in place of each of these floating inputs."""
+    return [
+        BadInput(
+            f"integer {name}",
+            setting(**{name: lambda t: t.detach().int()}),
+            f"{name} must be floating, got torch.int32",
+        )
+        for name in names
+    ]
+
+
+def not_integer(name: str, *, rule: str = "int64 or int32") -> list[BadInput]:
+    """Floats in place of an integer input, whose dtype is said by ``rule``."""
+    message = f"{name} must be {rule}, got torch.float32"
+    return [BadInput(f"floating {name}", setting(**{name: lambda t: t.float()}), message)]
+
+
+def mixed(what: str, *names: str) -> list[BadInput]:
+    """Inputs that must have the same ``dtype`` or ``device``, of which the last has another."""
+    changes = {"dtype": lambda t: t.double(), "device": lambda t: t.to("meta")}
+    message = f"{' and '.join(names)} must have the same {what}, got"
+    return [BadInput(f"two {what}s", setting(**{names[-1]: changes[what]}), message)]
