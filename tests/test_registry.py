@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -62,6 +63,35 @@ def test_our_own_ops_are_found_in_alphabetical_order(install: Any) -> None:
     names = list(registry.all_contracts())
     assert names == sorted(names)
     assert {"embedding", "linear_cross_entropy"} <= set(names)
+
+
+def test_a_file_of_ours_is_named_after_the_op_that_it_declares(install: Any) -> None:
+    for name in registry.all_contracts():
+        module = registry.source_of(name).module
+        assert registry.op_declared_in(PurePath(*module.split(".")).with_suffix(".py")) == name
+
+
+def test_a_folder_declares_one_op_or_several(install: Any) -> None:
+    homes = {name: registry.source_of(name).module for name in ("kda", "kda_packed", "decode_kda")}
+    assert homes == {
+        "kda": "memfix.ops.kda.contract",
+        "kda_packed": "memfix.ops.kda.kda_packed_contract",
+        "decode_kda": "memfix.ops.kda.decode_kda_contract",
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "op"),
+    [
+        ("kda/contract.py", "kda"),
+        ("memfix/ops/kda/decode_kda_contract.py", "decode_kda"),
+        ("kda/naive.py", None),
+        ("kda/contracts.py", None),
+        ("kda/contract.pyc", None),
+    ],
+)
+def test_the_name_of_a_file_says_what_it_declares(file: str, op: str | None) -> None:
+    assert registry.op_declared_in(PurePath(file)) == op
 
 
 def test_contracts_of_other_packages_join_ours_one_or_a_list(install: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks.effort import Effort
 from ..checks.examine import Examination
-from ..checks.finding import Finding, Status
+from ..checks.finding import Finding
 from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
@@ -130,9 +130,10 @@ def _under_base(
                 rows += law_changes(by_name[op], laws_under(overlay, [op])[op], base.ref)
                 found = examine_under(overlay, [op], effort.name, meter)["findings"]
             except MemfixError as error:
-                # what the base had in another place may not go together with today's forms; a reader must compare
-                status: Status = "note" if base.has_moved(op) else "error"
-                rows.append(Finding("base law", op, "", status, str(error)))
+                if base.has_moved(op):  # its old contract need not go together with today's forms: a reader compares
+                    rows.append(Finding("law", op, "", "note", f"was declared elsewhere at {base.ref}: {error}"))
+                else:
+                    rows.append(Finding("base law", op, "", "error", str(error)))
                 continue
         rows += _under_laws_of(base.ref, found)
     return rows

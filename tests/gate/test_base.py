@@ -203,7 +203,46 @@ def test_ops_come_and_go(checkout: Checkout) -> None:
     assert base.ops_with_other_laws() == ["new"]
 
 
+def test_a_folder_may_declare_several_ops(checkout: Checkout) -> None:
+    checkout.write("memfix/ops/loss/log_probabilities_contract.py", "contract of another op\n")
+    base = checkout.base()
+    assert base.ops_here() == ["embedding", "log_probabilities", "loss", "old"]
+    assert base.is_new("log_probabilities")
+    assert base.ops_with_other_laws() == ["log_probabilities"]
+    checkout.commit()
+    assert checkout.base().ops_with_other_laws() == []
+    checkout.write("memfix/ops/loss/naive.py", "naive 2\n")
+    assert checkout.base().ops_with_other_laws() == ["log_probabilities", "loss"], "both are held against it"
+
+
+def moved(checkout: Checkout) -> Base:
+    """The op ``old`` is declared in the folder of ``loss`` now, and its own folder is gone."""
+    (checkout.root / "memfix/ops/old/contract.py").rename(checkout.root / "memfix/ops/loss/old_contract.py")
+    (checkout.root / "memfix/ops/old/naive.py").unlink()
+    return checkout.base()
+
+
+def test_an_op_that_had_a_folder_of_its_own_is_neither_new_nor_gone(checkout: Checkout) -> None:
+    base = moved(checkout)
+    assert (base.gone_ops("law"), base.is_new("old")) == ([], False)
+    assert [op for op in base.ops_here() if base.has_moved(op)] == ["old"]
+    assert base.ops_with_other_laws() == ["old"]
+
+
 # ---------------------------------------------------------------- laid over
+def test_the_laws_of_an_op_that_moved_are_laid_where_they_were(checkout: Checkout) -> None:
+    base = moved(checkout)
+    checkout.write("memfix/ops/loss/contract.py", "contract 2\n")
+    for op in ("old", "loss"):  # whichever is asked for: contracts of one folder import each other
+        with base.laid_over([op]) as overlay:
+            ops = overlay / "memfix/ops"
+            assert (ops / "old/contract.py").read_text() == "contract 1\n"
+            assert (ops / "old/naive.py").read_text() == "naive 1\n"
+            assert (ops / "loss/contract.py").read_text() == "contract 1\n"
+            assert not (ops / "loss/old_contract.py").exists()
+            assert (ops / "loss/chunked.py").read_text() == "form 1\n"
+
+
 def test_the_laws_of_the_base_are_laid_over_a_copy_of_the_tree(checkout: Checkout) -> None:
     for op in ("embedding", "loss"):
         checkout.write_op(op, naive="naive 2\n", contract="contract 2\n")
@@ -404,8 +443,10 @@ def test_todays_forms_are_laid_over_the_checks_and_laws_of_the_base(checkout: Ch
     checkout.write("memfix/checks/comparing.py", "FACTOR = 20\n")
     checkout.write("memfix/ops/loss/chunked.py", "form 2\n")
     checkout.write("memfix/ops/loss/contract.py", "contract 2\n")
+    checkout.write("memfix/ops/loss/another_contract.py", "contract of today\n")
     checkout.write_op("new")
     with checkout.base().with_todays_forms() as overlay:
+        assert not (overlay / "memfix/ops/loss/another_contract.py").exists()
         assert (overlay / "memfix/checks/comparing.py").read_text() == "FACTOR = 2\n"
         assert (overlay / "memfix/ops/loss/contract.py").read_text() == "contract 1\n"
         assert (overlay / "memfix/ops/loss/chunked.py").read_text() == "form 2\n"

@@ -95,6 +95,33 @@ def test_base_whose_contract_has_an_old_spelling_is_told_the_new_one(toy: Path) 
     assert "Normal(scale=2.0)" in said
 
 
+def test_an_op_that_moved_into_another_folder_is_noted_and_judged_by_its_own_laws(toy: Path) -> None:
+    (toy / "memfix/ops/affine").rename(toy / "memfix/ops/maps")
+    (toy / "memfix/ops/maps/contract.py").rename(toy / "memfix/ops/maps/affine_contract.py")
+    done = gate(toy, "affine", "--base", "HEAD")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "law: affine: was declared elsewhere at HEAD: today's forms cannot be judged under the base's laws" in said
+    assert "No module named 'memfix.ops.affine.in_place'" in said
+    assert "gone now" not in said
+
+
+def test_loosened_budget_of_an_op_that_moved_is_found_where_its_forms_are_still_there(toy: Path) -> None:
+    edit(toy / "memfix/ops/affine/contract.py", 'bytes="2*N*e"', 'bytes="20*N*e"')
+    (toy / "memfix/ops/maps").mkdir()
+    moved = toy / "memfix/ops/maps/affine_contract.py"
+    (toy / "memfix/ops/affine/contract.py").rename(moved)
+    edit(moved, "from .in_place", "from ..affine.in_place")
+    edit(moved, "from .naive", "from ..affine.naive")
+    done = gate(toy, "affine", "--base", "HEAD")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert (
+        "law: affine: budget in_place [every shape, train] changed: in_place [every shape, train] at most 20*N*e"
+        in said
+    )
+
+
 def test_unknown_base_is_a_usage_error(toy: Path) -> None:
     done = gate(toy, "affine", "--base", "no-such-ref")
     assert done.returncode == 4

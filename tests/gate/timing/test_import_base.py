@@ -95,6 +95,13 @@ def test_what_the_base_has_not(write: Write, module: str, op: str, form: str, wh
         form_at_base(write(IMPORTS["relatively"]), source(module), op, form)
 
 
+def test_an_op_that_had_a_folder_of_its_own_is_found_there(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(IMPORTS["relatively"])
+    then = Source("toy_package.memory", "contract", "")
+    monkeypatch.setattr(import_base, "in_a_folder_of_its_own", lambda op: then)
+    assert form_at_base(folder, source("another_contract"), "toy", "fast")() == "then"
+
+
 def test_a_part_that_the_base_misses_itself_is_an_error_and_no_news(write: Write) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"toy_package_at_base\.nowhere"):
         form_at_base(write("import toy_package.nowhere"), source(), "toy", "fast")
