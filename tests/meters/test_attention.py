@@ -152,7 +152,7 @@ def test_no_kernel_left_is_torchs_own_error() -> None:
 
 
 def test_dtypes_that_differ_are_torchs_own_error() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         query, key = torch.empty(2, 4, 8, 8, device="cuda"), torch.empty(2, 4, 8, 8, device="cuda", dtype=BF16)
         with pytest.raises(RuntimeError, match=r"same dtype, but got query\.dtype: torch\.float32"):
             F.scaled_dot_product_attention(query, key, key)
@@ -253,19 +253,19 @@ def test_inference_does_not_fall_back_to_math(mode: Any) -> None:
 
 
 def test_padded_heads_are_cut_again() -> None:
-    with simulated_gpu(A100, plain_path=True):
+    with simulated_gpu(A100, hides_modes=True):
         query = torch.empty(2, 4, 16, 33, device="cuda", dtype=BF16)
         assert F.scaled_dot_product_attention(query, query, query).shape == (2, 4, 16, 33)
 
 
 def test_attention_on_the_host_is_left_alone() -> None:
-    with simulated_gpu(H200, plain_path=True), torch.inference_mode():
+    with simulated_gpu(H200, hides_modes=True), torch.inference_mode():
         query = torch.empty(2, 4, 16, 64, device="cpu")
         assert F.scaled_dot_product_attention(query, query, query).device.type == "cpu"
 
 
 def test_the_choice_can_be_asked_for() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         query = torch.empty(2, 4, 16, 64, device="cuda", dtype=BF16)
         assert torch._fused_sdp_choice(query, query, query) == Kernel.CUDNN
         on_host = torch.empty(2, 4, 16, 64, device="cpu")

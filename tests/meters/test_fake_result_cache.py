@@ -1,4 +1,4 @@
-"""Results that are made from what is known of a call are those that FakeTensorMode makes."""
+"""Cached results are those that FakeTensorMode makes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memfix.meters.simulated.gpus import H200
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_result_cache, "_known", {})
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_result_cache, "_recipes", {})
 
 
 @pytest.fixture
@@ -52,13 +52,13 @@ def measured(build: Callable[[str], Callable[[], object]] = train_step) -> Readi
     return memfix.peak(build)
 
 
-def test_what_is_known_changes_no_byte_and_no_event() -> None:
+def test_cached_results_change_no_byte_and_no_event() -> None:
     first, second = measured(), measured()
     assert first == second
     assert first.timeline == second.timeline
 
 
-def test_what_is_known_is_not_asked_for_again(asked: list[str]) -> None:
+def test_cached_results_are_not_computed_again(asked: list[str]) -> None:
     measured()
     num_first = len(asked)
     measured()
@@ -69,7 +69,7 @@ def test_what_is_known_is_not_asked_for_again(asked: list[str]) -> None:
 
 @pytest.mark.parametrize("number", [1, 1.0, True])
 def test_numbers_that_are_equal_give_each_its_own_dtype(number: float) -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         counts = torch.empty(3, dtype=torch.uint8, device="cuda")
         found = [(counts * n).dtype for n in (1, 1.0, True, number)]
     assert found[:3] == [torch.uint8, torch.float32, torch.uint8]
@@ -77,7 +77,7 @@ def test_numbers_that_are_equal_give_each_its_own_dtype(number: float) -> None:
 
 
 def test_views_begin_where_their_own_argument_does() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         x = torch.empty(4, 6, device="cuda")
         rows = [x[i] for i in range(4)]
         halves = [row[3:] for row in rows]
@@ -90,7 +90,7 @@ def test_views_begin_where_their_own_argument_does() -> None:
 
 
 def test_what_gives_an_argument_another_shape_does_so_every_time() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         a = torch.empty(10, device="cuda")
         for _ in range(2):
             out = torch.empty(0, device="cuda")
@@ -102,7 +102,7 @@ def test_what_gives_an_argument_another_shape_does_so_every_time() -> None:
 
 
 def test_a_call_that_is_refused_is_refused_every_time() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         a, b = torch.empty(3, device="cuda"), torch.empty(4, device="cuda")
         for _ in range(2):
             with pytest.raises(RuntimeError, match="broadcast"):
@@ -112,7 +112,7 @@ def test_a_call_that_is_refused_is_refused_every_time() -> None:
 
 
 def test_tensors_of_inference_mode_stay_so() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         x = torch.empty(3, device="cuda")
         plain = [x.exp(), x.view(3, 1)]
         with torch.inference_mode():
@@ -122,7 +122,7 @@ def test_tensors_of_inference_mode_stay_so() -> None:
 
 
 def test_results_on_the_host_stay_there() -> None:
-    with simulated_gpu(H200, plain_path=True) as tracker:
+    with simulated_gpu(H200, hides_modes=True) as tracker:
         for _ in range(2):
             before = tracker.ledger.requested.live
             host = torch.empty(5).exp().view(5, 1)
@@ -132,8 +132,8 @@ def test_results_on_the_host_stay_there() -> None:
 
 
 def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_result_cache, "_MOST_KNOWN", 5)
-    with simulated_gpu(H200, plain_path=True):
+    monkeypatch.setattr(fake_result_cache, "_MOST_RECIPES", 5)
+    with simulated_gpu(H200, hides_modes=True):
         for size in range(1, 20):
             assert torch.empty(size, device="cuda").exp().shape == (size,)
-    assert len(fake_result_cache._known) <= 5
+    assert len(fake_result_cache._recipes) <= 5

@@ -21,7 +21,7 @@ PYTHON_KEY = torch._C.DispatchKey.Python
 OTHER_MODE = "another dispatch mode is active in the step, and what it keeps is not known"
 
 pytestmark = pytest.mark.skipif(
-    fake_device.verdict().no_plain_path is not None, reason="this torch's formulas cannot be followed"
+    fake_device.verdict().cannot_hide_modes is not None, reason="this torch's formulas cannot be followed"
 )
 
 
@@ -115,7 +115,7 @@ def has_python_key(tensor: torch.Tensor) -> bool:
 
 
 def test_fake_tensors_that_outlive_the_world_carry_their_key_and_work() -> None:
-    with simulated_gpu(H200, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
         made = torch.empty(3, 4, device="cuda")
         weight = torch.empty(4, 2, device="cuda", requires_grad=True)
         product = made @ weight
@@ -154,8 +154,8 @@ def test_the_import_slot_of_libtorch_holds_its_old_value(error: Exception | None
 def test_a_real_tensor_keeps_its_keys() -> None:
     real = torch.ones(3)
     before = torch._C._dispatch_keys(real).raw_repr()
-    hide_dispatch_modes.show([real])
-    hide_dispatch_modes.hide([real])
+    hide_dispatch_modes.show_python_key([real])
+    hide_dispatch_modes.hide_python_key([real])
     assert torch._C._dispatch_keys(real).raw_repr() == before
 
 

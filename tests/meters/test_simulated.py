@@ -242,20 +242,20 @@ def test_a_torch_that_cannot_fake_cuda_is_refused_with_the_reason(monkeypatch):
     assert verdict.no_device is not None
     assert verdict.no_device.startswith("this torch cannot hold fake CUDA tensors (self-test exit -6")
     assert "measure on a GPU with --meter=cuda" in verdict.no_device
-    assert verdict.no_plain_path == verdict.no_device
+    assert verdict.cannot_hide_modes == verdict.no_device
 
 
 def test_a_torch_whose_formulas_cannot_be_followed_makes_every_reading_an_estimate(monkeypatch):
     monkeypatch.setattr(fake_device, "_PROBE", "print('fake-device-works', flush=True); raise OSError('planted')")
     verdict = fake_device._probe_in_child()
     assert verdict.no_device is None
-    assert verdict.no_plain_path == (
+    assert verdict.cannot_hide_modes == (
         "in-place steps of libtorch's formulas are counted as new tensors here (self-test exit 1: OSError: planted)"
     )
     monkeypatch.setattr(fake_device, "verdict", lambda: verdict)
     reading = simulated(WORKLOADS["matmul"])
     assert not reading.exact
-    assert reading.notes == (verdict.no_plain_path,)
+    assert reading.notes == (verdict.cannot_hide_modes,)
 
 
 def test_a_self_test_that_never_ends_is_refused_with_the_reason(monkeypatch):
@@ -276,7 +276,7 @@ def test_a_self_test_that_did_not_finish_is_not_remembered(monkeypatch, tmp_path
     monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 0.2)
     assert "try again" in fake_device.verdict.__wrapped__().no_device
     assert not [*tmp_path.rglob("*.json")]
-    monkeypatch.setattr(fake_device, "_PROBE", "print('fake-device-works plain-path-works')")
+    monkeypatch.setattr(fake_device, "_PROBE", "print('fake-device-works hiding-modes-works')")
     monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 60)
     assert fake_device.verdict.__wrapped__().no_device is None
     assert len([*tmp_path.rglob("*.json")]) == 1

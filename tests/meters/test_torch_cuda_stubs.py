@@ -21,7 +21,7 @@ GiB = 1 << 30
 
 @pytest.fixture
 def on_a100() -> Iterator[StorageTracker]:
-    with simulated_gpu(A100, plain_path=True) as tracker:
+    with simulated_gpu(A100, hides_modes=True) as tracker:
         yield tracker
 
 
@@ -29,7 +29,7 @@ def on_a100() -> Iterator[StorageTracker]:
 @pytest.mark.parametrize("name", ["A100", "H200", "L4", "RTX3090"])
 def test_the_device_is_the_gpu_described(name: str) -> None:
     gpu = get_gpu(name)
-    with simulated_gpu(gpu, plain_path=True):
+    with simulated_gpu(gpu, hides_modes=True):
         properties = torch.cuda.get_device_properties(0)
         assert properties.name == torch.cuda.get_device_name() == f"NVIDIA {name} (simulated)"
         assert (properties.major, properties.minor) == torch.cuda.get_device_capability() == gpu.capability
@@ -176,8 +176,8 @@ def test_every_answer_is_another_inside_and_put_back_after_an_exception() -> Non
 
 def test_nested_worlds_are_left_one_by_one() -> None:
     before = answers()
-    with simulated_gpu(H200, plain_path=True):
-        with simulated_gpu(A100, plain_path=True):
+    with simulated_gpu(H200, hides_modes=True):
+        with simulated_gpu(A100, hides_modes=True):
             assert torch.cuda.get_device_capability() == (8, 0)
         assert torch.cuda.get_device_capability() == (9, 0)
     assert answers() == before

@@ -1,15 +1,17 @@
-"""The GPU-free meter: the step runs on fake tensors, and every storage's birth and death is counted.
+"""The GPU-free meter: the step runs on fake tensors, and every storage's bytes are counted from birth to death.
 
 Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
 runs give the same bytes. Rooms:
 
-- ``fake_device``, ``hide_dispatch_modes``: CUDA's code paths in any torch
-- ``environment``, ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: a GPU to user code
-- ``launches``: the Triton kernels that would have run
-- ``tracking``, ``engine``, ``fake_result_cache``, ``composite``: storages, and what operators return
+- ``environment``: sets all of it up, in one order
+- ``fake_device``, ``hide_dispatch_modes``: CUDA's code paths in any build of torch
+- ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: what user code sees of the GPU
+- ``tracking``: what happens at each operator, step by step
+- ``storages``, ``running_stage``, ``engine``, ``composite``, ``launches``: what the tracker needs to know for that
+- ``fake_execution``, ``fake_result_cache``: the results of operators
 - ``workspace``, ``tables``: memory that kernels take for themselves
-- ``assumptions``, ``refusals``: values that are not there
-- ``ledger``, ``source_lines``, ``gpus``: the bytes, the lines that made them, the GPUs
+- ``assumptions``, ``refusals``: what happens where a step reads values, which fake tensors do not have
+- ``ledger``, ``source_lines``, ``gpus``: the bytes, the source lines behind them, the GPUs
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class SimulatedMeter:
             return dataclasses.replace(reading, kept=(*kept, *reading.kept))
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
-        """Steps on the same state, one after the other, none of them with a warm-up: for those that need none."""
+        """Readings of several steps on the same state, each run once without a warm-up: for steps that need none."""
         with self._simulated() as tracker:
             return [self._reading(tracker, step) for step in build("cuda")]
 
@@ -74,10 +76,10 @@ class SimulatedMeter:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[StorageTracker]:
         from .environment import simulated_gpu
-        from .refusals import said_in_words
+        from .refusals import explained
 
-        has_plain_path = fake_device.verdict().no_plain_path is None
-        with simulated_gpu(self.gpu, plain_path=has_plain_path) as tracker, said_in_words():
+        hides_modes = fake_device.verdict().cannot_hide_modes is None
+        with simulated_gpu(self.gpu, hides_modes=hides_modes) as tracker, explained():
             yield tracker
 
     def _reading(self, tracker: StorageTracker, step: Step, *, is_first_call: bool = False) -> Reading:
@@ -86,7 +88,7 @@ class SimulatedMeter:
         gc.collect()
         ledger = tracker.ledger
         ledger.restart()
-        tracker.notes.clear()  # what hid in the warm-up is gone
+        tracker.notes.clear()  # doubts about the warm-up do not matter
         if is_first_call:
             tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
         with listening(ledger.mark):
@@ -99,7 +101,7 @@ class SimulatedMeter:
         _note_cycles(tracker)
         del result
         gc.collect()
-        doubts = (fake_device.verdict().no_plain_path, self._doubt_of_torch())
+        doubts = (fake_device.verdict().cannot_hide_modes, self._doubt_of_torch())
         notes = (*(doubt for doubt in doubts if doubt), *tracker.notes)
         return Reading(
             meter=self.name,
@@ -112,7 +114,7 @@ class SimulatedMeter:
             exact=not notes,
             notes=notes,
             alive_at_peak=timeline.at_peak(),
-            kept=tuple(tracker.of_earlier_simulations),
+            kept=tuple(tracker.storages.of_earlier_simulations),
             stages=stages_of(timeline),
             timeline=timeline,
         )

@@ -1,4 +1,4 @@
-"""Operators that choose another path for fake tensors, or on a build without CUDA, and here take CUDA's."""
+"""Kernels for CUDA and Meta by which operators take CUDA's path on fake tensors and in any build of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._decomp import meta_table
 
 from . import attention
 from .composite import native_on_cuda_only
-from .tracking import StorageTracker
+from .gpus import GPU
 
 aten = torch.ops.aten
 
@@ -22,27 +22,28 @@ _CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # of batch norm, by train
 
 
 @contextlib.contextmanager
-def paths_as_on_cuda(tracker: StorageTracker) -> Iterator[None]:
+def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
+    """Inside, the kernels are registered; the assumptions that they make are added to ``notes``."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch announces every overridden kernel
+            warnings.simplefilter("ignore")  # torch warns of every overridden kernel
             for name, kernel in _CHOICES.items():
-                for key in ("CUDA", "AutogradCUDA"):  # below autograd, so that a recomputation sees it too
-                    library.impl(name, kernel, key, allow_override=True)  # a nested one overrides ours
-            for name, kernel in (_FAKES_THAT_TORCH_LACKS | _FAKES_THAT_TORCH_MISTAKES).items():
+                for key in ("CUDA", "AutogradCUDA"):  # the second, so that a recomputation under autograd finds it
+                    library.impl(name, kernel, key, allow_override=True)  # a nested simulation overrides ours
+            for name, kernel in (_MISSING_FAKES | _CORRECTED_FAKES).items():
                 library.impl(name, kernel, "Meta", allow_override=True)
-            attention.install(library, tracker.gpu, tracker.notes)
+            attention.install(library, gpu, notes)
             for name in native_on_cuda_only():
                 library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
-        with attention.preferences_of(tracker.gpu), mock.patch.dict(meta_table, _preferred_to_decompositions()):
+        with attention.preferences_of(gpu), mock.patch.dict(meta_table, _preferred_to_decompositions()):
             yield
     finally:
         library._destroy()
 
 
 def _one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """For a fake tensor torch compares with every class instead, which takes other temporaries."""
+    """CUDA's ``one_hot``. For a fake tensor torch compares with every class, which allocates other temporaries."""
     if num_classes == -1:
         num_classes = int(ids.max().item()) + 1
     one_hot = ids.new_zeros((*ids.shape, num_classes))
@@ -118,7 +119,7 @@ def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-_FAKES_THAT_TORCH_LACKS = {
+_MISSING_FAKES = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_cummax_helper": _writes_into_arguments,
@@ -141,7 +142,7 @@ _FAKES_THAT_TORCH_LACKS = {
     "_logcumsumexp": lambda tensor, dim: torch.empty_like(tensor, memory_format=torch.contiguous_format),
 }
 
-_FAKES_THAT_TORCH_MISTAKES = {  # its 2.11 takes the dtype for beta
+_CORRECTED_FAKES = {  # torch 2.11 reads the dtype as beta
     "addmm.dtype": lambda added, left, right, dtype, **named: left.new_empty(
         (left.shape[0], right.shape[1]), dtype=dtype
     ),
@@ -150,7 +151,7 @@ _FAKES_THAT_TORCH_MISTAKES = {  # its 2.11 takes the dtype for beta
 
 
 def _preferred_to_decompositions() -> dict[Any, Any]:
-    named = ((name.split("."), kernel) for name, kernel in _FAKES_THAT_TORCH_MISTAKES.items())
+    named = ((name.split("."), kernel) for name, kernel in _CORRECTED_FAKES.items())
     return {getattr(getattr(aten, operator), overload): kernel for (operator, overload), kernel in named}
 
 

@@ -1,25 +1,22 @@
-"""A world in which user code believes in the GPU: what torch answers, and the paths that operators take.
-
-Everything is put back on leaving, whatever happened inside.
-"""
+"""Sets up the simulated GPU: builds the parts, and enters them in one order. Everything is undone on leaving."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..garbage import only_our_own_cycles
-from . import fake_device, hide_dispatch_modes
-from .dispatcher_overrides import paths_as_on_cuda
-from .fake_result_cache import KnownResults
+from . import dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
+from .fake_result_cache import FakeResultCache
 from .gpus import GPU
 from .patches import applied
-from .python_patches import detours
-from .torch_cuda_stubs import about_memory, about_the_gpu
 from .tracking import StorageTracker
+
+_OTHER_MODE = "another dispatch mode is active in the step, and what it keeps is not known"
 
 
 class _NoDeviceFakeMode(FakeTensorMode):
@@ -31,30 +28,40 @@ class _NoDeviceFakeMode(FakeTensorMode):
 
 
 @contextlib.contextmanager
-def simulated_gpu(gpu: GPU, *, plain_path: bool) -> Iterator[StorageTracker]:
-    """Inside, ``device="cuda"`` is ``gpu``, no memory is taken, and the tracker yielded knows every byte.
+def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
+    """Inside, ``device="cuda"`` is ``gpu``, no memory is taken, and the tracker that is yielded counts every byte.
 
-    ``plain_path``: libtorch runs its formulas as without a mode; only where the self-test found that it can.
+    ``hides_modes``: libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). Only
+    where the self-test passed.
     """
     fake_device.install()
-    tracker = StorageTracker(gpu, plain_path=plain_path)
-    fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)  # loads torch modules, which must see torch as it is
+    num_outer_modes = torch._C._len_torch_dispatch_stack()
+    fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)
+    # while the tracker handles an operator it is off the stack, and FakeTensorMode is the innermost mode
+    cache = FakeResultCache(fake_mode, num_modes=num_outer_modes + 1, hides_modes=hides_modes)
+    tracker = StorageTracker(gpu, cache)
+    modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
+
+    patches = [*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker)]
+    contexts: list[contextlib.AbstractContextManager[object]] = [
+        # storages must die in program order: backward on this thread, and no collection of cycles in between
+        torch.autograd.set_multithreading_enabled(False),
+        only_our_own_cycles(),
+        # what user code sees of torch; FakeTensorMode is built already, which imports modules of torch unpatched
+        applied(patches),
+        tracker.engine.installed(),
+        tracker.stage.installed(),
+        # after only_our_own_cycles: on leaving it visits every object that Python's collector tracks
+        *(
+            [hide_dispatch_modes.installed(num_outer_modes + len(modes), partial(tracker.note, _OTHER_MODE))]
+            if hides_modes
+            else []
+        ),
+        dispatcher_overrides.registered(gpu, tracker.notes),
+        # last: no operator of the set-up itself may be counted
+        *modes,
+    ]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(applied([*about_the_gpu(gpu), *about_memory(tracker), *detours(tracker)]))
-        # deaths must come in program order: no second thread in backward, no cycle collector in between
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        stack.enter_context(only_our_own_cycles())
-        stack.enter_context(tracker.engine.installed())
-        stack.enter_context(tracker.watching_optimizers())
-        if plain_path:
-            stack.enter_context(
-                hide_dispatch_modes.installed(
-                    torch._C._len_torch_dispatch_stack() + 2,
-                    lambda: tracker.note("another dispatch mode is active in the step, and what it keeps is not known"),
-                )
-            )
-        stack.enter_context(fake_mode)
-        tracker.known = KnownResults(fake_mode)
-        stack.enter_context(tracker)
-        stack.enter_context(paths_as_on_cuda(tracker))
+        for context in contexts:
+            stack.enter_context(context)
         yield tracker

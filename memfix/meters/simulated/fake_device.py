@@ -1,9 +1,9 @@
 """Lets autograd run on fake ``cuda`` tensors in a torch that was built without CUDA, or finds no GPU.
 
 FakeTensorMode alone is not enough there. A CPU wheel has no device guard for CUDA, and the first
-autograd node on a fake cuda tensor ends the process; and libtorch's CUDA hooks answer that no
-accelerator exists. Both are process-wide tables with exported symbols, so ctypes reaches them and nothing is
-compiled. Because a mistake here aborts the process, it is tried first in a child.
+autograd node on a fake cuda tensor ends the process; and libtorch's CUDA hooks report that no
+accelerator exists. Both are process-wide tables with exported symbols, so ctypes can change them and nothing is
+compiled. A mistake here would abort the process, so all of it is tried first in a child process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ with FakeTensorMode():
 print("fake-device-works", flush=True)
 from memfix.meters.simulated.environment import simulated_gpu
 from memfix.meters.simulated.gpus import H200
-with simulated_gpu(H200, plain_path=True) as tracker:
+with simulated_gpu(H200, hides_modes=True) as tracker:
     table, rows = torch.empty(1000, device="cuda", requires_grad=True), torch.empty(2, dtype=torch.int64, device="cuda")
     picked = table[rows].sum()
     tracker.ledger.restart()
     picked.backward()
     assert tracker.ledger.requested.peak < tracker.ledger.requested.base + 2 * 4000, "backward wrote a second tensor"
-print("plain-path-works", flush=True)
+print("hiding-modes-works", flush=True)
 """
 _PROBE_TIMEOUT_S = 120
 
@@ -53,37 +53,37 @@ _TABLE_LENGTH = 64
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the self-test in a child found: why something cannot be had, or None."""
+    """What the self-test in a child process found. Each field but the last is a reason, or None where it works."""
 
     no_device: str | None
-    no_plain_path: str | None
+    cannot_hide_modes: str | None
     is_final: bool = True
-    """False where the self-test did not finish: a busy machine says nothing about torch."""
+    """False where the self-test did not finish: on a busy machine that is no fault of torch."""
 
 
 def unavailable_reason() -> str | None:
-    """Why fake CUDA cannot be had in this process, or None."""
+    """Why there can be no fake CUDA tensors in this process, or None."""
     return verdict().no_device
 
 
 @functools.cache
 def verdict() -> Verdict:
-    """The answer is remembered on disk per torch build and version of this package's own files."""
+    """The self-test's verdict, cached on disk by torch's build and this package's own source."""
     import torch
 
     if sys.platform == "win32" and not torch.cuda.is_available():
         reason = "a torch without CUDA cannot fake it on Windows; install a CUDA build of torch (no GPU is needed)"
         return Verdict(reason, reason)
-    remembered = _verdict_file(torch.__file__, torch.__version__)
+    cached = _verdict_file(torch.__file__, torch.__version__)
     try:
-        return Verdict(**json.loads(remembered.read_text()))
+        return Verdict(**json.loads(cached.read_text()))
     except (OSError, ValueError, TypeError):
         pass
     found = _probe_in_child()
     if not found.is_final:
         return found
-    with contextlib.suppress(OSError, UsageError):  # a machine without a writable cache probes each time
-        write_whole(remembered, json.dumps(asdict(found)), "the self-test's answer")
+    with contextlib.suppress(OSError, UsageError):  # without a writable cache directory the self-test runs each time
+        write_whole(cached, json.dumps(asdict(found)), "the self-test's verdict")
     return found
 
 
@@ -121,7 +121,7 @@ def _probe_in_child() -> Verdict:
     if "fake-device-works" not in child.stdout:
         reason = f"this torch cannot hold fake CUDA tensors ({failed}); {way_out}"
         return Verdict(reason, reason)
-    if "plain-path-works" not in child.stdout:
+    if "hiding-modes-works" not in child.stdout:
         return Verdict(None, f"in-place steps of libtorch's formulas are counted as new tensors here ({failed})")
     return Verdict(None, None)
 
@@ -146,7 +146,7 @@ def install() -> None:
 
 
 def _keep_forever(*objects: object) -> None:
-    """Libtorch holds pointers to these and follows them at exit, after the interpreter has freed all it knows of."""
+    """Never free these: libtorch follows pointers to them at exit, after the interpreter has freed all its objects."""
     for thing in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -186,7 +186,7 @@ def _install_device_guard(c10: ctypes.CDLL, returns_zero: int) -> None:
 def _patch_cuda_hooks(libtorch: ctypes.CDLL, *, is_built: int, has_primary_context: int) -> None:
     """Give the one CUDAHooksInterface object a copy of its method table with two methods replaced.
 
-    The fake guard counts eight devices, so backward asks each for its context: the answer is no.
+    The fake guard counts eight devices, and backward checks each for a primary context: none has one.
     """
     get_hooks = libtorch._ZN2at6detail12getCUDAHooksEv
     get_hooks.restype, get_hooks.argtypes = ctypes.c_void_p, []

@@ -1,8 +1,8 @@
-"""Results of operators without FakeTensorMode, which takes longer over them than a simulated step over all the rest.
+"""A cache of operators' results on fake tensors: FakeTensorMode takes more time than all else in a simulated step.
 
-A view is made by torch's own kernel for it. Of other calls the result is remembered. A call is spelled by all that its
-result can follow from: shapes, strides, dtypes, devices and plain values; and it is remembered only where a result that
-is made again, from what is remembered of it, is like the one that FakeTensorMode made.
+A view is made by torch's own kernel for views. Of any other call a recipe is cached, by a key of all that the result
+can depend on: shapes, strides, dtypes, devices and plain values. A recipe is kept only if the result that it makes is
+like the one that FakeTensorMode made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .attention import OUTPUTS_ON_CUDA
+from .hide_dispatch_modes import hide_python_key
 from .workspace.rules import STORAGES, tensors_in
 
 aten = torch.ops.aten
@@ -22,8 +23,8 @@ aten = torch.ops.aten
 UNKNOWN = object()
 
 Tensors = Sequence[torch.Tensor]
-"""Those among the arguments of a call, in their order."""
-Recipe = Callable[["KnownResults", Tensors], Any]
+"""The tensors among the arguments of a call, in order."""
+Recipe = Callable[["FakeResultCache", Tensors], Any]
 
 _META = torch.device("meta")
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
@@ -44,26 +45,31 @@ VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
 }
-"""Operators that only look at their argument's memory in another way, and the quickest function to call for each."""
-_MOST_KNOWN = 50_000
+"""Operators that return a view of their argument, and the fastest function to call for each."""
+_MOST_RECIPES = 50_000
 
-_known: dict[Hashable, Recipe | None] = {}
-"""For the whole process. None: the result cannot be made again from what could be remembered of it."""
+_recipes: dict[Hashable, Recipe | None] = {}
+"""For the whole process. None: no recipe makes this result."""
 
 
-class KnownResults:
-    """The results of operators under one FakeTensorMode, the innermost of the modes that are active now."""
+class FakeResultCache:
+    """The results of operators under one FakeTensorMode.
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    ``num_modes`` are active when it is used, FakeTensorMode the innermost; if there is another one, nothing is cached.
+    ``hides_modes``: tensors go without their Python key between operators (``hide_dispatch_modes``), new ones too.
+    """
+
+    def __init__(self, mode: FakeTensorMode, *, num_modes: int, hides_modes: bool) -> None:
         self.mode = mode
-        self._num_modes = torch._C._len_torch_dispatch_stack()
+        self.hides_modes = hides_modes
+        self._num_modes = num_modes
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def view(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of one of ``VIEWS``; or ``UNKNOWN``."""
         if kwargs or not self._is_ours(args[0]) or self._is_other_mode_active():
             return UNKNOWN
-        # as FakeTensorMode runs a kernel, without the frames of a context manager
+        # as FakeTensorMode runs a kernel, but without its context manager
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             self.mode.in_kernel_invocation = True
             torch._C._set_meta_in_tls_dispatch_include(True)
@@ -76,42 +82,43 @@ class KnownResults:
             return [self.fake(view, device) for view in views]
         return self.fake(views, device)
 
-    def spelled(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
-        """The call as a key; None where its result may follow from something else."""
+    def key_of(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
+        """The key of a call; None where its result may depend on something that no key holds."""
         if not _is_predictable(operator) or self._is_other_mode_active():
             return None
-        # which of two libraries runs a convolution decides how its result lies
-        key: list[Any] = [operator, torch.get_default_dtype(), torch.backends.cudnn.enabled, *kwargs]
-        is_told = self._spell(args, key, operator.is_view) and self._spell(kwargs.values(), key, operator.is_view)
-        return tuple(key) if is_told else None
+        # with cuDNN a convolution's result has another layout
+        key: list[Any] = [operator, torch.get_default_dtype(), torch._C._get_cudnn_enabled(), *kwargs]
+        is_complete = self._extend(key, args, operator.is_view) and self._extend(key, kwargs.values(), operator.is_view)
+        return tuple(key) if is_complete else None
 
-    def result(self, key: Hashable, given: Tensors) -> Any:
-        """What is known to be the result of the call; or ``UNKNOWN``."""
-        recipe = _known.get(key)
+    def get(self, key: Hashable, given: Tensors) -> Any:
+        """The cached result of the call; or ``UNKNOWN``."""
+        recipe = _recipes.get(key)
         return UNKNOWN if recipe is None else recipe(self, given)
 
-    def remember(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> None:
-        if key in _known:
+    def put(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> None:
+        if key in _recipes:
             return
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
+        if len(_recipes) >= _MOST_RECIPES:
+            _recipes.clear()
         recipe = _recipe_of(result, given, is_view=operator.is_view)
-        _known[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
+        _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
 
-    def _spell(self, values: Iterable[Any], key: list[Any], with_place: bool) -> bool:
+    def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool) -> bool:
+        """Add ``values`` to ``key``; False where one of them is of a kind that has no key."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
                 if not self._is_ours(value):
                     return False
                 key += (_kind_of(value), value.fake_device, value.dtype, value.shape, value.stride())
-                if with_place:
+                if with_offset:
                     key += (value.storage_offset(), value.untyped_storage().nbytes())
             elif kind in _PLAIN:
                 key += (kind, value)  # 1, 1.0 and True are equal, and give results of several dtypes
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
-                if not self._spell(value, key, with_place):
+                if not self._extend(key, value, with_offset):
                     return False
             else:
                 return False
@@ -121,11 +128,11 @@ class KnownResults:
         return type(tensor) is FakeTensor and tensor.fake_mode is self.mode and _is_plain(tensor)
 
     def _is_other_mode_active(self) -> bool:
-        """A tracer comes between us and FakeTensorMode; in inference mode tensors are of another kind."""
+        """Whether a tracer is above FakeTensorMode, or inference mode makes tensors of another kind."""
         return torch._C._len_torch_dispatch_stack() != self._num_modes or torch.is_inference_mode_enabled()
 
     def fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A tensor on the meta device as one on ``device``: as FakeTensor's own constructor, without its questions."""
+        """A meta tensor as a fake one on ``device``: what FakeTensor's constructor does, without its checks."""
         made = torch.Tensor._make_subclass(
             FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
         )
@@ -136,6 +143,8 @@ class KnownResults:
         if device not in self._attributes:
             self._attributes[device] = vars(FakeTensor(self.mode, tensor, device)).copy()
         made.__dict__.update(self._attributes[device])
+        if self.hides_modes:
+            hide_python_key((made,))
         return made
 
 
@@ -144,18 +153,18 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _kind_of(tensor: torch.Tensor) -> int:
-    """Whether it is conjugated, negated, of inference mode, and the like."""
+    """The dispatch keys: whether the tensor is conjugated, negated, of inference mode, and the like."""
     return int(torch._C._dispatch_keys(tensor).raw_repr())
 
 
 @functools.cache
 def _is_predictable(operator: torch._ops.OpOverload) -> bool:
-    """Does the key tell all that its result follows from?"""
+    """Whether a key holds all that the operator's result depends on."""
     if operator.namespace != "aten" or operator in (aten.lift.default, aten.lift_fresh.default):
         return False
-    if operator in OUTPUTS_ON_CUDA or operator.overloadpacket in STORAGES:  # which may follow from the GPU
+    if operator in OUTPUTS_ON_CUDA or operator.overloadpacket in STORAGES:  # these may depend on the GPU
         return False
-    # of an index by a mask nothing is remembered, since without values it has no result
+    # an index by a mask never gets here: without values it has no result
     return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
 
 
@@ -166,32 +175,32 @@ def _recipe_of(result: Any, given: Tensors, *, is_view: bool) -> Recipe | None:
         recipes = [part for part in parts if part is not None]
         return _several(type(result), recipes) if len(recipes) == len(parts) else None
     if result is None:
-        return lambda known, given: None
+        return lambda cache, given: None
     for place, argument in enumerate(given):
         if result is argument:
-            return lambda known, given: given[place]
+            return lambda cache, given: given[place]
     if type(result) is not FakeTensor or result.requires_grad or not _is_plain(result):
         return None
     storage = result.untyped_storage()._cdata
     for place, argument in enumerate(given):
         if argument.untyped_storage()._cdata == storage:
-            return _same_memory(place, result) if is_view else None  # of others the key does not tell the place
+            return _same_memory(place, result) if is_view else None  # other operators' keys have no offset
     return _new_memory(result)
 
 
 def _several(kind: type, recipes: Sequence[Recipe]) -> Recipe:
-    return lambda known, given: kind([recipe(known, given) for recipe in recipes])
+    return lambda cache, given: kind([recipe(cache, given) for recipe in recipes])
 
 
 def _same_memory(place: int, result: torch.Tensor) -> Recipe:
     offset, size, stride = result.storage_offset(), tuple(result.shape), result.stride()
     dtype, device = result.dtype, result.device
 
-    def make(known: KnownResults, given: Tensors) -> Any:
+    def make(cache: FakeResultCache, given: Tensors) -> Any:
         with torch._C._DisableTorchDispatch():
             view = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
             view.set_(given[place].untyped_storage(), offset, size, stride)
-        return known.fake(view, device)
+        return cache.fake(view, device)
 
     return make
 
@@ -199,10 +208,10 @@ def _same_memory(place: int, result: torch.Tensor) -> Recipe:
 def _new_memory(result: torch.Tensor) -> Recipe:
     size, stride, dtype, device = tuple(result.shape), result.stride(), result.dtype, result.device
 
-    def make(known: KnownResults, given: Tensors) -> Any:
+    def make(cache: FakeResultCache, given: Tensors) -> Any:
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(size, stride, dtype=dtype, device=_META)
-        return known.fake(memory, device)
+        return cache.fake(memory, device)
 
     return make
 

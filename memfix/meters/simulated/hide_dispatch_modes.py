@@ -1,10 +1,10 @@
-"""Lets libtorch run its formulas as it does when nobody watches.
+"""Hides dispatch modes and tensor subclasses from libtorch, so that it takes the paths that it takes without them.
 
-Libtorch asks, in a hundred places, whether a dispatch mode is active or a tensor is a Python subclass, and then takes
-a path without in-place steps, which allocates more. Both answers are turned to no here while every operator still
+Libtorch checks, in a hundred places, whether a dispatch mode is active or a tensor is a Python subclass, and then
+takes a path without in-place steps, which allocates more. Both checks are made to fail here, while every operator still
 reaches the modes: the function ``c10::impl::dispatch_mode_enabled`` is replaced where libtorch_cpu imports it, and
-fake tensors carry their Python key only while FakeTensorMode runs. Linux only; tried first in a child, with
-``fake_device``.
+fake tensors carry their Python key only while FakeTensorMode runs. Linux only; ``fake_device`` tries it first, in a
+child process.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-_QUESTION = b"_ZN3c104impl21dispatch_mode_enabledEv"
-_ASKED_BY = "libtorch_cpu.so"
+_CHECK = b"_ZN3c104impl21dispatch_mode_enabledEv"
+_CALLER = "libtorch_cpu.so"
 
 _PYTHON_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).raw_repr()
 _ALL_BITS = (1 << 64) - 1
 _Word = ctypes.c_uint64
 
 
-def show(tensors: Iterable[torch.Tensor]) -> None:
+def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
     """Give fake tensors their Python key back, for FakeTensorMode."""
     offset = _key_set_offset()
     for tensor in tensors:
@@ -37,7 +37,7 @@ def show(tensors: Iterable[torch.Tensor]) -> None:
             _Word.from_address(tensor._cdata + offset).value |= _PYTHON_KEY
 
 
-def hide(tensors: Iterable[torch.Tensor]) -> None:
+def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
     """Let fake tensors look like plain CUDA tensors to libtorch. A mode sees their operators all the same."""
     offset = _key_set_offset()
     for tensor in tensors:
@@ -47,8 +47,8 @@ def hide(tensors: Iterable[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator[None]:
-    """Inside, libtorch hears that no mode is active unless there are more than ``num_own_modes``: the user's own,
-    of which ``on_other_mode`` is told."""
+    """Inside, libtorch finds no mode active unless there are more than ``num_own_modes``. Others are the user's own:
+    ``on_other_mode`` is called for them."""
 
     def is_other_mode_active() -> bool:
         if torch._C._len_torch_dispatch_stack() <= num_own_modes:
@@ -56,19 +56,21 @@ def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator
         on_other_mode()
         return True
 
-    answer = ctypes.CFUNCTYPE(ctypes.c_bool)(is_other_mode_active)
+    replacement = ctypes.CFUNCTYPE(ctypes.c_bool)(is_other_mode_active)
     slot = ctypes.c_void_p.from_address(_import_slot())
-    before, slot.value = slot.value, ctypes.cast(answer, ctypes.c_void_p).value
+    before, slot.value = slot.value, ctypes.cast(replacement, ctypes.c_void_p).value
     try:
         yield
     finally:
         slot.value = before
-        show(thing for thing in gc.get_objects() if isinstance(thing, FakeTensor))  # what outlives us
+        show_python_key(
+            thing for thing in gc.get_objects() if isinstance(thing, FakeTensor)
+        )  # those that outlive the simulation
 
 
 @functools.cache
 def _key_set_offset() -> int:
-    """Where in a tensor's C++ object its dispatch keys lie: the one word that equals what torch says they are."""
+    """The offset of the dispatch keys in a tensor's C++ object, found by their value."""
     tensor = torch.empty(1)
     keys = torch._C._dispatch_keys(tensor).raw_repr()
     found = [offset for offset in range(8, 320, 8) if _Word.from_address(tensor._cdata + offset).value == keys]
@@ -86,7 +88,7 @@ _SYMBOL_BYTES = 24
 
 @functools.cache
 def _import_slot() -> int:
-    """The address through which libtorch_cpu calls the question, made writable."""
+    """The address of the pointer through which libtorch_cpu calls the check, made writable."""
     if sys.platform != "linux":
         raise RuntimeError(f"only known on Linux, not on {sys.platform}")
     base, dynamic_section = _loaded()
@@ -104,10 +106,10 @@ def _import_slot() -> int:
             if info >> 32 == 0:
                 continue
             name = struct.unpack("<I", ctypes.string_at(symbols + (info >> 32) * _SYMBOL_BYTES, 4))[0]
-            if ctypes.string_at(strings + name, len(_QUESTION) + 1) == _QUESTION + b"\0":
+            if ctypes.string_at(strings + name, len(_CHECK) + 1) == _CHECK + b"\0":
                 _make_writable(base + offset)
                 return base + offset
-    raise RuntimeError(f"{_ASKED_BY} does not import {_QUESTION.decode()}")
+    raise RuntimeError(f"{_CALLER} does not import {_CHECK.decode()}")
 
 
 class _Program(ctypes.Structure):
@@ -125,12 +127,12 @@ class _Library(ctypes.Structure):
 
 
 def _loaded() -> tuple[int, int]:
-    """Of libtorch_cpu: what its addresses are moved by (they need not begin at zero), and its dynamic section."""
+    """The load address of libtorch_cpu (an offset to the addresses in its file), and that of its dynamic section."""
     found: list[tuple[int, int]] = []
 
     def look(library: ctypes._Pointer[_Library], _size: int, _data: object) -> int:
         seen = library.contents
-        if seen.name.endswith(_ASKED_BY.encode()):
+        if seen.name.endswith(_CALLER.encode()):
             programs = seen.programs[: seen.num_programs]
             found.extend((seen.base, seen.base + each.address) for each in programs if each.kind == _PROGRAM_DYNAMIC)
         return len(found)
@@ -138,7 +140,7 @@ def _loaded() -> tuple[int, int]:
     visitor = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
     ctypes.CDLL(None).dl_iterate_phdr(visitor(look), None)
     if not found:
-        raise RuntimeError(f"{_ASKED_BY} is not loaded")
+        raise RuntimeError(f"{_CALLER} is not loaded")
     return found[0]
 
 

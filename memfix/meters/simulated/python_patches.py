@@ -1,5 +1,5 @@
-"""Python code that would leave CUDA's path for a fake tensor, and is kept on it: it asks for a tensor's type or values,
-traces, compiles or launches.
+"""Patches of Python code in torch and Triton that would not take CUDA's path for a fake tensor: code that checks the
+type or the values of a tensor, or that traces, compiles or launches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tracking import StorageTracker
 from .workspace.memory_formats import suggested_format
 
 
-def detours(tracker: StorageTracker) -> list[Patch]:
+def patches(tracker: StorageTracker) -> list[Patch]:
     return [
         *_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_sharded(),
         *_triton(tracker),
@@ -30,21 +30,21 @@ def detours(tracker: StorageTracker) -> list[Patch]:
 
 
 def _by_type() -> list[Patch]:
-    """Code that asks whether a tensor is plain."""
+    """Code that checks the class of a tensor."""
     holders = (sys.modules["torch.optim.optimizer"], sys.modules["torch.utils._foreach_utils"])
     known: list[Any] = [module for module in holders if hasattr(module, "_foreach_supported_types")]
     return [
         (fake_tensor, "init_gpu_context", nothing),
         (fake_tensor, "run_fallback_kernel", _no_real_tensors),
-        (torch._subclasses, "FakeTensor", _NotOurs),
+        (torch._subclasses, "FakeTensor", _NoFakeTensor),
         *((m, "_foreach_supported_types", [*m._foreach_supported_types, FakeTensor]) for m in known),
         (torch.utils, "swap_tensors", _swap_tensors),
-        (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # memory of the host is not counted
+        (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # host memory is not counted
     ]
 
 
 def _by_value(tracker: StorageTracker) -> list[Patch]:
-    """Code that looks at values."""
+    """Code that reads values."""
     real_numpy, real_format = torch.Tensor.numpy, torch.Tensor.__format__
 
     def printed(tensor: Any, **kwargs: Any) -> str:
@@ -72,12 +72,12 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__format__", formatted),
         (torch.amp.GradScaler, "_maybe_opt_step", step_if_finite),
-        (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # draws again what lies outside, until nothing does
+        (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # draws until no value lies outside the bounds
     ]
 
 
 def _layers(tracker: StorageTracker) -> list[Patch]:
-    """Functions whose path depends on the machine, or on another stream."""
+    """Functions whose path depends on the machine, and ``record_stream``."""
     real_einsum = torch.functional.einsum
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
@@ -105,7 +105,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
     real_format = torch._C._conv_determine_backend_memory_format
 
     def format_of_convolution(image: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-        """cuDNN's, also where torch has no cuDNN to ask: channels last if the image or the weight is."""
+        """As cuDNN chooses, also in a torch without cuDNN: channels last if the image or the weight is."""
         by_cudnn = image.device.type == "cuda" and torch.backends.cudnn.enabled and backend.name.startswith("Slow")
         if not by_cudnn or image.dtype == torch.float64:
             return real_format(image, weight, backend)
@@ -122,7 +122,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
 
 
 def _compiled(tracker: StorageTracker) -> list[Patch]:
-    """A compiled region runs eager here, since Inductor cannot be simulated; the reading says so."""
+    """Run compiled regions eager, with a note: Inductor cannot be simulated."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None:
         return []
@@ -138,7 +138,7 @@ def _compiled(tracker: StorageTracker) -> list[Patch]:
 
 
 def _traced(tracker: StorageTracker) -> list[Patch]:
-    """A region that ``make_fx`` traces, as ``torch.func.linearize`` does, runs once more than it says."""
+    """Note where ``make_fx`` traces a region, as ``torch.func.linearize`` does: tracing runs it once more."""
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if proxy_tensor is None:
         return []
@@ -152,8 +152,8 @@ def _traced(tracker: StorageTracker) -> list[Patch]:
 
 
 def _sharded() -> list[Patch]:
-    """A DTensor learns the shape of a result by running the operator on fake tensors as large as all shards together,
-    which are on no GPU."""
+    """Do not count how DTensor finds the shape of a result: it runs the operator on fake tensors as large as all shards
+    together, which no GPU holds."""
     sharding = sys.modules.get("torch.distributed.tensor._sharding_prop")
     if sharding is None:
         return []
@@ -168,7 +168,7 @@ def _sharded() -> list[Patch]:
 
 
 def _triton(tracker: StorageTracker) -> list[Patch]:
-    """A Triton launch allocates nothing by itself: its results and scratch are tensors made before it."""
+    """Run no Triton kernel. A launch allocates nothing: its results and scratch are tensors made before it."""
     if importlib.util.find_spec("triton") is None:
         return []
     from triton.runtime import autotuner, jit
@@ -187,7 +187,7 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
 
 
 def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:
-    """Without a fake of its own torch would try the operator on real tensors."""
+    """In place of torch's fallback, which runs an operator without a fake kernel on real tensors."""
     raise fake_tensor.UnsupportedOperatorException(operator)
 
 
@@ -197,7 +197,7 @@ def _filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
-    """As torch's own, without its check for weak references: fake tensors always have one."""
+    """``torch.utils.swap_tensors`` without its check for weak references, which every fake tensor has."""
     for name in ("__class__", "__dict__"):
         value = getattr(one, name)
         setattr(one, name, getattr(other, name))
@@ -205,5 +205,5 @@ def _swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(one, other)
 
 
-class _NotOurs:
-    """What libraries find where they look for fake tensors, by which they would think that they are traced."""
+class _NoFakeTensor:
+    """Stands for ``FakeTensor`` where libraries look it up to find out whether they are traced."""

@@ -1,4 +1,4 @@
-"""What a simulated GPU cannot do, said in the user's terms and with the user's line."""
+"""Errors for steps that cannot be simulated, with the user's line and a way out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
 
 @contextlib.contextmanager
-def said_in_words() -> Iterator[None]:
-    """Turn what torch says of fake tensors into one sentence; any other error is the user's own and stays."""
+def explained() -> Iterator[None]:
+    """Replace torch's errors about fake tensors by a ``MeasurementError`` of one sentence. Other errors pass."""
     try:
         yield
     except (MeasurementError, KeyboardInterrupt):
@@ -53,7 +53,7 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _unsupported(error: Exception) -> str | None:
-    """The operator that has no fake."""
+    """The operator that has no fake kernel."""
     if isinstance(error, (fake_tensor.UnsupportedOperatorException, fake_tensor.UnsupportedFakeTensorException)):
         return str(error)
     without_fake = _WITHOUT_FAKE.search(str(error)) if isinstance(error, RuntimeError) else None
@@ -61,7 +61,7 @@ def _unsupported(error: Exception) -> str | None:
 
 
 def _inside_fake_tensors(error: Exception) -> bool:
-    """Did an assertion of torch's own fail, in what makes tensors fake?"""
+    """Whether an assertion failed inside torch's own code for fake tensors."""
     frames = list(traceback.walk_tb(error.__traceback__))
     innermost = frames[-1][0].f_code.co_filename.replace("\\", "/") if frames else ""
     return isinstance(error, AssertionError) and "torch/_subclasses/" in innermost

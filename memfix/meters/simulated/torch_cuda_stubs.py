@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` says while the GPU is simulated: its name, its size, its streams, and how much of it is used."""
+"""Stubs for ``torch.cuda``: the simulated GPU's name, size and streams, and the bytes that are in use on it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from .patches import Patch, always, nothing
 from .tracking import StorageTracker
 
 
-def about_the_gpu(gpu: GPU) -> list[Patch]:
+def patches(tracker: StorageTracker) -> list[Patch]:
+    return [*_gpu_stubs(tracker.gpu), *_memory_stubs(tracker)]
+
+
+def _gpu_stubs(gpu: GPU) -> list[Patch]:
     cuda = torch.cuda
-    silent = """synchronize empty_cache ipc_collect init _lazy_init set_device set_stream manual_seed manual_seed_all
-    seed seed_all set_rng_state set_rng_state_all reset_accumulated_memory_stats""".split()
+    do_nothing = """synchronize empty_cache ipc_collect init _lazy_init set_device set_stream manual_seed
+    manual_seed_all seed seed_all set_rng_state set_rng_state_all reset_accumulated_memory_stats""".split()
     stream = _Stream()
     return [
         (cuda.random, "_lazy_init", nothing),
         (cuda, "initial_seed", always(0)),
-        *((cuda, name, nothing) for name in silent),
+        *((cuda, name, nothing) for name in do_nothing),
         (cuda, "is_available", always(True)),
         (cuda, "is_initialized", always(True)),
         (cuda, "device_count", always(1)),
@@ -44,15 +48,15 @@ def about_the_gpu(gpu: GPU) -> list[Patch]:
     ]
 
 
-def about_memory(tracker: StorageTracker) -> list[Patch]:
-    """Questions about memory, answered from the ledger; and one method that does not pass the dispatcher."""
+def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
+    """Statistics of the allocator, read from the ledger; and ``resize_``, which does not reach the dispatcher."""
     cuda, ledger = torch.cuda, tracker.ledger
     total = tracker.gpu.memory_bytes
     real_resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         result = real_resize(storage, size)
-        tracker.resized(storage)
+        tracker.storages.resized(storage)
         return result
 
     def stats(*args: Any, **kwargs: Any) -> dict[str, int]:
@@ -62,7 +66,7 @@ def about_memory(tracker: StorageTracker) -> list[Patch]:
             for word, field in (("current", "live"), ("peak", "peak"))
         }
 
-    answers = {
+    stubs = {
         "memory_stats": stats,
         "memory_summary": always("simulated by memfix"),
         "mem_get_info": lambda *a, **k: (total - ledger.allocated.live, total),
@@ -70,16 +74,16 @@ def about_memory(tracker: StorageTracker) -> list[Patch]:
         "max_memory_allocated": lambda *a, **k: ledger.allocated.peak,
         "memory_reserved": lambda *a, **k: ledger.allocated.live,
         "max_memory_reserved": lambda *a, **k: ledger.allocated.peak,
-        "reset_peak_memory_stats": nothing,  # the reading's own peak must not be lost
+        "reset_peak_memory_stats": nothing,  # the reading needs the peak
     }
     return [
-        *((module, name, answer) for module in (cuda, cuda.memory) for name, answer in answers.items()),
+        *((module, name, stub) for module in (cuda, cuda.memory) for name, stub in stubs.items()),
         (torch.UntypedStorage, "resize_", resize_),
     ]
 
 
 class _Stream:
-    """Does nothing, in order."""
+    """A stream, of which every method does nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("cuda", 0)
@@ -109,14 +113,14 @@ class _Event(_Stream):
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
-    """Generators made before the simulation are generators too."""
+    """Makes generators from before the simulation instances of ``torch.Generator`` still."""
 
     def __instancecheck__(cls, thing: Any) -> bool:
         return isinstance(thing, torch._C.Generator)
 
 
 class _Generator(torch.Generator, metaclass=_AnyGenerator):
-    """A CUDA generator where no CUDA is: fake tensors draw no numbers from it."""
+    """A generator that may name the device ``cuda``. No numbers are drawn from it: fake tensors have no values."""
 
     _device: torch.device
 

@@ -1,0 +1,51 @@
+"""Runs one operator on fake tensors: from the cache, or in FakeTensorMode, with results as CUDA leaves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .attention import OUTPUTS_ON_CUDA
+from .fake_result_cache import UNKNOWN, FakeResultCache
+from .gpus import GPU
+from .hide_dispatch_modes import hide_python_key, show_python_key
+from .workspace import Call, storage_bytes
+from .workspace.rules import tensors_in
+
+
+def run_on_fakes(
+    gpu: GPU,
+    cache: FakeResultCache,
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: list[torch.Tensor],
+) -> Any:
+    """The result of an operator call. ``given`` are the tensors among its arguments."""
+    key = cache.key_of(operator, args, kwargs)
+    result = UNKNOWN if key is None else cache.get(key, given)
+    if result is not UNKNOWN:
+        return result
+    cache.mode.cache_enabled = key is None  # one cache is enough: ours or FakeTensorMode's
+    if cache.hides_modes:
+        show_python_key(given)
+    try:
+        result = _as_on_cuda(Call(gpu, operator, args, kwargs, operator(*args, **kwargs)))
+    finally:
+        if cache.hides_modes:
+            hide_python_key(given)
+    if cache.hides_modes:
+        hide_python_key(tensors_in(result))
+    if key is not None and key == cache.key_of(operator, args, kwargs):  # no argument changed its shape
+        cache.put(key, operator, given, result)
+    return result
+
+
+def _as_on_cuda(call: Call) -> Any:
+    """The results of a call as a GPU leaves them, where fake kernels return another size or layout."""
+    size = storage_bytes(call)
+    if size is not None:
+        call.outputs.untyped_storage().resize_(size)
+    change = OUTPUTS_ON_CUDA.get(call.operator)
+    return call.outputs if change is None else change(call)

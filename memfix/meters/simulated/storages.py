@@ -1,0 +1,113 @@
+"""The storages on the simulated GPU: each has an entry in the ledger from its first use until its memory is freed."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...errors import MeasurementError
+from ..timeline import Allocation
+from .ledger import Entry, Ledger
+
+
+class Storages:
+    def __init__(self, ledger: Ledger, fake_mode: FakeTensorMode) -> None:
+        self._ledger = ledger
+        self._fake_mode = fake_mode
+        self._entries: dict[int, tuple[Entry, Any]] = {}  # storage address -> its entry and a weak reference
+        self.makes_inputs = False
+        """While True, new storages count as if they had existed before the step."""
+        self.of_earlier_simulations: list[Allocation] = []
+        """Tensors that a cache of the user's code has kept since another simulation."""
+
+    def entry_of(self, tensor: torch.Tensor) -> Entry | None:
+        found = self._entries.get(tensor.untyped_storage()._cdata)
+        return found[0] if found else None
+
+    def add_argument(self, tensor: torch.Tensor) -> None:
+        """Register an operator's argument. A storage that is seen here first existed before the step."""
+        if tensor.layout is torch.strided and self.entry_of(tensor) is None and is_on_gpu(tensor):
+            storage = tensor.untyped_storage()
+            entry = Entry(storage.nbytes(), "existed before")
+            self._follow(storage, entry)
+            self._ledger.found(entry)
+            if getattr(tensor, "fake_mode", self._fake_mode) is not self._fake_mode:
+                self.of_earlier_simulations.append(Allocation(entry.bytes, "of an earlier simulation", ""))
+
+    def add_result(
+        self, tensor: torch.Tensor, operator: torch._ops.OpOverload, site: object, replaced: Entry | None
+    ) -> None:
+        """Register an operator's result: a new storage, a view of a known one, or a known one with a new size.
+
+        ``replaced`` is the entry into whose memory the autograd engine would have written the result.
+        """
+        if not is_on_gpu(tensor):
+            _refuse_sparse(tensor)
+            return
+        storage = tensor.untyped_storage()
+        known = self._entries.get(storage._cdata)
+        if known is not None:
+            if known[0].bytes != storage.nbytes():
+                self._ledger.resize(known[0], storage.nbytes())
+            return
+        if _writes_into_arguments(operator):
+            return  # the fake kernel returned a new tensor; on a GPU the result is the argument itself
+        entry = Entry(storage.nbytes(), name_of(operator), site, self._ledger.stage)
+        self._follow(storage, entry)
+        if self.makes_inputs:
+            self._ledger.found(entry)
+        elif replaced is not None:
+            self._ledger.birth_in_place_of(replaced, entry)
+        else:
+            self._ledger.birth(entry)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note the new size after ``storage.resize_``, which is no operator and does not reach the dispatcher."""
+        found = self._entries.get(storage._cdata)
+        if found is not None:
+            self._ledger.resize(found[0], storage.nbytes())
+
+    def _follow(self, storage: torch.UntypedStorage, entry: Entry) -> None:
+        """Keep ``entry`` until the storage is freed."""
+        address = storage._cdata
+
+        def freed(_reference: object) -> None:
+            found = self._entries.get(address)
+            if found is not None and found[0] is entry:
+                del self._entries[address]
+            self._ledger.death(entry)
+
+        self._entries[address] = (entry, weakref.ref(storage, freed))
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's bytes count. Refuses a second GPU."""
+    # a fake tensor's own attribute, since .device is an operator that reaches the dispatcher again
+    device = getattr(tensor, "fake_device", None) or tensor.device
+    if device.index:
+        raise MeasurementError(f"one GPU is simulated, and the step uses {device}")
+    return device.type == "cuda" and tensor.layout is torch.strided
+
+
+@functools.cache
+def name_of(operator: torch._ops.OpOverload) -> str:
+    """``mm``, ``add.Tensor``; with its namespace where that is not aten."""
+    return str(operator).removeprefix("aten.").removesuffix(".default")
+
+
+def _refuse_sparse(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise MeasurementError(
+            f"a tensor of layout {tensor.layout} holds memory that only its values decide; measure it with --meter=cuda"
+        )
+
+
+@functools.cache
+def _writes_into_arguments(operator: torch._ops.OpOverload) -> bool:
+    """Whether every result is one of the arguments: an operator in place, or with ``out=``."""
+    results = operator._schema.returns
+    return bool(results) and all(r.alias_info is not None and r.alias_info.is_write for r in results)
