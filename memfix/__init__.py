@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LogUniform,
         Mask,
         Normal,
+        ObjectSpec,
         TensorSpec,
         Uniform,
     )
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from .suite import suite
 
 _HOME = {
-    "contract": "BadInput Case Contract Cuts Dim Form Integers LogUniform Mask Normal TensorSpec Uniform",
+    "contract": "BadInput Case Contract Cuts Dim Form Integers LogUniform Mask Normal ObjectSpec TensorSpec Uniform",
     "errors": "MemfixError",
     "fit": "Fit fit",
     "laws": "Budget Scaling SpeedBudget Tolerance",
@@ -46,8 +47,8 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022 - in the order a newcomer meets them
-    "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "Case", "Form",
-    "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit", "Fit",
+    "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "ObjectSpec", "Case",
+    "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit", "Fit",
     "MemfixError",
 ]  # fmt: skip
 

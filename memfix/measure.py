@@ -14,7 +14,7 @@ def peak(build: StepBuilder, *, meter: str = "simulated", gpu: str = "H200", war
     """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
 
     The step runs ``warmup`` times unmeasured, then once measured; with ``meter="cuda"`` for real. ``gpu`` is the one
-    that is simulated.
+    that is simulated. ``meter="host"`` counts host memory, of steps that need no torch too.
     """
     if warmup < 0:
         raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")

@@ -31,7 +31,7 @@ PROPERTY, NO_GPU_PROPERTY = "memfix", "memfix no gpu"
 """Properties of a test: what it measured, and the reason why it was skipped without a GPU."""
 
 _OPTIONS = {
-    "meter": ("METER", "what reads the peak: simulated (default), cuda or nvml"),
+    "meter": ("METER", "what reads the peak: simulated (default), cuda, nvml or host"),
     "profile": ("PROFILE", "how hard the checks look: dev, ci (default) or thorough"),
     "lock": ("PATH", "file of exact bytes that a suite's readings must not exceed"),
     "json": ("PATH", "write every reading as JSON"),
@@ -221,7 +221,7 @@ class Plugin:
     def _update_lock(self, path: Path) -> None:
         from .gate.lock import write_lock
 
-        measured = {tuple(r["key"]): r["bytes"] for r in self.readings if r.get("key")}
+        measured = {tuple(r["key"]): r["bytes"] for r in self.readings if r.get("key") and r["meter"] == "simulated"}
         write_lock(path, {**self.lock, **measured})
         self.notes.setdefault(f"{len(measured)} readings were written to {path}")
 

@@ -83,7 +83,9 @@ def _checks(contract: Contract) -> Iterator[Check]:
     for form in contract.forms:
         for dtype in contract.dtypes:
             yield Check(f"{form}-equal-{dtype}", partial(_equality, contract, form, dtype, "cpu"))
-            yield Check(f"{form}-equal-{dtype}-cuda", partial(_equality, contract, form, dtype, "cuda"), gpu="beside")
+            if contract.memory == "gpu":
+                on_gpu = partial(_equality, contract, form, dtype, "cuda")
+                yield Check(f"{form}-equal-{dtype}-cuda", on_gpu, gpu="beside")
         for bad in contract.bad_inputs:
             yield Check(f"{form}-refuses-{bad.name.replace(' ', '_')}", partial(_bad_input, contract, form, bad))
         if form in unequal:
@@ -100,7 +102,7 @@ def _checks(contract: Contract) -> Iterator[Check]:
         name = f"{timed.form}-fast-{timed.case}-{timed.device}"
         yield Check(name, partial(_speed, contract, timed), gpu="alone" if timed.device == "cuda" else None)
     for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
-        for case in contract.cases:
+        for case in contract.cases if contract.memory == "gpu" else ():
             yield Check(f"{form}-predicted-{case}", partial(_agreement, contract, form, case), gpu="meters")
 
 
@@ -119,6 +121,7 @@ def _bad_input(contract: Contract, form: str, bad: BadInput, _session: Session) 
 
 def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
     """Budgets, leaks and, where there is one, the lock, at one case."""
+    from .checks.examine import meter_of
     from .checks.inputs import Draw, phases_beside, phases_of
     from .checks.memory import bytes_of, judge_budget, judge_kept, judge_leak, readings_for
 
@@ -127,7 +130,7 @@ def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequ
     phases = phases_of(contract)
     beside = phases_beside(phases)
     every_phase: list[tuple[str, Phase]] = [(form, phase) for phase in (*phases, *beside)]
-    readings = readings_for(contract, budgets, draw, session.meter, also=every_phase)
+    readings = readings_for(contract, budgets, draw, meter_of(contract, session.meter), also=every_phase)
     findings = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
     kept = judge_kept(contract, form, draw.case, readings)
     findings += [kept] if kept is not None else []
@@ -143,9 +146,11 @@ def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequ
 
 
 def _drawn(contract: Contract, form: str, session: Session) -> Sequence[Finding]:
+    from .checks.examine import meter_of
     from .checks.memory import check_drawn_budgets
 
-    found = check_drawn_budgets(contract, form, session.simulated_meter, examples=session.effort.memory_examples)
+    meter = meter_of(contract, session.simulated_meter)
+    found = check_drawn_budgets(contract, form, meter, examples=session.effort.memory_examples)
     return [found] if found is not None else []
 
 
@@ -156,9 +161,10 @@ def _compiles(contract: Contract, form: str, session: Session) -> Sequence[Findi
 
 
 def _scaling(contract: Contract, law: Scaling, session: Session) -> Sequence[Finding]:
+    from .checks.examine import meter_of
     from .checks.scaling import check_scaling
 
-    return [check_scaling(contract, law, session.simulated_meter)]
+    return [check_scaling(contract, law, meter_of(contract, session.simulated_meter))]
 
 
 def _speed(contract: Contract, law: SpeedBudget, _session: Session) -> Sequence[Finding]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..contract import BadInput, Contract, parameters_of
 from .finding import Finding, Status
-from .inputs import Draw, make_inputs
+from .inputs import Draw, make_inputs, read_to_end
 
 
 def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
@@ -23,7 +23,7 @@ def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
     if unknown:
         return finding("note", f"the form takes no {', '.join(sorted(unknown))}")
     try:
-        contract.function(form)(*tensors, **arguments)
+        read_to_end(contract.function(form)(*tensors, **arguments))  # a generator raises when it is read
     except bad.error as error:
         if bad.message in str(error):
             return finding("pass", "refused")

@@ -32,6 +32,7 @@ from .kernel_coverage import WATCH
 from .lowered import lowered_constants
 from .mended_interpreter import mend
 from .modes import autocast_of, is_refusal, known_dtypes, second_derivatives
+from .objects import compare_objects, naive_result
 from .poison import poisoned_memory
 from .upstream import upstream_gradients
 
@@ -212,6 +213,11 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, device:
 
 def compare_once(contract: Contract, form: str, draw: Draw, device: str = "cpu") -> None:
     """One call, held against naive. Raises ``Unequal`` or whatever the form raises."""
+    if contract.has_objects:
+        with _blaming_naive():
+            expected = naive_result(contract, draw)
+        compare_objects(contract, form, draw, expected)
+        return
     if device == "cuda":
         make_way_on_gpu()  # kernels are compiled for every call, a minute for a form
     elif contract.forms[form].has_kernels and is_interpreting():

@@ -83,6 +83,7 @@ def examine(
 ) -> Examination:
     """Every check but speed, of ``forms`` or all; equality on ``device``, or where :func:`examine_equality` says.
     ``say`` is told what is under way."""
+    meter = meter_of(contract, meter)
     chosen = tuple(contract.forms) if forms is None else tuple(forms)
     found = Found()
     for form in chosen:
@@ -104,11 +105,22 @@ def examine_call(contract: Contract, draw: Draw, meter: Meter, *, forms: Sequenc
     from .equality import check_equality_at
     from .memory import measure_and_judge
 
+    meter = meter_of(contract, meter)
     findings = []
     for form in forms:
         findings.append(check_equality_at(contract, form, draw, device=device))
         findings += measure_and_judge(contract, contract.budgets_of(form, draw.case.name), draw, meter)
     return findings
+
+
+def meter_of(contract: Contract, meter: Meter) -> Meter:
+    """The meter of a contract where ``meter`` is asked for: host memory is measured by the host meter, and nothing else
+    is."""
+    from ..meters import get_meter
+
+    if contract.memory == "host":
+        return get_meter("host")
+    return get_meter("simulated") if meter.name == "host" else meter
 
 
 # ---------------------------------------------------------------- parts
@@ -151,6 +163,7 @@ def examine_refusals(contract: Contract, forms: Sequence[str]) -> Found:
 
 def examine_memory(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say = lambda _: None) -> Found:
     """What one form takes at the cases; and, of all but naive, whether it keeps its laws where nobody looked."""
+    meter = meter_of(contract, meter)
     readings: dict[tuple[str, Phase], Reading] = {}
     errors: list[Finding] = []
     for case in contract.cases:
@@ -160,7 +173,7 @@ def examine_memory(contract: Contract, form: str, meter: Meter, effort: Effort, 
                 readings[case, phase] = outcome
             else:
                 errors.append(outcome)
-    laws = () if form == NAIVE or meter.name != "simulated" else _laws(contract, form, meter, effort, say)
+    laws = () if form == NAIVE or meter.name not in ("simulated", "host") else _laws(contract, form, meter, effort, say)
     return Found(memory={form: Measured(readings, tuple(errors), tuple(laws))})
 
 
@@ -187,7 +200,7 @@ def _outcomes(contract: Contract, form: str, case: str, meter: Meter) -> Iterato
 
 
 def _laws(contract: Contract, form: str, meter: Meter, effort: Effort, say: Say) -> Iterator[Finding]:
-    """On the simulated meter only: a real GPU need not hold what nobody chose, and compiles what it launches."""
+    """Not on a real GPU, which need not hold shapes that nobody chose, and compiles what it launches."""
     from .compiling import check_compiles
     from .memory import check_drawn_budgets
     from .scaling import check_scaling

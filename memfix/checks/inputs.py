@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import LAYOUTS, PATTERNS, WORKING_DTYPES, Case, Contract, Cuts, Integers, Layout, Pattern
+from ..contract import LAYOUTS, PATTERNS, WORKING_DTYPES, Case, Contract, Cuts, Integers, Layout, ObjectSpec, Pattern
 from ..errors import UsageError, did_you_mean
 from ..laws import Phase
 from ..meters.base import Step
@@ -111,16 +111,19 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, torch.Tensor]:
-    """The input tensors by name, without the optional ones that the case leaves out.
+def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, Any]:
+    """The inputs by name, without the optional ones that the case leaves out.
 
     Without ``values`` they are only laid out, which is all that a fake device needs. ``Cuts`` have their values either
     way, because shapes follow from them, and lie on the CPU.
     """
     generator = torch.Generator(device).manual_seed(draw.seed) if values else None
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for spec in contract.inputs:
         if spec.optional and spec.name not in draw.case.present:
+            continue
+        if isinstance(spec, ObjectSpec):
+            tensors[spec.name] = spec.made(draw.case.dims, draw.seed)
             continue
         layout = draw.layouts.get(spec.name, "contiguous")
         size = spec.size(draw.case.dims)
@@ -155,6 +158,15 @@ def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.devi
 def call_form(contract: Contract, form: str, draw: Draw, tensors: Mapping[str, torch.Tensor]) -> Any:
     inputs = (tensors.get(spec.name) for spec in contract.inputs)
     return contract.function(form)(*inputs, **contract.options(form, draw.case))
+
+
+def read_to_end(result: Any) -> Any:
+    """The result, or None after an iterator was read as a loop over batches does: an item lives until the next."""
+    if not isinstance(result, Iterator):
+        return result
+    for _ in result:
+        pass
+    return None
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:
@@ -226,7 +238,7 @@ class _Steps:
 
     def forward(self) -> object:
         with torch.no_grad():
-            return call_form(self._contract, self._form, self._draw, self._tensors)
+            return read_to_end(call_form(self._contract, self._form, self._draw, self._tensors))
 
     def held(self) -> object:
         return call_form(self._contract, self._form, self._draw, self._tensors)

@@ -225,7 +225,7 @@ def readings_for(
 
 def judge_leak(contract: Contract, form: str, case: Case, phase: Phase, reading: Reading) -> Finding | None:
     """Bytes that stay after the result is dropped are a leak: the next call adds as many."""
-    if reading.leaked_bytes <= 0 or reading.granularity_bytes > 1:  # a coarse meter also counts loaded kernels
+    if reading.leaked_bytes < reading.granularity_bytes:
         return None
     leaked = format_bytes(reading.leaked_bytes)
     message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"

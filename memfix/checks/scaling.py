@@ -26,7 +26,8 @@ def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
     draws = [Draw(replace(case, dims={**case.dims, law.dim: size})) for size in sizes]
     readings = [measure_phases(contract, law.form, draw, [law.phase], meter)[law.phase] for draw in draws]
     peaks = [bytes_of(reading, law.phase) for reading in readings]
-    exponent = math.log(max(1, peaks[1]) / max(1, peaks[0])) / math.log(sizes[1] / sizes[0])
+    grain = readings[0].granularity_bytes  # below it bytes are no growth
+    exponent = math.log(max(grain, peaks[1]) / max(grain, peaks[0])) / math.log(sizes[1] / sizes[0])
     holds = exponent <= law.at_most + TOLERATED_EXCESS
     message = (
         f"grows like {law.dim}^{exponent:.2f} from {law.dim}={sizes[0]} ({format_bytes(peaks[0])}) to {sizes[-1]} "

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from ..checks.effort import PROFILES
-from ..meters import METERS
+from ..meters import GPU_METERS
 
 if TYPE_CHECKING:
     from ..contract import Case, Contract
@@ -31,7 +31,7 @@ gpu_option: Decorator = click.option(
 )
 ops_argument: Decorator = click.argument("ops", nargs=-1, metavar="[OP]...")
 meter_option: Decorator = click.option(
-    "--meter", type=click.Choice(METERS), default="simulated", show_default=True, help="What reads the peak."
+    "--meter", type=click.Choice(GPU_METERS), default="simulated", show_default=True, help="What reads the peak."
 )
 profile_option: Decorator = click.option(
     "--profile",

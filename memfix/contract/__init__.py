@@ -10,12 +10,13 @@ from .case import Case, Dim
 from .contract import Contract
 from .dtypes import DTYPE_BYTES, WIDE, WORKING_DTYPES
 from .form import FLOOR, BadInput, Form, setting
+from .object_spec import ObjectSpec
 from .signatures import parameters_of
 from .tensor_spec import LAYOUTS, PATTERNS, Layout, Pattern, TensorSpec
 from .values import Cuts, FromFunction, Integers, LogUniform, Mask, Normal, Uniform, Values
 
 __all__ = [
     "DTYPE_BYTES", "FLOOR", "LAYOUTS", "PATTERNS", "WIDE", "WORKING_DTYPES", "BadInput", "Case", "Contract",
-    "Cuts", "Dim", "Form", "FromFunction", "Integers", "Layout", "LogUniform", "Mask", "Normal", "Pattern",
-    "TensorSpec", "Uniform", "Values", "parameters_of", "setting",
+    "Cuts", "Dim", "Form", "FromFunction", "Integers", "Layout", "LogUniform", "Mask", "Normal", "ObjectSpec",
+    "Pattern", "TensorSpec", "Uniform", "Values", "parameters_of", "setting",
 ]  # fmt: skip

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ContractError, did_you_mean
 from ..laws import NAIVE, Budget, Scaling, SpeedBudget, Tolerance
 from .case import Case, Dim
 from .dtypes import WORKING_DTYPES
 from .form import FLOOR, BadInput, Form
+from .object_spec import ObjectSpec
 from .signatures import keywords_of
 from .tensor_spec import TensorSpec
 from .validation import validate
+
+Memory = Literal["gpu", "host"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,9 @@ class Contract:
 
     ``floor`` is called like a form. Without autograd it does only the work that every train step of the op needs, such
     as its matrix products. The time of a form is compared with it where naive's time says little.
+
+    ``memory`` says whose bytes the budgets and scaling laws limit. Those of the ``host`` are measured by the host
+    meter, whichever meter is asked for, and enter no lock: they depend on the version of Python.
     """
 
     name: str = field(kw_only=False)
@@ -43,10 +49,13 @@ class Contract:
     bad_inputs: Sequence[BadInput] = ()
     repeats_backward: bool = False
     floor: Callable[..., Any] | None = None
+    memory: Memory = "gpu"
 
     def __post_init__(self) -> None:
         forms = {key: form if isinstance(form, Form) else Form(form) for key, form in self.forms.items()}
         object.__setattr__(self, "forms", forms)
+        if self.has_objects and self.dtypes == WORKING_DTYPES:
+            object.__setattr__(self, "dtypes", ("float32",))  # objects have none: each call is compared once
         for key, values in self.choices.items():
             if not values:
                 raise ContractError(f"{self.name}: choice {key!r} has no values")
@@ -101,6 +110,11 @@ class Contract:
         own = None if form == NAIVE else self.forms[form].repeats_backward
         return self.repeats_backward if own is None else own
 
+    @property
+    def has_objects(self) -> bool:
+        """Whether an input is no tensor: results are then compared by ``==``."""
+        return any(isinstance(spec, ObjectSpec) for spec in self.inputs)
+
     def known_unequal_forms(self) -> list[str]:
         """Forms that are known to give a wrong answer: caught by equality, and so judged by nothing else."""
         return [name for name, form in self.forms.items() if form.known_unequal]
@@ -137,6 +151,7 @@ class Contract:
         lines = {"tolerance": self.tolerance.spelled()}
         lines["dtypes"] = ", ".join(self.dtypes)
         lines["repeats backward"] = str(self.repeats_backward).lower()
+        lines |= {"memory": self.memory} if self.memory != "gpu" else {}
         for name, form in self.forms.items():
             lines[f"form {name}"] = form.spelled()
         lines |= {f"dim {name}": dim.spelled() for name, dim in self.dims.items()}

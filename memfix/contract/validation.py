@@ -27,6 +27,7 @@ def validate(contract: Contract) -> None:
 
 def _faults(contract: Contract) -> Iterator[str]:
     yield from _faults_of_parts(contract)
+    yield from _faults_of_memory(contract)
     yield from _faults_of_inputs(contract)
     yield from _faults_of_signatures(contract)
     laws: list[Law] = [*contract.budgets, *contract.scaling, *contract.speed]
@@ -67,6 +68,21 @@ def _faults_of_parts(contract: Contract) -> Iterator[str]:
     for dtype in contract.dtypes:
         if dtype not in WORKING_DTYPES:
             yield f"dtypes must be some of {WORKING_DTYPES}, got {dtype!r}"
+
+
+def _faults_of_memory(contract: Contract) -> Iterator[str]:
+    if contract.memory not in ("gpu", "host"):
+        yield f"memory must be one of ('gpu', 'host'), got {contract.memory!r}"
+    if contract.memory == "gpu":
+        if contract.has_objects:
+            yield "an ObjectSpec is host memory; declare the contract with memory='host'"
+        return
+    for spec in contract.inputs:
+        if spec.grad:
+            yield f"memory='host' measures no backward; drop grad=True of input {spec.name!r}"
+    for name, form in contract.forms.items():
+        if form.has_kernels:
+            yield f"memory='host' measures no GPU; drop has_kernels=True of form {name!r}"
 
 
 def _faults_of_inputs(contract: Contract) -> Iterator[str]:

@@ -72,6 +72,11 @@ def readings_by_key(examinations: Sequence[Examination]) -> dict[Any, Reading]:
     }
 
 
+def lockable_readings(examinations: Sequence[Examination]) -> dict[Any, Reading]:
+    """The readings that have an entry in the lock: not those of the host, which depend on the version of Python."""
+    return {key: reading for key, reading in readings_by_key(examinations).items() if reading.meter != "host"}
+
+
 def judge(
     examinations: Sequence[Examination],
     *,
@@ -96,7 +101,7 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
 
     A form that is not equal to naive is reported only where it is above its entry: nobody should lock its bytes.
     """
-    readings = readings_by_key(examinations)
+    readings = lockable_readings(examinations)
     judged_ops = {examination.op for examination in examinations}
     # a form that is known to be unequal is never measured, so its entries are stale
     unequal = {

@@ -18,7 +18,7 @@ from ..meters.base import Reading
 from ..provenance import describe
 from ..units import format_bytes, format_change
 from .base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
-from .judge import Verdict, judge, readings_by_key
+from .judge import Verdict, judge, lockable_readings, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
 from .peaks import Peaks, peaks_path, read_peaks, write_peaks
 from .workers import examine_all
@@ -93,7 +93,7 @@ def _not_run(examinations: Sequence[Examination], meter: str) -> list[str]:
     """Forms that the meter's GPU cannot hold: what the simulated meter says they would take."""
     largest: dict[tuple[str, str, str], Reading] = {}
     for (op, form, case, _), reading in readings_by_key(examinations).items():
-        if reading.meter != meter:
+        if reading.meter not in (meter, "host"):
             largest[op, form, case] = max(largest.get((op, form, case), reading), reading, key=lambda r: r.peak_bytes)
     return [
         f"{op}/{form} [{case}] was not run: it would take {format_bytes(reading.peak_bytes)} above "
@@ -172,12 +172,12 @@ def _updated_lock(lock: dict[Key, int], examinations: Sequence[Examination], who
     """Today's readings; entries of ops that were not examined stay, unless all were."""
     judged = {examination.op for examination in examinations}
     kept = {} if whole else {key: size for key, size in lock.items() if key[0] not in judged}
-    return kept | {key: bytes_of(reading, key[3]) for key, reading in readings_by_key(examinations).items()}
+    return kept | {key: bytes_of(reading, key[3]) for key, reading in lockable_readings(examinations).items()}
 
 
 def _updated_peaks(peaks: Peaks, lock: dict[Key, int], examinations: Sequence[Examination]) -> Peaks:
     """What is alive at today's peaks, for the entries of the lock that are peaks."""
-    readings = readings_by_key(examinations)
+    readings = lockable_readings(examinations)
     of_today = {spelled(key): reading.alive_at_peak for key, reading in readings.items()}
     kept = {spelled(key) for key in lock if key[3] != "held"}
     return {key: rows for key, rows in {**peaks, **of_today}.items() if key in kept}

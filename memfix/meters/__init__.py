@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..errors import MeterUnavailable, UsageError, did_you_mean
 from .base import Allocation, Meter, Reading, StepBuilder
 
-__all__ = ["METERS", "Allocation", "Meter", "Reading", "StepBuilder", "get_meter", "usable_meter"]
+__all__ = ["GPU_METERS", "METERS", "Allocation", "Meter", "Reading", "StepBuilder", "get_meter", "usable_meter"]
 
-METERS = ("simulated", "cuda", "nvml")
+GPU_METERS = ("simulated", "cuda", "nvml")
+METERS = (*GPU_METERS, "host")
 
 
 def get_meter(name: str, gpu: str = "H200") -> Meter:
@@ -24,17 +25,21 @@ def get_meter(name: str, gpu: str = "H200") -> Meter:
         from .nvml import NvmlMeter
 
         return NvmlMeter()
+    if name == "host":
+        from .host import HostMeter
+
+        return HostMeter()
     raise UsageError(f"unknown meter {name!r}{did_you_mean(name, METERS)}")
 
 
 def usable_meter(name: str, gpu: str = "H200") -> tuple[Meter, str | None]:
-    """The meter asked for; or, where it cannot run, the simulated one and a sentence that says so."""
+    """The meter asked for; or the simulated one and a sentence that says so, where a GPU meter cannot run."""
     meter = get_meter(name, gpu)
     reason = meter.unavailable_reason()
     if reason is None:
         return meter, None
-    if name == "simulated":
-        raise MeterUnavailable(f"simulated meter unavailable: {reason}")
+    if name in ("simulated", "host"):
+        raise MeterUnavailable(f"{name} meter unavailable: {reason}")
     simulated = get_meter("simulated", gpu)
     no_simulation = simulated.unavailable_reason()
     if no_simulation is not None:

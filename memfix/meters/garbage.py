@@ -1,4 +1,4 @@
-"""Collections of garbage that look only at what a step made, not at all of torch."""
+"""Garbage collections that visit only what a step made, not all of torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ _FROZEN_BY_PYTHON = 1000
 
 
 @contextlib.contextmanager
-def only_our_own_cycles() -> Iterator[None]:
-    """No automatic collection, and an asked-for one looks only at what is made from here on, not at all of torch.
+def only_our_own_cycles(*, automatic: bool = False) -> Iterator[None]:
+    """A collection visits only the objects that are made from here on, not all of torch; and, unless ``automatic``,
+    Python starts none itself.
 
-    Where the program has frozen what it found worth it, that stays as it is: nobody could thaw our part alone.
+    Where the program has frozen objects of its own, nothing more is frozen: Python can only unfreeze all of them.
     """
     was_enabled, is_ours = gc.isenabled(), gc.get_freeze_count() <= _FROZEN_BY_PYTHON
-    gc.disable()
+    if not automatic:
+        gc.disable()
     if is_ours:
         gc.freeze()
     try:

@@ -1,0 +1,253 @@
+"""Host memory: the bytes that Python, numpy and torch's CPU tensors take at the peak of a step.
+
+The figure is a count. tracemalloc counts what Python and numpy allocate; a dispatch mode counts the results of torch's
+operators on CPU tensors, not the temporaries inside their kernels. Memory of other C libraries and of child processes
+is in neither. The resident memory of the process, read in a run of its own, is a second opinion (``reserved_bytes``).
+
+Counts depend on the version of Python, so budgets and scaling laws are held against them, and no lock is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib.util
+import platform
+import sys
+import sysconfig
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MeasurementError, MeterUnavailable
+from ..units import KiB, MiB, format_bytes
+from .base import Reading, Step, StepBuilder
+from .garbage import only_our_own_cycles
+from .resident import PAGE_BYTES, resident_growth
+from .timeline import Allocation, Line
+
+if TYPE_CHECKING:
+    from .host_tensors import CpuTensors
+
+GRANULARITY_BYTES = 4 * KiB
+"""What Python's own caches and free lists, and the measurement itself, may add to a count."""
+_FRAMES = 8  # of each allocation, to find the user's line behind a library's
+_NEAR_PEAK = 0.95
+_PER_TENSOR = 64  # bytes that may stay for each tensor that was followed, and are no leak: 23 were seen
+_NUMPY_DOMAIN = 389047  # by which numpy tells tracemalloc of its arrays
+_UNCOUNTED = 16 * MiB  # by which resident memory may grow beyond what was counted before a reading says so
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_TENSORS = "torch's CPU tensors are counted operator by operator: temporaries inside their kernels are not"
+_RUNNING = "resident memory was not read: tracemalloc was running already, and its own tables are resident"
+
+
+class HostMeter:
+    name = "host"
+    simulation = None
+
+    def unavailable_reason(self) -> str | None:
+        if importlib.util.find_spec("_tracemalloc") is None:
+            return "this Python has no tracemalloc; use CPython"
+        return None
+
+    def capacity_bytes(self) -> None:
+        """No step is left out: what does not fit raises a MemoryError."""
+
+    def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
+        """After the warm-up the step runs three times: for the figure, for the lines behind it and to confirm leaks,
+        and for resident memory. A tracemalloc that is running already is used, and goes on running."""
+        reason = self.unavailable_reason()
+        if reason is not None:
+            raise MeterUnavailable(f"host meter unavailable: {reason}")
+        was_tracing = tracemalloc.is_tracing()
+        if "torch" in sys.modules:
+            from . import host_tensors  # noqa: F401  now, so that the import is not traced
+        # the collector runs as it does without a meter: it decides how much garbage is alive at the peak
+        with only_our_own_cycles(automatic=True), _tracing():
+            step = build("cpu")
+            for _ in range(warmup):
+                step()
+            counted = _count(step)
+            again = _count(step, rows_near=counted.peak_bytes)
+        growth = None if was_tracing else resident_growth(step)
+        resident_bytes = growth.bytes if growth else None
+        notes = [note for note in (_RUNNING if growth is None else growth.note,) if note]
+        doubts = [_TENSORS] if counted.has_tensors else []
+        if resident_bytes is not None and resident_bytes > 2 * counted.peak_bytes + _UNCOUNTED:
+            grown, pages = format_bytes(resident_bytes), format_bytes(PAGE_BYTES)
+            doubts.append(f"resident memory grew by {grown} (pages of {pages}): C libraries took what is not counted")
+        return Reading(
+            meter=self.name,
+            device=f"{platform.machine()} host",
+            peak_bytes=counted.peak_bytes,
+            base_bytes=counted.base_bytes,
+            held_bytes=counted.held_bytes,
+            # what one call leaves may be a cache's first entry; a leak is left by every call
+            leaked_bytes=min(counted.left_bytes, again.left_bytes),
+            allocated_bytes=counted.peak_bytes,
+            reserved_bytes=resident_bytes,
+            granularity_bytes=GRANULARITY_BYTES,
+            exact=not doubts,
+            notes=(*doubts, *notes),
+            alive_at_peak=again.rows,
+        )
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    """From before the step is built: a block that was not traced from its birth counts whole when it is resized."""
+    if tracemalloc.is_tracing():
+        yield
+        return
+    tracemalloc.start(_FRAMES)
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """One run of a step. Bytes are above ``base_bytes``, which were live before it."""
+
+    base_bytes: int
+    peak_bytes: int
+    held_bytes: int
+    left_bytes: int
+    has_tensors: bool
+    rows: tuple[Allocation, ...]
+
+
+def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
+    """Run ``step`` once. ``rows_near``: its peak as known from an earlier run, near which lines are looked up."""
+    live = _LiveBytes()
+    tensors = _follow_tensors(live)
+    lookup = _Lookup(live, tensors, int(_NEAR_PEAK * rows_near)) if rows_near else None
+    with tensors or contextlib.nullcontext(), lookup.installed() if lookup else contextlib.nullcontext():
+        gc.collect()
+        live.start()  # all that the measurement itself needs is there
+        result = step()
+        if not tracemalloc.is_tracing():
+            raise MeasurementError("the step stopped tracemalloc, by which the host meter counts; leave it running")
+        held_bytes, peak_bytes = live.now(), live.peak()
+        del result
+        gc.collect()
+        num_tensors = tensors.clear() if tensors is not None else 0
+        gc.collect()  # again: it empties Python's free lists
+        left_bytes = live.now() - _PER_TENSOR * num_tensors
+    return _Counted(live.base, peak_bytes, held_bytes, left_bytes, num_tensors > 0, lookup.rows if lookup else ())
+
+
+def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:
+    if "torch" not in sys.modules:
+        return None
+    from .host_tensors import CpuTensors
+
+    return CpuTensors(live.tensors_changed)
+
+
+class _LiveBytes:
+    """Bytes of tracemalloc and of tensors together, above those at the start.
+
+    Their common peak is exact: tensors do not change between two events, and tracemalloc keeps its peak since the last.
+    """
+
+    def __init__(self) -> None:
+        self.base = sys.maxsize  # so that nothing is above it before the start
+        self._tensor_bytes = self._peak = 0
+
+    def start(self) -> None:
+        self._tensor_bytes = self._peak = 0
+        tracemalloc.reset_peak()
+        self.base = tracemalloc.get_traced_memory()[0]
+
+    @contextlib.contextmanager
+    def not_counting(self) -> Iterator[None]:
+        """What is allocated inside, and kept, counts as there before."""
+        before = tracemalloc.get_traced_memory()[0]
+        yield
+        gc.collect()
+        self.base += tracemalloc.get_traced_memory()[0] - before
+
+    def now(self) -> int:
+        return tracemalloc.get_traced_memory()[0] - self.base + self._tensor_bytes
+
+    def peak(self) -> int:
+        since_last_event = tracemalloc.get_traced_memory()[1] - self.base + self._tensor_bytes
+        return max(self._peak, since_last_event)
+
+    def tensors_changed(self, size: int) -> None:
+        self._peak = self.peak()
+        tracemalloc.reset_peak()
+        self._tensor_bytes += size
+
+
+@dataclass
+class _Lookup:
+    """Finds the lines behind what is alive as soon as ``threshold`` bytes are: at a call or return in this thread."""
+
+    live: _LiveBytes
+    tensors: CpuTensors | None
+    threshold: int
+    rows: tuple[Allocation, ...] = ()
+    _before: dict[tuple[str, Line | None], list[int]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        outer = sys.getprofile()
+        self._before = _sums(None)
+        sys.setprofile(self._look)
+        try:
+            yield
+        finally:
+            sys.setprofile(outer)
+
+    def _look(self, *_event: Any) -> None:
+        if self.live.now() >= self.threshold:
+            sys.setprofile(None)
+            with self.live.not_counting():
+                self.rows = self._rows()
+
+    def _rows(self) -> tuple[Allocation, ...]:
+        rows = []
+        for (what, line), (size, count) in _sums(self.tensors).items():
+            before = self._before.get((what, line), (0, 0))
+            place, code = (line.place, line.text) if line else ("", "")
+            rows.append(Allocation(size - before[0], what, place, code, max(1, count - before[1])))
+        return tuple(sorted((row for row in rows if row.bytes > 0), key=lambda row: (-row.bytes, row.what, row.place)))
+
+
+def _sums(tensors: CpuTensors | None) -> dict[tuple[str, Line | None], list[int]]:
+    """Bytes and number of live blocks, by kind and line."""
+    found: dict[tuple[str, Line | None], list[int]] = {}
+
+    def add(what: str, line: Line | None, size: int) -> None:
+        row = found.setdefault((what, line), [0, 0])
+        row[0] += size
+        row[1] += 1
+
+    line_of = functools.cache(_user_line)
+    # the plain tuples behind Snapshot.traces: a hundred thousand blocks take seconds as objects
+    for domain, size, frames, *_ in tracemalloc.take_snapshot().traces._traces:  # type: ignore[attr-defined]
+        line = line_of(frames)
+        if line is not None:
+            add("numpy array" if domain == _NUMPY_DOMAIN else "Python objects", line, size)
+    if tensors is not None:
+        for size, site in tensors.alive():
+            add("CPU tensor", Line(site[0].co_filename, site[1], "") if site else None, size)
+    return found
+
+
+def _user_line(frames: tuple[tuple[str, int], ...]) -> Line | None:
+    """The innermost line outside libraries, or else the innermost; None for what the meters themselves allocate."""
+    for file, number in frames:
+        if file.startswith(_METERS):
+            return None
+        if not file.startswith((*_LIBRARIES, "<")):
+            return Line(file, number, "")
+    return Line(*frames[0], "")
+
+
+_METERS = __file__.rpartition("host.py")[0]

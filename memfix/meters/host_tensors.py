@@ -1,0 +1,74 @@
+"""Counts torch's CPU tensors, which tracemalloc does not see: a dispatch mode follows the storage of every result."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .simulated.source_lines import Site, SourceLines
+
+
+class CpuTensors(TorchDispatchMode):
+    """Calls ``on_change`` with the bytes of every storage that an operator makes, and with their negative when it is
+    freed. A storage that is an argument first existed before: numpy made it, or the code before the step.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the default imports the whole compiler at the first operator, which would be counted."""
+        return False
+
+    def __init__(self, on_change: Callable[[int], None]) -> None:
+        super().__init__()
+        self._num_made = 0
+        self._on_change = on_change
+        self._lines = SourceLines()
+        self._alive: dict[int, tuple[int, Site | None, Any]] = {}  # address -> bytes, line, weak reference
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _cpu_tensors_in((args, kwargs)):
+            self._follow(tensor.untyped_storage(), 0, None)
+        result = func(*args, **kwargs)
+        for tensor in _cpu_tensors_in(result):
+            storage = tensor.untyped_storage()
+            self._follow(storage, storage.nbytes(), self._lines.current())
+        return result
+
+    def clear(self) -> int:
+        """Drop the records, which are no memory of the step. Returns how many storages were made."""
+        self._alive, self._lines = {}, SourceLines()
+        return self._num_made
+
+    def alive(self) -> list[tuple[int, Site | None]]:
+        """The bytes of each storage that was made and is alive, and the line that made it."""
+        return [(size, site) for size, site, _ in self._alive.values() if size]
+
+    def _follow(self, storage: torch.UntypedStorage, size: int, site: Site | None) -> None:
+        address = storage._cdata
+        if address in self._alive:
+            return
+
+        def freed(_reference: object) -> None:
+            if self._alive.pop(address, None) is not None and size:
+                self._on_change(-size)
+
+        self._alive[address] = (size, site, weakref.ref(storage, freed))
+        if size:
+            self._num_made += 1
+            self._on_change(size)
+
+
+def _cpu_tensors_in(values: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in tree_leaves(values)
+        if type(leaf) in (torch.Tensor, torch.nn.Parameter)
+        and leaf.device.type == "cpu"
+        and leaf.layout is torch.strided
+    ]
