@@ -47,9 +47,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022 - in the order a newcomer meets them
-    "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "ObjectSpec", "Case",
-    "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit", "Fit",
-    "MemfixError",
+    "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "ObjectSpec",
+    "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit",
+    "Fit", "MemfixError",
 ]  # fmt: skip
 
 
