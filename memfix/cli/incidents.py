@@ -14,7 +14,8 @@ from .options import json_option, progress, report_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..incidents.claims import Answer, Claim
+    from ..incidents.claims import Claim
+    from ..incidents.judging import JudgedClaim
 
 
 @click.command()
@@ -59,7 +60,8 @@ def _list(json_path: str | None) -> int:
 def _judge(name: str, claim_names: Sequence[str], quick: bool, json_path: str | None) -> int:
     from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError
     from ..gate import report
-    from ..incidents.claims import answers, chosen_claims, load_checks, load_claims
+    from ..incidents.claims import chosen_claims, load_claims
+    from ..incidents.judging import judge_claims, load_checks
 
     asked = chosen_claims(load_claims(name), claim_names)
     if not asked:
@@ -69,35 +71,35 @@ def _judge(name: str, claim_names: Sequence[str], quick: bool, json_path: str | 
     if not chosen:
         raise UsageError(f"--quick leaves out all that was asked for: {_ids(left_out)}")
     with progress() as say:
-        found = list(answers(chosen, load_checks(name), say=say))
+        judged = list(judge_claims(chosen, load_checks(name), say=say))
     console = report_console(to_stderr=json_path == "-")
-    _print(console, found, left_out)
+    _print(console, judged, left_out)
     if json_path is not None:
-        claims = [answer.as_dict() for answer in found]
+        claims = [claim.as_dict() for claim in judged]
         data = {"incident": name, "claims": claims, "left_out": [claim.id for claim in left_out]}
         report.write_report(json_path, report.as_json(data))
-    return EXIT_REGRESSION if any(answer.drifted for answer in found) else EXIT_PASS
+    return EXIT_REGRESSION if any(claim.drifted for claim in judged) else EXIT_PASS
 
 
-def _print(console: Console, found: Sequence[Answer], left_out: Sequence[Claim]) -> None:
+def _print(console: Console, judged: Sequence[JudgedClaim], left_out: Sequence[Claim]) -> None:
     from ..gate import report
     from ..incidents.claims import counts
 
     table = _plain_table("claim", "the report says", "verdict", "what is true")
-    for answer in found:
-        table.add_row(answer.claim.id, _said(answer.claim), _verdict(answer), _true(answer))
+    for one in judged:
+        table.add_row(one.claim.id, _said(one.claim), _verdict(one), _true(one))
     console.print(table)
-    by_verdict = counts(answer.verdict for answer in found)
+    by_verdict = counts(one.verdict for one in judged)
     summary = ", ".join(f"{verdict} {number}" for verdict, number in by_verdict.items())
-    console.print(Text(f"{report.counted(len(found), 'claim')}: {summary}", style="bold"))
+    console.print(Text(f"{report.counted(len(judged), 'claim')}: {summary}", style="bold"))
     if left_out:
         console.print(Text(f"left out by --quick: {_ids(left_out)}", style="yellow"))
-    drifted = [answer for answer in found if answer.drifted]
+    drifted = [one for one in judged if one.drifted]
     if drifted:
         console.print(Text("the replay has drifted from what is recorded", style="bold red"))
-        for answer in drifted:
-            said = answer.failed or "; ".join(answer.drift)
-            console.print(Text(f"  {answer.claim.id}: {said}"), soft_wrap=True)
+        for one in drifted:
+            said = one.failed or "; ".join(one.drift)
+            console.print(Text(f"  {one.claim.id}: {said}"), soft_wrap=True)
 
 
 def _plain_table(*columns: str) -> Table:
@@ -115,14 +117,14 @@ def _said(claim: Claim) -> Text:
 _STYLES = {"holds": "green", "wrong": "red", "not testable": "dim"}
 
 
-def _verdict(answer: Answer) -> Text:
-    if answer.verdict is None:
+def _verdict(judged: JudgedClaim) -> Text:
+    if judged.verdict is None:
         return Text("failed", style="bold red")
-    return Text(answer.verdict, style=_STYLES[answer.verdict])
+    return Text(judged.verdict, style=_STYLES[judged.verdict])
 
 
-def _true(answer: Answer) -> Text:
-    return Text.assemble(answer.failed or answer.true, (f" [{answer.how}]" if answer.how else "", "dim"))
+def _true(judged: JudgedClaim) -> Text:
+    return Text.assemble(judged.failed or judged.true, (f" [{judged.how}]" if judged.how else "", "dim"))
 
 
 def _ids(claims: Sequence[Claim]) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from command_line import Ended
 
-from memfix.incidents import claims as judging
+from memfix.incidents import claims as recording
+from memfix.incidents import judging
 from memfix.incidents.claims import load_claims
-from memfix.incidents.long_context_loss import claim_checks
+from memfix.incidents.judging import check
+from memfix.incidents.long_context_loss.checks import loss_values
 
 CHEAP = ("--claim", "LOG-01", "--claim", "LOG-06", "--claim", "LOG-52")
 
@@ -25,7 +27,7 @@ def _no_judging(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(*_: object, **__: object) -> None:
         raise AssertionError("something was judged")
 
-    monkeypatch.setattr(judging, "answers", judged)
+    monkeypatch.setattr(judging, "judge_claims", judged)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, name: str, **changed: Any) -> None:
@@ -34,7 +36,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str, **changed: Any) -> None:
         dataclasses.replace(claim, **changed) if claim.id == name else claim
         for claim in load_claims("long_context_loss")
     ]
-    monkeypatch.setattr(judging, "load_claims", lambda _: claims)
+    monkeypatch.setattr(recording, "load_claims", lambda _: claims)
 
 
 # ---------------------------------------------------------------- what is printed
@@ -128,10 +130,11 @@ def test_another_figure_than_recorded_ends_with_1(memfix: Any, monkeypatch: pyte
 
 
 def test_a_check_that_breaks_ends_with_1(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
+    @check("LOG-52", "LOG-53")
+    def broken(_: object) -> Any:
         raise ValueError("no [N, V] here")
 
-    monkeypatch.setitem(claim_checks.CHECKS, "first_printed_lines", broken)
+    monkeypatch.setattr(loss_values, "printed_lines", broken)
     ended = memfix("incidents", "long_context_loss", *CHEAP)
     assert ended.exit_code == 1
     assert ended.out.splitlines()[-1] == "  LOG-52: ValueError: no [N, V] here"
@@ -171,7 +174,7 @@ def test_options_of_one_incident_need_its_name(memfix: Any, option: list[str]) -
 
 
 def test_an_incident_without_claims_is_refused(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "CLAIMS_FILE", "nobody_wrote_them.toml")
+    monkeypatch.setattr(recording, "CLAIMS_FILE", "nobody_wrote_them.toml")
     assert memfix("incidents", "long_context_loss") == Ended(
         4, "", "memfix: incident long_context_loss has no claims\n"
     )

@@ -6,16 +6,17 @@ import torch
 
 from ....laws import NAIVE
 from ....ops.kda.reported import precompute_updates
-from ...claims import Found
+from ...evidence import raised
+from ...judging import ON_CPU, CheckResult, check, result
 from .evidence import Evidence
 
-ON_CPU = "run on the CPU"
 TOKENS = 100
 CHUNK_SIZES = (1, 7, 16, 32, 64, 99, 100, 128, 1000)
 
 
-def bitwise_equal(evidence: Evidence) -> Found:
-    """KDA-29: transitions, writes, output and final state of every chunk size, beside one chunk's and dense's."""
+@check("KDA-29")
+def bitwise_equal(evidence: Evidence) -> CheckResult:
+    """Transitions, writes, output and final state of every chunk size, beside one chunk's and dense's."""
     _, k, v, g, beta = (tensor.detach() for tensor in evidence.tensors(TOKENS))
     whole = precompute_updates(k, v, g, beta, memory_chunk_size=TOKENS)
     dense = evidence.computed(NAIVE, TOKENS)
@@ -28,16 +29,18 @@ def bitwise_equal(evidence: Evidence) -> Found:
         gradients.append(
             all(torch.allclose(*pair, rtol=1e-10, atol=1e-12) for pair in zip(grads, dense[2:], strict=True))
         )
-    figures: dict[str, int | str] = {
-        "sizes": ", ".join(str(size) for size, same in zip(CHUNK_SIZES, bitwise, strict=True) if same),
-        "tokens": TOKENS,
-        "gradients": "equal within rounding" if all(gradients) else "different",
-    }
-    return Found(all(bitwise) and all(gradients), ON_CPU, figures)
+    return result(
+        all(bitwise) and all(gradients),
+        ON_CPU,
+        sizes=", ".join(str(size) for size, same in zip(CHUNK_SIZES, bitwise, strict=True) if same),
+        tokens=TOKENS,
+        gradients="equal within rounding" if all(gradients) else "different",
+    )
 
 
-def any_remainder(evidence: Evidence) -> Found:
-    """KDA-33: lengths that no chunk divides, chunks longer than the sequence, one token, and none."""
+@check("KDA-33")
+def any_remainder(evidence: Evidence) -> CheckResult:
+    """Lengths that no chunk divides, chunks longer than the sequence, one token, and none."""
     right: list[str] = []
     wrong: list[str] = []
     for form in ("reported", "streamed", "wy"):
@@ -46,13 +49,11 @@ def any_remainder(evidence: Evidence) -> Found:
             same = all(torch.allclose(*pair, rtol=1e-9, atol=1e-11) for pair in found)
             (right if same else wrong).append(f"{form} {tokens}/{size}")
     empty = [tensor[:, :0] for tensor in evidence.tensors(1)]
-    try:
-        evidence.contract.function("reported")(*empty)
-        none = "taken"
-    except ValueError:
-        none = "refused"
-    figures: dict[str, int | str] = {"right": len(right), "wrong": ", ".join(wrong) or "none", "no_tokens": none}
-    return Found(not wrong and none == "refused", ON_CPU, figures)
-
-
-CHECKS = {check.__name__: check for check in (bitwise_equal, any_remainder)}
+    is_refused = raised(evidence.contract().function("reported"), *empty) == "ValueError"
+    return result(
+        not wrong and is_refused,
+        ON_CPU,
+        right=len(right),
+        wrong=", ".join(wrong) or "none",
+        no_tokens="refused" if is_refused else "taken",
+    )

@@ -1,0 +1,192 @@
+"""What checks of claims measure, for every incident: an op's forms, train steps, results of a GPU.
+
+An incident derives its own ``Evidence`` and adds what only its report is about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ..checks.inputs import Draw
+from ..checks.memory import bytes_of, measure_phases
+from ..contract import Case, Contract
+from ..formula import Formula
+from ..laws import NAIVE, Phase
+from ..meters import get_meter
+from ..meters.base import Reading
+from ..meters.timeline import Buffer, Timeline
+from ..registry import contracts
+from .config import RunConfig, load_config
+from .incident import Incident, Say, silent
+from .judging import NeedsGpu
+from .measured_step import repeated_reading
+from .profile import Profile, Row
+from .profile_step import profile
+
+CASE = "incident"
+
+# figures of a GPU: beside the package in a checkout, and not part of what is installed
+H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
+
+
+class Evidence:
+    """The measurements of one run of the checks, each made once, when a check first asks for it.
+
+    ``op`` is the op that the report is about; a check may name another. ``incident`` is what the folder's
+    ``incident.py`` declares. ``say`` is told what takes a while, ``results`` is the folder of what an H200 gave.
+    """
+
+    op: ClassVar[str] = ""
+    incident: ClassVar[Incident]
+
+    def __init__(self, say: Say = silent, results: Path = H200_RESULTS) -> None:
+        self.say, self._results = say, results
+        self.meter = get_meter("simulated", "H200")
+        self._readings: dict[tuple[str, str, str], dict[Phase, Reading]] = {}
+        self._profiles: dict[tuple[object, ...], Profile] = {}
+
+    # ---------------------------------------------------------------- sizes
+    @property
+    def dims(self) -> dict[str, int]:
+        """What formulas may name: the dims of the incident's case, and ``e``, its item size."""
+        return self.case.formula_values if self.op else {}
+
+    def bytes(self, formula: str, **dims: int) -> int:
+        """A formula of the dims, with other ``dims`` where given: ``bytes("B*T*V*e", T=4096)``."""
+        return Formula(formula).evaluate({**self.dims, **dims})
+
+    # ---------------------------------------------------------------- an op's forms at the incident, simulated
+    def contract(self, op: str = "") -> Contract:
+        (found,) = contracts([op or self.op])
+        return found
+
+    @property
+    def case(self) -> Case:
+        return self.contract().cases[CASE]
+
+    def reading(self, form: str, phase: Phase, *, op: str = "", **changed: Any) -> Reading:
+        """Above the inputs. ``changed`` are other dims, choices, or another dtype, than the incident's."""
+        contract = self.contract(op)
+        case = contract.cases[CASE]
+        case = contract.case_of(CASE, {**case.settings, "dtype": case.dtype, "present": case.present, **changed})
+        known = self._readings.setdefault((contract.name, form, case.spelled()), {})
+        if phase not in known:
+            words = [
+                f"{contract.name}/{form} [{CASE}, {phase}]",
+                *(f"{name}={value}" for name, value in changed.items()),
+            ]
+            self.say(" ".join(words))
+            # a train step also shows what is held after its forward
+            phases: tuple[Phase, ...] = ("held", "train") if phase == "train" else (phase,)
+            known.update(measure_phases(contract, form, Draw(case), phases, self.meter))
+        return known[phase]
+
+    def peak(self, form: str, phase: Phase, **of: Any) -> int:
+        """Bytes of the phase; ``of`` as for :meth:`reading`."""
+        return bytes_of(self.reading(form, phase, **of), phase)
+
+    def times_below(self, form: str, phase: Phase, *, than: str = NAIVE, **of: Any) -> float:
+        """How many times smaller the peak of ``form`` is than that of another."""
+        return self.reading(form, phase, **of).times_below(self.reading(than, phase, **of))
+
+    def timeline(self, form: str, phase: Phase = "forward", **of: Any) -> Timeline:
+        timeline = self.reading(form, phase, **of).timeline
+        assert timeline is not None
+        return timeline
+
+    def made_by(self, form: str, code: str = "", *, function: str = "", **of: Any) -> list[Buffer]:
+        """What the form's forward allocates in lines that contain ``code``, or in a function of this name."""
+        buffers = self.timeline(form, **of).buffers
+        return [b for b in buffers if b.line and code in b.line.text and function in ("", b.line.function)]
+
+    def alive_after(self, form: str, code: str, **of: Any) -> list[Buffer]:
+        """What is alive in the form's forward when a line that contains ``code`` has first run."""
+        return list(self.timeline(form, **of).alive_at(self.made_by(form, code, **of)[0].born))
+
+    def largest(self, form: str, **of: Any) -> int:
+        """The largest single allocation of the form's forward."""
+        return max(buffer.bytes for buffer in self.timeline(form, **of).buffers if buffer.born)
+
+    # ---------------------------------------------------------------- train steps of the incident's model, simulated
+    def config(self, *overrides: str, file: str = "") -> RunConfig:
+        """The report's own run, or that of another config, with ``section.key=value`` overridden."""
+        return load_config(self.incident, file or self.incident.config, overrides)
+
+    def profile(self, *overrides: str, world_size: int = 1) -> Profile:
+        """The stages of a run's first step, as ``memfix profile`` measures them, on one rank of ``world_size``."""
+        key = (overrides, world_size)
+        if key not in self._profiles:
+            config = self.config(*overrides)
+            self._profiles[key] = profile(self._stands_in_once, config, world_size=world_size, say=self.say)
+        return self._profiles[key]
+
+    def rows(self, *overrides: str, world_size: int = 1) -> dict[str, Row]:
+        """The rows of a profile, by the names of their stages."""
+        return {row.stage.name: row for row in self.profile(*overrides, world_size=world_size).rows}
+
+    def later_step_bytes(self, *overrides: str, world_size: int = 1) -> int:
+        """The peak of a step after the first, with all that exists before it."""
+        config, incident = self.config(*overrides), self._stands_in_once
+        stand_ins = incident.stand_ins(config, self.meter, self.say)
+        self.say(f"{incident.name} {config.name}: a train step on one rank of {world_size}")
+        reading = repeated_reading(incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
+        return reading.base_bytes + reading.peak_bytes
+
+    @functools.cached_property
+    def _stands_in_once(self) -> Incident:
+        """The incident, but its stand-ins are measured once for all steps of a run."""
+        measured = functools.cache(lambda config: self.incident.stand_ins(config, self.meter, self.say))
+        return dataclasses.replace(self.incident, stand_ins=lambda config, meter, say: measured(config))
+
+    # ---------------------------------------------------------------- what a GPU measured
+    def h200(self, file: str, key: str, *, command: str) -> Any:
+        """What ``command`` wrote on the H200 under ``key`` of a JSON file that is kept with the project."""
+        path = self._results / file
+        found = json.loads(path.read_text(encoding="utf-8")).get(key) if path.is_file() else None
+        if not found:
+            raise NeedsGpu(f"needs a GPU: {command}")
+        return found
+
+    def speed_ratios(self, form: str, *, op: str = "") -> dict[str, float]:
+        """The form's time over naive's on the H200, interleaved in one process, by case."""
+        op = op or self.op
+        command = f"memfix check {op} --speed --device cuda"
+        ratios = {
+            found["case"]: found["figures"]["ratio"]
+            for found in self.h200("speed.json", "findings", command=command)
+            if (found["check"], found["op"], found["form"]) == ("speed", op, form)
+        }
+        if not ratios:
+            raise NeedsGpu(f"needs a GPU: {command}")
+        return ratios
+
+
+# ---------------------------------------------------------------- code that runs on the CPU
+def raised(function: Callable[..., object], *args: object, **options: object) -> str:
+    """The name of the error that a call raises, or ``nothing``."""
+    try:
+        function(*args, **options)
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def default_of(function: Callable[..., object], parameter: str) -> Any:
+    return inspect.signature(function).parameters[parameter].default
+
+
+@contextlib.contextmanager
+def fixed_seed(seed: int = 0) -> Iterator[None]:
+    """Random numbers from ``seed``; the caller's own generator is left as it was."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,175 @@
+"""Checks of what the report says can be set: the chunk, from YAML to the op, and the run that it is set in."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from ....ops.kda import kda
+from ....ops.kda.reported import precompute_updates, reported_kda
+from ...claims import Claim
+from ...config import find_config, load_config
+from ...distributed import World
+from ...evidence import default_of, fixed_seed, raised
+from ...judging import ON_CPU, CheckResult, as_expected, check, result, sizes
+from ...training import train
+from .. import block as blocks
+from ..block import KDABlock
+from ..chunk_size import RECOMMENDED, validated_chunk_size
+from ..incident import ModelConfig, build_model, incident
+from ..model import LanguageModel
+from .evidence import SUBTRACTION, Evidence
+
+SIGNATURES, CONFIGS = "signatures", "configs/hn_xs.yaml and hn_s.yaml"
+KEY = "kda_memory_chunk_size"
+
+# hn_xs, but small: seconds on a CPU
+SHRUNKEN = (
+    "model.layers=2", "model.width=16", "model.heads=2", "model.head_width=8", "model.ffn_width=24",
+    "model.vocabulary=64", "data.context_length=20", "data.states=16", "training.batch_tokens=40", "training.steps=2",
+    "training.device=cpu",
+)  # fmt: skip
+
+
+@check("KDA-07")
+def the_reports_shape(evidence: Evidence) -> CheckResult:
+    """The shape in the config and in the case that the op is measured at."""
+    run, dims = evidence.config(), evidence.dims
+    shape = (run.batch_size, run.data.context_length, run.model.heads, run.model.head_width)
+    same = shape == tuple(dims[name] for name in "BTHK") == (16, 256, 8, 64)
+    tokens = run.batch_size * run.data.context_length
+    return result(same, "configs/hn_xs.yaml, the incident's case", tokens=tokens)
+
+
+@check("KDA-13")
+def chunks_by_default(evidence: Evidence) -> CheckResult:
+    """The default of the reported function, and the iterations of its loop at the incident."""
+    default = default_of(precompute_updates, "memory_chunk_size")
+    rounds = len(evidence.made_by("reported", SUBTRACTION))
+    holds = default == 64 and rounds == evidence.bytes("ceil_div(T, C)")
+    return result(holds, SIGNATURES, default=str(default), chunks=rounds)
+
+
+@check("KDA-15")
+def chunk_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
+    """The parameter exists, and sizes that are no number of tokens are refused."""
+    tensors = evidence.tensors(3)
+    refused = [raised(reported_kda, *tensors, chunk_size=size) for size in (0, -1, 1.5)]
+    there = "memory_chunk_size" in inspect.signature(precompute_updates).parameters
+    parameter = "memory_chunk_size" if there else "none"
+    return as_expected(claim, SIGNATURES, parameter=parameter, refused=", ".join(refused))
+
+
+@check("KDA-16")
+def block_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
+    """The parameter has its default, and the block keeps a given value."""
+    default = default_of(KDABlock, "memory_chunk_size")
+    kept = KDABlock(8, 2, 4, memory_chunk_size=32, device="meta").memory_chunk_size
+    return as_expected(claim, SIGNATURES, default=str(default), kept=kept)
+
+
+@check("KDA-17")
+def block_passes_it_on(evidence: Evidence) -> CheckResult:
+    """A block built with 17 calls the op with 17."""
+    with warnings.catch_warnings(action="ignore"), mock.patch.object(blocks, "kda", wraps=kda) as op:
+        KDABlock(8, 2, 4, memory_chunk_size=17)(torch.zeros(1, 20, 8))
+    seen = op.call_args.kwargs["chunk_size"]
+    return result(seen == 17, ON_CPU, seen=seen)
+
+
+@check("KDA-18")
+def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
+    """The value in a file reaches the blocks of the model; without the key, they have the default."""
+    text = find_config(incident, Path("hn_xs.yaml")).read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.yaml"
+        path.write_text("\n".join(line for line in text.splitlines() if KEY not in line), encoding="utf-8")
+        without = load_config(incident, path, SHRUNKEN)
+    found = {}
+    for name, config in (("given", evidence.config(*SHRUNKEN, f"model.{KEY}=32")), ("missing", without)):
+        sizes = {block.memory_chunk_size for block in build_model(config.model, device="meta").blocks}
+        found[name] = ", ".join(map(str, sizes))
+    found["of_the_model"] = str(default_of(LanguageModel, KEY))
+    return as_expected(claim, "configs/hn_xs.yaml", **found)
+
+
+@check("KDA-19")
+def configs_carry_it(evidence: Evidence) -> CheckResult:
+    """The value written in both files, and the default at every level."""
+    names = ("hn_xs.yaml", "hn_s.yaml")
+    written = [
+        line.split("#")[0].split(":")[1].strip()
+        for name in names
+        for line in find_config(incident, Path(name)).read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith(f"{KEY}:")
+    ]
+    defaults = {
+        ModelConfig.__dataclass_fields__[KEY].default,
+        default_of(LanguageModel, KEY),
+        default_of(KDABlock, "memory_chunk_size"),
+        default_of(kda, "chunk_size"),
+    }
+    read = {getattr(evidence.config(file=name).model, KEY) for name in names}
+    holds = written == ["64", "64"] and read == defaults == {64}
+    return result(holds, CONFIGS, written=", ".join(written), defaults=", ".join(map(str, defaults)))
+
+
+@check("KDA-22")
+def range_of_chunks(evidence: Evidence, claim: Claim) -> CheckResult:
+    """Which sizes are accepted silently, accepted with a warning, and refused."""
+    answers: dict[str, list[str]] = {"silent": [], "warned": [], "refused": []}
+    for size in (-1, 0, 16, 31, 32, 64, 128, 129, 256):
+        with warnings.catch_warnings(record=True, action="always") as said:
+            is_refused = raised(validated_chunk_size, size) == "ValueError"
+        answers["refused" if is_refused else "warned" if said else "silent"].append(str(size))
+    return as_expected(claim, ON_CPU, **{name: ", ".join(given) for name, given in answers.items()})
+
+
+@check("KDA-30")
+def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
+    """Whether the advice is within the range that the same report gives."""
+    with warnings.catch_warnings(record=True, action="always") as said:
+        validated_chunk_size(16)
+    return result(
+        16 in RECOMMENDED,
+        ON_CPU,
+        range=f"{RECOMMENDED[0]}-{RECOMMENDED[-1]}",
+        answer="a warning" if said else "silence",
+        **sizes(peak=evidence.peak("streamed", "forward", chunk_size=16)),
+    )
+
+
+@check("KDA-27")
+def training_runs(evidence: Evidence) -> CheckResult:
+    """A shrunken hn_xs trains on the loop behind ``memfix train``."""
+    config = evidence.config(*SHRUNKEN)
+    with fixed_seed():
+        done = len(list(train(incident, config, World(0, 1, torch.device("cpu")))))
+    return result(done == config.training.steps, "memfix train, shrunken", steps=done)
+
+
+@check("KDA-12")
+def architecture_unchanged(evidence: Evidence) -> CheckResult:
+    """Parameters by name and shape, and the loss, are the same for all chunk sizes and forms."""
+    ids_BT = torch.arange(80).reshape(2, 40) % 64
+    shapes, losses = set(), []
+    settings = [("reported", 64), ("reported", 7), ("naive", 64), ("streamed", 16), ("wy", 32)]
+    for form, size in settings:
+        config = evidence.config(*SHRUNKEN, f"model.{KEY}={size}", f"model.kda_form={form}")
+        with fixed_seed(), warnings.catch_warnings(action="ignore"):
+            model = build_model(config.model, dtype=torch.float64)
+        shapes.add(tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
+        losses.append(model(ids_BT, ids_BT).detach())
+    spread = float(torch.stack(losses).std() / losses[0])
+    return result(
+        len(shapes) == 1 and spread < 1e-12,
+        ON_CPU,
+        parameters=sum(tensor.numel() for tensor in model.parameters()),
+        sets=len(shapes),
+        losses="equal" if spread < 1e-12 else f"apart by {spread:.0e}",
+    )

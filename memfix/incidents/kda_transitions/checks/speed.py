@@ -1,0 +1,47 @@
+"""Checks of what the report says its fix costs in time, from what was measured on an H200."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from ...judging import ON_H200, CheckResult, check, result
+from .evidence import Evidence
+
+PHASES = ("forward", "train")
+NOISE = 1.05  # two timings of one form differ by as much
+
+
+def _streamed_by_chunk(evidence: Evidence) -> dict[int, dict[str, Any]]:
+    """What was measured of the streamed form, by chunk size and phase."""
+    command = "python -m benchmarks.compare kda --table chunks"
+    return {
+        entry["dims"]["chunk_size"]: {phase: of["rows"]["streamed"] for phase, of in entry["phases"].items()}
+        for entry in evidence.h200("kda_chunks.json", "speed", command=command)
+    }
+
+
+@check("KDA-24")
+def smaller_chunks_are_slower(evidence: Evidence) -> CheckResult:
+    """Streamed in chunks of 32, 64 and 128, forward and train."""
+    by_chunk = _streamed_by_chunk(evidence)
+    times = {phase: [1e3 * by_chunk[size][phase]["seconds"] for size in (32, 64, 128)] for phase in PHASES}
+    figures = {phase: " / ".join(f"{value:.3g} ms" for value in of_phase) for phase, of_phase in times.items()}
+    falls = all(NOISE * one >= other for of_phase in times.values() for one, other in itertools.pairwise(of_phase))
+    return result(falls, ON_H200, **figures, phases=len(times))
+
+
+@check("KDA-28")
+def slower_by_5_percent(evidence: Evidence) -> CheckResult:
+    """Streamed in chunks of 64 over dense, in pairs; about 5 % is what rounds to 3 to 7."""
+    streamed = _streamed_by_chunk(evidence)[64]
+    overhead = {phase: streamed[phase]["pairs_over_naive"] for phase in PHASES}
+    slower = {
+        phase: {name: 100 * (overhead[phase][name] - 1) for name in ("median", "low", "high")} for phase in PHASES
+    }
+    figures = {
+        phase: f"{of_phase['median']:+.0f} % ({of_phase['low']:+.0f} to {of_phase['high']:+.0f})"
+        for phase, of_phase in slower.items()
+    }
+    about_5 = all(3 <= round(of_phase["median"]) <= 7 for of_phase in slower.values())
+    return result(about_5, ON_H200, **figures, phases=len(slower))

@@ -1,0 +1,108 @@
+"""What the checks of this report measure beside its op and its train steps: the sizes of its 4B model."""
+
+# N tokens, C tokens of a chunk, D width, V vocabulary
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from ....contract import Contract
+from ....registry import contracts
+from ....units import GiB
+from ... import evidence
+from ..incident import REPORT_CAPACITY_BYTES, incident
+from ..model import SIZES, Decoder, build_model, private_tables
+
+SIZE = SIZES["4B"]
+CAPACITY_BYTES = REPORT_CAPACITY_BYTES
+# the report's table, in the GiB that its figures turn out to be
+AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES = int(25.87 * GiB), int(62.97 * GiB)
+FLOAT32 = "linear_cross_entropy_float32"
+# a checkpointed train step of the tiny model
+TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", "data.context_length=300")
+
+
+class Evidence(evidence.Evidence):
+    op = "linear_cross_entropy"
+    incident = incident
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """B batch, T tokens, D width, V vocabulary, C tokens of a chunk, L layers, K head width, e item size."""
+        case = self.case.formula_values
+        own = {"B": self.config().batch_size, "T": case["N"], "C": case["rows_per_chunk"]}
+        return own | {name: case[name] for name in "DVe"} | {"L": SIZE.layers, "K": SIZE.head_width}
+
+    @property
+    def tiny_dims(self) -> dict[str, int]:
+        """Of the tiny model's step, in bfloat16."""
+        size = SIZES["tiny"]
+        return {"T": self.config(*TINY).data.context_length, "D": size.width, "V": size.vocabulary, "e": 2}
+
+    def contract(self, op: str = "") -> Contract:
+        """``FLOAT32`` is the loss with its logits cast to float32."""
+        return _float32_contract() if op == FLOAT32 else super().contract(op)
+
+    @property
+    def logits_bytes(self) -> int:
+        return self.bytes("B*T*V*e")
+
+    @property
+    def layer_inputs_bytes(self) -> int:
+        """What checkpointing keeps of all layers."""
+        return self.bytes("L*B*T*D*e")
+
+    # ---------------------------------------------------------------- the model
+    @functools.cached_property
+    def model(self) -> Decoder:
+        """The report's model, on the meta device."""
+        return build_model("4B", device="meta", dtype=torch.bfloat16)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @functools.cached_property
+    def table_bytes(self) -> int:
+        """Of a RoPE table in every layer."""
+        tables = private_tables(SIZE, self.dims["T"], device="meta", dtype=torch.bfloat16)
+        return sum(part.nbytes for pair in tables for part in pair)
+
+    @property
+    def held_beside_loss_bytes(self) -> int:
+        """Parameters, tables, and what checkpointing keeps of all layers."""
+        return self.parameter_bytes + self.table_bytes + self.layer_inputs_bytes
+
+
+@functools.cache
+def _float32_contract() -> Contract:
+    """The old loss and the reported loop with their logits cast to float32, as the report says of its intermediates."""
+    (contract,) = contracts([Evidence.op])
+    case = contract.cases["incident"]
+    return Contract(
+        FLOAT32,
+        naive=_naive_in_float32,
+        forms={"reported": _reported_in_float32},
+        dims=contract.dims,
+        inputs=[dataclasses.replace(spec, sometimes=None) for spec in contract.inputs if not spec.optional],
+        cases={case.name: {**case.dims, "dtype": case.dtype}},
+    )
+
+
+def _naive_in_float32(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+    logits_NV = F.linear(hidden_ND, weight_VD)  # has a name, as in the report's code, and so outlives its cast
+    return F.cross_entropy(logits_NV.float(), target_N)
+
+
+def _reported_in_float32(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor, *, rows_per_chunk: int
+) -> torch.Tensor:
+    total = torch.zeros((), device=hidden_ND.device)
+    for hidden_CD, target_C in zip(hidden_ND.split(rows_per_chunk), target_N.split(rows_per_chunk), strict=True):
+        logits_CV = F.linear(hidden_CD, weight_VD)
+        total = total + F.cross_entropy(logits_CV.float(), target_C, reduction="sum")
+    return total / target_N.numel()

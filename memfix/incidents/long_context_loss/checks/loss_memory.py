@@ -1,0 +1,161 @@
+"""Checks of what the report says its loss takes: sizes, and readings of the real forms at the incident."""
+
+from __future__ import annotations
+
+from ....laws import NAIVE
+from ....units import GiB
+from ...claims import Quantity
+from ...judging import ARITHMETIC, METER, CheckResult, check, compared, decimal, result, sizes
+from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, CAPACITY_BYTES, FLOAT32, Evidence
+
+
+@check("LOG-02")
+def incident_dims(evidence: Evidence) -> CheckResult:
+    """The dims that the incident is replayed at."""
+    dims, dtype = evidence.dims, evidence.case.dtype
+    same = (dims["B"], dims["T"], dims["V"], dtype) == (1, 131_072, 151_936, "bfloat16")
+    return result(same, "the incident's case", elements=evidence.bytes("B*T*V"), dtype=dtype)
+
+
+@check("LOG-03")
+def float32_intermediates(evidence: Evidence) -> CheckResult:
+    """What cross entropy takes beside the logits, with and without a cast to float32."""
+    one = evidence.bytes("B*T*V*4")
+    cast = evidence.peak(NAIVE, "forward", op=FLOAT32) - evidence.logits_bytes
+    plain = evidence.peak(NAIVE, "forward") - evidence.logits_bytes
+    return compared(METER, cast, one=decimal(one), **sizes(one_binary=one, cast=cast, plain=plain))
+
+
+@check("LOG-04")
+def total_of_the_loss(evidence: Evidence) -> CheckResult:
+    """The peak of the old loss, without and with a backward."""
+    train = evidence.peak(NAIVE, "train")
+    figures = sizes(
+        forward=evidence.peak(NAIVE, "forward"),
+        train=train,
+        float32_forward=evidence.peak(NAIVE, "forward", op=FLOAT32),
+        float32_train=evidence.peak(NAIVE, "train", op=FLOAT32),
+    )
+    return compared(METER, train, train_decimal=decimal(train), **figures)
+
+
+@check("LOG-05")
+def refused_allocation(evidence: Evidence) -> CheckResult:
+    """What the old loss asks for when the report's card is full."""
+    timeline = evidence.timeline(NAIVE, "train")
+    event = next(event for event, live in enumerate(timeline.live_bytes) if live > CAPACITY_BYTES)
+    refused = next(buffer.bytes for buffer in timeline.buffers if buffer.born == event)
+    shifted = evidence.bytes("B*(T - 1)*V*e")
+    return compared(METER, refused, **sizes(refused=refused, shifted=shifted, logits=evidence.logits_bytes))
+
+
+@check("LOG-07")
+def does_not_fit(evidence: Evidence) -> CheckResult:
+    """The table's full forward and one more tensor of logits, on the report's card."""
+    total = AFTER_FORWARD_BYTES + evidence.logits_bytes
+    return result(total > CAPACITY_BYTES, ARITHMETIC, **sizes(total=total))
+
+
+@check("LOG-11")
+def chunks_of_4096(evidence: Evidence) -> CheckResult:
+    """The largest tensor that the reported loop makes, and how many chunks it takes."""
+    largest = evidence.largest("reported")
+    figures = sizes(largest=largest, float32=evidence.bytes("C*V*4"))
+    return result(largest == evidence.bytes("C*V*e"), METER, **figures, chunks=evidence.bytes("ceil_div(T, C)"))
+
+
+@check("LOG-12")
+def one_chunk_at_a_time(evidence: Evidence) -> CheckResult:
+    """What the reported loop holds when its forward has ended, and what other forms hold."""
+    held = evidence.peak("reported", "held")
+    figures = sizes(
+        forward=evidence.peak("reported", "forward"),
+        held=held,
+        train=evidence.peak("reported", "train"),
+        float32_held=evidence.peak("reported", "held", op=FLOAT32),
+        checkpoint=evidence.peak("checkpoint", "train"),
+        triton=evidence.peak("triton", "train"),
+    )
+    return result(held <= evidence.bytes("C*V*e"), METER, **figures)
+
+
+@check("LOG-21")
+def logits_not_materialised(evidence: Evidence) -> CheckResult:
+    """After the forward of a train step, the log-probabilities held are as large as the logits would be."""
+    held, logits = evidence.peak("reported", "held"), evidence.logits_bytes
+    checkpoint = evidence.peak("checkpoint", "held")
+    return result(held < logits, METER, **sizes(held=held, logits=logits, checkpoint=checkpoint))
+
+
+@check("LOG-22")
+def saved_by_chunks(evidence: Evidence) -> CheckResult:
+    """The old loss less the new one, by phase and form."""
+    train = evidence.peak(NAIVE, "train")
+    saved = {
+        "forward": evidence.peak(NAIVE, "forward") - evidence.peak("reported", "forward"),
+        "reported": train - evidence.peak("reported", "train"),
+        "checkpoint": train - evidence.peak("checkpoint", "train"),
+    }
+    return compared(METER, *saved.values(), **sizes(**saved), reported_decimal=decimal(saved["reported"]))
+
+
+@check("LOG-35")
+def old_loss_in_a_column_of_totals(evidence: Evidence) -> CheckResult:
+    """The row counted as the others are. 62.97 has the logits already; without them it would be more."""
+    without = AFTER_FORWARD_BYTES + evidence.peak(NAIVE, "train")
+    total = without - evidence.logits_bytes
+    return compared(f"{METER}, and the table's 62.97", total, **sizes(total=total, without=without))
+
+
+@check("LOG-36")
+def new_loss_in_a_column_of_totals(evidence: Evidence) -> CheckResult:
+    """The peak of a forward in chunks, on top of the table's total without logits."""
+    plain = AFTER_FIRST_LAYER_BYTES + evidence.peak("reported", "forward")
+    cast = AFTER_FIRST_LAYER_BYTES + evidence.peak("reported", "forward", op=FLOAT32)
+    return compared(f"{METER}, and the table's 25.87", plain, cast, **sizes(total=plain, float32_total=cast))
+
+
+@check("LOG-37")
+def fits_in_training(evidence: Evidence) -> CheckResult:
+    """Parameters, tables, the inputs of checkpointed layers, and what the reported loss holds in float32."""
+    there = evidence.held_beside_loss_bytes
+    cast = there + evidence.peak("reported", "held", op=FLOAT32)
+    figures = sizes(
+        total=cast,
+        plain=there + evidence.peak("reported", "held"),
+        checkpoint=there + evidence.peak("checkpoint", "train"),
+    )
+    return result(cast <= CAPACITY_BYTES, f"{METER}, before backward", **figures)
+
+
+@check("LOG-55")
+def enables_training(evidence: Evidence) -> CheckResult:
+    """Which losses leave room for the rest of the step on the report's card."""
+    there = evidence.held_beside_loss_bytes
+    standard = there + evidence.peak(NAIVE, "train")
+    reported = there + evidence.peak("reported", "train", op=FLOAT32)
+    figures = sizes(
+        standard=standard,
+        reported=reported,
+        reported_plain=there + evidence.peak("reported", "train"),
+        triton=there + evidence.peak("triton", "train"),
+    )
+    return result(standard > CAPACITY_BYTES >= reported, METER, **figures)
+
+
+@check("LOG-45")
+def one_thing_one_figure(evidence: Evidence) -> CheckResult:
+    """Three totals for the model and its activations, and the one that follows from sizes."""
+    derived = evidence.held_beside_loss_bytes + evidence.logits_bytes
+    said = ("62.97 GB", "~66 GB", "68 GB")
+    agree = len({Quantity.parsed(text).low for text in said}) == 1
+    return result(agree, ARITHMETIC, **sizes(derived=derived), said=", ".join(said))
+
+
+@check("LOG-32")
+def after_embedding(evidence: Evidence) -> CheckResult:
+    """Parameters and hidden states, added in GiB and in GB, to the two digits that both summands have."""
+    hidden = evidence.bytes("B*T*D*e")
+    in_gib, in_gb = 8.72 + hidden / GiB, 8.72 + hidden / 10**9
+    is_gib = abs(in_gib - 9.35) < 0.01 <= abs(in_gb - 9.35)
+    return result(is_gib, ARITHMETIC, in_gib=f"{in_gib:.3f}", in_gb=f"{in_gb:.3f}")

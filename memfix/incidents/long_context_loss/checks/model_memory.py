@@ -1,0 +1,209 @@
+"""Checks of what the report says of its model: sizes by shapes, and stages of a profile, tiny or whole."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from ....units import GiB
+from ...decoder_parts import FeedForward
+from ...evidence import fixed_seed
+from ...judging import ARITHMETIC, CheckResult, check, compared, decimal, result, sizes
+from ...profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES
+from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
+from ..model import EMBEDDING, FIRST_LAYER, OTHER_LAYERS, build_model
+from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
+from .loss_memory import one_chunk_at_a_time
+from .rope import frequencies_keep_their_dtype
+
+ON_SHAPES = "the model, by shapes"
+TINY_PROFILE, WHOLE_PROFILE = "profile of the tiny model", "memfix profile long_context_loss"
+ONE_RANK = "FSDP2 on one simulated rank of two"
+
+
+# ---------------------------------------------------------------- by shapes
+@check("LOG-29")
+def parameters_and_tables(evidence: Evidence) -> CheckResult:
+    """Bytes of the parameters, and of a RoPE table in every layer."""
+    parameters, tables = evidence.parameter_bytes, evidence.table_bytes
+    figures = sizes(
+        parameters=parameters, tables=tables, both=parameters + tables, shared_saves=tables - tables // SIZE.layers
+    )
+    return compared(ON_SHAPES, parameters, parameters_decimal=decimal(parameters), **figures)
+
+
+@check("LOG-30")
+def parameter_count(evidence: Evidence) -> CheckResult:
+    """How many parameters the rebuilt model has."""
+    count = _num_parameters(evidence.model)
+    return compared(ON_SHAPES, count, parameters=count)
+
+
+@check("LOG-50")
+def attention_types(evidence: Evidence) -> CheckResult:
+    """Both kinds can be built; sparse attention adds its gates and its position embeddings."""
+    dense = build_model("4B", attention_type="dense", device="meta", dtype=torch.bfloat16)
+    more = _num_parameters(evidence.model) - _num_parameters(dense)
+    gates_and_places = 2 * SIZE.width * SIZE.heads + SIZE.sparse.compress_block * SIZE.head_width
+    return result(more == SIZE.layers * gates_and_places, ON_SHAPES, more=more, a_layer=more // SIZE.layers)
+
+
+def _num_parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@check("LOG-40")
+def batch_is_one_already(evidence: Evidence) -> CheckResult:
+    """Logits and layer inputs at the report's batch, less those at batch 1."""
+    formula = "B*T*V*e + L*B*T*D*e"
+    saved = evidence.bytes(formula) - evidence.bytes(formula, B=1)
+    return result(saved > 0, ARITHMETIC, batch=evidence.dims["B"], **sizes(saved=saved))
+
+
+@check("LOG-43")
+def recommended_settings(evidence: Evidence) -> CheckResult:
+    """The five flags of the recommended command, as keys of the config that stands for it."""
+    config = evidence.config(file="131k.yaml")
+    training = config.training
+    found = (
+        config.model.size,
+        config.data.context_length,
+        training.gradient_checkpointing,
+        training.batch_size,
+        training.gradient_accumulation_steps,
+    )
+    wanted = ("4B", 131_072, True, 1, 4)
+    same = sum(one == other for one, other in zip(found, wanted, strict=True))
+    return result(same == len(wanted), "configs/131k.yaml", settings=same)
+
+
+# ---------------------------------------------------------------- a profile of the tiny model
+@check("LOG-39")
+def sharding_leaves_activations(evidence: Evidence) -> CheckResult:
+    """What one rank of two keeps of parameters, and of the activations of its layers, beside a single GPU."""
+    alone, rank = evidence.rows(*TINY), evidence.rows(*TINY, world_size=2)
+    parameters = rank[PARAMETERS].kinds[PARAMETERS] / alone[PARAMETERS].kinds[PARAMETERS]
+    activations = rank[OTHER_LAYERS].stage.added_bytes / alone[OTHER_LAYERS].stage.added_bytes
+    return result(activations < 1, ONE_RANK, parameters=f"{parameters:.2f}", activations=f"{activations:.2f}")
+
+
+@check("LOG-41")
+def checkpointing_flag(evidence: Evidence) -> CheckResult:
+    """With the flag a layer keeps its input alone, and no gradient changes."""
+    rows, tiny = evidence.rows(*TINY), evidence.tiny_dims
+    kept = rows[FIRST_LAYER].stage.end_bytes - rows[EMBEDDING].stage.end_bytes
+    gradients = []
+    for checkpointing in (False, True):
+        with fixed_seed():
+            model = build_model(
+                "tiny", gradient_checkpointing=checkpointing, loss_form="recompute", dtype=torch.float64
+            )
+            ids_BT = torch.randint(tiny["V"], (1, 48))
+        model(ids_BT, ids_BT).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    equal = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    figures = sizes(at_full_size=evidence.bytes("B*T*D*e"), all_layers=evidence.layer_inputs_bytes)
+    return result(
+        kept == evidence.bytes("T*D*e", **tiny) and equal,
+        f"{TINY_PROFILE}, and on the CPU",
+        **figures,
+        gradients="equal" if equal else "different",
+    )
+
+
+@check("LOG-46")
+def gradients_and_states(evidence: Evidence) -> CheckResult:
+    """What a train step has beside the table's rows: as much as the parameters again, and states of AdamW."""
+    kinds = evidence.rows(*TINY)[OPTIMIZER].kinds
+    parameters = evidence.parameter_bytes
+    states = round(kinds[STATES] / kinds[PARAMETERS])  # one number a parameter tensor counts the steps
+    figures = sizes(
+        gradients=parameters, states_in_bfloat16=states * parameters, states_in_float32=states * parameters * 2
+    )
+    return result(kinds[GRADIENTS] == kinds[PARAMETERS] and states > 0, TINY_PROFILE, **figures, states=states)
+
+
+@check("LOG-49")
+def finds_the_bottleneck(evidence: Evidence) -> CheckResult:
+    """What the report's table calls the step by the logits' size, and what a profile by tensors calls it."""
+    largest = max(evidence.rows(*TINY)[LOGITS].stage.alive_at_end, key=lambda row: row.bytes)
+    named = largest.bytes == evidence.bytes("T*V*e", **evidence.tiny_dims) and "head(" in largest.code
+    figures = sizes(step=AFTER_FORWARD_BYTES - AFTER_FIRST_LAYER_BYTES, logits=evidence.logits_bytes)
+    ours = "the head" if named else f"{largest.what} {largest.place}"
+    return result(not _is_the_step_to_the_full_forward(evidence), TINY_PROFILE, **figures, ours=ours)
+
+
+def _is_the_step_to_the_full_forward(evidence: Evidence) -> bool:
+    """Whether what the table adds after its first layer is the logits, to the two digits of both rows."""
+    return abs(AFTER_FORWARD_BYTES - AFTER_FIRST_LAYER_BYTES - evidence.logits_bytes) < 0.011 * GiB
+
+
+# ---------------------------------------------------------------- slow: the whole model at 131,072 tokens
+@check("LOG-33")
+def full_forward(evidence: Evidence) -> CheckResult:
+    """What the step to the full forward is, beside what 36 layers keep."""
+    added = {name: row.stage.added_bytes for name, row in evidence.rows().items()}
+    logits = added[LOGITS]
+    figures = sizes(
+        step=AFTER_FORWARD_BYTES - AFTER_FIRST_LAYER_BYTES,
+        logits=logits,
+        checkpointed=SIZE.layers * added[FIRST_LAYER],
+        all_kept=SIZE.layers * added[WHOLE_LAYER],
+    )
+    is_the_logits = _is_the_step_to_the_full_forward(evidence) and logits == evidence.logits_bytes
+    return result(not is_the_logits, WHOLE_PROFILE, **figures)
+
+
+@check("LOG-34")
+def first_layer(evidence: Evidence) -> CheckResult:
+    """What a layer keeps, and how much of it lines of the feed-forward made."""
+    stage = evidence.rows()[WHOLE_LAYER].stage
+    kept, source = stage.added_bytes, inspect.getsource(FeedForward.forward)
+    feed_forward = sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
+    said = AFTER_FIRST_LAYER_BYTES - int(9.35 * GiB)
+    return result(feed_forward < kept / 2, WHOLE_PROFILE, **sizes(said=said, kept=kept, feed_forward=feed_forward))
+
+
+@check("LOG-38")
+def activations_when_checkpointed(evidence: Evidence) -> CheckResult:
+    """Activations and temporaries at the highest point of the step, and with the reported loss."""
+    rows = evidence.rows()
+    names = {"forward": OTHER_LAYERS, "highest": BACKWARD, "reported": REPORTED}
+    taken = {name: rows[stage].kinds[REST] for name, stage in names.items()}
+    return compared(WHOLE_PROFILE, taken["highest"], **sizes(**taken))
+
+
+@check("LOG-44")
+def half_on_each_of_two(evidence: Evidence) -> CheckResult:
+    """The report's sum with half of its parameters; and a step of ours on one rank of two and alone."""
+    by_the_table, on_rank = int((68 - 8.72 / 2) * GiB), evidence.later_step_bytes(world_size=2)
+    alone = evidence.rows()[LATER_STEP].stage.peak_bytes
+    figures = sizes(by_the_table=by_the_table, alone=alone, on_rank=on_rank)
+    return compared(ONE_RANK, by_the_table, on_rank, **figures)
+
+
+@check("LOG-48")
+def profiler_runs(evidence: Evidence) -> CheckResult:
+    """Every stage of the report's table, from one command, at its size."""
+    rows = evidence.rows()
+    wanted = (PARAMETERS, EMBEDDING, FIRST_LAYER, OTHER_LAYERS, STANDARD, REPORTED, BACKWARD, OPTIMIZER)
+    there = sum(rows[name].stage.peak_bytes > 0 for name in wanted)
+    return result(there == len(wanted), WHOLE_PROFILE, stages=there, **sizes(peak=evidence.profile().peak_bytes))
+
+
+# ---------------------------------------------------------------- the report's summary
+@check("LOG-57")
+def two_bugs_both_fixed(evidence: Evidence) -> CheckResult:
+    """The loss in training, positions in 16 bits, and the tables that were taken for parameters."""
+    loss, positions = one_chunk_at_a_time(evidence), frequencies_keep_their_dtype(evidence)
+    tables = parameters_and_tables(evidence)
+    still_there = sum(not found.holds for found in (loss, positions, tables))
+    return result(
+        not still_there,
+        "LOG-12, LOG-27 and LOG-29",
+        still_there=still_there,
+        held=loss.figures["held"],
+        distinct=positions.figures["distinct"],
+        tables=tables.figures["tables"],
+    )
