@@ -25,6 +25,7 @@ from ..meters import get_meter
 from ..meters.base import Reading
 from ..meters.timeline import Buffer, Timeline
 from ..registry import contracts
+from . import get_incident
 from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
 from .judging import NeedsGpu
@@ -41,12 +42,12 @@ H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
 class Evidence:
     """The measurements of one run of the checks, each made once, when a check first asks for it.
 
-    ``op`` is the op that the report is about; a check may name another. ``incident`` is what the folder's
-    ``incident.py`` declares. ``say`` is told what takes a while, ``results`` is the folder of what an H200 gave.
+    ``op`` is the op that the report is about; a check may name another. ``say`` is told what takes a while, ``results``
+    is the folder of what an H200 gave.
     """
 
+    incident_name: ClassVar[str] = ""
     op: ClassVar[str] = ""
-    incident: ClassVar[Incident]
 
     def __init__(self, say: Say = silent, results: Path = H200_RESULTS) -> None:
         self.say, self._results = say, results
@@ -117,6 +118,13 @@ class Evidence:
         return max(buffer.bytes for buffer in self.timeline(form, **of).buffers if buffer.born)
 
     # ---------------------------------------------------------------- train steps of the incident's model, simulated
+    @functools.cached_property
+    def incident(self) -> Incident:
+        """The incident as declared, but for stand-ins, which are measured once for all steps of a run."""
+        declared = get_incident(self.incident_name)
+        measured = functools.cache(lambda config: declared.stand_ins(config, self.meter, self.say))
+        return dataclasses.replace(declared, stand_ins=lambda config, meter, say: measured(config))
+
     def config(self, *overrides: str, file: str = "") -> RunConfig:
         """The report's own run, or that of another config, with ``section.key=value`` overridden."""
         return load_config(self.incident, file or self.incident.config, overrides)
@@ -126,7 +134,7 @@ class Evidence:
         key = (overrides, world_size)
         if key not in self._profiles:
             config = self.config(*overrides)
-            self._profiles[key] = profile(self._stands_in_once, config, world_size=world_size, say=self.say)
+            self._profiles[key] = profile(self.incident, config, world_size=world_size, say=self.say)
         return self._profiles[key]
 
     def rows(self, *overrides: str, world_size: int = 1) -> dict[str, Row]:
@@ -135,17 +143,11 @@ class Evidence:
 
     def later_step_bytes(self, *overrides: str, world_size: int = 1) -> int:
         """The peak of a step after the first, with all that exists before it."""
-        config, incident = self.config(*overrides), self._stands_in_once
-        stand_ins = incident.stand_ins(config, self.meter, self.say)
-        self.say(f"{incident.name} {config.name}: a train step on one rank of {world_size}")
-        reading = repeated_reading(incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
+        config = self.config(*overrides)
+        stand_ins = self.incident.stand_ins(config, self.meter, self.say)
+        self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
+        reading = repeated_reading(self.incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
         return reading.base_bytes + reading.peak_bytes
-
-    @functools.cached_property
-    def _stands_in_once(self) -> Incident:
-        """The incident, but its stand-ins are measured once for all steps of a run."""
-        measured = functools.cache(lambda config: self.incident.stand_ins(config, self.meter, self.say))
-        return dataclasses.replace(self.incident, stand_ins=lambda config, meter, say: measured(config))
 
     # ---------------------------------------------------------------- what a GPU measured
     def h200(self, file: str, key: str, *, command: str) -> Any:

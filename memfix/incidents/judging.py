@@ -1,7 +1,8 @@
 """Judges claims: a function under ``@check("LOG-12")`` computes whether the claim holds, and what is true.
 
-An incident keeps these functions in ``checks.py``, or in the files of a package ``checks/``, with a class ``Evidence``
-for what they measure (``evidence.py``). A claim with a formula or a reason needs no function. Imports no torch.
+An incident keeps these functions in ``checks.py``, or in the files of a package ``checks/``. They measure with the
+shared ``Evidence`` (``evidence.py``), or with a class ``Evidence`` of their own that derives from it. A claim with a
+formula or a reason needs no function. Imports no torch.
 """
 
 from __future__ import annotations
@@ -135,14 +136,16 @@ def load_checks(incident: str) -> IncidentChecks:
     """The checks of the incident. A claim without a check and a check without a claim are errors."""
     claims, file, name = load_claims(incident), claims_file(incident), f"{__package__}.{incident}.checks"
     if importlib.util.find_spec(name) is None:
-        raise ClaimsError(f"{file}: there is no checks.py beside it; write one with a class Evidence")
+        raise ClaimsError(f"{file}: there is no checks.py beside it; write one, or a package checks/")
     checks = importlib.import_module(name)
     files = [
         importlib.import_module(f"{name}.{own.name}") for own in pkgutil.iter_modules(getattr(checks, "__path__", ()))
     ]
     by_claim = collected_checks([checks, *files])
     require_matching(claims, by_claim, str(file), str(checks.__file__))
-    return IncidentChecks(by_claim, checks.Evidence)
+    shared = importlib.import_module(f"{__package__}.evidence").Evidence
+    own = type("Evidence", (getattr(checks, "Evidence", shared),), {"incident_name": incident})
+    return IncidentChecks(by_claim, own)
 
 
 def collected_checks(modules: Iterable[ModuleType]) -> dict[str, ClaimCheck]:

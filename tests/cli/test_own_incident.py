@@ -1,4 +1,4 @@
-"""A new incident is one folder: with continuous inputs it trains, profiles and fits, and no list is edited."""
+"""A new incident is one folder: with continuous inputs it trains, profiles, fits and judges claims, without a list."""
 
 from __future__ import annotations
 
@@ -66,6 +66,13 @@ def test_what_it_grows_is_fitted(memfix: Any) -> None:
         fits = {row["value"]: row["fits"] for row in found["tried"]}
         assert (fits[found["largest"]], fits[found["largest"] + 1]) == (True, False)
         assert f"100.00 KiB: {found['largest']:,} {unit}" in ended.err
+
+
+def test_its_claims_are_judged(memfix: Any) -> None:
+    ended = memfix("incidents", NAME, "--json", "-")
+    assert ended.exit_code == 0
+    verdicts = {claim["id"]: (claim["computed_verdict"], claim["true"]) for claim in json.loads(ended.out)["claims"]}
+    assert verdicts == {"IMG-01": ("holds", "1,601"), "IMG-02": ("wrong", "2.03 KiB"), "IMG-03": ("holds", "4.06 KiB")}
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,13 @@ def test_checks_are_found_in_a_file(toy: Path) -> None:
     assert (got.verdict, got.drift, got.check) == (HOLDS, (), "taken")
 
 
+def test_checks_need_no_evidence_of_their_own(toy: Path) -> None:
+    without = CHECKS.replace('class Evidence(Shared):\n    dims = {"T": 3}\n', "")
+    (toy / "checks.py").write_text(without)
+    evidence = load_checks("toy").evidence()
+    assert (evidence.incident_name, evidence.dims) == ("toy", {})
+
+
 def test_checks_are_found_in_the_files_of_a_package(toy: Path) -> None:
     (toy / "checks").mkdir()
     (toy / "checks.py").rename(toy / "checks" / "sizes.py")
@@ -371,5 +378,5 @@ def test_a_check_without_a_claim_names_both_files(toy: Path) -> None:
 
 def test_claims_without_checks_py_are_refused(toy: Path) -> None:
     (toy / "checks.py").unlink()
-    with pytest.raises(ClaimsError, match=r"claims\.toml: there is no checks\.py beside it; write one with a class"):
+    with pytest.raises(ClaimsError, match=r"claims\.toml: there is no checks\.py beside it; write one"):
         load_checks("toy")

@@ -22,8 +22,7 @@ DIAGONAL = "decay_diag = torch.diag_embed"
 
 
 class Evidence(evidence.Evidence):
-    op = "kda"
-    incident = incident
+    incident_name, op = "kda_transitions", "kda"
 
     @property
     def dims(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from ....contract import Contract
 from ....registry import contracts
 from ....units import GiB
 from ... import evidence
-from ..incident import REPORT_CAPACITY_BYTES, incident
+from ..incident import REPORT_CAPACITY_BYTES
 from ..model import SIZES, Decoder, build_model, private_tables
 
 SIZE = SIZES["4B"]
@@ -27,8 +27,7 @@ TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recomp
 
 
 class Evidence(evidence.Evidence):
-    op = "linear_cross_entropy"
-    incident = incident
+    incident_name, op = "long_context_loss", "linear_cross_entropy"
 
     @property
     def dims(self) -> dict[str, int]:

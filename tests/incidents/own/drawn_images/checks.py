@@ -1,0 +1,10 @@
+from memfix.incidents.evidence import Evidence
+from memfix.incidents.judging import METER, CheckResult, check, compared, sizes
+from memfix.incidents.profile import INPUTS, PARAMETERS
+
+
+@check("IMG-02", batch_size=8)
+@check("IMG-03", batch_size=16)
+def batch_bytes(evidence: Evidence, batch_size: int) -> CheckResult:
+    taken = evidence.rows(f"training.batch_size={batch_size}")[PARAMETERS].kinds[INPUTS]
+    return compared(METER, taken, **sizes(taken=taken))
