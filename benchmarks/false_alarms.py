@@ -23,6 +23,7 @@ from memfix.atomic_write import write_whole
 from memfix.checks.children import take_one_core
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality
+from memfix.checks.plan import place_of
 from memfix.contract import Contract
 from memfix.provenance import describe
 from memfix.registry import all_contracts, contracts
@@ -36,7 +37,8 @@ def alarms_of(op: str, seed: int, *, of_kernels: bool) -> list[tuple[str, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for dtype, form in checks_of(contract, of_kernels=of_kernels):
-            found = check_equality(contract, form, dtype=dtype, examples=EXAMPLES, seed=seed)
+            place = place_of(contract, form, "cpu")
+            found = check_equality(contract, form, dtype=dtype, place=place, examples=EXAMPLES, seed=seed)
             said.append((form, "" if found.status == "pass" else f"{found.message}\n  {found.reproduce}"))
     return said
 

@@ -23,6 +23,8 @@ from .units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from .checks.effort import Effort
     from .checks.finding import Finding
+    from .checks.plan import Found
+    from .contract import Contract
     from .gate.peaks import Peaks
     from .laws import Phase
     from .meters.base import Meter, Reading
@@ -114,6 +116,7 @@ class Plugin:
         self.notes: dict[str, None] = {}
         self.without_gpu: list[str] = []
         """For each test that was skipped without a GPU, the reason."""
+        self.found: dict[int, Found] = {}
 
     # ---------------------------------------------------------------- while tests run
     @cached_property
@@ -263,6 +266,10 @@ class TestSession:
         from .meters import usable_meter
 
         return usable_meter("simulated")[0]
+
+    def found(self, contract: Contract) -> Found:
+        """What this session has found out about a contract. Two contracts may have one name."""
+        return self._plugin.found.setdefault(id(contract), {})
 
     def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None:
         fallback = self._plugin.meter_and_note[1]

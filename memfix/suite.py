@@ -1,30 +1,31 @@
-"""A contract as pytest tests, for anybody's test file: ``test_my_loss = memfix.suite(contract)``."""
+"""A contract as pytest tests, for anybody's test file: ``test_my_loss = memfix.suite(contract)``.
+
+As in the gate, no memory of a form passes unless the form was found equal in every dtype. A memory test looks up what
+the session's equality tests found. Where they did not run, because they were not selected or because another of xdist's
+workers ran them, it compares the form first, with the small effort of the profile ``dev``. If the form is unequal the
+memory test fails, and if it cannot be compared here the test is skipped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .contract import BadInput, Contract
-from .laws import NAIVE, Phase, Scaling, SpeedBudget
+from .checks.outcome import OneMeter, Tools, run_check, run_checks
+from .checks.plan import Check, Found, equality_checks, standing_of, suite_plan
+from .contract import Contract
+from .laws import NAIVE, Phase, SpeedBudget
 
 if TYPE_CHECKING:
-    from .checks.effort import Effort
     from .checks.finding import Finding
-    from .meters.base import Meter, Reading
+    from .meters.base import Reading
 
 
-class Session(Protocol):
-    """What a check asks of the test session that it runs in; the plugin's fixture gives it."""
+class Session(Tools, Protocol):
+    """What a test asks of the session that it runs in; the plugin's fixture gives it."""
 
-    @property
-    def effort(self) -> Effort: ...
-    @property
-    def meter(self) -> Meter: ...
-    @property
-    def simulated_meter(self) -> Meter: ...
+    def found(self, contract: Contract) -> Found: ...
     def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None: ...
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]: ...
 
@@ -34,13 +35,7 @@ GpuUse = Literal["alone", "beside", "meters"]
 only, which see to it themselves."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One test of a suite: what it is called, and what it runs. ``gpu``: it needs one, as the marker says."""
-
-    name: str
-    run: Callable[[Session], Sequence[Finding]]
-    gpu: GpuUse | None = None
+_MEMORY = ("memory", "budget", "scaling")
 
 
 def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Callable[..., None]:
@@ -57,129 +52,106 @@ def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Ca
 
     if only not in ("gpu", "cpu", None):
         raise ValueError(f"only must be 'gpu', 'cpu' or None, got {only!r}")
-    checks = [
+    tests = [
         pytest.param(
+            contract,
             check,
-            id=check.name if len(contracts) == 1 else f"{contract.name}-{check.name}",
-            marks=[pytest.mark.gpu(use=check.gpu)] if check.gpu else [],
+            id=_name(check) if len(contracts) == 1 else f"{contract.name}-{_name(check)}",
+            marks=[pytest.mark.gpu(use=use)] if (use := _gpu_use(check)) else [],
         )
         for contract in contracts
-        for check in _checks(contract)
-        if only is None or (only == "gpu") == (check.gpu is not None)
+        for check in suite_plan(contract)
+        if only is None or (only == "gpu") == (_gpu_use(check) is not None)
     ]
 
-    @pytest.mark.parametrize("check", checks)
-    def test(check: Check, memfix_session: Session) -> None:
+    @pytest.mark.parametrize(("contract", "check"), tests)
+    def test(contract: Contract, check: Check, memfix_session: Session) -> None:
         __tracebackhide__ = True
-        bad = [finding for finding in check.run(memfix_session) if finding.status in ("fail", "error")]
+        findings = _findings(contract, check, memfix_session)
+        bad = [finding for finding in findings if finding.status in ("fail", "error")]
         if bad:
             pytest.fail("\n\n".join(finding.text() for finding in bad), pytrace=False)
+        if check.kind == "agreement" and not findings:
+            pytest.skip(f"{contract.name}/{check.form} at {check.case} does not fit this GPU")
+        if check.kind in _MEMORY and findings and findings[0].status == "note":
+            pytest.skip(findings[0].text())
 
     return test
 
 
-def _checks(contract: Contract) -> Iterator[Check]:
-    unequal = contract.known_unequal_forms()  # memory is judged only where equality holds
-    for form in contract.forms:
-        for dtype in contract.dtypes:
-            yield Check(f"{form}-equal-{dtype}", partial(_equality, contract, form, dtype, "cpu"))
-            if contract.memory == "gpu":
-                on_gpu = partial(_equality, contract, form, dtype, "cuda")
-                yield Check(f"{form}-equal-{dtype}-cuda", on_gpu, gpu="beside")
-        for bad in contract.bad_inputs:
-            yield Check(f"{form}-refuses-{bad.name.replace(' ', '_')}", partial(_bad_input, contract, form, bad))
-        if form in unequal:
-            continue
-        for case in contract.cases:
-            yield Check(f"{form}-small-{case}", partial(_budgets, contract, form, case))
-        if any(budget.form == form and budget.case is None for budget in contract.budgets):
-            yield Check(f"{form}-small-drawn", partial(_drawn, contract, form))
-        if contract.forms[form].has_kernels:
-            yield Check(f"{form}-compiles", partial(_compiles, contract, form))
-    for law in contract.scaling:
-        yield Check(f"{law.form}-grows-{law.dim}", partial(_scaling, contract, law))
-    for timed in contract.speed:
-        name = f"{timed.form}-fast-{timed.case}-{timed.device}"
-        yield Check(name, partial(_speed, contract, timed), gpu="alone" if timed.device == "cuda" else None)
-    for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
-        for case in contract.cases if contract.memory == "gpu" else ():
-            yield Check(f"{form}-predicted-{case}", partial(_agreement, contract, form, case), gpu="meters")
+def _name(check: Check) -> str:
+    what = {
+        "equality": f"equal-{check.dtype}{'-cuda' if check.place == 'cuda' else ''}",
+        "bad input": f"refuses-{check.bad_input.replace(' ', '_')}",
+        "memory": f"small-{check.case}",
+        "budget": "small-drawn",
+        "compile": "compiles",
+        "scaling": f"grows-{getattr(check.law, 'dim', '')}",
+        "speed": f"fast-{check.case}-{getattr(check.law, 'device', '')}",
+        "agreement": f"predicted-{check.case}",
+    }
+    return f"{check.form}-{what[check.kind]}"
 
 
-def _equality(contract: Contract, form: str, dtype: str, device: str, session: Session) -> Sequence[Finding]:
-    from .checks.equality import check_equality
-
-    examples = session.effort.equality_examples
-    return [check_equality(contract, form, dtype=dtype, device=device, examples=examples)]
-
-
-def _bad_input(contract: Contract, form: str, bad: BadInput, _session: Session) -> Sequence[Finding]:
-    from .checks.bad_inputs import check_bad_input
-
-    return [check_bad_input(contract, form, bad)]
+def _gpu_use(check: Check) -> GpuUse | None:
+    """How a test uses the GPU that it needs, as the marker says it; None where it needs none."""
+    if isinstance(check.law, SpeedBudget):
+        return "alone" if check.law.device == "cuda" else None
+    if check.kind == "agreement":
+        return "meters"
+    return "beside" if check.place == "cuda" else None
 
 
-def _budgets(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
-    """Budgets, leaks and, where there is one, the lock, at one case."""
-    from .checks.examine import meter_of
-    from .checks.inputs import Draw, phases_beside, phases_of
-    from .checks.memory import bytes_of, judge_budget, judge_kept, judge_leak, readings_for
+def _findings(contract: Contract, check: Check, session: Session) -> list[Finding]:
+    if check.kind in _MEMORY:
+        return _memory_findings(contract, check, session)
+    outcome = session.found(contract)[check] = run_check(check, contract, session)
+    return [*outcome.findings]
 
-    budgets = contract.budgets_of(form, case)
-    draw = Draw(contract.cases[case])
-    phases = phases_of(contract)
-    beside = phases_beside(phases)
-    every_phase: list[tuple[str, Phase]] = [(form, phase) for phase in (*phases, *beside)]
-    readings = readings_for(contract, budgets, draw, meter_of(contract, session.meter), also=every_phase)
-    findings = [judge_budget(contract, budget, draw.case, readings) for budget in budgets]
-    kept = judge_kept(contract, form, draw.case, readings)
-    findings += [kept] if kept is not None else []
-    for (f, phase), reading in readings.items():
-        if phase in beside and not reading.peak_bytes:
-            continue
-        key, size = (contract.name, f, case, phase), bytes_of(reading, phase)
-        session.record_reading(f"{contract.name}/{f} [{case}, {phase}]", size, reading, key)
-        findings += session.against_lock(key, size, reading)
-        leak = judge_leak(contract, f, draw.case, phase, reading)
-        findings += [leak] if leak is not None else []
+
+def _memory_findings(contract: Contract, check: Check, session: Session) -> list[Finding]:
+    """What is found of a form's memory; only why none of it can pass and what fails, where the form is not equal."""
+    from .checks.examine import judge_case
+
+    found = session.found(contract)
+    budgets = contract.budgets_of(check.form, check.case) if check.kind == "memory" else []
+    beside = {(budget.reference, budget.phase) for budget in budgets if budget.reference}
+    needed = [replace(check, form=form) for form in (check.form, *sorted({form for form, _ in beside}))]
+    for one in needed:
+        _compare_unless_known(contract, one.form, session)
+    run_checks(contract, [one for one in needed if one not in found], session, found)
+    outcomes = {one.form: found[one] for one in needed if one in found}
+    findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
+    readings = {(form, phase): r for form, outcome in outcomes.items() for phase, r in outcome.readings.items()}
+    if check.kind == "memory":
+        findings += judge_case(contract, check.form, check.case, readings)
+    standing = standing_of(contract, check.form, found)
+    if standing.no_memory is not None:
+        why = replace(standing.no_memory, status=standing.equality[-1].status)
+        return [why, *(finding for finding in findings if finding.status == "fail")]
+    for (form, phase), reading in readings.items():
+        if form == check.form or (form, phase) in beside:
+            findings += _recorded(session, (contract.name, form, check.case, phase), reading)
     return findings
 
 
-def _drawn(contract: Contract, form: str, session: Session) -> Sequence[Finding]:
-    from .checks.examine import meter_of
-    from .checks.memory import check_drawn_budgets
+def _compare_unless_known(contract: Contract, form: str, session: Session) -> None:
+    """Compare ``form``, with little effort, in those dtypes in which the session has not compared it. No GPU is used
+    where the meter simulates one."""
+    from .checks.effort import PROFILES
 
-    meter = meter_of(contract, session.simulated_meter)
-    found = check_drawn_budgets(contract, form, meter, examples=session.effort.memory_examples)
-    return [found] if found is not None else []
-
-
-def _compiles(contract: Contract, form: str, session: Session) -> Sequence[Finding]:
-    from .checks.compiling import check_compiles
-
-    return [check_compiles(contract, form, session.simulated_meter)]
+    if form != NAIVE:
+        found, device = session.found(contract), None if session.meter.simulation is None else "cpu"
+        known = {check.dtype for check in found if (check.kind, check.form) == ("equality", form)}
+        left = [check for check in equality_checks(contract, form, device) if check.dtype not in known]
+        run_checks(contract, left, OneMeter(session.meter, PROFILES["dev"]), found)
 
 
-def _scaling(contract: Contract, law: Scaling, session: Session) -> Sequence[Finding]:
-    from .checks.examine import meter_of
-    from .checks.scaling import check_scaling
+def _recorded(session: Session, key: tuple[str, str, str, Phase], reading: Reading) -> Sequence[Finding]:
+    """The lock's word on a reading, which the session's reports show."""
+    from .checks.memory import bytes_of
 
-    return [check_scaling(contract, law, meter_of(contract, session.simulated_meter))]
-
-
-def _speed(contract: Contract, law: SpeedBudget, _session: Session) -> Sequence[Finding]:
-    from .checks.speed import check_speed
-
-    return [check_speed(contract, law)]
-
-
-def _agreement(contract: Contract, form: str, case: str, session: Session) -> Sequence[Finding]:
-    """The simulated bytes against the allocator's, phase by phase, where the GPU can hold the case."""
-    import pytest
-
-    from .checks.agreement import check_agreement
-
-    found = check_agreement(contract, form, case, session.simulated_meter)
-    if not found:
-        pytest.skip(f"{contract.name}/{form} at {case} does not fit this GPU")
-    return found
+    op, form, case, phase = key
+    size = bytes_of(reading, phase)
+    session.record_reading(f"{op}/{form} [{case}, {phase}]", size, reading, key)
+    return session.against_lock(key, size, reading)

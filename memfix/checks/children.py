@@ -28,24 +28,6 @@ def _has_autograd_threads() -> bool:
     return any(name.read_text().startswith("pt_autograd") for name in names)
 
 
-def import_what_equality_needs() -> None:
-    """Before a fork: what a first comparison imports, but not Triton.
-
-    Triton decides when it is imported whether kernels are interpreted, and one child differs from the others in that.
-    """
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
-    from . import equality  # noqa: F401
-
-
-def import_what_meters_need() -> None:
-    """Before a fork: what a first simulated step imports, Triton too."""
-    import torch._dynamo  # noqa: F401
-
-    from ..meters.simulated import environment  # noqa: F401
-    from . import memory  # noqa: F401
-
-
 def take_one_core() -> None:
     """For a child's start. Small tensors gain nothing from torch's own threads, and other processes use the cores."""
     import torch

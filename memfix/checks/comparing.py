@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,6 +30,13 @@ class Answer:
     dtypes: tuple[torch.dtype, ...]
     moves_generator: bool = False
     """Whether the call changed the state of the global random generator."""
+
+    def with_dtypes_of(self, naive: Answer, *, instead_of: torch.dtype) -> Answer:
+        """This answer, with the dtypes of naive's outputs where it has kept that of its inputs, as autocast allows."""
+        if len(self.dtypes) != len(naive.dtypes):
+            return self
+        pairs = zip(self.dtypes, naive.dtypes, strict=True)
+        return replace(self, dtypes=tuple(theirs if own == instead_of else own for own, theirs in pairs))
 
 
 @dataclass(frozen=True)
@@ -257,3 +264,10 @@ def _num_that_matter(values: torch.Tensor) -> float:
 
 def _rms(values: torch.Tensor) -> float:
     return values.pow(2).mean().sqrt().item()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, NaNs included."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.equal(a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0)) and torch.equal(a.isnan(), b.isnan())

@@ -1,7 +1,7 @@
-"""Kernels compile: for the GPU that is simulated, as each case launches them, and within what a block of it may take.
+"""Kernels compile for the simulated GPU as each case launches them, within the shared memory that a block may take.
 
-An interpreter runs what a compiler refuses, and has no end of shared memory. So a kernel can be equal on every CPU and
-end with the first step on a GPU.
+An interpreter runs what a compiler refuses, and knows no limit of shared memory. So a kernel can be equal on every CPU
+and fail in the first step on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import Contract
 from ..laws import Phase
-from ..meters.base import Meter
+from ..meters.base import Meter, Simulation
 from ..meters.simulated import SimulatedMeter
 from ..meters.timeline import Line
 from .finding import Finding
@@ -34,16 +34,17 @@ _LINES = 6
 
 
 def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
-    """Every kernel that ``form`` launches at its cases, with gradients and without. The meter is the simulated one."""
-    assert isinstance(meter, SimulatedMeter)
-    gpu = meter.gpu
+    """Compile every kernel that ``form`` launches at its cases, with gradients and without, for a simulated GPU."""
+    simulation = meter.simulation
+    assert simulation is not None
+    gpu = simulation.gpu
     if reason := _no_compiler():
         return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
     shared_bytes: dict[str, int] = {}
-    """By what tells one kernel from another."""
+    """By the hash of the kernel."""
     tuned: dict[str, None] = {}
     with _compiling_for(gpu):
-        for case, phase, launch in _launches(contract, form, meter):
+        for case, phase, launch in _launches(contract, form, simulation):
             if launch.is_tuned:
                 tuned[launch.name] = None
                 continue
@@ -51,7 +52,7 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
             try:
                 binary = launch.compile()
             except OSError:
-                raise  # of the compiler's own files, not of the kernel
+                raise  # an error of the compiler's own files, not of the kernel
             except Exception as error:
                 return _refused(failing, launch, error, gpu)
             shared_bytes[binary.hash] = binary.metadata.shared
@@ -65,26 +66,26 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     return Finding("compile", contract.name, form, "pass", message, measured=SharedMemory(largest))
 
 
-def compile_ahead(contract: Contract, form: str, draws: Iterable[Draw]) -> None:
-    """Compile what calls on the GPU that is there will launch, on several cores. A call on its own compiles in turn.
+def compile_ahead(steps: Iterable[StepOf]) -> None:
+    """Compile what steps on the GPU that is there will launch, on several cores. A step on its own compiles in turn.
 
-    What is not foreseen, or does not compile, is left to the call.
+    What is not foreseen, or does not compile, is left to the step.
     """
     import triton
 
     if not hasattr(triton, "AsyncCompileMode"):  # an older Triton
         return
-    meter, last_phase = SimulatedMeter(), phases_of(contract)[-1]
+    meter = SimulatedMeter()
     with ThreadPoolExecutor(_THREADS) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-        for draw in draws:
+        for step in steps:
             with contextlib.suppress(Exception):
-                for launch in meter.launches(StepOf(contract, form, draw, last_phase)):
+                for launch in meter.launches(step):
                     if not launch.is_tuned:
                         launch.compile()
 
 
-def _launches(contract: Contract, form: str, meter: SimulatedMeter) -> Iterator[tuple[str, Phase, Launch]]:
-    """Each with the case and the phase that launches it."""
+def _launches(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
+    """Every launch with its case and phase."""
     for case in contract.cases.values():
         for phase in phases_of(contract):
             if phase == "held":  # train begins with it
@@ -105,7 +106,7 @@ def _no_compiler() -> str | None:
 
 
 class _Driver:
-    """What Triton asks a driver before it compiles."""
+    """Answers what Triton asks a driver before it compiles."""
 
     def __init__(self, gpu: GPU) -> None:
         major, minor = gpu.capability
@@ -117,7 +118,7 @@ class _Driver:
         return GPUTarget("cuda", self._capability, _WARP)
 
     def get_current_device(self) -> int:
-        return -self._capability  # what is compiled is kept by this number, and no real device has it
+        return -self._capability  # Triton caches kernels by this number, and no real device has it
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -159,7 +160,7 @@ def _too_large(failing: Callable[..., Finding], launch: Launch, shared: int, gpu
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Of a function that a kernel calls Triton says where it is called; why, in what that was raised from."""
+    """The error in the function that a kernel calls: Triton raises one for the call from it."""
     while hasattr(error.__cause__, "node"):
         assert error.__cause__ is not None
         error = error.__cause__
@@ -176,7 +177,7 @@ def _line_of(kernel: Any, error: BaseException) -> Line | None:
 
 
 def _line_in(function: Any, number: int) -> Line:
-    """Counted from its ``def``, which comes after its decorators."""
+    """The line with this number, counted from the ``def`` of a function."""
     lines, first = inspect.getsourcelines(function)
     decorators = next(i for i, text in enumerate(lines) if text.lstrip().startswith("def "))
     return Line(inspect.getsourcefile(function) or "", first + decorators + number - 1, function.__name__)

@@ -17,6 +17,10 @@ class Effort:
     name: str
     equality_examples: int
     memory_examples: int
+    shrinks: int = 200
+    """Tries to find the smallest call at which a form is unequal."""
+    seed: int = 0
+    """Another seed draws other calls."""
 
 
 PROFILES = {

@@ -1,7 +1,7 @@
-"""A check in a child process in which Triton kernels are interpreted: how they are compared where there is no GPU.
+"""A child process in which Triton interprets kernels: so they are compared where there is no GPU.
 
-Triton decides it when it is first imported, for all kernels of a process. Here the other checks need it compiled, or
-rather left alone, since a simulated step launches nothing.
+Triton decides when it is first imported whether it interprets, for all kernels of a process. The other checks need a
+process in which it does not.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from .children import StartMethod, take_one_core
+from .kernel_coverage import watch
+from .mended_interpreter import mend
+from .quick_interpreter import hurry
 
 VARIABLE = "TRITON_INTERPRET"
-SHARE, LEAST = 8, 4
-"""An interpreted kernel takes hundreds of times as long: of this many examples one is drawn, and so many at least."""
-
 Result = TypeVar("Result")
 
 
 class CannotInterpret(Exception):
-    """Why there is no interpreter to be had, in words."""
+    """Why kernels cannot be interpreted here."""
 
 
 class InterpreterEnded(Exception):
@@ -48,7 +48,13 @@ def is_interpreting() -> bool:
 
 
 def in_interpreter(function: Callable[[], Result]) -> Result:
-    """``function()`` from a child with the interpreter on. The function and its result travel by pickle."""
+    """``function()`` where kernels are interpreted: in this process if it does so, or else in a child.
+
+    To a child the function travels by pickle, and back from it the result.
+    """
+    if is_interpreting():
+        mend()  # where the user set the variable, nobody has done so yet
+        return function()
     if reason := _missing_package():
         raise CannotInterpret(reason)
     start_interpreter()
@@ -64,7 +70,7 @@ def start_interpreter(method: StartMethod = "spawn") -> None:
 
 
 def _missing_package() -> str | None:
-    """What Triton's interpreter needs and is not here, with what to install."""
+    """The package that Triton's interpreter needs and that is missing, with what to install."""
     if importlib.util.find_spec("triton") is None:  # not imported: that decides whether this process interprets
         return "triton is not installed; pip install triton"
     try:
@@ -83,13 +89,10 @@ def _broken_numpy(error: Exception) -> str:
     return f"numpy cannot be imported ({type(error).__name__}: {first}); pip install --force-reinstall numpy"
 
 
-def _start() -> None:
+def prepare_to_interpret() -> None:
+    """Prepare a process that interprets kernels, before the first one."""
     import numpy
     from triton.runtime import interpreter
-
-    from .kernel_coverage import watch
-    from .mended_interpreter import mend
-    from .quick_interpreter import hurry
 
     numpy.seterr(all="ignore")  # a GPU says nothing either where it gives inf or nan, and what comes out is compared
     take_one_core()
@@ -99,7 +102,7 @@ def _start() -> None:
 
 
 class _Interpreter:
-    """A child that calls functions, one at a time. It has no thread here, so that others may be forked beside it."""
+    """A child that calls functions, one at a time. It needs no thread here, so this process may fork others."""
 
     def __init__(self, method: StartMethod) -> None:
         context: Any = multiprocessing.get_context(method)
@@ -136,7 +139,7 @@ _RUNNING: list[_Interpreter] = []
 
 
 def _serve(connection: Connection) -> None:
-    _start()
+    prepare_to_interpret()
     while True:
         try:
             function = connection.recv()

@@ -1,8 +1,8 @@
-"""At which calls kernels are compared: every two options meet in every kernel that a form can launch.
+"""The calls at which kernels are compared: every two options meet in every kernel that a form can launch.
 
-That two options met says nothing about a kernel that was not launched then: a bias under a sum may be right where
-logits are in memory, and wrong where they never are. Which kernels a call launches is found out by a call in which none
-runs, only the code around them, and that takes milliseconds.
+That two options met says nothing about a kernel that the call did not launch: a bias under a sum may be right where
+logits are in memory, and wrong where they never are. To find out which kernels a call launches, the code around them
+runs without them, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE_RESULT = "one result is used"
 
 
 def calls_for_kernels(contract: Contract, form: str, given: Mapping[str, Sequence[Drawn]]) -> dict[str, list[Drawn]]:
-    """What to compare by dtype besides the ``given`` calls."""
+    """The calls to compare beside the ``given`` ones, by dtype."""
     launches = _Launches(contract, form)
     compared = list(itertools.chain.from_iterable(given.values()))
     found = [*_drawn(contract, list(given)), *compared]
@@ -49,7 +49,7 @@ def calls_for_kernels(contract: Contract, form: str, given: Mapping[str, Sequenc
 
 
 class _Launches:
-    """The kernels that calls of a form launch, remembered."""
+    """A cache of the kernels that calls of a form launch."""
 
     def __init__(self, contract: Contract, form: str) -> None:
         self._contract, self._form = contract, form
@@ -65,7 +65,7 @@ class _Launches:
 def _calls_until_options_meet(
     contract: Contract, kernel: str, launches: _Launches, start: Sequence[Drawn], met: set[tuple[str, str]]
 ) -> Iterator[Drawn]:
-    """The calls that it starts from, with other options: of several those in which most meet for the first time."""
+    """The calls of ``start`` with other options: of several the one in which most options meet for the first time."""
     every = {**options_of(contract), _LARGE: (False, True), _ONE_RESULT: (False, True)}
     options: Options = {
         name: [value for value in values if kernel in launches.of(_with(contract, start[0], {name: value}))]
@@ -84,7 +84,7 @@ def _calls_until_options_meet(
 
 
 def _drawn(contract: Contract, dtypes: Sequence[str]) -> Iterator[Drawn]:
-    """Any calls, and plain ones as models have them."""
+    """Drawn calls of any kind, and usual ones as models have them."""
     for dtype in dtypes:
         draws = equality_draws(contract, dtype)
         for kind in (draws, usual_draws(draws, contract)):

@@ -1,7 +1,7 @@
-"""What of the kernels of a form the compared calls have run: each branch, each loop twice, each mask at an edge.
+"""Coverage of kernels by the calls that are compared: each branch taken, each loop run twice, each mask at an edge.
 
-A loop that never comes round again, or a mask that never masks anything, is code that equality says nothing about:
-the drawn shapes have one tile only. The interpreter runs kernels as Python functions, so they are asked there.
+Equality says nothing about a loop that never runs twice or a mask that never masks anything: the drawn shapes have one
+tile only. The interpreter runs kernels as Python functions, and coverage is counted there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Place = tuple[str, int]
 
 @dataclass
 class Coverage:
-    """What was seen so far, by place."""
+    """What was run so far, by place."""
 
     loops: dict[Place, int] = field(default_factory=dict)
     """The most rounds of one run."""
@@ -29,7 +29,7 @@ class Coverage:
     """Whether it masked some elements and not others."""
 
     def missing(self) -> list[str]:
-        """What no call has run, in words, in the order of the source."""
+        """What no call has run, as sentences in the order of the source."""
         found = [(place, "no call comes round this loop twice") for place, rounds in self.loops.items() if rounds < 2]
         found += [(place, "no call takes this branch") for place, taken in self.branches.items() if True not in taken]
         found += [(place, "this mask is all true or all false") for place, cuts in self.masks.items() if not cuts]
@@ -37,14 +37,14 @@ class Coverage:
 
 
 class Watch:
-    """What was seen in this process, by the function of the form: two contracts may share one."""
+    """Coverage in this process, by the function of the form: two contracts may share one."""
 
     def __init__(self) -> None:
         self.by_function: dict[Callable[..., Any], Coverage] = {}
         self.now = Coverage()
 
     def turn_to(self, function: Callable[..., Any]) -> None:
-        """What runs from now on belongs to this form."""
+        """Count what runs from now on for this form."""
         self.now = self.by_function.setdefault(function, Coverage())
 
 
@@ -52,12 +52,12 @@ WATCH = Watch()
 
 
 def missing_coverage(function: Callable[..., Any]) -> list[str]:
-    """What of the form's kernels no call has run in this process."""
+    """What no call in this process has run of the form's kernels."""
     return WATCH.by_function.get(function, Coverage()).missing()
 
 
 def watch(interpreter: Any) -> None:
-    """For a process that interprets kernels, before the first one."""
+    """Count coverage in a process that interprets kernels. Called before the first one."""
     interpreter.memfix_rounds, interpreter.memfix_taken = _rounds, _taken
     not_kernels = (str(Path(__file__).parent), str(Path(interpreter.__file__).parents[1]))
     rewrite, watching = interpreter.FunctionRewriter._transform_ast, _watching(interpreter.ASTTransformer)()
@@ -74,7 +74,7 @@ def watch(interpreter: Any) -> None:
 
 
 def _watching(transformer: Any) -> Any:
-    """The interpreter's own rewriting of a kernel, which also asks every loop and every condition."""
+    """The interpreter's own rewriting of a kernel, which also counts every loop and every condition."""
 
     class Watching(transformer):
         def visit_For(self, node: ast.For) -> ast.For:

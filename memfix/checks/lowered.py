@@ -1,7 +1,7 @@
-"""Constants of a form's modules as its contract has them while it is compared: small calls then pass them too.
+"""Lower the constants of a form's modules while it is compared, as its contract says, so that small calls exceed them.
 
 A tile of 1024 columns, or a sum in parts of 512 rows, is one tile and one part in every call that is small enough to
-compare. What happens in the second one would never run.
+compare. The code for the second one would never run.
 """
 
 from __future__ import annotations

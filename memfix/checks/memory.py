@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from ..contract import Case, Contract
 from ..laws import Budget, Phase
 from ..meters import get_meter
-from ..meters.base import Meter, Reading
-from ..meters.simulated import SimulatedMeter
+from ..meters.base import Meter, Reading, Simulation
 from ..meters.simulated.ledger import rounded
 from ..meters.timeline import Timeline
 from ..units import format_bytes, format_change
@@ -53,8 +52,9 @@ def measure_phases(
     if phases and not in_order:
         in_order = [phases_of(contract)[-1]]
     readings: dict[Phase, Reading] = {}
-    if isinstance(meter, SimulatedMeter) and _needs_no_warm_up(contract, form, meter):
-        (readings,) = _in_turn(contract, form, draw, in_order, meter) or ({},)
+    simulation = meter.simulation
+    if simulation is not None and _needs_no_warm_up(contract, form, simulation):
+        (readings,) = _in_turn(contract, form, draw, in_order, simulation) or ({},)
     if not readings or any(reading.leaked_bytes for reading in readings.values()):
         readings = {phase: measure(contract, form, draw, phase, meter) for phase in in_order}
     if "kept" in phases:
@@ -70,7 +70,7 @@ _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
 
 
 def _in_turn(
-    contract: Contract, form: str, draw: Draw, phases: Sequence[Phase], meter: SimulatedMeter, *, rounds: int = 1
+    contract: Contract, form: str, draw: Draw, phases: Sequence[Phase], meter: Simulation, *, rounds: int = 1
 ) -> list[dict[Phase, Reading]] | None:
     """Readings by phase, one dictionary for each round, all on the same inputs.
 
@@ -121,7 +121,7 @@ def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> R
 _NEEDS_NO_WARM_UP: dict[tuple[str, Callable[..., object], str], bool] = {}
 
 
-def _needs_no_warm_up(contract: Contract, form: str, meter: SimulatedMeter) -> bool:
+def _needs_no_warm_up(contract: Contract, form: str, meter: Simulation) -> bool:
     """Whether a first call takes exactly what a second takes, in every phase. Measured once, at a small shape."""
     from .inputs import Draw, phases_of
     from .saved import short_case

@@ -1,4 +1,4 @@
-"""Memory that shows where nobody wrote: NaN, or the largest integer, where otherwise a zero often stands by luck."""
+"""Fill uninitialised memory with NaN, or the largest integer, so that reading it shows. It is often zero by luck."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..meters.simulated.patches import Patch, always, applied
 
 @contextlib.contextmanager
 def poisoned_memory(device: str) -> Iterator[None]:
-    """Inside, every new tensor that is not initialised is filled with what shows.
+    """Inside, every new tensor that is not initialised is filled.
 
-    On the CPU torch itself does so where algorithms must be deterministic, which there are the same ones but for
-    their order; to whoever asks, the switch stands as before. On a GPU they would be others: there a mode
-    watches for new tensors, which takes as long as a small form does.
+    On the CPU torch itself does so where algorithms must be deterministic, and the algorithms stay the same but for
+    their order. Code that asks for the switch sees it as before. On a GPU other algorithms would run: there a dispatch
+    mode fills new tensors, which takes as long as a small form does.
     """
     if torch.device(device).type != "cpu":
         with _Poison():

@@ -1,7 +1,7 @@
-"""Inputs that a form keeps for backward. They cost nothing here, where the caller keeps them too; in a model they are
+"""Inputs that a form keeps for backward. They cost nothing in a check, whose caller keeps them too. In a model they are
 activations that nobody else needs, and keeping one doubles what a layer holds.
 
-So they are handed over by a caller that drops them, in a small call: whose memory is still in use is kept.
+So a small call is made by a caller that drops its inputs: a form keeps those whose memory is still in use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ..contract import Case, Contract
 from ..meters import get_meter
 from ..meters.base import Reading, Step
 from ..meters.timeline import Allocation
-from .inputs import Draw, call_form, make_inputs
+from .form_call import FormCall
+from .inputs import Draw
 
 
 def of_what_is_saved(contract: Contract, form: str, draw: Draw, like: Reading) -> Reading:
@@ -34,18 +35,18 @@ def of_what_is_saved(contract: Contract, form: str, draw: Draw, like: Reading) -
 
 def saved_inputs(contract: Contract, form: str, draw: Draw) -> list[str]:
     """Inputs whose memory is in use when the forward has ended and the caller has dropped them."""
-    short = replace(draw, case=short_case(contract, draw.case))
+    call = FormCall(contract, form, replace(draw, case=short_case(contract, draw.case)))
     found: list[str] = []
 
     def build(device: str) -> Step:
-        leaves = make_inputs(contract, short, device, values=False)
+        leaves = call.inputs(device, values=False)
 
         def step() -> object:
             # made by an operator: the graph always holds a leaf, whose gradient it will leave there
             tensors = {name: leaf * 1 if leaf.requires_grad else leaf for name, leaf in leaves.items()}
             leaves.clear()
             storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
-            result = call_form(contract, form, short, tensors)
+            result = call.result(tensors)
             tensors.clear()
             found.extend(name for name, storage in storages.items() if torch._C._storage_Use_Count(storage._cdata) > 1)
             return result

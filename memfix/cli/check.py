@@ -58,7 +58,7 @@ def check(
         raise UsageError(f"no form {form_name!r}{did_you_mean(form_name, known)}")
     effort = get_effort(profile)
     if examples is not None:
-        effort = Effort("asked", examples, max(1, examples // 5))
+        effort = Effort("asked", examples, max(1, examples // 5), seed=secrets.randbits(32))
     used_meter, fallback = usable_meter(meter)
     console = report_console(to_stderr=json_path == "-")
     if fallback:
@@ -68,10 +68,10 @@ def check(
         for contract in chosen:
             forms = [form for form in contract.forms if form_name in (None, form)]
             if at is not None:
-                made = examine_call(contract, Draw.parsed(contract, at), used_meter, forms=forms, device=device)
+                draw = Draw.parsed(contract, at)
+                made = list(examine_call(contract, draw, used_meter, forms=forms, device=device))
             else:
-                seed = secrets.randbits(32) if examples is not None else 0
-                made = list(examine(contract, used_meter, effort, say, forms=forms, device=device, seed=seed).findings)
+                made = list(examine(contract, used_meter, effort, say, forms=forms, device=device).findings)
                 timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]
                 made += [check_speed(contract, law) for law in timed]
             for finding in made:

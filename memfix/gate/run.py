@@ -45,7 +45,7 @@ def run_gate(
     examinations = examine_all(contracts, meter, effort, say)
     notes += [*_estimates(examinations), *_not_run(examinations, meter.name)]
     extra = _under_base(base, contracts, lock, lock_path, effort, meter.name, say) if base else []
-    lock_speaks = lock_path is not None and meter.name == "simulated"
+    lock_speaks = lock_path is not None and meter.simulation is not None
     if lock_path is not None and not lock_speaks:
         notes.append(f"the lock was not judged: it holds simulated bytes, and the meter is {meter.name}")
     if update and lock_speaks and lock_path is not None:

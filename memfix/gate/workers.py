@@ -1,88 +1,63 @@
-"""The parts of a gate side by side, one process a core. What a real GPU's memory shows is measured by one process."""
+"""The checks of a gate side by side, one process a core. The memory of a real GPU is measured by one process."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from ..checks.children import (
-    StartMethod,
-    import_what_equality_needs,
-    import_what_meters_need,
-    start_method,
-    take_one_core,
-)
+from ..checks.children import StartMethod, start_method, take_one_core
 from ..checks.effort import Effort, get_effort
-from ..checks.examine import (
-    Examination,
-    Found,
-    examine,
-    examine_equality,
-    examine_memory,
-    examine_refusals,
-    put_together,
-)
+from ..checks.examine import Examination, examine, put_together
 from ..checks.interpreter import start_interpreter
+from ..checks.outcome import OneMeter, Say, run_checks
+from ..checks.plan import Check, Found, gate_plan
+from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
-from ..laws import NAIVE
 from ..meters import get_meter
 from ..meters.base import Meter
-from ..meters.cuda import gpu_unavailable_reason
 from ..registry import all_contracts
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of an op's examination. Plain data: it travels to a worker, and what was found comes back."""
+class Batch:
+    """Checks of one op that one process runs one after the other. It travels to a worker, and what was found back."""
 
     op: str
     kind: str
-    forms: tuple[str, ...]
-    dtypes: tuple[str, ...] = ()
-    device: str = "cpu"
-    """Where equality runs. Known before anything is simulated: meanwhile torch says that there is a GPU."""
+    checks: tuple[Check, ...]
 
-    def examine(self, effort: Effort) -> Found:
-        contract, found = all_contracts()[self.op], Found()
-        if self.kind == "memory":
-            for form in self.forms:
-                found |= examine_memory(contract, form, get_meter("simulated"), effort)
-        elif self.kind == "refusals":
-            found |= examine_refusals(contract, self.forms)
-        for dtype in self.dtypes:
-            found |= examine_equality(contract, self.forms, dtype, effort, device=self.device)
-        return found
+    @property
+    def forms(self) -> list[str]:
+        return list(dict.fromkeys(check.form for check in self.checks))
+
+    def run(self, effort: Effort) -> Found:
+        return run_checks(all_contracts()[self.op], self.checks, OneMeter(get_meter("simulated"), effort), {})
 
 
-def parts_of(contract: Contract, meter: Meter) -> Iterator[Part]:
-    """Forms are held against the same calls in a dtype, so they stay together; but kernels of a real GPU are compiled
-    for every call, which takes minutes, so each of them in each dtype is a part of its own.
-
-    The memory of a real GPU is no part: one process measures it, and only of forms that were found equal.
+def batches_of(checks: Iterable[Check]) -> list[Batch]:
+    """Forms are compared at the same calls in a dtype, so they stay together. Kernels on a real GPU are compiled for
+    every call, which takes minutes: each of them in each dtype is a batch of its own.
     """
-    kernels = tuple(name for name, form in contract.forms.items() if form.has_kernels)
-    others = tuple(name for name in contract.forms if name not in kernels)
-    if kernels and gpu_unavailable_reason() is None:
-        for form, dtype in itertools.product(kernels, contract.dtypes):
-            yield Part(contract.name, _COMPILED, (form,), (dtype,), device="cuda")
-    elif kernels:
-        yield Part(contract.name, _INTERPRETED, kernels, tuple(contract.dtypes))
-    if others:
-        for dtype in contract.dtypes:
-            yield Part(contract.name, "equality", others, (dtype,))
-    if meter.name == "simulated":
-        unequal = contract.known_unequal_forms()
-        for form in (NAIVE, *(form for form in contract.forms if form not in unequal)):
-            yield Part(contract.name, "memory", (form,))
-    yield Part(contract.name, "refusals", tuple(contract.forms))
+    batches: dict[tuple[str, ...], list[Check]] = {}
+    for check in checks:
+        batches.setdefault((check.op, *_batch_of(check)), []).append(check)
+    return [Batch(op, kind, tuple(several)) for (op, kind, *_), several in batches.items()]
+
+
+def _batch_of(check: Check) -> tuple[str, ...]:
+    """The kind of the batch, and what tells it from others of the kind."""
+    if check.kind == "bad input":
+        return ("bad inputs",)
+    if check.kind != "equality":
+        return ("memory", check.form)
+    if check.place == "interpreter":
+        return (_INTERPRETED,)
+    return (_COMPILED, check.form, check.dtype) if check.place == "cuda" else ("equality", check.dtype)
 
 
 def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say: Say) -> list[Examination]:
@@ -94,36 +69,37 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     registered = all_contracts()
     travels = all(registered.get(c.name) is c for c in contracts)
     num_workers = os.cpu_count() or 1
-    parts = [part for contract in contracts for part in parts_of(contract, meter)]
-    if not travels or num_workers < 2 or len(parts) * effort.equality_examples < _WORTH_A_START:
+    plans = {contract.name: gate_plan(contract, meter) for contract in contracts}
+    every = [check for plan in plans.values() for check in plan]
+    batches = batches_of(check for check in every if meter.simulation is not None or check.kind != "memory")
+    if not travels or num_workers < 2 or len(batches) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
     with _one_core():
-        found = _examine_parts(parts, effort, min(num_workers, len(parts)), say)
-    if meter.name != "simulated":
-        for contract in contracts:
-            for form in (NAIVE, *found[contract.name].equal_forms(contract, tuple(contract.forms))):
-                found[contract.name] |= examine_memory(contract, form, meter, effort, say)
-    return [put_together(contract, tuple(contract.forms), found[contract.name]) for contract in contracts]
+        found = _run_batches(batches, effort, min(num_workers, len(batches)), say)
+    for contract in contracts:
+        left = [check for check in plans[contract.name] if check.kind == "memory" and check not in found[contract.name]]
+        run_checks(contract, left, OneMeter(meter, effort), found[contract.name], say)
+    return [put_together(contract, plans[contract.name], found[contract.name]) for contract in contracts]
 
 
-def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say: Say) -> dict[str, Found]:
+def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say: Say) -> dict[str, Found]:
     """What was found, by op."""
     registered = all_contracts()
     # what takes longest first, so that the last to end is not one that began late
-    parts = sorted(parts, key=lambda part: (_ORDER.index(part.kind), -len(registered[part.op].forms)))
-    waiting = Counter(part.op for part in parts)
-    found = {op: Found() for op in waiting}
+    batches = sorted(batches, key=lambda batch: (_ORDER.index(batch.kind), -len(registered[batch.op].forms)))
+    waiting = Counter(batch.op for batch in batches)
+    found: dict[str, Found] = {op: {} for op in waiting}
     method = start_method()
     if method == "fork":
-        import_what_equality_needs()
-    if any(part.kind == _INTERPRETED for part in parts):
+        import_for_equality()
+    if any(batch.kind == _INTERPRETED for batch in batches):
         start_interpreter(method)  # before there are workers
     if method == "fork":
-        import_what_meters_need()
-        _draw_once(parts, effort)
+        import_for_meters()
+        _draw_once(batches, effort)
 
-    def note(op: str, part: Found) -> None:
-        found[op] |= part
+    def note(op: str, more: Found) -> None:
+        found[op] |= more
         waiting[op] -= 1
         if not waiting[op]:
             others = [name for name, number in waiting.items() if number]
@@ -135,29 +111,29 @@ def _examine_parts(parts: Sequence[Part], effort: Effort, num_workers: int, say:
         ThreadPoolExecutor(1) as waiting_for_child,
     ):
         asked = {
-            (waiting_for_child if part.kind == _INTERPRETED else workers).submit(_examine_part, part, effort.name): part
-            for part in parts
+            (waiting_for_child if batch.kind == _INTERPRETED else workers).submit(_run_batch, batch, effort.name): batch
+            for batch in batches
         }
-        for future, part in asked.items():  # this process is a worker too
-            if part.kind not in (_INTERPRETED, _COMPILED) and future.cancel():
-                say(f"{part.op}: {part.kind} of {', '.join(part.forms)}")
-                note(part.op, part.examine(effort))
+        for future, batch in asked.items():  # this process is a worker too
+            if batch.kind not in (_INTERPRETED, _COMPILED) and future.cancel():
+                say(f"{batch.op}: {batch.kind} of {', '.join(batch.forms)}")
+                note(batch.op, batch.run(effort))
         for future in as_completed([future for future in asked if not future.cancelled()]):
             note(asked[future].op, future.result())
     return found
 
 
-def _draw_once(parts: Sequence[Part], effort: Effort) -> None:
-    """For all processes that are forked from this one: what is drawn is remembered."""
-    from ..checks.equality import drawn_calls
+def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:
+    """Draw the calls before this process forks: its children find them in the cache."""
+    from ..checks.calls import drawn_calls
 
-    for op in {part.op for part in parts if part.kind == "equality"}:
+    for op in {batch.op for batch in batches if batch.kind == "equality"}:
         contract = all_contracts()[op]
         drawn_calls(contract, contract.dtypes[0], effort.equality_examples)
 
 
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
-    """Its processes are there, if they are forked, before this process has another thread."""
+    """A pool whose processes, if they are forked, are there before this process has another thread."""
     pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=take_one_core)
     pool.submit(os.getpid)
     return pool
@@ -175,11 +151,11 @@ def _one_core() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-_WORTH_A_START = 320  # parts times examples: about ten seconds of work, where a worker has begun after four
+_WORTH_A_START = 320  # batches times examples: about ten seconds of work, where a worker has begun after four
 _INTERPRETED = "interpreted equality"
 _COMPILED = "equality on the GPU"
-_ORDER = (_INTERPRETED, _COMPILED, "memory", "equality", "refusals")
+_ORDER = (_INTERPRETED, _COMPILED, "memory", "equality", "bad inputs")
 
 
-def _examine_part(part: Part, effort: str) -> Found:
-    return part.examine(get_effort(effort))
+def _run_batch(batch: Batch, effort: str) -> Found:
+    return batch.run(get_effort(effort))

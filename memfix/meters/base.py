@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..units import format_bytes
 from .difference import Change, changes
 from .hints import likely_cause
 from .stages import Stage
 from .timeline import Allocation, Timeline
+
+if TYPE_CHECKING:
+    from .simulated.gpus import GPU
+    from .simulated.launches import Launch
 
 Step = Callable[[], object]
 StepBuilder = Callable[[str], Step]
@@ -94,10 +98,24 @@ class Reading:
         return cls(**fields)
 
 
+class Simulation(Protocol):
+    """What the simulated meter offers beside readings; see :class:`memfix.meters.simulated.SimulatedMeter`."""
+
+    gpu: GPU
+
+    def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]: ...
+    def launches(self, build: StepBuilder) -> list[Launch]: ...
+
+
 class Meter(Protocol):
     """Reads the peak of a step."""
 
     name: str
+
+    @property
+    def simulation(self) -> Simulation | None:
+        """The simulated GPU behind this meter; None where steps really run."""
+        ...
 
     def unavailable_reason(self) -> str | None:
         """Why this meter cannot run here, with the way out; None when it can."""

@@ -145,6 +145,7 @@ class CappedRun:
 
 class CudaMeter:
     name = "cuda"
+    simulation = None
 
     def unavailable_reason(self) -> str | None:
         reason = gpu_unavailable_reason()

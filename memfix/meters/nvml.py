@@ -25,6 +25,7 @@ _FILLER_BYTES = 32 * MiB
 
 class NvmlMeter:
     name = "nvml"
+    simulation = None
 
     def unavailable_reason(self) -> str | None:
         reason = gpu_unavailable_reason()

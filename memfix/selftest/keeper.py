@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,17 +24,12 @@ from typing import Any
 
 import torch
 
-from ..checks.children import (
-    StartMethod,
-    import_what_equality_needs,
-    import_what_meters_need,
-    start_method,
-    take_one_core,
-)
+from ..checks.children import StartMethod, start_method, take_one_core
 from ..checks.effort import Effort
-from ..checks.examine import Found
 from ..checks.finding import Finding
-from ..checks.interpreter import VARIABLE
+from ..checks.interpreter import VARIABLE, prepare_to_interpret
+from ..checks.plan import Found
+from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..errors import MeasurementError, MemfixError
 from ..gate.lock import Key
@@ -128,15 +123,13 @@ def _serve(
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the gate without a GPU is what is asked
     os.environ["TRITON_CACHE_DIR"] = cache
     take_one_core()
-    import_what_equality_needs()
+    import_for_equality()
     torch.backends.mkldnn.set_flags(False)  # on Arm its threads do not survive a fork: a child waits for them for good
     if interpreted:
-        from ..checks.interpreter import _start
-
         os.environ[VARIABLE] = "1"
-        _start()
+        prepare_to_interpret()
     else:
-        import_what_meters_need()
+        import_for_meters()
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
@@ -256,10 +249,9 @@ class _Server:
             if verdict == "equal" and path and line not in watched.lines[path]:
                 verdict, why = "unmet", f"its condition was never met, nor in {len(now.answers)} more calls"
             return Reply(number, verdict, why=why)
-        from ..checks import equality
-
-        equality._SHRINKS = 0  # nobody reads the smallest call of a mutant
-        finding = self.judge.first_failure(contract, question.parts)
+        # nobody reads the smallest call of a mutant
+        judge = replace(self.judge, effort=replace(self.judge.effort, shrinks=0))
+        finding = judge.first_failure(contract, question.parts)
         if finding is None:
             return Reply(number, "passed")
         if any(words in finding.message for words in _OUT_OF_MEMORY):

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks.effort import Effort
-from ..checks.examine import Found, examine_equality, examine_memory, examine_refusals, put_together
+from ..checks.examine import put_together
 from ..checks.finding import Finding
+from ..checks.outcome import OneMeter, run_check, run_checks
+from ..checks.plan import Found, Outcome, gate_plan, place_of
 from ..contract import Contract
 from ..gate.judge import judge_lock
 from ..gate.lock import Key
@@ -43,7 +45,7 @@ class Judge:
 
     effort: Effort
     lock: Mapping[Key, int] | None
-    naive: Found = field(default_factory=Found)
+    naive: Found = field(default_factory=dict)
 
     def parts(self, contract: Contract, forms: Sequence[str], *, interpreted: bool) -> Iterator[Part]:
         for form in forms:
@@ -56,19 +58,18 @@ class Judge:
 
     def findings(self, contract: Contract, part: Part) -> list[Finding]:
         """What the gate would say."""
-        form = part.form
-        if part.kind == "refusals":
-            return examine_refusals(contract, [form]).refusals[form]
-        if part.kind == "equality":
-            found = examine_equality(contract, [form], part.dtype, self.effort, device="cpu")
-            return list(found.equality.values())
-        meter = get_meter("simulated")
-        if not self.naive.memory:
-            self.naive |= examine_memory(contract, NAIVE, meter, self.effort)
-        passed = {(form, dtype): Finding("equality", contract.name, form, "pass", "") for dtype in contract.dtypes}
-        found = Found(equality=passed, refusals={form: []}, memory=dict(self.naive.memory))
-        found |= examine_memory(contract, form, meter, self.effort)
-        examination = put_together(contract, [form], found)
+        meter, form = get_meter("simulated"), part.form
+        plan, tools = gate_plan(contract, meter, forms=[form], device="cpu"), OneMeter(meter, self.effort)
+        if part.kind != "memory":
+            kind = "bad input" if part.kind == "refusals" else part.kind
+            asked = [check for check in plan if (check.kind, check.dtype) == (kind, part.dtype)]
+            return [finding for check in asked for finding in run_check(check, contract, tools).findings]
+        if not self.naive:
+            self.naive = run_checks(contract, [check for check in plan if check.form == NAIVE], tools, {})
+        passed = Outcome((Finding("equality", contract.name, form, "pass", ""),))
+        found = {**self.naive, **{check: passed for check in plan if check.kind == "equality"}}
+        measured = [check for check in plan if check.form == form and check.kind not in ("equality", "bad input")]
+        examination = put_together(contract, plan, run_checks(contract, measured, tools, found))
         judged = list(examination.findings)
         if self.lock is not None:
             entries = {key: size for key, size in self.lock.items() if key[:2] in _locked(contract, form)}
@@ -121,8 +122,8 @@ def look(contract: Contract, form: str, effort: Effort, *, interpreted: bool, un
 
 def more_calls(contract: Contract, effort: Effort, *, interpreted: bool) -> Iterator[Draw]:
     """Every combination of options in each dtype, calls that the gate does not draw, and two larger ones."""
+    from ..checks.calls import SHARE
     from ..checks.draws import drawn, equality_draws, usual
-    from ..checks.interpreter import SHARE
 
     number = _MORE * effort.equality_examples // (SHARE if interpreted else 1)
     plain = usual(equality_draws(contract, contract.dtypes[0]), contract).draw
@@ -168,7 +169,7 @@ def _combinations(contract: Contract) -> Iterator[tuple[dict[str, Any], tuple[st
 def _hash_of(contract: Contract, form: str, draw: Draw) -> str | None:
     import torch
 
-    from ..checks.equality import answer_at
+    from ..checks.running import answer_at
 
     try:
         answer = answer_at(contract, form, draw)
@@ -201,7 +202,8 @@ def difference(contract: Contract, form: str, before: Look, now: Look) -> tuple[
 
     others = [call for call, answer in now.answers.items() if answer != before.answers.get(call, answer)]
     for call in others[:20]:
-        finding = check_equality_at(contract, form, Draw.parsed(contract, call))
+        draw, place = Draw.parsed(contract, call), place_of(contract, form, "cpu")
+        finding = check_equality_at(contract, form, draw, place=place)
         if finding.status == "fail":
             return "missed", f"wrong at a call that the gate does not draw: {call}"
     small = 0

@@ -30,13 +30,16 @@ from types import ModuleType
 from memfix import Contract
 from memfix.atomic_write import write_whole
 from memfix.checks.bad_inputs import check_bad_input
+from memfix.checks.calls import equality_calls
 from memfix.checks.children import take_one_core
 from memfix.checks.draws import memory_calls
 from memfix.checks.effort import PROFILES
-from memfix.checks.equality import NaiveFailed, compare_once, equality_calls
+from memfix.checks.equality import compare_once
 from memfix.checks.inputs import Draw, phases_of
-from memfix.checks.interpreter import in_interpreter, is_interpreting
+from memfix.checks.interpreter import in_interpreter
 from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge, measure_phases
+from memfix.checks.plan import place_of
+from memfix.checks.reference import NaiveFailed
 from memfix.checks.scaling import check_scaling
 from memfix.meters import get_meter
 from memfix.provenance import describe
@@ -77,10 +80,17 @@ def load(name: str) -> ModuleType:
 
 def margin(name: str, *, enough: int | None = None) -> Margin:
     """Count where the cheat shows; stop looking where ``enough`` places have shown it."""
+    counted = partial(_counted, name, enough)
+    return in_interpreter(counted) if _contract_with(load(name)).forms[FORM].has_kernels else counted()
+
+
+def _contract_with(cheat: ModuleType) -> Contract:
+    return all_contracts()[cheat.OP].with_form(FORM, cheat.form, like=cheat.LIKE)
+
+
+def _counted(name: str, enough: int | None) -> Margin:
     cheat = load(name)
-    contract = all_contracts()[cheat.OP].with_form(FORM, cheat.form, like=cheat.LIKE)
-    if contract.forms[FORM].has_kernels and not is_interpreting():
-        return in_interpreter(partial(margin, name, enough=enough))
+    contract = _contract_with(cheat)
     shows = places = 0
     for is_shown in _PLACES[cheat.CAUGHT_BY](contract):
         places += 1
@@ -92,12 +102,13 @@ def margin(name: str, *, enough: int | None = None) -> Margin:
 
 # ---------------------------------------------------------------- places, by check: does the cheat show there?
 def _calls(contract: Contract) -> Iterator[bool]:
-    by_dtype = [equality_calls(contract, FORM, dtype, EFFORT.equality_examples) for dtype in contract.dtypes]
+    place, examples = place_of(contract, FORM, "cpu"), EFFORT.equality_examples
+    by_dtype = [equality_calls(contract, FORM, dtype, examples, place=place) for dtype in contract.dtypes]
     for call in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*by_dtype))):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a cheat's own, and of a CPU without instructions for a dtype
-                compare_once(contract, FORM, call.draw)
+                compare_once(contract, FORM, call.draw, place)
         except (NaiveFailed, TypeError):  # the reference is broken, or the cheat was not even called
             raise
         except Exception:

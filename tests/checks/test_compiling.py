@@ -15,9 +15,10 @@ from memfix import Contract, Dim, Form, TensorSpec
 from memfix.checks import compiling
 from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
-from memfix.checks.examine import examine_memory
 from memfix.checks.finding import Finding
 from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.outcome import OneMeter, run_check
+from memfix.checks.plan import gate_plan
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu
@@ -112,7 +113,9 @@ def compiled(form: Form, gpu: str = "H200") -> Finding:
 
 def law_of(form: Form) -> Finding:
     """As an examination finds it."""
-    (law,) = examine_memory(contract_of(form), "kernel", get_meter("simulated"), PROFILES["dev"]).memory["kernel"].laws
+    contract, meter = contract_of(form), get_meter("simulated")
+    (check,) = (check for check in gate_plan(contract, meter) if check.kind == "compile")
+    (law,) = run_check(check, contract, OneMeter(meter, PROFILES["dev"])).findings
     return law
 
 
@@ -124,15 +127,19 @@ def test_each_way_of_launching_a_kernel_is_compiled_once() -> None:
 
 
 def test_what_calls_will_launch_is_compiled_before_them() -> None:
-    gpu, name = get_gpu("H200"), "kernel"
+    gpu = get_gpu("H200")
     draws = [Draw(Case("drawn", {"N": size}, dtype="float32")) for size in (64, 65, 80)]
+
+    def steps_of(form: Form) -> list[StepOf]:
+        return [StepOf(contract_of(form), "kernel", draw, "train") for draw in draws]
+
     with compiling._compiling_for(gpu):
         double.device_caches.clear()
-        compile_ahead(contract_of(form_of(double)), name, draws)
+        compile_ahead(steps_of(form_of(double)))
         ((kernels, *_),) = double.device_caches.values()
         assert len(kernels) == 2  # of a multiple of 16, and of any number
-        compile_ahead(contract_of(form_of(double_until_the_end)), name, draws)  # refused, and left to the call
-        compile_ahead(contract_of(form_of(tuned_double)), name, draws)
+        compile_ahead(steps_of(form_of(double_until_the_end)))  # refused, and left to the call
+        compile_ahead(steps_of(form_of(tuned_double)))
         assert len(kernels) == 2
 
 

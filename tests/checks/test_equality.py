@@ -12,9 +12,10 @@ import torch
 from forked_python import forked_python
 
 from memfix import Contract, Dim, Normal, TensorSpec, Tolerance
-from memfix.checks import equality
+from memfix.checks import calls, reference
+from memfix.checks.comparing import Unequal
 from memfix.checks.draws import drawn, equality_draws, smallest_failure
-from memfix.checks.equality import NaiveFailed, Unequal, check_equality, check_equality_at, compare_once
+from memfix.checks.equality import check_equality, check_equality_at, compare_once
 from memfix.checks.inputs import Draw, make_inputs
 from memfix.contract import WIDE, WORKING_DTYPES, Form
 from memfix.errors import ContractError, UsageError
@@ -86,7 +87,7 @@ def test_naive_that_raises_is_not_the_forms_fault():
         raise KeyError("planted")
 
     made = contract(square, naive=broken)
-    with pytest.raises(NaiveFailed, match="KeyError: 'planted'"):
+    with pytest.raises(reference.NaiveFailed, match="KeyError: 'planted'"):
         compare_once(made, "form", at(made))
     assert check_equality(made, "form", dtype="float32", examples=3).status == "error"
 
@@ -348,10 +349,10 @@ def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(m
         return x * x if x.shape[0] < 5 else x * x + 0.5
 
     made = replace(contract(square), forms={"honest": Form(square), "wrong": Form(wrong_from_five)})
-    monkeypatch.setattr(equality, "_DRAWN", {})
+    monkeypatch.setattr(calls, "_DRAWN", {})
     alone = check_equality(made, "wrong", dtype="float32", examples=30)
     assert check_equality(made, "honest", dtype="float32", examples=30).status == "pass"
-    assert len(equality._DRAWN) == 1
+    assert len(calls._DRAWN) == 1
     after = check_equality(made, "wrong", dtype="float32", examples=30)
     assert alone == after
     assert after.status == "fail"
@@ -361,14 +362,14 @@ def test_a_form_fails_at_the_same_call_whether_or_not_another_passed_before_it(m
 def test_the_simplest_call_and_a_usual_one_are_tried_in_every_dtype_and_others_in_each():
     tried: dict[str, list[str]] = {}
     for dtype in WORKING_DTYPES:
-        calls = equality.drawn_calls(all_contracts()["linear_cross_entropy"], dtype, 5)
-        calls = [call for call in calls if call.draw.spoiled is None and call.draw.mode == "plain"]
-        assert {call.draw.case.dtype for call in calls} == {dtype}
-        tried[dtype] = [replace(call.draw, case=replace(call.draw.case, dtype="any")).spelled() for call in calls]
-    assert {len(calls) for calls in tried.values()} == {5}
-    assert len({calls[0] for calls in tried.values()}) == 1
-    assert len({calls[-1] for calls in tried.values()}) == 1
-    others = [call for calls in tried.values() for call in calls[1:-1]]
+        several = calls.drawn_calls(all_contracts()["linear_cross_entropy"], dtype, 5)
+        plain = [call for call in several if call.draw.spoiled is None and call.draw.mode == "plain"]
+        assert {call.draw.case.dtype for call in plain} == {dtype}
+        tried[dtype] = [replace(call.draw, case=replace(call.draw.case, dtype="any")).spelled() for call in plain]
+    assert {len(of_one) for of_one in tried.values()} == {5}
+    assert len({of_one[0] for of_one in tried.values()}) == 1
+    assert len({of_one[-1] for of_one in tried.values()}) == 1
+    others = [call for of_one in tried.values() for call in of_one[1:-1]]
     assert len(set(others)) == len(others)
 
 
@@ -400,7 +401,7 @@ def test_a_form_that_fails_now_and_then_has_failed():
 
 
 def test_what_sums_are_allowed_is_worked_out_only_where_a_form_needs_it(monkeypatch):
-    monkeypatch.setattr(equality, "_REMEMBERED", {})
+    monkeypatch.setattr(reference, "_REMEMBERED", {})
     num_naive = 0
 
     def naive(x):

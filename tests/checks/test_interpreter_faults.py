@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
-from memfix.checks import equality, interpreter
+from memfix.checks import interpreter
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality, check_equality_at
 from memfix.checks.examine import examine
@@ -167,7 +167,7 @@ def contract_of(form: Callable[..., Any], *, grad: bool = False) -> Contract:
 
 
 def compared(form: Callable[..., Any], **more: Any) -> Finding:
-    return check_equality(contract_of(form, **more), "kernel", dtype="float32", examples=2)
+    return check_equality(contract_of(form, **more), "kernel", dtype="float32", place="interpreter", examples=2)
 
 
 def test_a_loop_up_to_a_value_is_interpreted() -> None:
@@ -218,12 +218,11 @@ def test_what_the_interpreter_has_not_could_not_be_compared() -> None:
 
 def test_one_call_could_not_be_compared_either() -> None:
     made = contract_of(incompatible)
-    assert check_equality_at(made, "kernel", Draw(made.cases["small"])).status == "error"
+    assert check_equality_at(made, "kernel", Draw(made.cases["small"]), place="interpreter").status == "error"
 
 
-def test_gate_ends_with_could_not_measure_and_not_with_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equality, "usual_device", lambda contract, form: "cpu")  # also where there is a GPU
-    found = examine(contract_of(incompatible), get_meter("simulated"), PROFILES["dev"])
+def test_gate_ends_with_could_not_measure_and_not_with_a_regression() -> None:
+    found = examine(contract_of(incompatible), get_meter("simulated"), PROFILES["dev"], device="cpu")
     verdict = judge([found], lock=None, meter="simulated")
     assert verdict.exit_code == EXIT_NOT_MEASURED, [finding.text() for finding in verdict.findings]
     assert "no memory of it can pass: the form was not compared with naive" in {f.message for f in verdict.findings}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
-from memfix.checks.equality import check_equality, equality_calls
+from memfix.checks.calls import equality_calls
+from memfix.checks.equality import check_equality
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.kernel_calls import launched
 from memfix.checks.kernel_coverage import missing_coverage
@@ -132,7 +133,7 @@ def calls_by_kernel() -> dict[str, set[tuple[bool, bool]]]:
     contract = kernels_of()
     found: dict[str, set[tuple[bool, bool]]] = {}
     for dtype in contract.dtypes:
-        for call in equality_calls(contract, "kernel", dtype, 32):
+        for call in equality_calls(contract, "kernel", dtype, 32, place="interpreter"):
             for kernel in launched(contract, "kernel", call.draw):
                 choices = call.draw.case.choices
                 found.setdefault(kernel, set()).add((choices["negates"], choices["adds"]))
@@ -146,7 +147,7 @@ def test_every_two_options_meet_in_every_kernel() -> None:
 
 def coverage_of(contract: Contract) -> list[str]:
     for dtype in contract.dtypes:
-        finding = check_equality(contract, "kernel", dtype=dtype, examples=32)
+        finding = check_equality(contract, "kernel", dtype=dtype, place="interpreter", examples=32)
         assert finding.status == "pass", finding
     return missing_coverage(doubled)
 
@@ -163,7 +164,8 @@ def coverage_of_memfix() -> dict[str, list[str]]:
         for name, form in contract.forms.items():
             if form.has_kernels:
                 for dtype in contract.dtypes:
-                    assert check_equality(contract, name, dtype=dtype, examples=32).status == "pass"
+                    finding = check_equality(contract, name, dtype=dtype, place="interpreter", examples=32)
+                    assert finding.status == "pass"
                 missing[form.function.__name__] = missing_coverage(form.function)
     return missing
 

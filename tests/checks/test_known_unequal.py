@@ -13,6 +13,7 @@ from memfix.checks.effort import Effort
 from memfix.checks.equality import check_equality, check_equality_at
 from memfix.checks.examine import Examination, examine, examine_call
 from memfix.checks.inputs import Draw
+from memfix.checks.plan import suite_plan
 from memfix.contract import Form
 from memfix.errors import EXIT_PASS, EXIT_REGRESSION, ContractError
 from memfix.gate.judge import Verdict, judge
@@ -21,7 +22,6 @@ from memfix.gate.report.table import table_rows
 from memfix.gate.run import _updated_lock
 from memfix.laws import Scaling, SpeedBudget
 from memfix.meters import get_meter
-from memfix.suite import _checks
 
 WHY = "sizes above 4 are off by one half"
 EFFORT = Effort("test", equality_examples=20, memory_examples=1)
@@ -154,8 +154,11 @@ def test_the_lock_holds_no_entry_of_it_and_an_old_one_is_stale() -> None:
 
 
 def test_the_suite_checks_it_for_equality_and_bad_inputs_alone() -> None:
-    names = [check.name for check in _checks(contract()) if check.name.startswith("reported")]
-    assert names == ["reported-equal-float32", "reported-equal-float32-cuda"]
+    checks = [check for check in suite_plan(contract()) if check.form == "reported"]
+    assert [(check.kind, check.dtype, check.place) for check in checks] == [
+        ("equality", "float32", "cpu"),
+        ("equality", "float32", "cuda"),
+    ]
 
 
 def test_the_law_says_where_and_why() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, TensorSpec
-from memfix.checks.equality import check_equality, drawn_calls
+from memfix.checks.calls import drawn_calls
+from memfix.checks.equality import check_equality
 from memfix.checks.inputs import Draw, make_inputs
 from memfix.errors import ContractError, UsageError
 

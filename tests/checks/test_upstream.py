@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
+from memfix.checks.calls import drawn_calls
 from memfix.checks.comparing import Unequal
-from memfix.checks.equality import check_equality, compare_once, drawn_calls
+from memfix.checks.equality import check_equality, compare_once
+from memfix.checks.gradients import upstream_gradients
 from memfix.checks.inputs import UPSTREAMS, Draw, Upstream
-from memfix.checks.upstream import upstream_gradients
 from memfix.contract import Case
 from memfix.errors import UsageError
 

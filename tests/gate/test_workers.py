@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,18 @@ import pytest
 import torch
 from forked_python import forked_python
 
-from memfix.checks import equality
 from memfix.checks.effort import Effort, get_effort
-from memfix.checks.examine import (
-    Examination,
-    Found,
-    examine,
-    examine_equality,
-    examine_memory,
-    examine_refusals,
-    put_together,
-)
+from memfix.checks.examine import Examination, examine, put_together
 from memfix.checks.interpreter import in_interpreter, is_interpreting, start_interpreter
+from memfix.checks.outcome import OneMeter, run_checks
+from memfix.checks.plan import Check, Found, gate_plan, place_of
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from memfix.gate import run, workers
 from memfix.gate.judge import judge
 from memfix.gate.report.table import table_rows
-from memfix.gate.workers import Part, examine_all, parts_of
+from memfix.gate.workers import Batch, batches_of, examine_all
 from memfix.laws import NAIVE, Budget, Scaling
-from memfix.meters import get_meter
+from memfix.meters import cuda, get_meter
 from memfix.meters.base import Reading
 from memfix.ops.embedding.gather import gather_embedding
 from memfix.registry import all_contracts
@@ -39,11 +33,11 @@ METER = get_meter("simulated")
 EFFORT = Effort("test", equality_examples=4, memory_examples=1)
 
 
-def by_parts(contract: Contract) -> Examination:
-    found = Found()
-    for part in parts_of(contract, METER):
-        found |= part.examine(EFFORT)
-    return put_together(contract, tuple(contract.forms), found)
+def by_batches(contract: Contract) -> Examination:
+    found: Found = {}
+    for batch in reversed(batches_of(plan := gate_plan(contract, METER))):  # workers answer in any order
+        found |= batch.run(EFFORT)
+    return put_together(contract, plan, found)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -69,36 +63,40 @@ AFFINE = Contract(
 
 
 @pytest.mark.parametrize("contract", [all_contracts()["embedding"], AFFINE], ids=lambda contract: contract.name)
-def test_parts_say_what_the_whole_says(contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_say_what_the_whole_says(contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "all_contracts", lambda: {contract.name: contract})
     whole = examine(contract, METER, EFFORT)
-    assert by_parts(contract) == whole
+    assert by_batches(contract) == whole
     assert {finding.check for finding in whole.findings} >= {"equality", "bad input", "budget"}
     assert whole.readings
 
 
-def test_every_form_has_every_part_and_kernels_come_first() -> None:
+def test_every_check_of_every_form_is_in_a_batch() -> None:
     contract = all_contracts()["linear_cross_entropy"]
-    parts = list(parts_of(contract, METER))
-    asked = {(part.kind, form, dtype) for part in parts for form in part.forms for dtype in part.dtypes or ("",)}
+    plan = gate_plan(contract, METER, device="cpu")
+    batches = batches_of(plan)
+    assert sorted(map(str, plan)) == sorted(str(check) for batch in batches for check in batch.checks)
+    asked = {(batch.kind, check.form, check.dtype) for batch in batches for check in batch.checks}
     for form, declared in contract.forms.items():
         kind = "interpreted equality" if declared.has_kernels else "equality"
         assert {(kind, form, dtype) for dtype in contract.dtypes} <= asked
-        assert {("memory", form, ""), ("refusals", form, "")} <= asked
+        assert {("memory", form, ""), ("bad inputs", form, "")} <= asked
     assert ("memory", NAIVE, "") in asked
-    assert parts[0].kind == "interpreted equality"
+    assert len([batch for batch in batches if batch.kind == "equality"]) == len(contract.dtypes)
 
 
 def test_on_a_gpu_kernels_run_there_and_one_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (workers, equality):
-        monkeypatch.setattr(module, "gpu_unavailable_reason", lambda: None)
+    monkeypatch.setattr(cuda, "gpu_unavailable_reason", lambda: None)
     contract = all_contracts()["linear_cross_entropy"]
-    parts = list(parts_of(contract, OnGpu()))
-    on_gpu = {(part.forms, part.dtypes) for part in parts if part.kind == "equality on the GPU"}
-    assert on_gpu == {(("triton",), (dtype,)) for dtype in contract.dtypes}
-    assert {part.kind for part in parts} == {"equality on the GPU", "equality", "refusals"}
-    assert equality.usual_device(contract, "triton") == "cuda"
-    assert equality.usual_device(contract, "recompute") == "cpu"
+    plan = gate_plan(contract, OnGpu())
+    on_gpu = [batch.checks for batch in batches_of(plan) if batch.kind == "equality on the GPU"]
+    assert [[(check.form, check.dtype) for check in checks] for checks in on_gpu] == [
+        [("triton", dtype)] for dtype in contract.dtypes
+    ]
+    assert {check.kind for check in plan} == {"equality", "bad input", "memory"}
+    assert place_of(contract, "triton") == "cuda"
+    assert place_of(contract, "recompute") == "cpu"
+    assert place_of(contract, "triton", "cpu") == "interpreter"
 
 
 def off_in_float16(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -114,13 +112,12 @@ def off_in_float16_and_large(ids: torch.Tensor, weight: torch.Tensor) -> torch.T
 def test_of_a_form_that_is_not_equal_no_memory_passes_and_what_is_too_large_is_said(cheat: Any, broken: bool) -> None:
     honest = all_contracts()["embedding"]
     contract = replace(honest.with_form("cheat", cheat, like="gather"), dtypes=("float32", "float16", "bfloat16"))
-    found = Found()
-    for dtype in contract.dtypes:
-        found |= examine_equality(contract, ["cheat"], dtype, EFFORT)
-    found |= examine_refusals(contract, ["cheat"])
-    for form in (NAIVE, "cheat"):
-        found |= examine_memory(contract, form, METER, EFFORT)
-    together = put_together(contract, ["cheat"], found)
+    plan = gate_plan(contract, METER, forms=["cheat"])
+    # as workers do: each dtype without knowing of the others
+    found: Found = {}
+    for check in plan:
+        found |= run_checks(contract, [check], OneMeter(METER, EFFORT), {})
+    together = put_together(contract, plan, found)
     assert together == examine(contract, METER, EFFORT, forms=["cheat"])
     assert [f.status for f in together.findings if f.check == "equality"] == ["pass", "fail"]
     note, *others = [f for f in together.findings if f.check == "budget"]
@@ -135,6 +132,7 @@ class OnGpu:
 
     capacity: int = 2**60
     name: str = "cuda"
+    simulation: None = None
     ran: list[int] = field(default_factory=list)
 
     def unavailable_reason(self) -> None: ...
@@ -224,9 +222,10 @@ def test_a_contract_of_ones_own_is_examined_here(monkeypatch: pytest.MonkeyPatch
 # in a process that has no thread of autograd yet, as that of a gate: workers may be forked from it
 BY_WORKERS = """
 import json
+import pickle
 from memfix.checks.effort import PROFILES, Effort
 from memfix.gate import workers
-from memfix.meters import get_meter
+from memfix.meters import cuda, get_meter
 from memfix.registry import all_contracts
 PROFILES["dev"] = Effort("dev", equality_examples=2, memory_examples=1)
 workers._WORTH_A_START = 0
@@ -252,9 +251,11 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done() -> None
     assert said[-1].endswith("is examined")
 
 
-def test_a_part_is_plain_data() -> None:
-    part = Part("embedding", "refusals", ("gather",))
-    assert part.examine(EFFORT).refusals["gather"]
+def test_a_batch_is_plain_data() -> None:
+    check = Check("embedding", "equality", "gather", dtype="float32")
+    batch = pickle.loads(pickle.dumps(Batch("embedding", "equality", (check,))))
+    (finding,) = batch.run(EFFORT)[check].findings
+    assert finding.status == "pass"
 
 
 def test_the_interpreter_is_started_before_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,53 @@ def test_kernels_that_no_compiler_takes_fail(pytester: pytest.Pytester, run: Cal
     result.stdout.fnmatch_lines(["*[[]honest-compiles[]] PASSED*", "*[[]broken-compiles[]] FAILED*"])
 
 
+# ---------------------------------------------------------------- memory only where equality holds
+# small and wrong, but within its budgets
+WRONG = TOY.replace("naive(x.flatten()) * 1.01", "x * x.sum() * 1.01")
+
+
+@pytest.mark.parametrize("chosen", ["not fast and not refuses", "small or grows"], ids=["all", "memory alone"])
+def test_no_memory_passes_of_a_form_that_is_unequal(pytester: pytest.Pytester, run: Callable, chosen: str) -> None:
+    pytester.makepyfile(WRONG)
+    result = run("-m", "not gpu", "-k", chosen, "-v")
+    lines = result.stdout.str().splitlines()
+    of_memory = [check for check in CHECKS if check.startswith(("small", "grows"))]
+    for check in of_memory:
+        assert any(f"[factored-{check}] PASSED" in line for line in lines), check
+        assert any(f"[broken-{check}] FAILED" in line for line in lines), check
+    said = "times_sum/broken: no memory of it can pass: the form is not equal to naive"
+    assert sum(line == said for line in lines) == len(of_memory)
+
+
+def test_bytes_of_a_form_that_is_unequal_do_not_enter_the_lock(pytester: pytest.Pytester, run: Callable) -> None:
+    pytester.makepyfile(WRONG)
+    pytester.makeini("[pytest]\nmemfix_lock = memory.lock\n")
+    assert run("-k", "broken-small-small", "--memfix-update").ret == 1
+    assert not (pytester.path / "memory.lock").exists()
+
+
+def test_a_form_is_compared_once_for_all_memory_tests(pytester: pytest.Pytester, run: Callable) -> None:
+    counting = "def factored(x):\n    with open('calls', 'a') as file: file.write(f'{x.device} ')"
+    pytester.makepyfile(TOY.replace("def factored(x):", counting))
+    run("-k", "factored-small-small").assert_outcomes(passed=1)
+    alone = (pytester.path / "calls").read_text().split().count("cpu")
+    (pytester.path / "calls").unlink()
+    run("-k", "factored-small or factored-grows").assert_outcomes(passed=4)
+    assert (pytester.path / "calls").read_text().split().count("cpu") == alone > 0
+
+
+def test_memory_of_kernels_that_cannot_be_compared_here_is_skipped(pytester: pytest.Pytester, run: Callable) -> None:
+    pytest.importorskip("triton")
+    pytester.makepyfile(KERNELS)
+    pytester.makeconftest(
+        "from memfix.checks import interpreter\ninterpreter._missing_package = lambda: 'numpy is not installed'\n"
+        "from memfix.meters import cuda\ncuda.gpu_unavailable_reason = lambda: 'torch sees no GPU'\n"
+    )
+    result = run("-k", "honest-small", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no memory of it can pass: the form was not compared with naive*"])
+
+
 # ---------------------------------------------------------------- some of the checks
 def names_of(test: Callable[..., None]) -> set[str]:
     (marker,) = test.pytestmark  # type: ignore[attr-defined]

@@ -40,6 +40,10 @@ class SimulatedMeter:
     def __init__(self, gpu: str = "H200") -> None:
         self.gpu = get_gpu(gpu)
 
+    @property
+    def simulation(self) -> SimulatedMeter:
+        return self
+
     def unavailable_reason(self) -> str | None:
         return fake_device.unavailable_reason()
 

@@ -1,0 +1,82 @@
+"""The calls at which a form is compared: drawn once for all forms of an op, and more of them for kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..contract import Contract
+from .draws import Drawn, drawn, equality_draws, in_mode, spoiled, usual, usual_draws
+from .kernel_calls import calls_for_kernels
+from .plan import Place
+
+SHARE, LEAST = 8, 4
+"""An interpreted kernel takes hundreds of times as long: one in ``SHARE`` examples is drawn, ``LEAST`` at least."""
+
+_DRAWN: dict[str, list[Drawn]] = {}
+_FOR_KERNELS: dict[tuple[str, str], dict[str, list[Drawn]]] = {}
+
+
+def equality_calls(
+    contract: Contract, form: str, dtype: str, examples: int, *, place: Place = "cpu", seed: int = 0
+) -> list[Drawn]:
+    """The calls at which ``form`` is compared in ``dtype``. Forms without kernels share all of them.
+
+    Kernels on a GPU are compared at half of them, since most calls compile one. Interpreted kernels are compared at
+    fewer, and at as many others as it takes for every two options to meet in every kernel.
+    """
+    if place == "interpreter":
+        examples = max(LEAST, examples // SHARE)
+        calls = drawn_calls(contract, dtype, examples, seed=seed)
+        return calls + _calls_for_kernels(contract, form, examples, seed).get(dtype, [])
+    if contract.forms[form].has_kernels:
+        examples = max(LEAST, examples // 2)
+    return drawn_calls(contract, dtype, examples, seed=seed)
+
+
+def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0) -> list[Drawn]:
+    """The simplest call and a usual one in every dtype, and others in each: what an option breaks shows in any dtype.
+    Some more have a NaN in one input, run under autocast, or are differentiated twice, each kind in one dtype.
+
+    The calls are the same for every form. They are drawn once and cached.
+    """
+    draws, num_others = equality_draws(contract, dtype), max(0, examples - 2)
+    name = _name_of_draws(contract, examples, seed)
+    if name not in _DRAWN:
+        several = drawn(draws, contract, 1 + num_others * len(contract.dtypes), seed=seed)
+        _DRAWN[name] = [*several, usual(draws, contract, seed=seed)]
+    simplest, *others, the_usual = _DRAWN[name]
+    start = contract.dtypes.index(dtype) * num_others if dtype in contract.dtypes else 0
+    plain = [(call, draws) for call in (simplest, *others[start : start + num_others])]
+    calls = [*plain, (the_usual, usual_draws(draws, contract))][:examples]
+    made = [
+        Drawn(replace(call.draw, case=replace(call.draw.case, dtype=dtype)), call.made_of, its_draws)
+        for call, its_draws in calls
+    ]
+    return [*made, *_special_calls(contract, dtype, made)]
+
+
+def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[Drawn]:
+    """Calls whose outcome does not depend on the dtype, each kind in one: a NaN in one input in the last dtype,
+    autocast in float32, and second derivatives in float64, which has most digits.
+    """
+    dtypes, some = contract.dtypes, made[1 : 1 + len(made) // 6] or made[:1]
+    if dtype == dtypes[-1]:
+        floating = [spec for spec in contract.inputs if spec.is_floating]
+        yield from (spoiled(made[0], contract, spec) for spec in floating[: max(1, len(made) // 4)])
+    if dtype == "float32":
+        yield from (in_mode(call, contract, "autocast") for call in some)
+    if dtype == ("float64" if "float64" in dtypes else dtypes[-1]) and any(spec.grad for spec in contract.inputs):
+        yield from (in_mode(call, contract, "twice") for call in some)
+
+
+def _calls_for_kernels(contract: Contract, form: str, examples: int, seed: int) -> dict[str, list[Drawn]]:
+    name = (form, _name_of_draws(contract, examples, seed))
+    if name not in _FOR_KERNELS:
+        given = {dtype: drawn_calls(contract, dtype, examples, seed=seed) for dtype in contract.dtypes}
+        _FOR_KERNELS[name] = calls_for_kernels(contract, form, given)
+    return _FOR_KERNELS[name]
+
+
+def _name_of_draws(contract: Contract, examples: int, seed: int) -> str:
+    return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples, seed))

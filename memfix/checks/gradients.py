@@ -1,0 +1,115 @@
+"""The gradients of a call, given an upstream gradient as the rest of a model makes it.
+
+- ``dense``: a number of its own for every element, one after the other in memory;
+- ``transposed``: the same in another order, and behind other numbers, in memory: a part of what a product made;
+- ``expanded``: one number that stands for all of them, as from ``.sum()`` and ``.mean()``;
+- ``masked``: zero in half of the rows, as from a loss that leaves tokens out;
+- ``partial``: of several results one is used, and nothing arrives for the others.
+
+The upstream gradient belongs to whoever made it: another node may be about to read it, so nobody may write into it.
+A second derivative must be naive's, or be refused in words: a gradient that silently has no graph would make a penalty
+on it vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .comparing import Unequal, same_bits
+from .form_call import FormCall, Tensors
+from .inputs import Draw, laid_out
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+Gradients = dict[str, torch.Tensor | None]
+_SEED = 1000
+
+
+def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensors, change: Change) -> Gradients:
+    """The gradients of ``wanted``, by what they are called: None for each where no output has a graph. The upstream
+    gradient arrives after ``change``."""
+    differentiable = [output for output in outputs if output.requires_grad]
+    if not differentiable:
+        return {f"gradient of {name}": None for name in wanted}
+    if call.draw.mode == "twice":
+        try:
+            return _second_derivatives(differentiable, wanted, call.draw, change)
+        except RuntimeError as error:
+            if not call.may_refuse_second_derivative(error):
+                raise
+            return {}
+    found: Gradients = {}
+    for number, title in enumerate(("gradient of", "second gradient of")[: call.num_backwards]):
+        try:
+            _backward(outputs, call.draw, number, change, is_last=number + 1 == call.num_backwards)
+        except RuntimeError as error:
+            if not call.may_refuse_backward(number, error):
+                raise
+            break
+        found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
+        for tensor in wanted.values():
+            tensor.grad = None
+    return found
+
+
+def _backward(outputs: Sequence[torch.Tensor], draw: Draw, number: int, change: Change, *, is_last: bool) -> None:
+    """The backward with this number. Of several outputs the one that is used need not depend on what is wanted."""
+    arriving = zip(outputs, upstream_gradients(outputs, draw, number), strict=True)
+    used = [(output, gradient) for output, gradient in arriving if output.requires_grad and gradient is not None]
+    upstream = [change(gradient) for _, gradient in used]
+    before = [gradient.clone() for gradient in upstream]
+    if used:
+        torch.autograd.backward([output for output, _ in used], upstream, retain_graph=not is_last)
+    if not all(map(same_bits, before, upstream)):
+        raise Unequal("writes into the gradient that arrives for its result")
+
+
+def _second_derivatives(outputs: Sequence[torch.Tensor], wanted: Tensors, draw: Draw, change: Change) -> Gradients:
+    """The gradients of ``wanted``, and what a random sum of them gives for ``wanted`` and for what arrived.
+
+    None for a gradient without a graph, as for one that does not depend on a tensor.
+    """
+    upstream = [change(gradient) for gradient in upstream_gradients(outputs, draw, 0) if gradient is not None]
+    upstream = [gradient.requires_grad_() for gradient in upstream]
+    gradients = torch.autograd.grad(outputs, list(wanted.values()), upstream, create_graph=True, allow_unused=True)
+    found: Gradients = {
+        f"gradient of {name}": None if gradient is None else gradient.detach()
+        for name, gradient in zip(wanted, gradients, strict=True)
+    }
+    named = {f"second derivative by {name}": tensor for name, tensor in wanted.items()}
+    named |= {f"second derivative by the gradient of output {i}": tensor for i, tensor in enumerate(upstream)}
+    again = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    if not again:
+        return found | dict.fromkeys(named)
+    arriving = [gradient for gradient in upstream_gradients(again, draw, 1) if gradient is not None]
+    second = torch.autograd.grad(again, list(named.values()), arriving, allow_unused=True)
+    return found | dict(zip(named, second, strict=True))
+
+
+# ---------------------------------------------------------------- what arrives
+def upstream_gradients(outputs: Sequence[torch.Tensor], draw: Draw, number: int) -> list[torch.Tensor | None]:
+    """One for each output, None where nothing arrives; others for another ``number``.
+
+    The same for every form and precision: random, and rounded to the working dtype before it is widened.
+    """
+    gradients = [_gradient(output, draw, _SEED + draw.seed + number) for output in outputs]
+    if draw.upstream != "partial" or len(outputs) == 1:
+        return [*gradients]
+    used = draw.seed % len(outputs)
+    return [gradient if place == used else None for place, gradient in enumerate(gradients)]
+
+
+def _gradient(output: torch.Tensor, draw: Draw, seed: int) -> torch.Tensor:
+    generator = torch.Generator(output.device).manual_seed(seed)
+    shape = () if draw.upstream == "expanded" else output.shape
+    values = torch.randn(shape, generator=generator, device=output.device, dtype=torch.float32)
+    values = values.to(getattr(torch, draw.case.dtype)).to(output.dtype)
+    if draw.upstream == "masked" and output.dim():
+        rows_shape = (*output.shape[:-1], 1) if output.dim() > 1 else output.shape
+        rows = torch.rand(rows_shape, generator=generator, device=output.device)
+        values = values.where(rows < 0.5, 0)
+    if draw.upstream == "transposed" and output.dim():
+        one_row_more = (output.shape[0] + 1, *output.shape[1:])
+        return laid_out(one_row_more, output.dtype, output.device, "transposed")[1:].copy_(values)
+    return values.expand(output.shape)

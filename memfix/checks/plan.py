@@ -1,0 +1,190 @@
+"""The plan of checks: what is asked of which form, at which case and in which dtype, where, and by which meter.
+
+It is decided here alone, for ``memfix gate``, its workers, ``memfix check`` and the tests of ``memfix.suite``:
+
+- Kernels are compared on the GPU where there is one, and interpreted elsewhere. Other forms are compared on the CPU.
+- One dtype in which a form is unequal is enough: the other dtypes would say it again.
+- A form that is known to be unequal is compared, and its memory is not measured.
+- Cases are measured by the meter that was asked for. A meter that really runs is spared a form that gave a wrong
+  answer; a simulated one measures it, since one and the same line may have made it wrong and large.
+- Growth, budgets at drawn shapes and kernels that compile are checked by the simulated meter only: a real GPU need
+  not hold shapes that nobody chose, and compiles what it launches.
+- Host memory is measured by the host meter, whichever meter was asked for, also beyond the cases.
+- No memory of a form passes unless the form was found equal in every dtype.
+
+A check is plain data. ``outcome.run_check`` runs any of them, and ``examine.put_together`` judges what they found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..contract import Contract
+from ..laws import NAIVE, Phase, Scaling, SpeedBudget
+from ..meters.base import Meter, Reading
+from .finding import Finding
+
+Place = Literal["cpu", "cuda", "interpreter"]
+"""Where a form runs while it is compared. In the interpreter the tensors are on the CPU."""
+Kind = Literal["equality", "bad input", "memory", "compile", "budget", "scaling", "speed", "agreement"]
+"""As the findings call their check. ``memory`` is what the cases take, and ``budget`` is held at drawn shapes."""
+LAWS: tuple[Kind, ...] = ("compile", "budget", "scaling")
+"""What is checked beyond the cases, by the simulated meter."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about one form. It travels to another process, and it is the key of what was found."""
+
+    op: str
+    kind: Kind
+    form: str
+    dtype: str = ""
+    place: Place = "cpu"
+    case: str = ""
+    bad_input: str = ""
+    law: Scaling | SpeedBudget | None = None
+
+    def __str__(self) -> str:
+        """What is under way, for people."""
+        return f"{self.op}/{self.form}: {self.kind} {self.dtype or self.case or self.bad_input}".rstrip()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check found. ``readings`` are those of a case, by phase."""
+
+    findings: tuple[Finding, ...] = ()
+    readings: Mapping[Phase, Reading] = field(default_factory=dict)
+
+
+Found = dict[Check, Outcome]
+
+
+# ---------------------------------------------------------------- plans
+def gate_plan(
+    contract: Contract, meter: Meter, *, forms: Sequence[str] | None = None, device: str | None = None
+) -> list[Check]:
+    """Every check of ``forms``, or of all, but those of time. Equality runs on ``device``, or where :func:`place_of`
+    says. Forms come one after the other in each dtype: they are compared at the same calls, for which naive runs once.
+    """
+    chosen = list(contract.forms) if forms is None else list(forms)
+    compared = zip(*(equality_checks(contract, form, device) for form in chosen), strict=True)
+    plan = [check for of_a_dtype in compared for check in of_a_dtype]
+    plan += [check for form in chosen for check in _bad_inputs(contract, form)]
+    for form in (NAIVE, *_measured(contract, chosen)):
+        plan += _memory_checks(contract, form, laws=not _really_runs(contract, meter))
+    return plan
+
+
+def suite_plan(contract: Contract) -> list[Check]:
+    """Every check that pytest makes a test of. Naive is measured when a form is held against it."""
+    plan: list[Check] = []
+    for form in contract.forms:
+        places = ("cpu", "cuda") if contract.memory == "gpu" else ("cpu",)
+        plan += [check for place in places for check in equality_checks(contract, form, place)]
+        plan += _bad_inputs(contract, form)
+    measured = _measured(contract, list(contract.forms))
+    # that a form has no budget for drawn shapes is said by the gate alone: a test would have nothing to hold
+    drawn = {budget.form for budget in contract.budgets if budget.case is None}
+    every = (check for form in measured for check in _memory_checks(contract, form, laws=True))
+    plan += [check for check in every if check.kind != "budget" or check.form in drawn]
+    plan += [Check(contract.name, "speed", law.form, case=law.case, law=law) for law in contract.speed]
+    if contract.memory == "gpu":
+        predicted = itertools.product((NAIVE, *measured), contract.cases)
+        plan += [Check(contract.name, "agreement", form, case=case) for form, case in predicted]
+    return plan
+
+
+def equality_checks(contract: Contract, form: str, device: str | None = None) -> list[Check]:
+    """One check a dtype, on ``device`` or where :func:`place_of` says."""
+    place = place_of(contract, form, device)
+    return [Check(contract.name, "equality", form, dtype=dtype, place=place) for dtype in contract.dtypes]
+
+
+def place_of(contract: Contract, form: str, device: str | None = None) -> Place:
+    """Where a form is compared: on ``device``, or where kernels can run."""
+    from ..meters.cuda import gpu_unavailable_reason
+
+    has_kernels = contract.forms[form].has_kernels
+    if device == "cuda" or (device is None and has_kernels and gpu_unavailable_reason() is None):
+        return "cuda"
+    return "interpreter" if has_kernels else "cpu"
+
+
+def meter_of(contract: Contract, meter: Meter) -> Meter:
+    """The meter of a contract where ``meter`` is asked for: the host meter measures host memory, and nothing else."""
+    from ..meters import get_meter
+
+    if contract.memory == "host":
+        return get_meter("host")
+    return get_meter("simulated") if meter.name == "host" else meter
+
+
+def _really_runs(contract: Contract, meter: Meter) -> bool:
+    """Whether forms run on a real GPU, which is spared what need not run there."""
+    return contract.memory == "gpu" and meter_of(contract, meter).simulation is None
+
+
+def _measured(contract: Contract, forms: Sequence[str]) -> list[str]:
+    return [form for form in forms if not contract.forms[form].known_unequal]
+
+
+def _bad_inputs(contract: Contract, form: str) -> list[Check]:
+    return [Check(contract.name, "bad input", form, bad_input=bad.name) for bad in contract.bad_inputs]
+
+
+def _memory_checks(contract: Contract, form: str, *, laws: bool) -> Iterator[Check]:
+    """The cases of a form and, unless it is naive, the ``laws`` beyond them."""
+    yield from (Check(contract.name, "memory", form, case=case) for case in contract.cases)
+    if laws and form != NAIVE:
+        if contract.forms[form].has_kernels:
+            yield Check(contract.name, "compile", form)
+        yield Check(contract.name, "budget", form)
+        growth = (law for law in contract.scaling if law.form == form)
+        yield from (Check(contract.name, "scaling", form, case=law.case, law=law) for law in growth)
+
+
+# ---------------------------------------------------------------- what follows from what was found
+@dataclass(frozen=True)
+class Standing:
+    """Where a form stands after its equality checks. ``no_memory`` says why none of its memory can pass; None where
+    the form was found equal in every dtype."""
+
+    equality: tuple[Finding, ...]
+    """In the order of the dtypes, up to the first that is no pass."""
+    no_memory: Finding | None
+
+
+def standing_of(contract: Contract, form: str, found: Found) -> Standing:
+    asked = [check for check in found if (check.kind, check.form) == ("equality", form)]
+    equality: list[Finding] = []
+    for check in sorted(asked, key=lambda check: contract.dtypes.index(check.dtype)):
+        equality += found[check].findings
+        if equality[-1].status != "pass":
+            break
+    is_whole = {check.dtype for check in asked} >= {*contract.dtypes}
+    last = equality[-1] if equality else None
+    if last is not None and last.status == "pass" and is_whole and not contract.forms[form].known_unequal:
+        return Standing(tuple(equality), None)
+    return Standing(tuple(equality), no_memory_passes(contract, form, last))
+
+
+def no_memory_passes(contract: Contract, form: str, last: Finding | None) -> Finding:
+    """Why no memory of a form can pass of which ``last`` is the last word on equality."""
+    why = "is not equal to naive" if last is not None and last.status == "fail" else "was not compared with naive"
+    message = f"no memory of it can pass: the form {why}"
+    if contract.forms[form].known_unequal:
+        message = "memory not judged: the form is known to be not equal to naive"
+    return Finding("budget", contract.name, form, "note", message)
+
+
+def is_due(check: Check, contract: Contract, meter: Meter, found: Found) -> bool:
+    """Whether a check is still worth its time after what was found."""
+    if check.kind == "equality":
+        return all(finding.status == "pass" for finding in standing_of(contract, check.form, found).equality)
+    is_spared = check.kind == "memory" and check.form != NAIVE and _really_runs(contract, meter)
+    return not is_spared or standing_of(contract, check.form, found).no_memory is None

@@ -1,0 +1,107 @@
+"""The reference of a call: naive in float64, which is the truth, and in the working dtype, which shows its rounding."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from .comparing import Answer, Reference, sum_rounding
+from .form_call import FormCall, Tensors
+from .running import evaluate
+
+_REMEMBERED: dict[tuple[object, ...], Reference] = {}
+_MOST_REMEMBERED = 256
+
+
+class NaiveFailed(Exception):
+    """The reference itself raised: nothing can be said of any form."""
+
+
+def reference_at(call: FormCall, device: str) -> Reference:
+    """What naive says of a call. The last ones are cached, since all forms of an op meet the same calls."""
+    contract = call.contract
+    key = (
+        contract.name, contract.naive, tuple(contract.inputs), contract.tolerance, contract.repeats_backward,
+        call.draw.spelled(), device,
+    )  # fmt: skip
+    if key not in _REMEMBERED:
+        if len(_REMEMBERED) >= _MOST_REMEMBERED:
+            del _REMEMBERED[next(iter(_REMEMBERED))]
+        _REMEMBERED[key] = _run_naive(call.of_naive(), device)
+    return _REMEMBERED[key]
+
+
+def _run_naive(call: FormCall, device: str) -> Reference:
+    run, inputs = partial(evaluate, call), call.inputs(device)
+    with blaming_naive():
+        wide = _in_dtype(inputs, torch.float64)
+        truth = run(wide)
+        if getattr(torch, call.draw.case.dtype) == torch.float64:
+            naive = _off_as_in_float32(run, inputs, truth)
+            if any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in inputs.values()):
+                naive = _with_narrow_ones_of(run(inputs), naive)
+        else:
+            naive = run(inputs)
+    nudge = sum_rounding(call.contract.tolerance, call.rounded_to)
+
+    def make_nearby() -> list[Answer]:
+        with blaming_naive():
+            return [run(wide, _Nudge(nudge, seed)) for seed in (1, 2)]
+
+    floating = [t.detach() for t in wide.values() if t.is_floating_point() and t.numel()]
+    return Reference(naive, truth, make_nearby, nudge, scale=max([1.0, *(t.abs().max().item() for t in floating)]))
+
+
+@dataclass(frozen=True)
+class _Nudge:
+    """Every value off by a factor of ``1 + size`` or ``1 - size``, at random."""
+
+    size: float
+    seed: int
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator(tensor.device).manual_seed(self.seed)
+        signs = torch.randint(0, 2, tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype) * 2 - 1
+        return tensor * (1 + self.size * signs)
+
+
+@contextlib.contextmanager
+def blaming_naive() -> Iterator[None]:
+    """Turn whatever is raised into ``NaiveFailed``."""
+    try:
+        yield
+    except Exception as error:
+        raise NaiveFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _off_as_in_float32(run: Callable[[Tensors], Answer], inputs: Tensors, truth: Answer) -> Answer:
+    """Naive in float64, which is the truth itself, off by what naive loses in float32, as much finer as float64 is."""
+    narrow = _in_dtype(inputs, torch.float32)
+    rounded = run(narrow).tensors
+    exact = run(_in_dtype(narrow, torch.float64)).tensors
+    finer = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    moved: dict[str, torch.Tensor | None] = {}
+    for name, true in truth.tensors.items():
+        wide, narrowed = exact[name], rounded[name]
+        if true is not None and wide is not None and narrowed is not None and true.is_floating_point():
+            lost = narrowed.double() - wide
+            true = true + finer * lost.where(lost.isfinite(), 0)  # where float32 overflows nothing is known
+        moved[name] = true
+    return Answer(moved, truth.dtypes)
+
+
+def _with_narrow_ones_of(rounded: Answer, answer: Answer) -> Answer:
+    """``answer``, with those tensors of ``rounded`` that are narrower than float64: gradients of narrower inputs."""
+    narrow = {name: t for name, t in rounded.tensors.items() if t is not None and t.dtype != torch.float64}
+    return Answer({**answer.tensors, **narrow}, rounded.dtypes)
+
+
+def _in_dtype(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.detach().to(dtype).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,69 @@
+"""Run a form at one call: its outputs, its gradients, and whether it changes what is not its own.
+
+Meanwhile memory that nobody initialised holds NaN, and constants are as ``Form.compared_with`` has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ..contract import Contract
+from .comparing import Answer, Unequal, same_bits
+from .form_call import FormCall, Tensors
+from .gradients import Gradients, gradients_of
+from .inputs import Draw
+from .lowered import lowered_constants
+from .poison import poisoned_memory
+
+
+def run_form(call: FormCall, device: str) -> Answer:
+    """What a form gives. Raises ``Unequal`` where it writes into its inputs, and whatever the form raises."""
+    lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
+    with poisoned_memory(device), lowered:
+        if call.comes_second:
+            other = call.inputs(device, other=True)
+            evaluate(call, other)
+        tensors = call.inputs(device)
+        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        answer = evaluate(call, tensors)
+    for name, tensor in tensors.items():
+        if not same_bits(before[name], tensor.detach()):
+            raise Unequal(f"writes into its input {name}")
+    return answer
+
+
+def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
+    """What a form gives at one call on the CPU, after another call of the same shape."""
+    with poisoned_memory("cpu"):
+        for each in (replace(draw, seed=draw.seed + 1), draw):
+            call = FormCall(contract, form, each)
+            answer = evaluate(call, call.inputs("cpu"))
+    return answer
+
+
+def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Answer:
+    """Call the form on ``tensors``, and its backward with a random upstream gradient. ``nudge`` changes all of them."""
+    if nudge is not None:
+        tensors = {
+            name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+    random_before = _random_state(tensors)
+    outputs = call.outputs(tensors)
+    found: Gradients = {
+        f"output {i}" if len(outputs) > 1 else "output": output.detach().clone() for i, output in enumerate(outputs)
+    }
+    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    if wanted:
+        found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
+    moves_generator = not torch.equal(random_before, _random_state(tensors))
+    return Answer(found, tuple(output.dtype for output in outputs), moves_generator)
+
+
+def _random_state(tensors: Tensors) -> torch.Tensor:
+    """The state of the generator that a call with these tensors would use."""
+    return torch.cuda.get_rng_state() if any(t.is_cuda for t in tensors.values()) else torch.get_rng_state()
