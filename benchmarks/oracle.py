@@ -139,7 +139,7 @@ def simulated_meter() -> Iterator[Forget]:
     from memfix.meters.simulated.environment import simulated_gpu
     from memfix.meters.simulated.gpus import H200
 
-    with simulated_gpu(H200, hides_modes=fake_device.verdict().cannot_hide_modes is None):
+    with simulated_gpu(H200, hides_modes=fake_device.self_test().cannot_hide_modes is None):
         yield gc.collect
 
 

@@ -1,4 +1,4 @@
-"""The largest size that fits: bisection over predicted peaks, on a GPU that need not be there."""
+"""Finds the largest size that fits a GPU, by a search over predicted peaks. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tried:
 
     @property
     def bytes(self) -> int:
-        """What the process needs at the peak: its tensors before the step, and the step as the allocator rounds it."""
+        """The bytes at the peak: the tensors before the step, and the step with the allocator's rounding."""
         return self.reading.base_bytes + self.reading.allocated_bytes
 
     @property
@@ -33,7 +33,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Fit:
-    """``value`` is the largest that fits, or 0; ``bounded`` says that nothing larger was allowed to be tried."""
+    """The result of a search. ``value`` is the largest that fits, or 0. If ``bounded``, no larger one was allowed."""
 
     value: int
     capacity_bytes: int
@@ -41,7 +41,7 @@ class Fit:
     bounded: bool
 
     def table(self) -> str:
-        """What was tried, in order of size."""
+        """A table of the tried values, in order of size."""
         rows = sorted(self.tried, key=lambda row: row.value)
         width = max(len(f"{row.value:,}") for row in rows)
         return "\n".join(
@@ -51,7 +51,7 @@ class Fit:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer and all that was tried, as plain data for JSON."""
+        """The answer and all tried values as plain data for JSON."""
         return {
             "largest": self.value,
             "bounded": self.bounded,
@@ -123,15 +123,14 @@ def fit_growing(
     multiple_of: int = 1,
     known: dict[int, Reading] | None = None,
 ) -> Fit:
-    """The same answer as :func:`fit`, where readings are dear and grow in nearly straight lines.
+    """The same answer as :func:`fit`, with fewer readings if they grow almost linearly.
 
-    A guess is where the line through the nearest reading on either side meets the capacity; after two guesses on one
-    side, the line through those two. Where three guesses have not halved the gap there is a bend or a jump in it, and
-    its middle is tried.
+    A guess is the value at which the line through the nearest readings on both sides reaches the capacity; after two
+    guesses on one side, the line through those two. If three guesses have not halved the gap, the growth is not linear
+    there, and the middle is tried.
 
-    ``known`` are readings from earlier searches, and takes up those of this one. Where a value fits and a smaller one
-    does not there is no such thing as the largest that fits, and that is said. Where not even the lowest fits the value
-    is 0.
+    ``known`` has the readings of earlier searches, and those of this one are added. If a value fits and a smaller one
+    does not, there is no largest value that fits, and an error says so. If not even the lowest fits, the value is 0.
     """
     capacity_bytes = bytes_of_capacity(capacity)
     if not 1 <= multiple_of <= high or not 1 <= low <= high:
@@ -191,7 +190,7 @@ def _nearest(tried: Iterable[Tried]) -> tuple[Tried, Tried | None]:
 
 
 def _on_the_line(one: Tried, other: Tried, capacity_bytes: int) -> int:
-    """The value at which the line through two readings takes all of the capacity."""
+    """The value at which the line through two readings reaches the capacity."""
     grown_bytes = other.bytes - one.bytes
     if grown_bytes == 0:
         return 2 * other.value
@@ -209,7 +208,7 @@ def _require_one_limit(tried: Mapping[int, Tried]) -> None:
 
 
 def _bracket(fits: Callable[[int], bool], start: int, low: int, high: int) -> tuple[int | None, int | None]:
-    """A value that fits and a larger one that does not; None for one that is not there within the bounds."""
+    """A value that fits and a larger one that does not; each is None if there is none within the bounds."""
     if fits(start):
         good = start
         while good < high:

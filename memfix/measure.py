@@ -1,4 +1,4 @@
-"""Peaks of anybody's code: of a step that you build, or of a function and its tensors as they stand."""
+"""Measures the peak of any code: of a step that you build, or of a function call with existing tensors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .meters.base import Meter, Reading, Step, StepBuilder
 def peak(build: StepBuilder, *, meter: str = "simulated", gpu: str = "H200", warmup: int = 1) -> Reading:
     """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
 
-    The step runs ``warmup`` times unmeasured, then once measured; with ``meter="cuda"`` for real. ``gpu`` is the one
-    that is simulated. ``meter="host"`` counts host memory, of steps that need no torch too.
+    The step runs ``warmup`` times unmeasured, then once measured. ``meter="simulated"`` simulates ``gpu``,
+    ``meter="cuda"`` runs on a real GPU, and ``meter="host"`` counts host memory, also of steps without torch.
     """
     if warmup < 0:
         raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")
@@ -40,10 +40,10 @@ def peak_of_call(
     *,
     backward: bool,
 ) -> Reading:
-    """The peak of ``function(*args, **kwargs)``, and of its backward where asked, above its arguments.
+    """The peak of ``function(*args, **kwargs)``, and of its backward if requested, above its arguments.
 
-    Tensors, and the parameters of a module that is called, are laid out anew on the meter's device with the
-    same shapes, strides and shared storages; the caller's are left as they are.
+    Tensors, and the parameters of a module that is called, are copied to the meter's device with the same shapes,
+    strides and shared storages; the caller's own are not changed.
     """
 
     def build(device: str) -> Step:
@@ -76,7 +76,7 @@ def peak_of_call(
 
 
 class _Moved:
-    """Copies of a caller's tensors on another device, storages shared where the caller's were."""
+    """Copies a caller's tensors to another device. Tensors that shared a storage still share one."""
 
     def __init__(self, device: str) -> None:
         self.device = device

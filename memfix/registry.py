@@ -1,7 +1,7 @@
-"""Finds contracts: in the folders of ``memfix/ops``, and other packages' by an entry point.
+"""Finds contracts in the folders of ``memfix/ops``, and in other packages through an entry point.
 
-A folder of ``memfix/ops`` holds one product. Its ``contract.py`` declares the op that is named like the folder. More
-contracts of the same product are in files named after their ops: ``kda/decode_kda_contract.py``.
+A folder of ``memfix/ops`` holds one product. Its ``contract.py`` declares the op with the folder's name. Further
+contracts of the product are in files named after their ops: ``kda/decode_kda_contract.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRY_POINT_GROUP = "memfix.contracts"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a contract is declared, or a list of them. ``spelled`` is what messages call it."""
+    """The place where one or more contracts are declared. ``spelled`` is its name in messages."""
 
     module: str
     attribute: str
@@ -38,7 +38,7 @@ class Source:
 
 @functools.cache
 def all_contracts() -> dict[str, Contract]:
-    """Every contract by name, in alphabetical order. Two of one name are refused."""
+    """Every contract by name, in alphabetical order. Duplicate names are refused."""
     found: dict[str, tuple[Contract, Source]] = {}
     for contract, source in _declared():
         if contract.name in found:
@@ -72,7 +72,7 @@ def _declared() -> Iterator[tuple[Contract, Source]]:
 
 
 def _declared_elsewhere(source: Source) -> list[Contract]:
-    """Whatever may be wrong with another package is said with the entry point that leads there."""
+    """The contracts of an entry point. Errors in the other package name the entry point."""
     try:
         found = source.declared()
     except MemfixError:
@@ -87,14 +87,14 @@ def _declared_elsewhere(source: Source) -> list[Contract]:
 
 
 def op_declared_in(file: PurePath) -> str | None:
-    """The op that a file of a folder of ``memfix/ops`` declares, by its name; None for a file that is no contract."""
+    """The name of the op that a file in ``memfix/ops`` declares; None if the file is not a contract."""
     if file.name == "contract.py":
         return file.parent.name
     return file.name.removesuffix("_contract.py") if file.name.endswith("_contract.py") else None
 
 
 def in_a_folder_of_its_own(op: str) -> Source:
-    """Where one of our ops is declared that shares its folder with no other."""
+    """The source of an op in ``memfix/ops`` that has a folder of its own."""
     name = f"{ops.__name__}.{op}.contract"
     return Source(name, "contract", name)
 

@@ -1,4 +1,4 @@
-"""Bytes, ratios and seconds: parsed exactly, printed for people. Powers of two, so MiB and never MB."""
+"""Parses and formats bytes, ratios and seconds. Units are powers of two: MiB, not MB."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_size(text: str) -> bool:
 
 
 def format_bytes(count: int) -> str:
-    """``39.63 GiB``: two decimals in the largest unit that leaves at least 1; below 1 KiB whole bytes."""
+    """``39.63 GiB``: two decimals in the largest unit that gives at least 1; whole bytes below 1 KiB."""
     magnitude = abs(count)
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if magnitude >= BYTE_UNITS[unit]:
@@ -47,7 +47,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_change(count: int, reference: int) -> str:
-    """How ``count`` stands to ``reference``: ``+22 %`` for small changes, ``7.1x over`` for large ones."""
+    """The change from ``reference`` to ``count``: ``+22 %`` for small changes, ``7.1x over`` for large ones."""
     if reference <= 0:
         return f"+{format_bytes(count - reference)}"
     ratio = count / reference
@@ -60,7 +60,7 @@ def format_change(count: int, reference: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``1.25 ms``, in the unit that leaves one to three digits before the point."""
+    """``1.25 ms``: the unit that gives one to three digits before the point."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if float(f"{seconds:.3g}") >= scale:  # 0.9999 s is printed as 1 s
             return f"{seconds / scale:.3g} {unit}"

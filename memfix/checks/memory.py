@@ -93,8 +93,8 @@ def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[
     train = readings.get("train")
     if train is not None:
         assert train.timeline is not None
-        ((held_until, _),) = train.timeline.marks
-        found["train"] = replace(train, stages=(), timeline=replace(train.timeline, marks=()))
+        ((held_until, _),) = train.timeline.stages
+        found["train"] = replace(train, stages=(), timeline=replace(train.timeline, stages=()))
         found["held"] = _held_in(train, train.timeline.before(held_until), readings.get("forward"))
     return {phase: found[phase] for phase in phases}
 

@@ -1,4 +1,4 @@
-"""The command line. One file a command, each thin: options in, a call, a report out, an exit code."""
+"""The command line. Each file has one command, which parses options, makes a call, prints a report and exits."""
 
 from __future__ import annotations
 

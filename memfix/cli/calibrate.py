@@ -1,4 +1,4 @@
-"""``memfix calibrate``: hold the workspace rules against this machine's GPU, or say where they stand."""
+"""``memfix calibrate``: checks the workspace rules on this machine's GPU, or shows which were checked."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _print_run(found: Calibration, console: Console) -> None:
 
 
 def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
-    """Where every rule stands on ``gpu``."""
+    """Show for every rule whether it was checked on ``gpu``."""
     from ..gate import report
     from ..meters.simulated.tables import Standing, table_of
     from ..meters.simulated.workspace.rules import NONE_NEEDED, RULES

@@ -1,4 +1,4 @@
-"""``memfix check``: the same checks without the lock, as hard as asked, or at one given call."""
+"""``memfix check``: runs the gate's checks without the lock, with a chosen profile or for one given call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command ends: every known error is one line and its exit code."""
+"""Runs a command and turns every known error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import EXIT_USAGE, MemfixError
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """0 pass, 1 regression, 2 could not measure, 4 usage."""
+    """Run ``command`` and exit: 0 pass, 1 regression, 2 could not measure, 4 usage."""
     try:
         sys.exit(command.main(prog_name=name, standalone_mode=False))
     except click.exceptions.Abort:

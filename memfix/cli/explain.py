@@ -1,4 +1,4 @@
-"""``memfix explain``: what is alive at an op's peak, with the lines that made it, as a table and as pictures."""
+"""``memfix explain``: shows what is alive at an op's peak, with source lines, as a table and as pictures."""
 
 from __future__ import annotations
 

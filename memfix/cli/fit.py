@@ -1,4 +1,4 @@
-"""``memfix fit``: the largest chunk, batch or context of an op that fits a GPU, or of an incident's train step."""
+"""``memfix fit``: finds the largest size of an op, or of an incident's train step, that fits a GPU."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def fit(
 
 
 def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> None:
-    """Refuse options that say nothing about what is fitted."""
+    """Refuse options that do not apply to what is fitted."""
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:

@@ -1,4 +1,4 @@
-"""``memfix gate``: equality, budgets and lock of every op, or with ``--time`` its times; exit 1 on a regression."""
+"""``memfix gate``: checks equality, budgets and lock of every op, or its times with ``--time``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 Paths = tuple[str | None, str | None, str | None]
-"""Where the reports go: JSON, Markdown, JUnit."""
+"""The paths of the JSON, Markdown and JUnit reports."""
 
 DEFAULT_LOCK = Path("benchmarks/memory.lock")
 
@@ -124,7 +124,7 @@ def _require_writable(paths: Paths) -> None:
 
 
 def _write_reports(verdict: Verdict, paths: Paths) -> None:
-    """Print the verdict, write the files that were asked for, and annotate on GitHub."""
+    """Print the verdict, write the requested files, and annotate the run on GitHub."""
     from ..gate.report import as_json, github, write_report
     from ..gate.report.junit import as_junit
     from ..gate.report.markdown import as_markdown

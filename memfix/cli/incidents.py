@@ -1,4 +1,4 @@
-"""``memfix incidents``: every claim of a report with its verdict, computed now."""
+"""``memfix incidents``: judges the claims of a report."""
 
 from __future__ import annotations
 

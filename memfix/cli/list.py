@@ -1,4 +1,4 @@
-"""``memfix list``: ops, forms, cases and what they promise."""
+"""``memfix list``: lists ops with their forms, cases and scaling laws."""
 
 from __future__ import annotations
 

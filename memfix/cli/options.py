@@ -1,4 +1,4 @@
-"""Options that several commands share, under the same words as the pytest options; and the progress line."""
+"""Options that several commands share, named like the pytest options; and the progress line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ profile_option: Decorator = click.option(
 overrides_argument: Decorator = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 CONFIG_HELP = "The run, as YAML: a file, or the name of one that comes with the incident."
 
-# options that became keys of the config, and what each is now
+# former options -> the config keys that replaced them
 _MOVED = {
     "--model-size": "model.size",
     "--attention-type": "model.attention_type",
@@ -69,7 +69,7 @@ json_option: Decorator = click.option("--json", "json_path", metavar="PATH", hel
 
 
 def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which train step of an incident: a config with keys overridden, on one rank of several."""
+    """Add the options that choose a train step: an incident's config, overridden keys, and the number of ranks."""
     options: list[Decorator] = [
         click.option("--config", "config_file", metavar="FILE", help=f"{CONFIG_HELP}  [default: the report's step]"),
         click.option(
@@ -90,7 +90,7 @@ def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:
-    """One op's contract, and the form and case asked for by name."""
+    """The contract of ``op``, and the form and case with these names."""
     from ..errors import UsageError, did_you_mean
     from ..registry import contracts
 
@@ -105,7 +105,7 @@ def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Cont
 
 
 def report_console(*, to_stderr: bool) -> Console:
-    """Where tables go: as wide as the terminal, and wide enough for every column in a file or a CI log."""
+    """The console for tables: as wide as the terminal, or wide enough for every column in a file or a CI log."""
     console = Console(stderr=to_stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = FILE_WIDTH
@@ -114,7 +114,7 @@ def report_console(*, to_stderr: bool) -> Console:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is under way; nothing where nobody watches."""
+    """Yield a function that shows the current activity on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None

@@ -1,4 +1,4 @@
-"""``memfix profile``: stage by stage memory of an incident's train step, beside the figures of its report."""
+"""``memfix profile``: shows the memory of an incident's train step by stage, beside the figures of its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``memfix ready``: may this GPU be timed now?"""
+"""``memfix ready``: checks whether the GPU is ready for timing."""
 
 from __future__ import annotations
 

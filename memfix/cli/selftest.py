@@ -1,4 +1,4 @@
-"""``memfix selftest``: plants regressions in the forms of an op, and says which of them its contract would miss."""
+"""``memfix selftest``: plants regressions in the forms of an op and reports which of them its contract misses."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def selftest(
 
 
 def _planted(contracts: Sequence[Contract], **asked: Any) -> tuple[list[Outcome], list[str]]:
-    """What became of every planted regression, and the ops for which no time was left."""
+    """The outcome of every planted regression, and the ops that were skipped for lack of time."""
     from ..selftest.run import TimeIsOver, run_selftest
 
     outcomes: list[Outcome] = []

@@ -1,4 +1,4 @@
-"""``memfix train``: an incident's model, trained by the loop that all incidents share."""
+"""``memfix train``: trains an incident's model with the training loop of all incidents."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def _progress(step: Any, steps: int) -> str:
 
 @contextmanager
 def _lines(path: str | None, is_first: bool, append: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Writes records as lines of JSON, each at once: what a killed run has done can be read."""
+    """Yield a function that writes a record as a line of JSON at once, so that the log survives a killed run."""
     if path is None or not is_first:
         yield lambda _: None
     elif path == "-":
         yield lambda record: click.echo(json.dumps(record))
     else:
-        # a resumed run goes on in its own log
+        # a resumed run appends to its log
         with open(path, "a" if append else "w", encoding="utf-8", buffering=1) as file:
             yield lambda record: print(json.dumps(record), file=file)

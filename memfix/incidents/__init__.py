@@ -1,4 +1,4 @@
-"""Incidents: reports of memory that ran out, replayed. Each is a folder with an ``incident.py``."""
+"""Incidents: reproductions of reports about running out of memory. Each is a folder with an ``incident.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def incident_names() -> list[str]:
-    """Every incident, by the name of its folder."""
+    """The names of all incidents, which are their folders' names."""
     return sorted(file.parent.name for folder in __path__ for file in Path(folder).glob("*/incident.py"))
 
 
@@ -25,6 +25,6 @@ def require_incident(name: str) -> str:
 
 
 def get_incident(name: str) -> Incident:
-    """What the incident of this name declares."""
+    """The incident called ``name``."""
     found: Incident = importlib.import_module(f"{__package__}.{require_incident(name)}.incident").incident
     return found

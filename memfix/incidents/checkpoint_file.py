@@ -1,4 +1,4 @@
-"""A run as a file: all that its next step depends on, written whole or not at all, for any number of processes."""
+"""Saves and loads a training run: all that its next step depends on, written atomically by any number of processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHAT = "the checkpoint file"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``model`` and ``optimizer`` are whole and on the CPU, keyed by the names of parameters."""
+    """The state of a run. ``model`` and ``optimizer`` are unsharded, on the CPU, keyed by parameter names."""
 
     incident: str
     config: dict[str, dict[str, Any]]
@@ -35,24 +35,24 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace ``path``; a run that is killed meanwhile leaves the old file."""
+    """Replace ``path`` atomically: a run that is killed meanwhile leaves the old file."""
     content = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
     try:
         write_whole(path, lambda file: torch.save({"format": FORMAT, "version": VERSION, **content}, file), WHAT)
-    except RuntimeError as error:  # what torch's writer makes of a full disk
+    except RuntimeError as error:  # torch's writer raises this on a full disk
         raise UsageError(f"cannot write {WHAT} {path}: {_first_line(error)}") from None
 
 
 def read_checkpoint(path: Path, *, map_only: bool = False) -> Checkpoint:
-    """What :func:`write_checkpoint` wrote. With ``map_only`` tensors are read when they are used.
+    """Load what :func:`write_checkpoint` wrote. With ``map_only`` tensors are read when they are used.
 
-    Nothing in the file is run: what is not plain data is refused.
+    No code in the file is run: anything but plain data is refused.
     """
     if not path.is_file():
         raise UsageError(f"no checkpoint file {path}")
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch itself does not look whether the bytes are those that were written
+            damaged = archive.testzip()  # torch itself does not verify checksums
         if damaged is not None:
             raise UsageError(f"{path}: {WHAT} is damaged: {damaged} is not what was written")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=map_only)
@@ -72,14 +72,14 @@ def read_checkpoint(path: Path, *, map_only: bool = False) -> Checkpoint:
 
 
 def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """State of both, gathered by the first process; every process must call, and elsewhere the dicts are empty."""
+    """The unsharded state of both. Every process must call; all but the first get empty dicts."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
     return model_state, dict(optimizer_state or {})
 
 
 def put_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """The other way: each process takes its part."""
+    """Load the state of a checkpoint into both; each process takes its shard."""
     set_state_dict(
         model,
         optimizer,
@@ -90,7 +90,7 @@ def put_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoi
 
 
 def random_states(world: World) -> list[dict[str, torch.Tensor]]:
-    """States of every process' generators; every process must call."""
+    """The generator states of all processes. Every process must call."""
     states = {"cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(world.device)
@@ -99,7 +99,7 @@ def random_states(world: World) -> list[dict[str, torch.Tensor]]:
 
 
 def put_random_state(world: World, checkpoint: Checkpoint) -> None:
-    """This process' own. One that was not there takes the first one's, moved by its rank."""
+    """Restore this process's generators. A process that the checkpoint lacks derives its state from the first one's."""
     known = world.rank < len(checkpoint.random)
     states = checkpoint.random[world.rank if known else 0]
     torch.set_rng_state(states["cpu"])

@@ -1,6 +1,6 @@
 """Claims: the sentences of a report, as an incident's ``claims.toml`` records them. Imports no torch.
 
-Each has a verdict and figures that the replay must come to; ``judging.py`` computes both anew.
+Each claim records the expected verdict and figures; ``judging.py`` computes both again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Figures = Mapping[str, int | str]
 
 CLAIMS_FILE = "claims.toml"
 
-# a report's GB are taken as written: 10**9 bytes
+# in reports GB means 10**9 bytes
 DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # 3.92B parameters are 3.92 * 10**9; no report counts single bytes
 _UNITS: dict[str, float] = {**BYTE_UNITS, **DECIMAL_UNITS, "K": 10**3, "M": 10**6, "B": 10**9, "x": 1, "%": 0.01}
@@ -57,17 +57,17 @@ class Quantity:
         return Quantity(Fraction(low), Fraction(high or low), len(decimals or ""), unit)
 
     def is_met_by(self, number: float) -> bool:
-        """Whether ``number``, printed with as many digits, is what the report says."""
+        """Whether ``number``, printed with as many digits as the report uses, equals the report's figure."""
         printed = Fraction(f"{number / _UNITS[self.unit]:.{self.decimals}f}")
         return self.low <= printed <= self.high
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a report. A ``formula``, a ``reason`` why it cannot be tested, or a check decides it.
+    """One sentence of a report. A ``formula``, a check, or a ``reason`` why it cannot be tested decides it.
 
-    ``expected`` are figures that the check must come to. ``correction`` says what is true; ``{name}`` in it stands for
-    a computed figure. ``slow`` claims need a simulation of the whole model.
+    ``expected`` holds the figures that the check must compute. ``correction`` says what is true; ``{name}`` in it
+    stands for a computed figure. ``slow`` claims need a simulation of the whole model.
     """
 
     id: str
@@ -103,7 +103,7 @@ def claims_file(incident: str) -> Traversable:
 
 
 def load_claims(incident: str) -> list[Claim]:
-    """The claims of the incident's report, in order; empty where the incident has no claims file."""
+    """The claims of the incident's report, in order; empty if the incident has no claims file."""
     file = claims_file(incident)
     return parsed_claims(file.read_text(encoding="utf-8")) if file.is_file() else []
 
@@ -136,6 +136,6 @@ def chosen_claims(claims: Sequence[Claim], names: Iterable[str] = ()) -> list[Cl
 
 
 def counts(verdicts: Iterable[ClaimVerdict | None]) -> dict[ClaimVerdict, int]:
-    """How many of each, in the order of ``VERDICTS``."""
+    """The number of claims with each verdict, in the order of ``VERDICTS``."""
     seen = list(verdicts)
     return {verdict: seen.count(verdict) for verdict in VERDICTS}

@@ -1,4 +1,4 @@
-"""One schema for every run. An incident brings the dataclasses of its ``model`` and ``data``; the rest is shared."""
+"""The config of a run. An incident declares its ``model`` and ``data`` sections; the other sections are shared."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PRECISIONS = ("float32", "bfloat16", "autocast", "pure_bfloat16")
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What every kind of data has; an incident's ``data_schema`` may add to it."""
+    """The ``data`` keys of every incident. An incident's ``data_schema`` may add keys."""
 
     seed: int = setting(0, low=0, about="of what is drawn: synthetic data, or the order in which a file is read")
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, how much at a time, and in which arithmetic."""
+    """The ``training`` section: steps, batch sizes and precision."""
 
     steps: int = setting(low=1, about="optimizer steps in all, those before a resume included")
     batch_size: int = setting(1, low=1, about="examples of one forward, on each process")
@@ -53,7 +53,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, with a linear warmup and then a cosine down to a fraction of the learning rate."""
+    """AdamW with a linear warmup and then a cosine decay to a fraction of the learning rate."""
 
     learning_rate: float = setting(3e-4, above=0, about="at its highest")
     warmup_steps: int = setting(0, low=0, about="steps over which the learning rate rises")
@@ -68,7 +68,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where the run can be taken up again."""
+    """Where and how often the run is saved."""
 
     path: str | None = setting(None, about="file that is replaced at each save; null: no file")
     every: int = setting(100, low=1, about="steps from one save to the next; the last step is always saved")
@@ -84,7 +84,7 @@ class RunConfig:
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
     name: str = field(default="", compare=False)
-    """The file's, without its suffix."""
+    """The name of the config file, without its suffix."""
 
     def __post_init__(self) -> None:
         tokens, length = self.training.batch_tokens, self.context_length
@@ -100,12 +100,12 @@ class RunConfig:
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of an example; None where the data are no tokens."""
+        """Tokens per example; None if the data are not tokens."""
         return getattr(self.data, "context_length", None)
 
     @property
     def batch_size(self) -> int:
-        """Examples of one forward, on each process."""
+        """Examples per forward on each process."""
         tokens = self.training.batch_tokens
         return self.training.batch_size if tokens is None else tokens // self.data.context_length
 
@@ -115,7 +115,7 @@ class RunConfig:
         return getattr(getattr(self, section), name)
 
     def replaced(self, values: dict[str, Any]) -> RunConfig:
-        """The same run with other values, by ``section.key``."""
+        """A copy with other values, keyed by ``section.key``."""
         changed = self
         for key, value in values.items():
             section, name = key.split(".")
@@ -134,7 +134,7 @@ class RunConfig:
 
 
 def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
-    """The run that a file describes, with ``section.key=value`` in place of what it says.
+    """The run that a file describes, with keys overridden by ``section.key=value``.
 
     ``file`` is a path, or the name of a config that comes with the incident.
     """
@@ -143,7 +143,7 @@ def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] =
 
 
 def find_config(incident: Incident, path: Path) -> Path:
-    """``path`` where there is such a file; else the config of that name which comes with the incident."""
+    """``path`` if it is a file; else the incident's own config of that name."""
     if path.exists():
         return path
     folder = Path(str(importlib.resources.files(incident.package) / "configs"))

@@ -1,4 +1,4 @@
-"""Parts that the decoders of several incidents share: feed-forward, checkpointed layers, first weights, loss."""
+"""Parts that the decoders of several incidents share: feed-forward, checkpointing, initialisation and loss."""
 
 # B batch, T tokens, D width, V vocabulary
 
@@ -31,7 +31,7 @@ class FeedForward(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str, ...]) -> None:
-    """Norms 1, matrices normal with 0.02; ``residual_writers`` are smaller the deeper the model, as in GPT-2."""
+    """Set norms to 1 and draw matrices with deviation 0.02, but ``residual_writers`` smaller with depth, as in GPT-2."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.fill_(1.0)
@@ -41,9 +41,9 @@ def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str,
 
 
 def run_layer(layer: nn.Module, x_BTD: torch.Tensor, *, gradient_checkpointing: bool) -> torch.Tensor:
-    """``layer(x_BTD)``; checkpointed, its input alone is kept and the rest computed again in backward."""
+    """``layer(x_BTD)``. With checkpointing, only its input is kept and the rest is recomputed in backward."""
     if gradient_checkpointing and torch.is_grad_enabled():
-        # no layer draws random numbers, so there is no state of a generator to keep
+        # no layer draws random numbers, so no generator state is saved
         out_BTD: torch.Tensor = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=False)
     else:
         out_BTD = layer(x_BTD)
@@ -60,8 +60,8 @@ def next_token_loss(
     form: str = "auto",
     rows_per_chunk: int | None = None,
 ) -> torch.Tensor:
-    """The loss of all targets that are not ignored, in float32 at least; ``auto`` is chunked at any length."""
-    # a loss of 16 bits has two or three digits: autocast asks for the same products and a float32 loss
+    """The loss of all targets that are not ignored, at least in float32. ``auto`` is chunked at any length."""
+    # a 16-bit loss has only two or three digits; autocast gives the same products with a float32 loss
     narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden_BTD.device.type, hidden_BTD.dtype if narrow else None, enabled=narrow):
         return linear_cross_entropy(

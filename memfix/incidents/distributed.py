@@ -1,4 +1,4 @@
-"""Several processes as one run: who they are, a model that is sharded over them (FSDP2), and one simulated rank."""
+"""Distributed runs: the processes, a model sharded over them (FSDP2), and a single simulated rank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from ..errors import MeasurementError, UsageError
 
-# what torchrun tells each process
+# the environment variables that torchrun sets for each process
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of the run."""
+    """This process and its place among all processes of the run."""
 
     rank: int
     size: int
@@ -36,7 +36,7 @@ class World:
         return int(self._reduced([value], dist.ReduceOp.MAX)[0])
 
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """``tensor`` of every process, on the CPU, in the order of ranks."""
+        """The ``tensor`` of every process, on the CPU, in the order of ranks."""
         if self.size == 1:
             return [tensor.cpu()]
         mine = tensor.to(self.device)
@@ -45,7 +45,7 @@ class World:
         return [one.cpu() for one in everyone]
 
     def _reduced(self, values: Iterable[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-        # in float64, which holds every count below 2**53 exactly
+        # float64 is exact for counts below 2**53
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         if self.size > 1:
             dist.all_reduce(tensor, operation)
@@ -54,7 +54,7 @@ class World:
 
 @contextmanager
 def joined(device: str) -> Iterator[World]:
-    """This process as torchrun started it, or alone. ``device`` is ``cpu``, ``cuda`` or ``auto``."""
+    """Join the processes that torchrun started, or run alone. ``device`` is ``cpu``, ``cuda`` or ``auto``."""
     rank, size, local_rank = _place()
     world = World(rank, size, _device(device, local_rank))
     if size == 1:
@@ -67,7 +67,7 @@ def joined(device: str) -> Iterator[World]:
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"process {rank} of {size} cannot meet the others: {error}") from None
     yield world
-    # not after an error: the others may be waiting for this process, and leaving would wait for them
+    # not after an error: the others may be waiting for this process, and this call would wait for them
     dist.destroy_process_group()
 
 
@@ -110,11 +110,11 @@ def shard(
     gathered: torch.dtype,
     reduced: torch.dtype,
 ) -> None:
-    """Shard the parameters of ``model`` over all processes, each of ``layers`` apart and what remains together.
+    """Shard the parameters of ``model`` over all processes: each of ``layers`` on its own, the rest together.
 
-    Gradients and what an optimizer makes of them are sharded with them. A layer's parameters are gathered in dtype
-    ``gathered`` when it runs. Gradients are summed over processes in dtype ``reduced``, and not averaged: the loss
-    was divided by the targets of all.
+    Gradients and optimizer states are sharded with them. A layer's parameters are gathered in dtype ``gathered`` when
+    it runs. Gradients are summed over processes in dtype ``reduced``, not averaged, because the loss was already
+    divided by the number of all targets.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -122,14 +122,14 @@ def shard(
 
     with _disable_current_modes():  # the mesh is a real tensor of rank numbers, also in a simulation
         mesh = DeviceMesh(world.device.type, torch.arange(world.size, device="cpu"))
-    # inputs are left as they are: ids are no numbers to round, nor are positions
+    # inputs are not cast, because ids and positions must not be rounded
     policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
     for part in (*layers, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            # else the factor travels inside the reduction, which gloo cannot do
+            # else the factor is part of the reduction, which gloo does not support
             part.set_force_sum_reduction_for_comms(True)
 
 

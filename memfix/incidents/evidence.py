@@ -1,6 +1,6 @@
-"""What checks of claims measure, for every incident: an op's forms, train steps, results of a GPU.
+"""Measurements for the checks of claims: of an op's forms, of train steps, and recorded results of a GPU.
 
-An incident derives its own ``Evidence`` and adds what only its report is about.
+An incident derives its own ``Evidence`` and adds what only its report needs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .profile_step import profile
 
 CASE = "incident"
 
-# figures of a GPU: beside the package in a checkout, and not part of what is installed
+# results of a GPU, which are in the repository but not in the installed package
 H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
 
 
 class Evidence:
-    """The measurements of one run of the checks, each made once, when a check first asks for it.
+    """The measurements of one run of the checks. Each is made once, when a check first needs it.
 
-    ``op`` is the op that the report is about; a check may name another. ``say`` is told what takes a while, ``results``
-    is the folder of what an H200 gave.
+    ``op`` is the op that the report is about; a check may name another. ``say`` is called with progress messages.
+    ``results`` is the folder with the results of an H200.
     """
 
     incident_name: ClassVar[str] = ""
@@ -58,11 +58,11 @@ class Evidence:
     # ---------------------------------------------------------------- sizes
     @property
     def dims(self) -> dict[str, int]:
-        """What formulas may name: the dims of the incident's case, and ``e``, its item size."""
+        """The names that formulas can use: the dims of the incident's case, and ``e``, its item size."""
         return self.case.formula_values if self.op else {}
 
     def bytes(self, formula: str, **dims: int) -> int:
-        """A formula of the dims, with other ``dims`` where given: ``bytes("B*T*V*e", T=4096)``."""
+        """The value of a formula; ``dims`` override the case's: ``bytes("B*T*V*e", T=4096)``."""
         return Formula(formula).evaluate({**self.dims, **dims})
 
     # ---------------------------------------------------------------- an op's forms at the incident, simulated
@@ -75,7 +75,7 @@ class Evidence:
         return self.contract().cases[CASE]
 
     def reading(self, form: str, phase: Phase, *, op: str = "", **changed: Any) -> Reading:
-        """Above the inputs. ``changed`` are other dims, choices, or another dtype, than the incident's."""
+        """The reading of a form at the incident's case. ``changed`` overrides dims, choices or the dtype."""
         contract = self.contract(op)
         case = contract.cases[CASE]
         case = contract.case_of(CASE, {**case.settings, "dtype": case.dtype, "present": case.present, **changed})
@@ -86,17 +86,17 @@ class Evidence:
                 *(f"{name}={value}" for name, value in changed.items()),
             ]
             self.say(" ".join(words))
-            # a train step also shows what is held after its forward
+            # a train step also measures what is held after its forward
             phases: tuple[Phase, ...] = ("held", "train") if phase == "train" else (phase,)
             known.update(measure_phases(contract, form, Draw(case), phases, self.meter))
         return known[phase]
 
     def peak(self, form: str, phase: Phase, **of: Any) -> int:
-        """Bytes of the phase; ``of`` as for :meth:`reading`."""
+        """The peak bytes of a form. ``of`` has the options of :meth:`reading`."""
         return bytes_of(self.reading(form, phase, **of), phase)
 
     def times_below(self, form: str, phase: Phase, *, than: str = NAIVE, **of: Any) -> float:
-        """How many times smaller the peak of ``form`` is than that of another."""
+        """How many times smaller the peak of ``form`` is than that of ``than``."""
         return self.reading(form, phase, **of).times_below(self.reading(than, phase, **of))
 
     def timeline(self, form: str, phase: Phase = "forward", **of: Any) -> Timeline:
@@ -105,12 +105,12 @@ class Evidence:
         return timeline
 
     def made_by(self, form: str, code: str = "", *, function: str = "", **of: Any) -> list[Buffer]:
-        """What the form's forward allocates in lines that contain ``code``, or in a function of this name."""
+        """The buffers that the form's forward allocates in lines with ``code``, or in ``function``."""
         buffers = self.timeline(form, **of).buffers
         return [b for b in buffers if b.line and code in b.line.text and function in ("", b.line.function)]
 
     def alive_after(self, form: str, code: str, **of: Any) -> list[Buffer]:
-        """What is alive in the form's forward when a line that contains ``code`` has first run."""
+        """The buffers alive in the form's forward after a line with ``code`` has first run."""
         return list(self.timeline(form, **of).alive_at(self.made_by(form, code, **of)[0].born))
 
     def largest(self, form: str, **of: Any) -> int:
@@ -120,13 +120,13 @@ class Evidence:
     # ---------------------------------------------------------------- train steps of the incident's model, simulated
     @functools.cached_property
     def incident(self) -> Incident:
-        """The incident as declared, but for stand-ins, which are measured once for all steps of a run."""
+        """The declared incident, with its stand-ins cached so that they are measured once."""
         declared = get_incident(self.incident_name)
         measured = functools.cache(lambda config: declared.stand_ins(config, self.meter, self.say))
         return dataclasses.replace(declared, stand_ins=lambda config, meter, say: measured(config))
 
     def config(self, *overrides: str, file: str = "") -> RunConfig:
-        """The report's own run, or that of another config, with ``section.key=value`` overridden."""
+        """The config of the report's run, or of ``file``, with keys overridden by ``section.key=value``."""
         return load_config(self.incident, file or self.incident.config, overrides)
 
     def profile(self, *overrides: str, world_size: int = 1) -> Profile:
@@ -142,16 +142,16 @@ class Evidence:
         return {row.stage.name: row for row in self.profile(*overrides, world_size=world_size).rows}
 
     def later_step_bytes(self, *overrides: str, world_size: int = 1) -> int:
-        """The peak of a step after the first, with all that exists before it."""
+        """The peak of a step after the first, including everything that existed before the step."""
         config = self.config(*overrides)
         stand_ins = self.incident.stand_ins(config, self.meter, self.say)
         self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
         reading = repeated_reading(self.incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
         return reading.base_bytes + reading.peak_bytes
 
-    # ---------------------------------------------------------------- what a GPU measured
+    # ---------------------------------------------------------------- results of a GPU
     def h200(self, file: str, key: str, *, command: str) -> Any:
-        """What ``command`` wrote on the H200 under ``key`` of a JSON file that is kept with the project."""
+        """The value that ``command`` recorded on the H200 under ``key`` of a JSON file in the repository."""
         path = self._results / file
         found = json.loads(path.read_text(encoding="utf-8")).get(key) if path.is_file() else None
         if not found:
@@ -188,7 +188,7 @@ def default_of(function: Callable[..., object], parameter: str) -> Any:
 
 @contextlib.contextmanager
 def fixed_seed(seed: int = 0) -> Iterator[None]:
-    """Random numbers from ``seed``; the caller's own generator is left as it was."""
+    """Seed torch's generator inside the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         yield

@@ -1,6 +1,6 @@
-"""Which examples of its data a forward takes: each follows from the data's seed and its number alone.
+"""The examples of a forward. Each example depends only on the data's seed and its number.
 
-So the place of a run in its data is one int, and any process can make any example.
+So one int is the position of a run in its data, and any process can make any example.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ class Examples:
 
 
 def seeded(*key: object) -> torch.Generator:
-    """Another stream for each key, the same on every machine."""
+    """A generator seeded by ``key``, the same on every machine."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -1,4 +1,4 @@
-"""``memfix fit`` of an incident: how large a key of its config can be with which its train step fits."""
+"""``memfix fit`` for an incident: the largest value of a config key for which the train step fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .measured_step import SIMULATED, repeated_reading, stage_meter
 
 
 def growth_of(incident: Incident, key: str | None) -> Growth:
-    """What grows: the key that was asked for, or the incident's first."""
+    """The growth of the config key ``key``, or the incident's first."""
     known = {growth.key: growth for growth in incident.grows}
     if key is not None and key not in known:
         raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, known)}")
@@ -31,7 +31,7 @@ def fit_step(
     world_size: int = 1,
     say: Say = silent,
 ) -> list[Fit]:
-    """For each capacity, the largest value with which the step fits in it again and again; 0 where none does."""
+    """For each capacity, the largest value with which repeated steps fit; 0 if none does."""
     limits = [bytes_of_capacity(capacity) for capacity in capacities]
     top, start = high or DEFAULT_HIGH, config.value(growth.key)
     unit = min(growth.multiple_of(config), top)

@@ -1,6 +1,6 @@
-"""What an incident declares in its ``incident.py``: one :class:`Incident`, called ``incident``.
+"""The declaration of an incident: each ``incident.py`` has one :class:`Incident`, called ``incident``.
 
-The train step, the training loop, the profile and the fit know an incident by this object alone.
+The train step, the training loop, the profile and the fit use nothing else of an incident.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Say = Callable[[str], object]
 
 
 def silent(doing: str) -> None:
-    """Tells nobody what is under way."""
+    """Ignore a progress message."""
 
 
 def num_examples(batch: Batch) -> int:
@@ -46,8 +46,8 @@ def _one(config: RunConfig) -> int:
 class Growth:
     """A key of the config that ``memfix fit`` can grow: ``Growth("model.layers", unit="layers")``.
 
-    Only multiples of ``multiple_of(config)`` are tried. ``keeps_stand_ins`` says that stand-ins do not depend on the
-    key, so that they are measured once.
+    Only multiples of ``multiple_of(config)`` are tried. With ``keeps_stand_ins`` the stand-ins do not depend on the
+    key and are measured once.
     """
 
     key: str
@@ -58,14 +58,14 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """A model, its data and its loss, and what its report says of their memory.
+    """A model, its data and its loss, and what its report says about their memory.
 
     Needed to train:
 
     - ``package``: the ``__package__`` of the incident's folder; its last part is the incident's name.
     - ``model_schema``, ``data_schema``: frozen dataclasses of the config's ``model`` and ``data`` sections, with
       fields made by :func:`memfix.incidents.schema.setting`.
-    - ``build(config)``: the model in float32, on torch's default device, drawn from torch's global generator.
+    - ``build(config)``: makes the model in float32, on torch's default device, from torch's global generator.
     - ``data(config)``: opens the data of a run and returns a function from :class:`Examples` to their batch.
     - ``loss(model, batch)``: the sum of the losses of all targets of a batch. It calls the model once: sharded
       parameters are whole only inside that call.
@@ -78,11 +78,11 @@ class Incident:
     - ``config``: the file in ``configs/`` that is the report's own step.
     - ``capacity``: the memory of the report's card; None for the memory of the GPU that is measured.
     - ``grows``: what ``memfix fit`` can grow, the default first.
-    - ``describe(config)``: words of a profile's title.
+    - ``describe(config)``: describes the run in a profile's title.
     - ``stand_ins(config, meter, say)``: replacements for what is slow to simulate; None where none are needed.
     - ``warm_up(batch)``: a part of the batch that is enough for a simulated warm-up.
-    - ``asides(step, batch, asides)``: a context around the first step that tries other things on the way.
-    - ``beside(measured)``: what the report says of stages, by their names.
+    - ``asides(step, batch, asides)``: a context manager around the first step that measures other things on the way.
+    - ``beside(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
     """
 

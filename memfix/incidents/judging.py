@@ -1,8 +1,8 @@
-"""Judges claims: a function under ``@check("LOG-12")`` computes whether the claim holds, and what is true.
+"""Judges claims: a function decorated with ``@check("LOG-12")`` computes whether the claim holds, and what is true.
 
 An incident keeps these functions in ``checks.py``, or in the files of a package ``checks/``. They measure with the
-shared ``Evidence`` (``evidence.py``), or with a class ``Evidence`` of their own that derives from it. A claim with a
-formula or a reason needs no function. Imports no torch.
+shared ``Evidence`` (``evidence.py``), or with a subclass called ``Evidence``. A claim with a formula or a reason needs
+no function. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ METER, ARITHMETIC, ON_CPU, ON_H200 = "simulated meter", "arithmetic", "run on th
 
 
 class NeedsGpu(MemfixError):
-    """A figure that only a GPU gives has not been measured yet. Its claim is not testable here, and has not drifted."""
+    """A figure needs a GPU and has not been measured yet. Its claim is not testable here, and has not drifted."""
 
 
 # ---------------------------------------------------------------- what a check returns
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check computed, and ``how``.
+    """The result of a check, and ``how`` it was computed.
 
-    ``holds`` says whether the claim does. It is None for a claim that is a figure: that holds if one of ``numbers``
-    is the claimed one. ``figures`` are named as in the claim's correction.
+    ``holds`` says whether the claim holds. It is None for a claim that is a figure, which holds if one of ``numbers``
+    equals it. ``figures`` are named as in the claim's correction.
     """
 
     holds: bool | None
@@ -60,7 +60,7 @@ class CheckResult:
 
 
 def result(holds: bool, how: str, **figures: int | str) -> CheckResult:
-    """The claim holds if the condition does."""
+    """The claim holds if ``holds`` is true."""
     return CheckResult(holds, how, figures)
 
 
@@ -70,7 +70,7 @@ def compared(how: str, *numbers: float, **figures: int | str) -> CheckResult:
 
 
 def as_expected(claim: Claim, how: str, **figures: int | str) -> CheckResult:
-    """The claim holds if the figures are the recorded ones: for a claim that is about behaviour and holds."""
+    """The claim holds if the figures equal the recorded ones. This is for claims about behaviour."""
     return CheckResult(all(figures.get(name) == value for name, value in claim.expected.items()), how, figures)
 
 
@@ -80,7 +80,7 @@ def sizes(**counts: int) -> dict[str, str]:
 
 
 def decimal(count: int, unit: str = "GB") -> str:
-    """``39.83 GB``: bytes in the units that reports use, to be set beside theirs."""
+    """``39.83 GB``: bytes in the decimal units that reports use."""
     return f"{count / DECIMAL_UNITS[unit]:.2f} {unit}"
 
 
@@ -126,7 +126,7 @@ class ClaimCheck:
 
 @dataclass(frozen=True)
 class IncidentChecks:
-    """The checks of an incident by the claim they judge, and the class of what they measure."""
+    """The checks of an incident by claim, and the class of their evidence."""
 
     by_claim: Mapping[str, ClaimCheck]
     evidence: Callable[..., Any]
@@ -149,7 +149,7 @@ def load_checks(incident: str) -> IncidentChecks:
 
 
 def collected_checks(modules: Iterable[ModuleType]) -> dict[str, ClaimCheck]:
-    """The functions of ``modules`` under ``@check``, by claim."""
+    """The functions of ``modules`` that are decorated with ``@check``, by claim."""
     found: dict[str, ClaimCheck] = {}
     for function in [value for module in modules for value in vars(module).values() if inspect.isfunction(value)]:
         for name, arguments in vars(function).get(_ARGUMENTS_BY_CLAIM, {}).items():
@@ -162,7 +162,7 @@ def collected_checks(modules: Iterable[ModuleType]) -> dict[str, ClaimCheck]:
 def require_matching(
     claims: Iterable[Claim], checks: Mapping[str, ClaimCheck], claims_file: str, checks_file: str
 ) -> None:
-    """Refuse a claim that nothing decides, one that two things decide, and a check of no claim."""
+    """Refuse a claim without a formula, reason or check, a claim with two of them, and a check without a claim."""
     by_name = {claim.id: claim for claim in claims}
     for name, check in checks.items():
         if name not in by_name:
@@ -201,7 +201,7 @@ class JudgedClaim:
 
     @property
     def drifted(self) -> bool:
-        """Whether the replay no longer comes to what is recorded."""
+        """Whether the result differs from the recorded one."""
         return bool(self.drift or self.failed)
 
     def as_dict(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class JudgedClaim:
 def judge_claims(
     claims: Iterable[Claim], checks: IncidentChecks, *, say: Callable[[str], object] = lambda doing: None
 ) -> Iterator[JudgedClaim]:
-    """Each claim, judged now; ``say`` is told what is under way. What one check measured, the next ones reuse."""
+    """Judge each claim. ``say`` is called with progress messages. Checks share their measurements."""
     evidence = checks.evidence(say=say)
     for claim in claims:
         say(f"{claim.id}: {claim.statement}")
@@ -220,13 +220,13 @@ def judge_claims(
 
 
 def judge_claim(claim: Claim, check: ClaimCheck | None, evidence: Any) -> JudgedClaim:
-    """One claim, judged now; without a ``check`` by its formula or its reason."""
+    """Judge one claim by its ``check``, or else by its formula or its reason."""
     name = check.function.__name__ if check else ""
     try:
         found = check(evidence, claim) if check else _without_check(claim, evidence.dims)
         return compared_with_record(claim, found, name)
     except (ClaimsError, FormulaError):
-        raise  # the claim is written wrongly, whatever is measured
+        raise  # an error in the claims file, not in the check
     except NeedsGpu as error:
         return JudgedClaim(claim, name, NOT_TESTABLE, str(error))
     except Exception as error:
@@ -243,7 +243,7 @@ def _without_check(claim: Claim, dims: Mapping[str, int]) -> CheckResult:
 
 
 def compared_with_record(claim: Claim, found: CheckResult, check: str = "") -> JudgedClaim:
-    """The verdict that follows from ``found``, and where that differs from the record."""
+    """The verdict that follows from ``found``, and its differences from the recorded one."""
     verdict = found.verdict(claim)
     drift = [f"recorded {claim.verdict}, now {verdict}"] if verdict != claim.verdict else []
     drift += [

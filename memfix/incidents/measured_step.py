@@ -1,4 +1,4 @@
-"""The train step of a run as a meter measures it: on one batch, repeated as in a run or divided into its stages."""
+"""The train step of a run for a meter: on one batch, either repeated as in a run or divided into stages."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ SIMULATED = "simulated"
 
 
 class Asides:
-    """What is tried beside the step and dropped again: stages that are no part of it."""
+    """Stages that do not belong to the step: things that are tried during it and then dropped."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.failures: dict[str, str] = {}
-        """What the GPU said where something was too much for it, by stage."""
+        """The out-of-memory message of each stage that failed."""
         self._trying = ""
 
     def enter(self, name: str) -> None:
-        """What happens from here on is tried under this name."""
+        """Begin a stage that does not belong to the step."""
         self.names.add(name)
         self._trying = name
         stage(name)
 
     def attempt(self, name: str, make: Callable[[], object]) -> None:
-        """Try ``make``; what it returns is kept until the stage has ended."""
+        """Run ``make`` in a stage of its own, and keep its result until the stage ends."""
         self.enter(name)
         try:
             kept = make()  # noqa: F841
@@ -56,7 +56,7 @@ class Asides:
 
 @dataclass(frozen=True)
 class Measured:
-    """A train step that was measured by stages, and what it was measured with."""
+    """The reading of a train step by stages, with the run and the meter."""
 
     config: RunConfig
     world_size: int
@@ -73,19 +73,19 @@ class Measured:
         return {one.name: one for one in self.reading.stages}
 
     def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
-        """For each stage the bytes at its peak by kind, and the lines behind what is of no kind."""
+        """For each stage, the bytes at its peak by kind, and the lines behind bytes of no known kind."""
         timeline = self.reading.timeline
         if timeline is None:
             return [({}, ()) for _ in self.reading.stages]
         kinds, live = Kinds(timeline, self.parameter_bytes), timeline.live_bytes
-        peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.marked_spans())
+        peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.stage_spans())
         return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
 
 
 class MeasurableStep:
-    """A train step on the run's first batch. :meth:`repeated` and :meth:`staged` are what a meter builds.
+    """A train step on the run's first batch. A meter builds :meth:`repeated` or :meth:`staged`.
 
-    ``simulated`` says that tensors have no values: the batch's own stay behind, and a part of it warms up.
+    With ``simulated`` tensors have no values: only the batch's shapes are used, and a part of it for the warm-up.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class MeasurableStep:
     ) -> None:
         self._incident, self._config, self._world_size = incident, config, world_size
         self._stand_ins, self._simulated = stand_ins, simulated
-        # before a simulation begins: inside it no file is read and no value is known
+        # before a simulation begins, because inside it tensors have no values
         self._batch = incident.data(config)(Examples(range(config.batch_size), config.data.seed))
         self._ranges = {id(leaf): _range(leaf) for leaf in _pytree.tree_leaves(self._batch)}
         self._num_forwards = config.training.gradient_accumulation_steps
         self._num_targets = incident.num_targets(self._batch) * self._num_forwards * world_size
         self.asides = Asides()
         self.parameter_bytes = 0
-        """Known once the step is built."""
+        """Set when the step is built."""
 
     def repeated(self, device: str) -> Step:
-        """The step that a run does over and over: the optimizer's states are there already."""
+        """A later step of a run, when the optimizer's states already exist."""
         step, batch = self._built(device)
         warm_ups = [self._warm_up(batch)]
 
@@ -119,18 +119,18 @@ class MeasurableStep:
         return run
 
     def staged(self, device: str) -> Step:
-        """The first step of a run in its stages, and one more: by then the optimizer's states are there."""
+        """The first step of a run by stages, followed by a second step, when the optimizer's states exist."""
         step, batch = self._built(device)
         warm_ups, batches = [self._warm_up(batch)], [batch] * self._num_forwards
 
         def run() -> None:
             if warm_ups:
-                # no optimizer: what is measured is the first step
+                # without the optimizer, because the first step is measured
                 step.accumulate([warm_ups.pop()], self._num_targets)
                 step.forget_gradients()
                 return
             stage(PARAMETERS)
-            # a sharded model is nowhere whole enough to try something on it
+            # asides need a model that is not sharded
             is_whole = self._world_size == 1
             with self._incident.asides(step, batch, self.asides) if is_whole else contextlib.nullcontext():
                 self._take(step, batches)
@@ -165,13 +165,13 @@ class MeasurableStep:
 
 
 def _range(leaf: Any) -> tuple[int, int] | None:
-    """The smallest integer of a tensor, and one more than its largest."""
+    """The smallest integer of a tensor, and its largest plus one; None for other leaves."""
     is_integers = isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.int32, torch.int64) and leaf.numel() > 0
     return (int(leaf.min()), int(leaf.max()) + 1) if is_integers else None
 
 
 def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
-    """The meter of this name, where it can run here and sees stages."""
+    """The meter called ``name``. Refuses one that cannot run here or does not see stages."""
     meter = get_meter(name, gpu)
     if name == "nvml":
         raise UsageError("nvml samples a process and sees no stages; use the simulated or the cuda meter")
@@ -186,7 +186,7 @@ def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
 
 
 def gpu_bytes(meter: Meter, gpu: str) -> int:
-    """What the GPU has: the one that is simulated, or the one that is there."""
+    """The memory of the simulated GPU, or of the real one."""
     is_simulated = meter.name == SIMULATED
     return get_gpu(gpu).memory_bytes if is_simulated else torch.cuda.get_device_properties(0).total_memory
 
@@ -194,15 +194,15 @@ def gpu_bytes(meter: Meter, gpu: str) -> int:
 def repeated_reading(
     incident: Incident, config: RunConfig, meter: Meter, *, world_size: int = 1, stand_ins: StandIns | None = None
 ) -> Reading:
-    """The simulated reading of a step that a run does over and over."""
+    """The simulated reading of a later step of a run."""
     step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins)
     reading = read_step(meter, step.repeated, world_size, stand_ins)
-    # the timelines of all that is tried would be hundreds of megabytes
+    # a search keeps many readings, whose timelines would take hundreds of megabytes
     return dataclasses.replace(reading, timeline=None)
 
 
 def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: StandIns | None = None) -> Reading:
-    """The step's reading, on one rank of ``world_size``. It is an estimate where stand-ins are."""
+    """The reading of a step on one rank of ``world_size``. With stand-ins it is an estimate."""
     notes = stand_ins.notes if stand_ins else ()
     try:
         with one_rank_of(world_size):

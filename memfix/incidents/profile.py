@@ -1,4 +1,4 @@
-"""Stage by stage memory of an incident's train step, beside the figures of its report. Imports no torch."""
+"""The memory of an incident's train step by stage, beside the figures of its report. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ..units import format_bytes
 PARAMETERS, INPUTS = "parameters", "batch and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
 
-# stages that every train step has after its first forward; later forwards only where there are some
+# the stages of every train step after its first forward; LATER_FORWARDS only with gradient accumulation
 BACKWARD, LATER_FORWARDS, OPTIMIZER = "backward", "later forwards", "optimizer step"
 LATER_STEP = "every later step"
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What the report says of a stage, and why ours differs."""
+    """The report's figure for a stage, and why ours differs."""
 
     figure: str
     """As the report prints it: ``8.72 GB``."""
     why: str
     claim: str
-    """Which claims of the incident speak of it: ``LOG-29``."""
+    """The ids of the claims about it, such as ``LOG-29``."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of the step.
+    """A stage of the step in a profile.
 
-    ``aside`` says that it is no part of the step: it was tried on the way, and dropped. ``failed`` says why it could
-    not be measured to its end.
+    ``aside`` marks a stage that does not belong to the step: it was tried on the way and dropped. ``failed`` says why
+    it did not finish.
     """
 
     stage: Stage
@@ -45,12 +45,12 @@ class Row:
     beside: Beside | None = None
     failed: str | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
-    """Bytes at its peak by what they are for, where the meter sees it."""
+    """The bytes at its peak by kind; empty for a meter that does not see buffers."""
     rest: tuple[Allocation, ...] = field(default=(), repr=False)
-    """What of them is neither of the model nor of its optimizer, by the line behind it, largest first."""
+    """Allocations at its peak that are neither the model's nor the optimizer's, by line, largest first."""
 
     def holders(self, rows: int) -> Iterator[str]:
-        """What holds the memory at the peak: the model, and then the lines behind the rest."""
+        """Lines about what holds the memory at the peak: the model, then the source lines behind the rest."""
         for kind, size in self.kinds.items():
             if kind != REST and size:
                 yield f"{format_bytes(size):>12}  {kind}"
@@ -76,12 +76,12 @@ class Profile:
     reading: Reading
     rows: tuple[Row, ...]
     capacity_bytes: int | None = None
-    """What the GPU has, where it is known."""
+    """The memory of the GPU, if known."""
     conclusions: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
-        """The highest point of the step itself; what was tried on the way is left out."""
+        """The peak of the step itself, without asides."""
         return max(row.stage.peak_bytes for row in self.rows if not row.aside)
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,17 +101,15 @@ class Profile:
 
 
 class Kinds:
-    """What the buffers of a train step are for, by when they were made and died.
+    """Classifies the buffers of a train step by when they were made and freed.
 
-    Gradients are what backward leaves to the optimizer, wherever they were made; states are what the optimizer leaves.
-    Of what existed before the step ``parameter_bytes`` are parameters.
+    Buffers that live into the optimizer's phase are gradients; buffers that the optimizer makes and leaves are states.
+    Of the bytes that existed before the step, ``parameter_bytes`` are parameters and the rest are inputs.
     """
 
     def __init__(self, timeline: Timeline, parameter_bytes: int) -> None:
         self._timeline, self._parameter_bytes = timeline, parameter_bytes
-        ends = [*(start for start, _ in timeline.stages[1:]), timeline.num_events + 1]
-        spans = zip(timeline.stages, ends, strict=True)
-        self._optimizer_spans = [(start, end) for (start, name), end in spans if name == "optimizer"]
+        self._optimizer_spans = [(start, end) for start, end, name in timeline.phase_spans() if name == "optimizer"]
 
     def at(self, event: int) -> dict[str, int]:
         """Bytes alive at ``event``, by kind."""
@@ -123,13 +121,13 @@ class Kinds:
         return sums
 
     def rest_at(self, event: int) -> tuple[Allocation, ...]:
-        """What is alive at ``event`` beside parameters, inputs, gradients and states: a row for each line."""
+        """Other allocations alive at ``event`` than parameters, inputs, gradients and states: a row for each line."""
         return self._timeline.rows_at(event, lambda buffer: self._kind(buffer) == REST)
 
     def _kind(self, buffer: Buffer) -> str:
         if buffer.born == 0:
             return INPUTS
-        if buffer.stage == "optimizer":
+        if buffer.phase == "optimizer":
             outlives = any(start <= buffer.born < end <= _death(buffer) for start, end in self._optimizer_spans)
             return STATES if outlives else REST
         is_left = any(buffer.born < start < _death(buffer) for start, _ in self._optimizer_spans)

@@ -1,4 +1,4 @@
-"""``memfix profile``: one train step of an incident by its stages, beside the figures of its report."""
+"""``memfix profile``: measures a train step of an incident by stages, beside the figures of its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def profile(
 ) -> Profile:
     """Measure the first train step of a run, and the peak of those that follow it.
 
-    ``world_size`` ranks share the model, of which one is simulated. ``capacity`` is what the step should fit in.
+    ``world_size`` ranks share the model; one of them is simulated. ``capacity`` is the memory that the step should fit.
     """
     capacity = incident.capacity if capacity is None else capacity
     capacity_bytes = None if capacity is None else bytes_of_capacity(capacity)

@@ -1,4 +1,4 @@
-"""Sections of a YAML file as frozen dataclasses: types, ranges and choices, and the line of each fault."""
+"""Reads the sections of a YAML file into frozen dataclasses. Checks types, ranges and choices, with line numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def setting(
     below: float | None = None,
     choices: Iterable[str] = (),
 ) -> Any:
-    """A key of a section: its default (none: it must be given), what it means, and what it may be."""
+    """Declare a key of a section: its default (without one it is required), its meaning and its allowed values."""
     limits = {"low": low, "above": above, "high": high, "below": below}
     return dataclasses.field(
         default=default, metadata={"about": about, "limits": limits, "choices": tuple(choices)}, kw_only=True
@@ -40,9 +40,9 @@ def setting(
 
 
 def read_sections(path: Path, schemas: Mapping[str, type[Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """An instance of each section's dataclass, from a YAML file, with ``section.key=value`` in place of what it says.
+    """An instance of each section's dataclass, from a YAML file with keys overridden by ``section.key=value``.
 
-    Every fault is named at once, each with the file, the line and the key.
+    One error lists all faults, each with the file, the line and the key.
     """
     tree = _read(path)
     for override in overrides:
@@ -64,7 +64,7 @@ def read_sections(path: Path, schemas: Mapping[str, type[Any]], overrides: Itera
 
 
 def described(schemas: Mapping[str, type[Any]]) -> Iterator[tuple[str, str, str]]:
-    """Every key: its path, what it takes and its default, what it means."""
+    """Every key: its path, its allowed values and default, and its meaning."""
     for name, schema in schemas.items():
         kinds = typing.get_type_hints(schema)
         for field in dataclasses.fields(schema):
@@ -77,7 +77,7 @@ def described(schemas: Mapping[str, type[Any]]) -> Iterator[tuple[str, str, str]
 
 
 def differences(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Keys in which two runs' dicts differ, each with ``old -> new``."""
+    """The keys whose values differ between two runs, each with ``old -> new``."""
     found = {}
     for section in {**old, **new}:
         before, after = old.get(section, {}), new.get(section, {})
@@ -88,10 +88,10 @@ def differences(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[
     return found
 
 
-# ---------------------------------------------------------------- what was written, and where
+# ---------------------------------------------------------------- parsing
 @dataclass(frozen=True)
 class _Entry:
-    """A value as written: text, or keys with entries of their own."""
+    """A value as written in the file: text, or keys with entries of their own."""
 
     where: str
     text: str = ""
@@ -129,8 +129,7 @@ def _entry(node: yaml.Node, path: Path, key_path: str) -> _Entry:
     if isinstance(node, yaml.SequenceNode):
         raise UsageError(f"{where}: {key_path or 'a config'} must not be a list")
     keys: dict[str, _Entry] = {}
-    # a key with keys of its own is refused whatever they are; looking into them need not end, since YAML can nest
-    # a node in itself
+    # deeper keys are refused anyway, and visiting them may not end, because a YAML node can contain itself
     if "." in key_path:
         return _Entry(where, keys=keys)
     lines: dict[str, int] = {}
@@ -142,7 +141,7 @@ def _entry(node: yaml.Node, path: Path, key_path: str) -> _Entry:
         if key.value in keys:
             raise UsageError(f"{path}:{line}: {inner} is given twice, first in line {lines[key.value]}")
         lines[key.value] = line
-        # the key's line: a value may stand below it
+        # report the key's line, because its value may be on a later line
         keys[key.value] = dataclasses.replace(_entry(value, path, inner), where=f"{path}:{line}")
     return _Entry(where, keys=keys)
 
@@ -156,11 +155,11 @@ def _put(tree: dict[str, _Entry], override: str) -> None:
     entry = tree.get(section)
     if entry is None or (entry.keys is None and _is_null(entry)):
         entry = tree[section] = _Entry(f"override {override}", keys={})
-    if entry.keys is not None:  # else the file gives text for a section, which is told when it is checked
+    if entry.keys is not None:  # a section that is text is refused later
         entry.keys[key] = _Entry(f"override {override}", text=text)
 
 
-# ---------------------------------------------------------------- checked against the schema
+# ---------------------------------------------------------------- checking against the schema
 def _section(name: str, entry: _Entry | None, path: Path, schemas: Mapping[str, type[Any]]) -> Any:
     schema = schemas[name]
     if entry is not None and entry.keys is None and not _is_null(entry):
@@ -191,7 +190,7 @@ def _section(name: str, entry: _Entry | None, path: Path, schemas: Mapping[str, 
 
 
 def _nearest(section: str, key: str, schemas: Mapping[str, type[Any]]) -> str:
-    """The key that was meant: the same word in another section, or a like one in this."""
+    """A hint for an unknown key: the same key in another section, or a similar one in this section."""
     for other, schema in schemas.items():
         if any(field.name == key for field in dataclasses.fields(schema)):
             return f"; did you mean '{other}.{key}'?"
@@ -219,7 +218,7 @@ def _value(key_path: str, field: dataclasses.Field[Any], annotation: Any, entry:
 
 
 def _parsed(kind: type[Any], entry: _Entry) -> Any:
-    # from the text and not from YAML's own reading of it: YAML 1.1 takes 1e-3 for a string and 1:30 for ninety
+    # parse the text ourselves, because YAML 1.1 reads 1e-3 as a string and 1:30 as ninety
     text = entry.text
     if kind is str and not _is_null(entry):
         return text
@@ -259,7 +258,7 @@ def _limits(field: dataclasses.Field[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """As it is written in a file."""
+    """``value`` as it is written in a file."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,8 @@
-"""A function that takes another's memory without doing its work: measured once, then repeated in every layer.
+"""Stand-ins: functions that take the memory of another function without its work. It is measured once, and the
+stand-in replaces it in every layer.
 
-A sparse attention of 131,072 tokens is tens of thousands of operators, and 36 layers with checkpointing call it over a
-hundred times alike. Simulating each call would take an hour, and show the same bytes each time.
+A sparse attention of 131,072 tokens runs tens of thousands of operators, and 36 layers with checkpointing make over a
+hundred identical calls. Simulating each of them would take an hour and give the same bytes each time.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ TensorFunction = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a function takes above what is live when it is called, and when its backward is."""
+    """The memory of a function above what is live when it, or its backward, is called."""
 
     forward_peak_bytes: int
     held_bytes: int
-    """Its output, and what it keeps for backward beside its inputs."""
+    """The bytes of its output and of what it keeps for backward, without its inputs."""
     backward_peak_bytes: int
     notes: tuple[str, ...] = ()
-    """Why these are estimates, where they are."""
+    """Reasons why the figures are estimates, if any."""
 
 
 def measure_footprint(
@@ -40,9 +41,9 @@ def measure_footprint(
     *,
     keeps_tables: bool,
 ) -> Footprint:
-    """Of ``function`` called with tensors of these shapes, all of which need a gradient.
+    """The footprint of ``function`` for tensors of these shapes, all of which need a gradient.
 
-    ``keeps_tables`` says that its first call leaves behind what others find there, and so is not the one to measure.
+    With ``keeps_tables`` the first call fills caches that later calls use, so a later call is measured.
     """
 
     def build(device: str) -> Step:
@@ -73,7 +74,7 @@ def measure_footprint(
 def kept_inputs(
     meter: Meter, function: TensorFunction, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]
 ) -> tuple[bool, ...]:
-    """Of each argument whether ``function`` keeps it for backward: whether autograd saves it, or a view of it."""
+    """For each argument, whether ``function`` keeps it for backward: autograd saves the argument or a view of it."""
     found: list[bool] = []
 
     def build(device: str) -> Step:
@@ -98,9 +99,9 @@ def kept_inputs(
 
 @dataclass(frozen=True)
 class StandIn:
-    """Called as the function whose ``footprint`` it takes, for a result like its first argument.
+    """Replaces a function and takes its ``footprint``. The result has the shape of the first argument.
 
-    ``keeps_inputs`` says whether the function needs its arguments for backward: all, none, or for each.
+    ``keeps_inputs`` says which arguments the function keeps for backward: all, none, or a flag for each.
     """
 
     footprint: Footprint
@@ -111,7 +112,7 @@ class StandIn:
         return out
 
     def kept(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of ``tensors`` that backward needs."""
+        """The ``tensors`` that backward needs."""
         keeps = self.keeps_inputs
         flags = (keeps,) * len(tensors) if isinstance(keeps, bool) else keeps
         return [tensor for tensor, is_kept in zip(tensors, flags, strict=True) if is_kept]
@@ -119,13 +120,13 @@ class StandIn:
 
 @dataclass(frozen=True)
 class StandIns:
-    """Stand-ins for functions of a model: ``put_into(model)`` puts each in its place."""
+    """The stand-ins for functions of a model. ``put_into(model)`` installs them."""
 
     put_into: Callable[[torch.nn.Module], None]
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
-    """What each function takes, by its name."""
+    """The footprint of each function, by name."""
     notes: tuple[str, ...] = ()
-    """Why a step with them is an estimate, where it is."""
+    """Reasons why a step with them is an estimate, if any."""
 
 
 class _TakeMemory(torch.autograd.Function):
@@ -144,9 +145,9 @@ class _TakeMemory(torch.autograd.Function):
     @staticmethod
     @first_derivative_only("a stand-in")
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        held, *kept = ctx.saved_tensors  # noqa: RUF059 - what is kept stays until the end
+        held, *kept = ctx.saved_tensors  # noqa: RUF059 - kept until the end
         inside_bytes = held.nbytes + ctx.backward_peak_bytes
-        # before the gradients, which may take more than a peak above what is held: a function frees it as it goes
+        # freed before the gradients are made, as the function frees what it holds during its backward
         del held
         ctx.maybe_clear_saved_tensors()
         inside = upstream.new_empty(inside_bytes, dtype=torch.uint8)

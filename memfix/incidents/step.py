@@ -1,8 +1,8 @@
 """The one train step of all incidents: ``memfix train`` runs it, ``profile`` measures it and ``fit`` sizes it.
 
-One step takes the gradient of several forwards. Its loss is the mean over all their targets, on all processes: every
-forward gives a sum, and all sums are divided by the one count. A mean of the forwards' means would count a target
-the more, the fewer its forward has.
+One step accumulates the gradients of several forwards. Its loss is the mean over all targets of all processes: every
+forward gives a sum, and all sums are divided by the total count. A mean of the forwards' means would give more weight
+to targets of forwards that have few.
 
 ``training.precision`` is one of:
 
@@ -15,8 +15,8 @@ precision                 parameters          forward and backward       gradien
 ``pure_bfloat16``         bfloat16            bfloat16                   bfloat16
 ========================  ==================  =========================  =================================
 
-With ``bfloat16`` all activations are bfloat16. Autocast leaves what comes out of an embedding, and with it every
-layer's kept input, in float32.
+With ``bfloat16`` all activations are bfloat16. Autocast leaves the output of an embedding in float32, and so the input
+that each layer keeps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of parameters and of computation; with ``autocast`` torch chooses the latter for each operator."""
+    """The dtypes of parameters and of computation. With ``autocast`` torch chooses the latter for each operator."""
 
     parameters: torch.dtype
     compute: torch.dtype
@@ -66,7 +66,7 @@ class Precision:
 
 
 class TrainStep:
-    """An incident's model and its optimizer on one process, and what a step does to them.
+    """The train step of an incident on one process, with its model and its optimizer.
 
     The model is built on torch's default device and then moved. ``prepare`` may change it before it is sharded.
     """
@@ -93,13 +93,13 @@ class TrainStep:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of this process' parameters."""
+        """The bytes of this process's parameters."""
         return sum(getattr(parameter, "_local_tensor", parameter).nbytes for parameter in self.model.parameters())
 
     def take(
         self, batches: Iterable[Batch], num_targets: float, read: Callable[[torch.Tensor, torch.Tensor], Read]
     ) -> Read:
-        """One step. ``read`` sees the sum of losses and the gradients' norm before any parameter changes."""
+        """Run one step. ``read`` gets the sum of losses and the gradients' norm before any parameter changes."""
         loss_sum = self.accumulate(batches, num_targets)
         stage(OPTIMIZER)
         norm = clipped(self.model, self.config.optimizer.clip_norm)
@@ -110,7 +110,7 @@ class TrainStep:
         return seen
 
     def accumulate(self, batches: Iterable[Batch], num_targets: float) -> torch.Tensor:
-        """Forward and backward of each batch: the sum of the losses, and the gradient of ``sum / num_targets``."""
+        """Run forward and backward of each batch. Returns the sum of the losses; gradients are divided by the targets."""
         loss_sum: torch.Tensor | None = None
         for number, batch in enumerate(batches):
             if number == 1:
@@ -126,7 +126,7 @@ class TrainStep:
 
 
 class ForwardAndBackward(torch.nn.Module):
-    """Both as one call, so that what a checkpointed layer computes again in backward finds the same parameters."""
+    """Runs forward and backward in one call, so that a checkpointed layer recomputes with the same parameters."""
 
     def __init__(
         self, model: torch.nn.Module, loss: Callable[..., torch.Tensor], precision: Precision, world: World
@@ -135,8 +135,8 @@ class ForwardAndBackward(torch.nn.Module):
         self.model, self._loss, self._precision, self._world = model, loss, precision, world
 
     def run(self, batch: Batch, num_targets: float) -> torch.Tensor:
-        """The sum of the losses; the gradient of ``sum / num_targets`` is added to the parameters' own."""
-        # shards are cast when they are gathered
+        """Return the sum of the losses, and add the gradient of ``sum / num_targets`` to the parameters' gradients."""
+        # a sharded model casts its parameters when it gathers them
         if self._world.size > 1 or not self._precision.copies_parameters:
             return self(batch, num_targets)
         copies = {name: parameter.to(self._precision.compute) for name, parameter in self.named_parameters()}
@@ -152,12 +152,12 @@ class ForwardAndBackward(torch.nn.Module):
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The same nesting, with every tensor on ``device``."""
+    """The batch with every tensor moved to ``device``."""
     return map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The same nesting with changed tensors. One that is there twice is changed once, and stays one."""
+    """The batch with ``change`` applied to every tensor. A tensor that occurs twice is changed once, and stays one."""
     changed: dict[int, torch.Tensor] = {}
 
     def of(leaf: Any) -> Any:
@@ -171,7 +171,7 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over the parameters that are trained; only matrices decay."""
+    """AdamW for the trainable parameters, with weight decay for matrices only."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
     vectors = [parameter for parameter in parameters if parameter.dim() < 2]
@@ -182,13 +182,13 @@ def adamw(model: torch.nn.Module, config: OptimizerConfig) -> torch.optim.Optimi
 
 
 def set_options(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-    """Give the groups of :func:`adamw` what ``config`` says, whatever they had."""
+    """Set the options of :func:`adamw`'s parameter groups from ``config``."""
     for group, weight_decay in zip(optimizer.param_groups, (config.weight_decay, 0.0), strict=True):
         group.update(betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=weight_decay)
 
 
 def clipped(model: torch.nn.Module, clip_norm: float | None) -> torch.Tensor:
-    """The norm of all gradients together, before they are scaled to ``clip_norm``."""
+    """Clip the gradients to ``clip_norm`` and return their norm before."""
     norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip_norm is None else clip_norm)
-    # of a sharded model each process has the norm of its part
+    # in a sharded model each process has the norm of its shard
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

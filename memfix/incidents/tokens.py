@@ -1,6 +1,6 @@
-"""Tokens to train on: a synthetic stream that can be learnt, or a memory-mapped file of ids."""
+"""Token data: a learnable synthetic stream, or a memory-mapped file of ids."""
 
-# B sequences, T tokens of one
+# B sequences, T tokens per sequence
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sequences(Protocol):
 
 
 def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], TokenBatch]:
-    """Opens the tokens that ``config`` describes; what it returns makes ids and targets, ``[B, T]`` each."""
+    """Open the tokens that ``config`` describes. Returns a function that makes ids and targets, ``[B, T]`` each."""
     labelled = labelled_batches(config, vocabulary_size)
 
     def batch(examples: Examples) -> TokenBatch:
@@ -68,9 +68,9 @@ def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples
 
 
 def labelled_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], TokenBatch]:
-    """As :func:`token_batches`, but ids and labels of whole sequences, ``[B, T + 1]`` each.
+    """Like :func:`token_batches`, but with ids and labels of whole sequences, ``[B, T + 1]`` each.
 
-    Where nothing is ignored both are one tensor, so that a model which makes its targets itself is given half as much.
+    If no target is ignored, both are the same tensor, which halves the input of a model that makes its own targets.
     """
     tokens = open_tokens(config, vocabulary_size)
 
@@ -88,13 +88,13 @@ def labelled_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examp
 
 
 def num_token_targets(batch: TokenBatch) -> int:
-    """How many targets of a batch are not ignored."""
+    """The number of targets in a batch that are not ignored."""
     _, target_BT = batch
     return int((target_BT != IGNORED).sum())
 
 
 def open_tokens(config: TokenData, vocabulary_size: int) -> Sequences:
-    """What ``config`` describes, with ids below ``vocabulary_size``."""
+    """The sequences that ``config`` describes, with ids below ``vocabulary_size``."""
     if config.source == "file":
         return TokenFile(config, vocabulary_size)
     if config.states > vocabulary_size:
@@ -103,7 +103,7 @@ def open_tokens(config: TokenData, vocabulary_size: int) -> Sequences:
 
 
 class MarkovChain:
-    """Each token is followed by one of ``branching`` others, all equally likely: the loss can fall to its logarithm."""
+    """A stream in which one of ``branching`` equally likely tokens follows each token: the lowest loss is its log."""
 
     def __init__(self, config: TokenData) -> None:
         self.config = config
@@ -124,7 +124,7 @@ class MarkovChain:
 
 
 class TokenFile:
-    """A file cut into sequences, read in another order each time round. It is mapped: what is not used is not read."""
+    """A memory-mapped file cut into sequences, which are read in a new order in each epoch."""
 
     def __init__(self, config: TokenData, vocabulary_size: int) -> None:
         assert config.path is not None
@@ -172,7 +172,7 @@ def _mapped(path: Path, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _npy_header(path: Path) -> tuple[int, torch.dtype]:
-    """Length of the header and type of the ids, from numpy's published format; numpy itself is not needed."""
+    """The length of the header and the dtype of the ids, parsed from numpy's file format without numpy."""
     try:
         with path.open("rb") as file:
             if file.read(6) != _NPY_MAGIC:

@@ -1,4 +1,4 @@
-"""The training loop of all incidents: a train step again and again, and a file to take the run up from."""
+"""The training loop of all incidents, with checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .step import TrainStep, set_options
 
 @dataclass(frozen=True)
 class StepReport:
-    """What is known after an optimizer step; ``step`` counts from 1."""
+    """The report of an optimizer step; ``step`` counts from 1."""
 
     step: int
     loss: float  # mean over the step's targets, with the parameters before the step
@@ -52,9 +52,9 @@ def train(
     resume: Path | None = None,
     say: Say = silent,
 ) -> Iterator[StepReport]:
-    """Run until ``training.steps`` are done, a report after each. Every process of ``world`` must call.
+    """Train for ``training.steps`` steps and yield a report after each. Every process of ``world`` must call.
 
-    ``resume`` takes up a run from its file, by any number of processes; ``say`` is told what changed since.
+    ``resume`` is a checkpoint to resume from, with any number of processes; ``say`` is told what changed since.
     """
     path = config.checkpoint.path
     if path is not None and Path(path).is_dir():
@@ -71,21 +71,21 @@ def train(
 
 
 class Run:
-    """A model in training: its parameters, its optimizer, and its place in the data."""
+    """A model in training: its parameters, its optimizer, and its position in the data."""
 
     def __init__(self, incident: Incident, config: RunConfig, world: World) -> None:
         self.incident, self.config, self.world = incident, config, world
         self.step = self.examples = self.num_targets = 0
         self._batch = incident.data(config)
-        # on the CPU, so that the first parameters are the same on every device and for any number of processes
+        # on the CPU, so that the initial parameters do not depend on the device or the number of processes
         torch.manual_seed(config.training.seed)
         self.train_step = TrainStep(incident, config, world)
         self.model, self.optimizer = self.train_step.model, self.train_step.optimizer
-        # from here on each process draws its own
+        # from here on each process draws its own random numbers
         torch.manual_seed(config.training.seed + world.rank)
 
     def take_step(self) -> StepReport:
-        """One optimizer step."""
+        """Run one optimizer step."""
         started = time.perf_counter()
         _reset_peak(self.world.device)
         batches = list(self._batches())
@@ -100,7 +100,7 @@ class Run:
         self.examples += num_examples
         self.num_targets += int(num_targets)
         own_peak, peak_meter = _peak(self.world.device)
-        peak_bytes = self.world.largest(own_peak)  # which also waits for the device: its time belongs to the step
+        peak_bytes = self.world.largest(own_peak)  # also waits for the device, whose time belongs to the step
         elapsed_s = time.perf_counter() - started
         length = self.config.context_length
         return StepReport(
@@ -117,7 +117,7 @@ class Run:
         )
 
     def _checked(self, num_targets: float) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """Reads loss and norm before parameters change, so that a file saved earlier is the last word on them."""
+        """A function that reads loss and norm and refuses bad values before parameters change."""
 
         def read(loss_sum: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
             loss, length = self.world.sums(loss_sum.item())[0] / num_targets, norm.item()
@@ -128,7 +128,7 @@ class Run:
         return read
 
     def save(self, path: Path) -> None:
-        """Write the run to a file; every process must call."""
+        """Write the run to a file. Every process must call."""
         model, optimizer = whole_state(self.model, self.optimizer)
         random = random_states(self.world)
         if self.world.is_first:
@@ -147,11 +147,11 @@ class Run:
             )
 
     def resume(self, path: Path) -> list[str]:
-        """Take up what was saved, and return what is worth telling."""
+        """Load a saved run, and return messages about what changed."""
         checkpoint = read_checkpoint(path, map_only=self.world.size > 1)
         changed = self._require_ours(path, checkpoint)
         put_state(self.model, self.optimizer, checkpoint)
-        # the file's own settings came with its state
+        # the loaded state brought the file's own settings
         set_options(self.optimizer, self.config.optimizer)
         put_random_state(self.world, checkpoint)
         self.step, self.examples, self.num_targets = checkpoint.step, checkpoint.examples, checkpoint.num_targets
@@ -159,7 +159,7 @@ class Run:
         return lines + [f"changed since: {key} {change}" for key, change in changed.items()]
 
     def _require_ours(self, path: Path, checkpoint: Checkpoint) -> dict[str, str]:
-        """Refuse a file of another run; else return the keys that changed since."""
+        """Refuse a file of another run. Returns the keys that changed since it was saved."""
         if checkpoint.incident != self.incident.name:
             raise UsageError(f"{path}: a run of {checkpoint.incident}, not of {self.incident.name}")
         changed = differences(checkpoint.config, self.config.as_dict())
@@ -180,7 +180,7 @@ class Run:
         return changed
 
     def _batches(self) -> Iterator[Batch]:
-        """This process' share of the step's examples."""
+        """This process's batches of the step."""
         batch_size = self.config.batch_size
         for forward in range(self.config.training.gradient_accumulation_steps):
             first = self.examples + (forward * self.world.size + self.world.rank) * batch_size
@@ -192,7 +192,7 @@ class Run:
 
 
 def learning_rate(config: OptimizerConfig, steps: int, step: int) -> float:
-    """The rate of the step after ``step`` others: it rises linearly, then falls along half a cosine."""
+    """The learning rate after ``step`` steps: a linear warmup, then a cosine decay."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     past = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
@@ -206,7 +206,7 @@ def _reset_peak(device: torch.device) -> None:
 
 
 def _peak(device: torch.device) -> tuple[int, str]:
-    """The peak and its meter: of the step on a GPU; else of the process since it began."""
+    """The peak and the name of its meter: of the step on a GPU, of the whole process so far on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), "cuda"
     import resource

@@ -12,7 +12,7 @@ METERS = (*GPU_METERS, "host")
 
 
 def get_meter(name: str, gpu: str = "H200") -> Meter:
-    """The meter called ``name``, whether or not it can run here. ``gpu`` is what the simulated one simulates."""
+    """The meter called ``name``, even if it cannot run here. ``gpu`` is the GPU that the simulated meter simulates."""
     if name == "simulated":
         from .simulated import SimulatedMeter
 
@@ -33,7 +33,7 @@ def get_meter(name: str, gpu: str = "H200") -> Meter:
 
 
 def usable_meter(name: str, gpu: str = "H200") -> tuple[Meter, str | None]:
-    """The meter asked for; or the simulated one and a sentence that says so, where a GPU meter cannot run."""
+    """The meter called ``name``. If it needs a GPU and cannot run: the simulated one, and a sentence that says so."""
     meter = get_meter(name, gpu)
     reason = meter.unavailable_reason()
     if reason is None:

@@ -1,4 +1,4 @@
-"""What every meter gives: one ``Reading``, and the small protocol behind it. Imports no torch."""
+"""The protocol of a meter, and the ``Reading`` that every meter returns. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 Step = Callable[[], object]
 StepBuilder = Callable[[str], Step]
-"""``build(device)`` makes ordinary state on that device and returns the step to measure, without arguments."""
+"""``build(device)`` makes the state on that device and returns the step to measure, a function without arguments."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a meter saw while one step ran, in exact bytes.
+    """The memory of one step, in exact bytes.
 
-    ``peak_bytes`` is requested memory above what was live just before the step; ``held_bytes`` is what the
-    step left behind with its result still referenced, ``leaked_bytes`` what stayed after the result was dropped.
+    ``peak_bytes`` is requested memory above what was live just before the step. ``held_bytes`` is what the step left
+    behind while its result was still referenced, ``leaked_bytes`` what stayed after the result was dropped.
     ``allocated_bytes`` is the peak with the allocator's rounding, ``reserved_bytes`` what it took from the device.
     """
 
@@ -44,22 +44,22 @@ class Reading:
     notes: tuple[str, ...] = ()
     alive_at_peak: tuple[Allocation, ...] = ()
     kept: tuple[Allocation, ...] = ()
-    """What the calls before the measured one left behind for good: a cache, an optimizer's state. Simulated only."""
+    """What the warm-up calls left behind for good, such as a cache or an optimizer's state. Simulated meter only."""
     stages: tuple[Stage, ...] = ()
-    """The parts of the step that it names by :func:`memfix.meters.stages.stage`, in order."""
+    """The stages that the step names by :func:`memfix.meters.stages.stage`, in order."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
-    """Every buffer of the step, where the meter sees them; for pictures, and left out of JSON."""
+    """Every buffer of the step, for pictures; None for a meter that does not see buffers. JSON leaves it out."""
 
     def times_below(self, other: Reading) -> float:
         """How many times smaller this peak is than the other's."""
         return other.peak_bytes / self.peak_bytes if self.peak_bytes else float("inf")
 
     def diff(self, other: Reading) -> tuple[Change, ...]:
-        """What this peak has that the other has not, row by row, what grew most first."""
+        """The rows that differ between the two peaks, the largest growth first."""
         return changes(other.alive_at_peak, self.alive_at_peak)
 
     def of_what_is_kept(self) -> Reading:
-        """What is kept for good, as a reading of its own."""
+        """The memory that is kept for good, as a reading of its own."""
         size = sum(allocation.bytes for allocation in self.kept)
         return dataclasses.replace(
             self, peak_bytes=size, held_bytes=size, leaked_bytes=0, allocated_bytes=size, alive_at_peak=self.kept,
@@ -68,11 +68,11 @@ class Reading:
 
     @property
     def hint(self) -> str | None:
-        """The likely cause of this peak, where it looks like a known one."""
+        """The likely cause of this peak; None if it does not look like a known one."""
         return likely_cause(self.alive_at_peak)
 
     def table(self, rows: int = 8) -> str:
-        """What was alive at the peak, largest first."""
+        """A table of the allocations that were alive at the peak, largest first."""
         return "\n".join(self.table_lines(rows))
 
     def table_lines(self, rows: int = 8) -> list[str]:
@@ -90,7 +90,7 @@ class Reading:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:
-        """The reading that :meth:`as_dict` gave."""
+        """The inverse of :meth:`as_dict`."""
         fields = {**data, "notes": tuple(data["notes"])}
         for name in ("alive_at_peak", "kept"):
             fields[name] = tuple(Allocation(**allocation) for allocation in data.get(name, ()))
@@ -99,7 +99,7 @@ class Reading:
 
 
 class Simulation(Protocol):
-    """What the simulated meter offers beside readings; see :class:`memfix.meters.simulated.SimulatedMeter`."""
+    """Methods that only the simulated meter has; see :class:`memfix.meters.simulated.SimulatedMeter`."""
 
     gpu: GPU
 
@@ -108,17 +108,17 @@ class Simulation(Protocol):
 
 
 class Meter(Protocol):
-    """Reads the peak of a step."""
+    """Measures the memory of a step."""
 
     name: str
 
     @property
     def simulation(self) -> Simulation | None:
-        """The simulated GPU behind this meter; None where steps really run."""
+        """The simulated GPU behind this meter; None if the meter really runs steps."""
         ...
 
     def unavailable_reason(self) -> str | None:
-        """Why this meter cannot run here, with the way out; None when it can."""
+        """Why this meter cannot run here, and what to do about it; None if it can."""
         ...
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
@@ -126,5 +126,5 @@ class Meter(Protocol):
         ...
 
     def capacity_bytes(self) -> int | None:
-        """How much a step and its inputs may take together; None where they take no memory."""
+        """The bytes that a step and its inputs may take together; None for no limit."""
         ...

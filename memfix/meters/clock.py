@@ -1,4 +1,4 @@
-"""Time of steps that alternate in one process, so that whatever disturbs one disturbs the others.
+"""Times steps that alternate in one process, so that a disturbance hits all of them alike.
 
 ``race`` times two steps in pairs, ``take_turns`` any number of them in rounds.
 """
@@ -17,15 +17,15 @@ from .base import Step
 from .garbage import only_our_own_cycles
 
 LEAST_PAIRS = 2
-"""Each of the two comes first once."""
+"""The fewest pairs of a race: with two, each of the steps comes first once."""
 _CYCLES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Race:
-    """Two steps timed alternately. ``ratio`` is the median over pairs of the first time over the second.
+    """Two steps timed alternately. ``ratio`` is the first step's time over the second's, the median of all pairs.
 
-    ``second_s`` is the second's time in the pair that has this ratio, so that the two times agree with it.
+    ``second_s`` is the second step's time in the median pair, so that it agrees with ``ratio``.
     """
 
     ratio: float
@@ -38,9 +38,9 @@ class Race:
 
 
 def median_pair(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """The median of the ratios, each given with a time, and the time that belongs to it.
+    """The median of ``(ratio, time)`` pairs by ratio, with the time of that pair.
 
-    Of an even number of pairs it is the mean of the two in the middle.
+    For an even number of pairs, both are the mean of the two in the middle.
     """
     ranked = sorted(pairs)
     half = (len(ranked) - 1) // 2
@@ -62,20 +62,20 @@ def race(
 ) -> Race:
     """Time ``first`` and ``second`` in ABBA order, or in BAAB order where ``second_begins``.
 
-    A sample is as many consecutive steps as fill ``sample_s``, the same number of both. Where ``pairs`` of them take
-    longer than ``enough_s``, there are fewer once their median is known to a share of ``known_to``, and after
-    ``most_s`` in any case, but not fewer than ``LEAST_PAIRS``.
+    A sample is as many consecutive steps as fill ``sample_s``, the same number for both. After ``enough_s`` the race
+    may end before ``pairs`` are timed, if the standard error of the median is below ``known_to``; after ``most_s`` it
+    ends in any case, but with at least ``LEAST_PAIRS``.
     """
     steps = (first, second)
     forth = (1, 0) if second_begins else (0, 1)
     with _without_collections():
-        for which in forth:  # the first time anything may be made or compiled, and a GPU that idled is 4 % faster
+        for which in forth:  # a first call may compile or build caches, and a GPU that idled is 4 % faster
             _elapsed_s(steps[which], device, 1)
         begin = time.perf_counter()
         once = {which: _elapsed_s(steps[which], device, 1) for which in forth}
         longest_s = max(once.values())
         repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
-        times = ([once[0]], [once[1]]) if repeats == 1 else ([], [])  # a pair already
+        times = ([once[0]], [once[1]]) if repeats == 1 else ([], [])  # the probe was already a full sample
         for pair in range(len(times[0]), pairs):
             comes_forth = pair % 2 == 0
             if pair >= LEAST_PAIRS and comes_forth:
@@ -89,7 +89,7 @@ def race(
 
 @dataclass(frozen=True)
 class Rounds:
-    """How many rounds are timed: ``least`` always, then more until ``seconds`` have passed, ``most`` at most."""
+    """How many rounds are timed: at least ``least``, then more until ``seconds`` have passed, at most ``most``."""
 
     least: int = 3
     most: int = 10
@@ -101,7 +101,7 @@ class Rounds:
 
 @dataclass
 class Times:
-    """The samples of one step: the mean seconds of one step in each, and how many steps the last one had."""
+    """The samples of one step: the mean seconds per step in each sample, and the number of steps in the last one."""
 
     times_s: list[float] = field(default_factory=list)
     repeats: int = 1
@@ -121,11 +121,11 @@ def take_turns(
     settle_s: float = 0.25,
     before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Times]:
-    """Time every step once a round, in an order that rotates.
+    """Time every step once per round, in an order that rotates.
 
-    A sample is as many consecutive steps as fill ``sample_s``: on a GPU the next is launched while the last one runs,
-    as in a training loop. Untimed steps come before it for ``settle_s``, since a GPU that has just idled is faster
-    until it nears its power limit. A step that raises is handed to ``failed`` and leaves the rounds.
+    A sample is as many consecutive steps as fill ``sample_s``. On a GPU the next step is launched while the last one
+    runs, as in a training loop. Untimed steps run for ``settle_s`` first, because a GPU that has just idled is faster
+    until it nears its power limit. If a step raises, ``failed`` is called and later rounds skip that step.
     """
     found = {name: Times() for name in steps}
     running, number, begin = list(steps), 0, time.perf_counter()
@@ -133,7 +133,7 @@ def take_turns(
         while running and not rounds.are_done(number, time.perf_counter() - begin):
             first = number % len(running)
             for name in (*running[first:], *running[:first]):
-                gc.collect()  # what a step leaves is looked for in between
+                gc.collect()  # between samples, so that no timed step pays for it
                 try:
                     before_each()
                     _take_sample(found[name], steps[name], device, sample_s, settle_s)
@@ -153,10 +153,10 @@ def _take_sample(times: Times, step: Step, device: str, sample_s: float, settle_
 
 
 def slowed(step: Step, factor: float, device: str) -> Step:
-    """``step``, taking ``factor`` times as long on purpose: what a clock must be able to see.
+    """``step`` slowed down to ``factor`` times its time, to test whether a clock sees it.
 
-    The CPU waits for a share of the time that each call took it; a GPU, which may be ahead or behind, for a share of
-    the time that a step takes there.
+    The CPU waits for a share of the time of each call. A GPU runs asynchronously, so it waits for a share of the usual
+    time of a step.
     """
     cycles = 0
     if device.startswith("cuda"):
@@ -183,21 +183,21 @@ def _ratios(times: tuple[list[float], list[float]]) -> list[float]:
 
 
 def _doubt(ratios: list[float]) -> float:
-    """One standard error of their median, as a share of it: half of what lies between the ranks that bound it."""
+    """The standard error of the median, relative to it: half the distance between the two ranks that bound it."""
     ranked, middle, reach = sorted(ratios), (len(ratios) - 1) / 2, math.sqrt(len(ratios)) / 2
     low, high = ranked[max(0, math.floor(middle - reach))], ranked[min(len(ranked) - 1, math.ceil(middle + reach))]
     return (high - low) / 2 / statistics.median(ranked)
 
 
 def _usual_s(step: Step, device: str) -> float:
-    """Seconds of a step in the middle of several: the shortest would make a share of it too small."""
+    """The median time of several calls. The shortest would make the waiting time too short."""
     _elapsed_s(step, device, 1)
     return statistics.median(_elapsed_s(step, device, 1) for _ in range(7))
 
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Python looks for garbage in between, not whenever a step happens to have made enough of it."""
+    """Disable automatic garbage collection, which would run inside some timed steps and not in others."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -209,7 +209,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _elapsed_s(step: Step, device: str, repeats: int) -> float:
-    """Of so many steps in a row, to the end of their kernels."""
+    """The seconds of ``repeats`` steps in a row, until their kernels have finished."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
         for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""The real GPU, read from torch's caching allocator: exact requested bytes, and a hard cap as a test."""
+"""The meter of a real GPU: it reads requested bytes from torch's caching allocator, and can run a step under a cap."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _USABLE_SHARE = 0.9
 
 
 def gpu_unavailable_reason() -> str | None:
-    """Why nothing can be measured on a GPU here, or None."""
+    """Why no GPU can be measured here; None if one can."""
     import torch
 
     if not torch.cuda.is_available():
@@ -39,19 +39,19 @@ def gpu_unavailable_reason() -> str | None:
 
 
 def gpu_capacity_bytes() -> int:
-    """What a step may take of the memory that is free on the GPU now; the rest is for fragments and workspaces."""
+    """The bytes that a step may take: free GPU memory now, less a share for fragmentation and workspaces."""
     import torch
 
     torch.cuda.empty_cache()
-    with gpu_for_bytes():  # or what another process takes for a measurement would not count as free
+    with gpu_for_bytes():  # wait for measurements in other processes, whose memory would not count as free
         return int(_USABLE_SHARE * torch.cuda.mem_get_info()[0])
 
 
 @contextlib.contextmanager
 def gpu_to_ourselves() -> Iterator[None]:
-    """For clocks: no other process of this user uses the GPU meanwhile; the others wait here. May be nested.
+    """Hold the GPU alone, for timing: other processes of this user wait until the block ends. May be nested.
 
-    On leaving, cached memory goes back to the device, where the next process may need it.
+    On exit, cached memory is returned to the device for the next process.
     """
     with _held(alone=True):
         yield
@@ -59,17 +59,17 @@ def gpu_to_ourselves() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gpu_beside_others() -> Iterator[None]:
-    """For small steps that nobody times: side by side with their like, never beside a clock."""
+    """Share the GPU with other processes that run small untimed steps, but never with one that times a step."""
     with _held(alone=False):
         yield
 
 
 @contextlib.contextmanager
 def gpu_for_bytes() -> Iterator[None]:
-    """For the allocator's bytes: one process at a time takes much memory, beside others that take little.
+    """Hold the GPU to measure bytes: one process at a time may take much memory, while others run small steps.
 
-    The allocator counts its own process only, so small steps elsewhere do not disturb it. To wait for them took nine
-    tenths of the GPU tests' time on an H200: each compiles kernels for seconds.
+    The allocator counts its own process only, so small steps elsewhere do not disturb it. Waiting for them took nine
+    tenths of the GPU tests' time on an H200, because each compiles kernels for seconds.
     """
     with _held(alone=False), _lock_of_gpu("bytes").held(alone=True):
         yield
@@ -85,7 +85,7 @@ def _held(*, alone: bool) -> Iterator[None]:
 
 
 def make_way_on_gpu() -> None:
-    """Between two calls of what has it beside others for long: who waits to have it alone goes first."""
+    """Let a process that waits for the GPU alone go first. Long shared runs call this between two steps."""
     _lock_of_gpu().make_way(_give_back_memory)
 
 
@@ -111,7 +111,7 @@ def _lock_of(purpose: str, uuid: str) -> ProcessLock:
 
 @dataclass
 class WatchedPeak:
-    """Filled when the block that is watched ends."""
+    """The result of :func:`watched_peak`, filled when its block ends."""
 
     bytes: int = 0
 
@@ -135,7 +135,7 @@ def watched_peak() -> Iterator[WatchedPeak]:
 
 @dataclass(frozen=True)
 class CappedRun:
-    """Whether a step ran under a cap. ``peak_bytes`` is its reserved peak, where it ended."""
+    """Whether a step ran under a cap. ``peak_bytes`` is its reserved peak if it finished."""
 
     fits: bool
     capacity_bytes: int
@@ -155,21 +155,21 @@ class CudaMeter:
         return gpu_capacity_bytes()
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Warm-up first: workspaces of cuBLAS, autotuned kernels and caches are not the step's own."""
+        """Measure the step after a warm-up, so that cuBLAS workspaces, autotuning and caches are not counted."""
         import torch
 
         self._require()
-        gc.collect()  # all of it while others measure; then only what the step leaves, three times
+        gc.collect()  # the full collection runs before the GPU is locked; later ones visit only the step's objects
         with only_our_own_cycles(), gpu_for_bytes():
             step = _warmed_up(build, warmup)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_stats()
-            marked = _MarkedPeaks()
-            with listening(marked.mark):
+            peaks = _StagePeaks()
+            with listening(peaks.enter):
                 result = step()
             torch.cuda.synchronize()
-            after = marked.finished()
+            after = peaks.finished()
             del result
             gc.collect()
             leaked = torch.cuda.memory_stats()
@@ -186,14 +186,14 @@ class CudaMeter:
             leaked_bytes=above("requested_bytes", leaked, "current"),
             allocated_bytes=above("allocated_bytes", after, "peak"),
             reserved_bytes=above("reserved_bytes", after, "peak"),
-            stages=tuple(marked.stages),
+            stages=tuple(peaks.stages),
         )
 
     def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> CappedRun:
-        """Run the step under a hard cap on this process's GPU memory, in a child: out of memory is a result.
+        """Run the step in a child process under a hard cap on GPU memory. Running out of memory is a result, no error.
 
-        ``build`` travels to the child, so it must be importable: a function of a module, or a ``functools.partial``
-        of one. The cap counts what torch reserves, inputs included, but not the CUDA context.
+        ``build`` is pickled for the child, so it must be importable: a function of a module, or a
+        ``functools.partial`` of one. The cap counts what torch reserves, inputs included, but not the CUDA context.
         """
         self._require()
         context = multiprocessing.get_context("spawn")
@@ -227,8 +227,8 @@ class CudaMeter:
             raise MeterUnavailable(f"cuda meter unavailable: {reason}")
 
 
-class _MarkedPeaks:
-    """Peaks between a step's own marks. The allocator keeps one peak: it is read and started anew at each mark."""
+class _StagePeaks:
+    """The peaks of a step's stages. The allocator keeps one peak, which is read and reset where a stage begins."""
 
     _COUNTS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
@@ -238,7 +238,7 @@ class _MarkedPeaks:
         self._start_bytes = 0
         self._highest: dict[str, int] = {}
 
-    def mark(self, name: str | None) -> None:
+    def enter(self, name: str | None) -> None:
         import torch
 
         if name != self._name:
@@ -268,7 +268,7 @@ def _warmed_up(build: StepBuilder, warmup: int) -> Step:
 
     step = build("cuda")
     with warnings.catch_warnings():
-        # the first product in backward says that it finds no context, and makes one
+        # torch warns that the first matrix product in backward creates the CUDA context
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         for _ in range(warmup):
             step()
@@ -278,7 +278,7 @@ def _warmed_up(build: StepBuilder, warmup: int) -> Step:
 
 
 def _run_capped(sender: Any, build: StepBuilder, capacity_bytes: int, warmup: int) -> None:
-    """The child's side: answers ``("fits" | "too large" | "failed", reserved peak, message)``."""
+    """Run in the child process: send ``("fits" | "too large" | "failed", reserved peak, message)``."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""What changed between two readings, line by line. Imports no torch."""
+"""The difference between the peaks of two readings, row by row. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .timeline import Allocation
 
 @dataclass(frozen=True)
 class Change:
-    """One row of the peak that grew or shrank. ``before`` or ``now`` is None where it was not alive at that peak."""
+    """A row that differs between two peaks. ``before`` or ``now`` is None if it was not alive at that peak."""
 
     before: Allocation | None
     now: Allocation | None
@@ -39,14 +39,14 @@ class Change:
 
 
 def changes(before: Sequence[Allocation], now: Sequence[Allocation]) -> tuple[Change, ...]:
-    """Rows that differ, what grew most first. A row is known by its maker and its line's text: numbers shift."""
+    """The rows that differ, the largest growth first. Rows match by operator and source text: line numbers shift."""
     was, now_is = _by_key(before), _by_key(now)
     pairs = [Change(was.get(key), now_is.get(key)) for key in was | now_is]
     return tuple(sorted((pair for pair in pairs if pair.bytes), key=lambda pair: -pair.bytes))
 
 
 def _by_key(rows: Sequence[Allocation]) -> dict[tuple[str, str], Allocation]:
-    """Rows that cannot be told apart are one: the same text on two lines."""
+    """Rows by operator and source text. Rows with the same text on two lines are added up."""
     merged: dict[tuple[str, str], Allocation] = {}
     for row in rows:
         same = merged.get(_key(row))

@@ -1,4 +1,4 @@
-"""Garbage collections that visit only what a step made, not all of torch."""
+"""Restricts garbage collections to the objects that a step made."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import gc
 from collections.abc import Iterator
 
 _FROZEN_BY_PYTHON = 1000
-"""At most: Python 3.12 starts with 375 objects frozen. More are frozen by programs, tens of thousands at a time."""
+"""Python 3.12 itself freezes 375 objects at start. A program that freezes its own freezes tens of thousands."""
 
 
 @contextlib.contextmanager
 def only_our_own_cycles(*, automatic: bool = False) -> Iterator[None]:
-    """A collection visits only the objects that are made from here on, not all of torch; and, unless ``automatic``,
-    Python starts none itself.
+    """Inside, a collection visits only objects made inside, not all of torch. Automatic collections are off unless
+    ``automatic``.
 
-    Where the program has frozen objects of its own, nothing more is frozen: Python can only unfreeze all of them.
+    If the program has frozen objects itself, nothing is frozen here, because Python can only unfreeze all at once.
     """
     was_enabled, is_ours = gc.isenabled(), gc.get_freeze_count() <= _FROZEN_BY_PYTHON
     if not automatic:

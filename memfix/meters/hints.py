@@ -1,4 +1,4 @@
-"""The likely cause behind a peak, for shapes of it that are met again and again. Imports no torch."""
+"""The likely cause of a peak, for common mistakes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from .timeline import Allocation
 
-_LARGE = 0.25  # of the peak: below this a row is not what the peak is about
+_LARGE = 0.25  # share of the peak below which a row is not its cause
 _MANY = 3
 
 
 def likely_cause(rows: Sequence[Allocation]) -> str | None:
-    """One sentence on the largest row that looks like a known mistake; None where none does."""
+    """A sentence about the largest row that looks like a known mistake; None if no row does."""
     total = sum(row.bytes for row in rows)
     for row in rows:
         if row.bytes < _LARGE * total:

@@ -1,10 +1,10 @@
-"""Host memory: the bytes that Python, numpy and torch's CPU tensors take at the peak of a step.
+"""The host meter: it counts the bytes that Python, numpy and torch's CPU tensors take at the peak of a step.
 
-The figure is a count. tracemalloc counts what Python and numpy allocate; a dispatch mode counts the results of torch's
-operators on CPU tensors, not the temporaries inside their kernels. Memory of other C libraries and of child processes
-is in neither. The resident memory of the process, read in a run of its own, is a second opinion (``reserved_bytes``).
+tracemalloc counts what Python and numpy allocate. A dispatch mode counts the results of torch's operators on CPU
+tensors, but not the temporaries inside their kernels. Other C libraries and child processes are not counted. As a
+second opinion, a separate run reads the resident memory of the process (``reserved_bytes``).
 
-Counts depend on the version of Python, so budgets and scaling laws are held against them, and no lock is.
+Counts depend on the version of Python, so they are checked against budgets and scaling laws, but not locked.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .host_tensors import CpuTensors
 
 GRANULARITY_BYTES = 4 * KiB
-"""What Python's own caches and free lists, and the measurement itself, may add to a count."""
-_FRAMES = 8  # of each allocation, to find the user's line behind a library's
+"""The bytes that Python's own caches and free lists, and the measurement itself, may add to a count."""
+_FRAMES = 8  # frames traced per allocation, to find the user's line behind a library's
 _NEAR_PEAK = 0.95
-_PER_TENSOR = 64  # bytes that may stay for each tensor that was followed, and are no leak: 23 were seen
-_NUMPY_DOMAIN = 389047  # by which numpy tells tracemalloc of its arrays
-_UNCOUNTED = 16 * MiB  # by which resident memory may grow beyond what was counted before a reading says so
+_PER_TENSOR = 64  # bytes that may stay behind for each followed tensor without being a leak: 23 were seen
+_NUMPY_DOMAIN = 389047  # the tracemalloc domain of numpy's arrays
+_UNCOUNTED = 16 * MiB  # a reading notes growth of resident memory that exceeds the count by more than this
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _TENSORS = "torch's CPU tensors are counted operator by operator: temporaries inside their kernels are not"
 _RUNNING = "resident memory was not read: tracemalloc was running already, and its own tables are resident"
@@ -53,18 +53,18 @@ class HostMeter:
         return None
 
     def capacity_bytes(self) -> None:
-        """No step is left out: what does not fit raises a MemoryError."""
+        """No limit: a step that does not fit raises a MemoryError."""
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """After the warm-up the step runs three times: for the figure, for the lines behind it and to confirm leaks,
-        and for resident memory. A tracemalloc that is running already is used, and goes on running."""
+        """Run the step three times after the warm-up: for the peak; for the lines behind it and to confirm leaks; and
+        for resident memory. If tracemalloc is already running, it is used and left running."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"host meter unavailable: {reason}")
         was_tracing = tracemalloc.is_tracing()
         if "torch" in sys.modules:
-            from . import host_tensors  # noqa: F401  now, so that the import is not traced
-        # the collector runs as it does without a meter: it decides how much garbage is alive at the peak
+            from . import host_tensors  # noqa: F401  imported before tracing starts
+        # automatic collections stay on, as without a meter: they decide how much garbage is alive at the peak
         with only_our_own_cycles(automatic=True), _tracing():
             step = build("cpu")
             for _ in range(warmup):
@@ -84,7 +84,7 @@ class HostMeter:
             peak_bytes=counted.peak_bytes,
             base_bytes=counted.base_bytes,
             held_bytes=counted.held_bytes,
-            # what one call leaves may be a cache's first entry; a leak is left by every call
+            # one call may leave a cache's first entry; a leak grows at every call
             leaked_bytes=min(counted.left_bytes, again.left_bytes),
             allocated_bytes=counted.peak_bytes,
             reserved_bytes=resident_bytes,
@@ -97,7 +97,7 @@ class HostMeter:
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """From before the step is built: a block that was not traced from its birth counts whole when it is resized."""
+    """Trace from before the step is built: tracemalloc counts all of an untraced block when it is resized."""
     if tracemalloc.is_tracing():
         yield
         return
@@ -110,7 +110,7 @@ def _tracing() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Counted:
-    """One run of a step. Bytes are above ``base_bytes``, which were live before it."""
+    """The counts of one run of a step, above ``base_bytes``, which were live before it."""
 
     base_bytes: int
     peak_bytes: int
@@ -121,13 +121,13 @@ class _Counted:
 
 
 def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
-    """Run ``step`` once. ``rows_near``: its peak as known from an earlier run, near which lines are looked up."""
+    """Run ``step`` once. ``rows_near`` is the peak of an earlier run, near which the lines are looked up."""
     live = _LiveBytes()
     tensors = _follow_tensors(live)
     lookup = _Lookup(live, tensors, int(_NEAR_PEAK * rows_near)) if rows_near else None
     with tensors or contextlib.nullcontext(), lookup.installed() if lookup else contextlib.nullcontext():
         gc.collect()
-        live.start()  # all that the measurement itself needs is there
+        live.start()  # after the measurement has allocated all that it needs itself
         result = step()
         if not tracemalloc.is_tracing():
             raise MeasurementError("the step stopped tracemalloc, by which the host meter counts; leave it running")
@@ -135,7 +135,7 @@ def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
         del result
         gc.collect()
         num_tensors = tensors.clear() if tensors is not None else 0
-        gc.collect()  # again: it empties Python's free lists
+        gc.collect()  # empties Python's free lists
         left_bytes = live.now() - _PER_TENSOR * num_tensors
     return _Counted(live.base, peak_bytes, held_bytes, left_bytes, num_tensors > 0, lookup.rows if lookup else ())
 
@@ -149,13 +149,14 @@ def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:
 
 
 class _LiveBytes:
-    """Bytes of tracemalloc and of tensors together, above those at the start.
+    """The bytes of tracemalloc and of tensors together, above those at the start.
 
-    Their common peak is exact: tensors do not change between two events, and tracemalloc keeps its peak since the last.
+    Their joint peak is exact: tensor bytes are constant between two events, and tracemalloc keeps its own peak since
+    the last event.
     """
 
     def __init__(self) -> None:
-        self.base = sys.maxsize  # so that nothing is above it before the start
+        self.base = sys.maxsize  # no count is above it before the start
         self._tensor_bytes = self._peak = 0
 
     def start(self) -> None:
@@ -165,7 +166,7 @@ class _LiveBytes:
 
     @contextlib.contextmanager
     def not_counting(self) -> Iterator[None]:
-        """What is allocated inside, and kept, counts as there before."""
+        """Add what is allocated inside the block, and kept, to the base."""
         before = tracemalloc.get_traced_memory()[0]
         yield
         gc.collect()
@@ -186,7 +187,7 @@ class _LiveBytes:
 
 @dataclass
 class _Lookup:
-    """Finds the lines behind what is alive as soon as ``threshold`` bytes are: at a call or return in this thread."""
+    """Looks up the lines behind live blocks at this thread's first call or return with ``threshold`` bytes live."""
 
     live: _LiveBytes
     tensors: CpuTensors | None
@@ -220,7 +221,7 @@ class _Lookup:
 
 
 def _sums(tensors: CpuTensors | None) -> dict[tuple[str, Line | None], list[int]]:
-    """Bytes and number of live blocks, by kind and line."""
+    """The bytes and the number of live blocks, by kind and line."""
     found: dict[tuple[str, Line | None], list[int]] = {}
 
     def add(what: str, line: Line | None, size: int) -> None:
@@ -229,7 +230,7 @@ def _sums(tensors: CpuTensors | None) -> dict[tuple[str, Line | None], list[int]
         row[1] += 1
 
     line_of = functools.cache(_user_line)
-    # the plain tuples behind Snapshot.traces: a hundred thousand blocks take seconds as objects
+    # the raw tuples behind Snapshot.traces: as objects, a hundred thousand blocks take seconds
     for domain, size, frames, *_ in tracemalloc.take_snapshot().traces._traces:  # type: ignore[attr-defined]
         line = line_of(frames)
         if line is not None:
@@ -241,7 +242,7 @@ def _sums(tensors: CpuTensors | None) -> dict[tuple[str, Line | None], list[int]
 
 
 def _user_line(frames: tuple[tuple[str, int], ...]) -> Line | None:
-    """The innermost line outside libraries, or else the innermost; None for what the meters themselves allocate."""
+    """The innermost line outside libraries, or else the innermost line; None for the meters' own allocations."""
     for file, number in frames:
         if file.startswith(_METERS):
             return None

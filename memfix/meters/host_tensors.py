@@ -1,4 +1,4 @@
-"""Counts torch's CPU tensors, which tracemalloc does not see: a dispatch mode follows the storage of every result."""
+"""A dispatch mode that counts the storages of torch's CPU tensors, which tracemalloc does not see."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .simulated.source_lines import Site, SourceLines
 
 class CpuTensors(TorchDispatchMode):
     """Calls ``on_change`` with the bytes of every storage that an operator makes, and with their negative when it is
-    freed. A storage that is an argument first existed before: numpy made it, or the code before the step.
+    freed. A storage that is first seen as an argument is not counted: numpy made it, or code before the step.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: the default imports the whole compiler at the first operator, which would be counted."""
+        """Return False: the default imports the whole compiler at the first operator, which would be counted."""
         return False
 
     def __init__(self, on_change: Callable[[int], None]) -> None:
@@ -41,12 +41,12 @@ class CpuTensors(TorchDispatchMode):
         return result
 
     def clear(self) -> int:
-        """Drop the records, which are no memory of the step. Returns how many storages were made."""
+        """Drop the records, which are not the step's memory. Returns how many storages were made."""
         self._alive, self._lines = {}, SourceLines()
         return self._num_made
 
     def alive(self) -> list[tuple[int, Site | None]]:
-        """The bytes of each storage that was made and is alive, and the line that made it."""
+        """The bytes of each live storage that an operator made, and the line that made it."""
         return [(size, site) for size, site, _ in self._alive.values() if size]
 
     def _follow(self, storage: torch.UntypedStorage, size: int, site: Site | None) -> None:

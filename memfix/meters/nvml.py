@@ -1,9 +1,9 @@
 """A second opinion from outside torch: the driver's own count of the process's memory, sampled while the step runs.
 
-The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it.
-So the figure is coarse and counts the kernels that the first run loads, and a spike that torch gave back to the
-driver within a sample can be missed. Memory that this process gave back earlier the driver may keep and go on counting,
-so it is allocated again before the base is read.
+The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it. So the
+figure is coarse, it includes the kernels that the first run loads, and it can miss a spike that is shorter than a
+sample. The driver may keep and count memory that this process returned earlier, so that memory is allocated again
+before the base is read.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class NvmlMeter:
             torch.cuda.empty_cache()
             fillers = _fill_what_the_driver_keeps(device)
             base = device.used_bytes()
-            # the first run counts too: what it gives back, the driver may keep, and a later run then shows nothing
+            # sample the first run too: the driver may keep what it returns, and a later run would show no growth
             with _Sampler(device) as sampler:
                 result: object = None
                 for _ in range(warmup + 1):
-                    del result  # or two of them would be alive
+                    del result  # two results must not be alive at once
                     result = step()
                 torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -82,7 +82,7 @@ class NvmlMeter:
 
 
 def _load_what_every_step_needs() -> None:
-    """The matrix library's workspaces, in forward and in backward, which are not the step's own."""
+    """Allocate the workspaces of the matrix library in forward and backward, which are not the step's own."""
     import torch
 
     ones = torch.ones(16, 16, device="cuda", requires_grad=True)
@@ -91,7 +91,7 @@ def _load_what_every_step_needs() -> None:
 
 
 def _fill_what_the_driver_keeps(device: _Device) -> list[Any]:
-    """Allocate until NVML shows growth: up to there, memory comes from what the driver kept, and shows nothing."""
+    """Allocate until NVML shows growth: until then, allocations reuse memory that the driver kept and counted."""
     import torch
 
     blocks, used = [], device.used_bytes()
@@ -118,7 +118,7 @@ class _Device:
         self._nvml.nvmlShutdown()
 
     def _own_bytes(self) -> int | None:
-        """This process's memory; None in containers and drivers that do not tell."""
+        """This process's memory; None if the container or the driver does not report it."""
         for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return int(process.usedGpuMemory)
@@ -130,7 +130,7 @@ class _Device:
 
 
 class _Sampler:
-    """Reads the device in a thread of its own until the block ends, and keeps the highest value."""
+    """Samples the device in a thread until the block ends, and keeps the highest value."""
 
     def __init__(self, device: _Device) -> None:
         self._device = device

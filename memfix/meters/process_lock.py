@@ -1,4 +1,4 @@
-"""A lock among the processes of one machine, held alone or beside others, in which nobody overtakes who waits."""
+"""A fair lock among the processes of one machine, held exclusively or shared."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ How = Literal["alone", "beside"]
 
 
 class ProcessLock:
-    """A file. The process that holds it, and any child it starts meanwhile, may take it again.
+    """A lock on a file. The process that holds it, and any child it starts meanwhile, may take it again.
 
-    Who wants it waits at a door, a second file, one at a time: nobody overtakes one who waits to have it alone. Nobody
-    waits at the door with the lock in hand, so no two wait for each other.
+    A process that wants the lock queues at a second file, the door, so that shared holders cannot overtake a process
+    that waits for exclusive access. No process queues while it holds the lock, so there is no deadlock.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.variable = f"MEMFIX_LOCK_{zlib.crc32(path.encode()):08X}"
-        """By which children learn that it is held."""
+        """The environment variable that tells children that the lock is held."""
         self._threads = threading.RLock()
         self._wanted: list[How] = []
-        """From the outermost block inwards; the innermost is how it is held."""
+        """Whether each nested block asked for exclusive access, outermost first. The innermost decides."""
         self._file: Any = None
 
     @contextlib.contextmanager
@@ -47,7 +47,8 @@ class ProcessLock:
                 self._change(inner, outer)
 
     def make_way(self, before: Callable[[], None]) -> None:
-        """Let go of it and take it again, if somebody waits, after ``before``; unless it is held alone, or not here."""
+        """If a process waits, call ``before``, release the lock and take it again. Does nothing unless this process
+        holds the lock shared."""
         with self._threads:
             if self._wanted[-1:] == ["beside"] and self._somebody_waits():
                 before()
@@ -66,7 +67,7 @@ class ProcessLock:
             self._take(now)
 
     def _take(self, how: How) -> None:
-        file = open(self._path, "w")  # noqa: SIM115 - held until no block wants it
+        file = open(self._path, "w")  # noqa: SIM115 - held until the last block ends
         with self._door() as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(file, fcntl.LOCK_EX if how == "alone" else fcntl.LOCK_SH)
@@ -75,7 +76,7 @@ class ProcessLock:
 
     def _let_go(self) -> None:
         os.environ.pop(self.variable, None)
-        self._file.close()  # and so unlocked
+        self._file.close()  # which unlocks it
         self._file = None
 
     def _somebody_waits(self) -> bool:

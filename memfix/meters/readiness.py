@@ -1,4 +1,4 @@
-"""Whether a GPU is ready to be timed: nobody else uses it, and nothing holds its clocks down. Asks NVML, not torch."""
+"""Checks whether a GPU is ready for timing: idle, and with unthrottled clocks. Asks NVML, not torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUSY_PERCENT = 5
 IDLE_BYTES = 2 * GiB  # a driver keeps some hundred MiB for itself
 SAMPLES, SAMPLE_PERIOD_S = 5, 0.2
 
-# what holds clocks down, by NVML's bits; an idle GPU is slow by rights, and settings of its owner are no fault
+# NVML's bits for throttling. Idle clocks and limits that the owner set are left out: they are no fault
 _SLOWED = {
     0x0000000000000004: "power cap",
     0x0000000000000008: "hardware slowdown",
@@ -32,7 +32,7 @@ _HARMLESS = {
 
 @dataclass(frozen=True)
 class Readiness:
-    """What NVML said of one GPU while nothing of ours ran. ``troubles`` is empty where it may be timed."""
+    """The state of one GPU by NVML while memfix ran nothing on it. ``troubles`` is empty if it is ready for timing."""
 
     gpu: str
     driver: str
@@ -70,13 +70,13 @@ class Readiness:
 def troubles_of(
     utilization_percent: int, used_bytes: int, other_processes: tuple[int, ...], throttle_bits: int
 ) -> list[str]:
-    """Why a time taken now would not be this code's own."""
+    """Reasons why a time taken now would be disturbed."""
     troubles = []
     if other_processes:
         troubles.append(f"used by process {', '.join(map(str, other_processes))}")
     if utilization_percent > BUSY_PERCENT:
         troubles.append(f"busy {utilization_percent} % of the time")
-    if used_bytes > IDLE_BYTES and not other_processes:  # in a container the others are not named
+    if used_bytes > IDLE_BYTES and not other_processes:  # in a container NVML does not name other processes
         troubles.append(f"{format_bytes(used_bytes)} are in use by processes that are not shown here")
     slowed = [name for bit, name in _SLOWED.items() if throttle_bits & bit]
     if slowed:
@@ -85,7 +85,7 @@ def troubles_of(
 
 
 def read(index: int = 0) -> Readiness:
-    """The GPU that NVML gives this number, watched for a second."""
+    """Watch the GPU with this NVML index for a second."""
     try:
         import pynvml as nvml
 
@@ -129,7 +129,7 @@ def _read(nvml: Any, handle: Any) -> Readiness:
 
 
 def ready_within(seconds: float) -> Readiness:
-    """The first reading that is ready, or the last one of these seconds."""
+    """The first reading within ``seconds`` that is ready, or else the last one."""
     deadline = time.monotonic() + seconds
     reading = read()
     while not reading.is_ready and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Resident memory of this process: how far it grows while a step runs, as the operating system counts it.
+"""Measures how far the resident memory of this process grows while a step runs.
 
-It counts whole pages of all that the process uses, C libraries included. Allocators keep freed pages and use them
-again, so they are asked to return them first, and the growth may still be less than what the step allocated.
+The operating system counts whole pages of everything in the process, C libraries included. Allocators reuse freed
+pages, so they are asked to return them first; the growth may still be less than what the step allocated.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 
 PAGE_BYTES = mmap.PAGESIZE
 _PROC = Path("/proc/self")
-_RESET_PEAK = "5"  # of clear_refs: VmHWM starts again from VmRSS
+_RESET_PEAK = "5"  # written to clear_refs: VmHWM restarts from VmRSS
 
 
 @dataclass(frozen=True)
 class Growth:
-    """``bytes`` is None where the growth could not be read; ``note`` says why, or why it is only a lower bound."""
+    """``bytes`` is None if the growth could not be read; ``note`` says why, or why it is only a lower bound."""
 
     bytes: int | None
     note: str | None = None
 
 
 def resident_growth(step: Callable[[], object]) -> Growth:
-    """Run ``step``, and read the resident peak above what was resident before it."""
+    """Run ``step`` and read the resident peak above the memory that was resident before."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
@@ -51,7 +51,7 @@ def _from_status(field: str) -> int:
 
 
 def _by_rusage(step: Callable[[], object], why: str) -> Growth:
-    """The fallback: the highest since the process began, which shows growth only above every earlier peak."""
+    """Read the peak since the process began, which shows growth only above every earlier peak. This is the fallback."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,6 +1,6 @@
-"""Names for parts of a step, said by the step itself: ``stage("loss")`` is what happens from here on.
+"""Stages: a step names its own stretches by calling ``stage("loss")`` where each begins.
 
-Where no meter listens it does nothing, so code may keep its marks, as it keeps those of a profiler. Imports no torch.
+The call does nothing unless a meter listens, so it can stay in the code like a profiler's annotation. Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _listener: ContextVar[Callable[[str | None], None] | None] = ContextVar("memfix_
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a step that has a name. Bytes are all that is live, with what existed before the step."""
+    """A named stretch of a step. Bytes count everything live, including what existed before the step."""
 
     name: str
     start_bytes: int
     end_bytes: int
     peak_bytes: int
     alive_at_end: tuple[Allocation, ...] = field(default=(), repr=False)
-    """What the step had made, where the meter sees it; largest first."""
+    """The step's own allocations, largest first; empty for a meter that does not see buffers."""
     alive_at_peak: tuple[Allocation, ...] = field(default=(), repr=False)
 
     @property
@@ -39,7 +39,7 @@ class Stage:
 
 
 def stage(name: str | None) -> None:
-    """What happens from here on is the part of the step called ``name``, or with None of no part."""
+    """Begin the stage called ``name``, which ends the one before; None ends it without beginning another."""
     listener = _listener.get()
     if listener is not None:
         listener(name)
@@ -47,7 +47,7 @@ def stage(name: str | None) -> None:
 
 @contextmanager
 def listening(listener: Callable[[str | None], None] | None) -> Iterator[None]:
-    """Inside, ``listener`` hears of every stage; with None nobody does, whoever listened before."""
+    """Call ``listener`` with the name of every stage that begins inside the block. None silences an outer listener."""
     token = _listener.set(listener)
     try:
         yield
@@ -56,13 +56,13 @@ def listening(listener: Callable[[str | None], None] | None) -> Iterator[None]:
 
 
 def stages_of(timeline: Timeline) -> tuple[Stage, ...]:
-    """The parts that the step named, as its timeline shows them."""
-    return tuple(_stage_of(timeline, *span) for span in timeline.marked_spans())
+    """The stages of a timeline, in order."""
+    return tuple(_stage_of(timeline, *span) for span in timeline.stage_spans())
 
 
 def _stage_of(timeline: Timeline, start: int, end: int, name: str) -> Stage:
     live = timeline.live_bytes
-    # what is live before the first event of the stage belongs to it: a stage in which nothing happens has bytes too
+    # include the event before the stage, so that a stage without events has bytes too
     peak_event = max(range(start - 1, end), key=live.__getitem__)
     return Stage(
         name,

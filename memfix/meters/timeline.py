@@ -1,4 +1,4 @@
-"""What happened to memory while a step ran, buffer by buffer. Imports no torch."""
+"""The timeline of a step: when each buffer was allocated and freed. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Line:
 
     @property
     def place(self) -> str:
-        """``loss.py:41``, with the path as short as it stays findable."""
+        """``loss.py:41``: the path is relative to the working directory, or just the file's name outside it."""
         relative = os.path.relpath(self.file)
         return f"{relative if not relative.startswith('..') else os.path.basename(self.file)}:{self.number}"
 
@@ -36,31 +36,31 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One buffer's life. Time is a count of births and deaths: it is there from ``born`` until before ``died``."""
+    """The lifetime of one buffer. Times are event numbers: it is alive from ``born`` until just before ``died``."""
 
     bytes: int
     what: str
     """The operator that made it: ``mm``, ``workspace of sort``, ``existed before``."""
     line: Line | None
-    stage: str
-    """``forward``, ``backward`` or ``optimizer``: when it was made."""
+    phase: str
+    """The phase in which it was made: ``forward``, ``backward`` or ``optimizer``."""
     born: int
-    """0 where it existed before the step."""
+    """0 if it existed before the step."""
     died: int | None
-    """None where it outlived the step."""
+    """None if it outlived the step."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every buffer of a step, in order of birth, those that existed before it first."""
+    """Every buffer of a step, in order of birth. Buffers that existed before the step come first."""
 
     buffers: tuple[Buffer, ...]
     num_events: int
-    """Events are numbered from 1 to this; 0 is the moment before the step."""
-    stages: tuple[tuple[int, str], ...]
-    """From which event on which stage ran; the first starts at 0."""
-    marks: tuple[tuple[int, str | None], ...] = ()
-    """From which event on which part of the step ran, as the step itself says (:func:`memfix.meters.stages.stage`)."""
+    """An event is a birth or a death. Events are numbered from 1 to this; 0 is the moment before the step."""
+    phases: tuple[tuple[int, str], ...]
+    """The first event and the name of each phase (:attr:`Buffer.phase`). The first phase starts at event 0."""
+    stages: tuple[tuple[int, str | None], ...] = ()
+    """The first event and the name of each stage, as :func:`memfix.meters.stages.stage` was called in the step."""
 
     @functools.cached_property
     def base_bytes(self) -> int:
@@ -84,36 +84,43 @@ class Timeline:
     def alive_at(self, event: int) -> Iterator[Buffer]:
         return (b for b in self.buffers if b.born <= event and (b.died is None or b.died > event))
 
-    def marked_spans(self) -> list[tuple[int, int, str]]:
-        """First event, event after the last, name; an empty span is of a part in which no buffer came or went."""
-        edges = [*self.marks, (self.num_events + 1, None)]
+    def phase_spans(self) -> list[tuple[int, int, str]]:
+        """The first event, the event after the last, and the name of each phase. A phase without events is empty."""
+        return self._spans(self.phases)
+
+    def stage_spans(self) -> list[tuple[int, int, str]]:
+        """The same for each stage."""
+        return self._spans(self.stages)
+
+    def _spans(self, starts: tuple[tuple[int, str | None], ...]) -> list[tuple[int, int, str]]:
+        edges = [*starts, (self.num_events + 1, None)]
         return [(start, end, name) for (start, name), (end, _) in itertools.pairwise(edges) if name is not None]
 
     def before(self, event: int) -> Timeline:
-        """As if the step had ended there: what came later has not happened, and nobody has died later."""
+        """The timeline of the step if it had ended before ``event``."""
         buffers = tuple(
             replace(buffer, died=None) if buffer.died is not None and buffer.died >= event else buffer
             for buffer in self.buffers
             if buffer.born < event
         )
-        stages = tuple(stage for stage in self.stages if stage[0] < event)
-        return Timeline(buffers, event - 1, stages, tuple(mark for mark in self.marks if mark[0] < event))
+        phases = tuple(phase for phase in self.phases if phase[0] < event)
+        return Timeline(buffers, event - 1, phases, tuple(stage for stage in self.stages if stage[0] < event))
 
     def with_sizes(self, size_of: Callable[[int], int]) -> Timeline:
-        """Every buffer as large as an allocator makes it."""
+        """The timeline with ``size_of(bytes)`` as the size of each buffer: an allocator rounds sizes up."""
         return replace(self, buffers=tuple(replace(buffer, bytes=size_of(buffer.bytes)) for buffer in self.buffers))
 
     def at_peak(self) -> tuple[Allocation, ...]:
-        """What the step had made that was alive at the peak: one row for each maker and line, largest first."""
+        """The step's own allocations that are alive at the peak: a row for each operator and line, largest first."""
         return self.rows_at(self.peak_event)
 
     def rows_at(self, event: int, of: Callable[[Buffer], bool] = lambda buffer: True) -> tuple[Allocation, ...]:
-        """The same at any event, and of some buffers only where asked."""
-        stage_then = next(stage for start, stage in reversed(self.stages) if start <= event)
+        """The rows of :meth:`at_peak` at any event, for the buffers that ``of`` accepts."""
+        phase_then = next(phase for start, phase in reversed(self.phases) if start <= event)
         sums: dict[tuple[str, Line | None], list[int]] = {}
         for buffer in self.alive_at(event):
             if buffer.born and of(buffer):
-                kept = stage_then == "backward" and buffer.stage == "forward"
+                kept = phase_then == "backward" and buffer.phase == "forward"
                 row = sums.setdefault((buffer.what + (", kept for backward" if kept else ""), buffer.line), [0, 0])
                 row[0] += buffer.bytes
                 row[1] += 1
@@ -126,7 +133,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Bytes that were alive at the peak: what made them, and the line of user code behind it."""
+    """Live bytes with the operator that allocated them and the line of user code that called it."""
 
     bytes: int
     what: str

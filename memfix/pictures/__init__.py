@@ -1,4 +1,4 @@
-"""Pictures of a timeline, for people and for the viewers they already use; the suffix of the path says which."""
+"""Draws a timeline as a picture or as a file for a memory viewer. The suffix of the path chooses the format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWERS: dict[str, Callable[[Timeline, str], bytes]] = {
     ".pickle": snapshot.as_snapshot,
     ".json": trace.as_trace,
 }
-"""By suffix: an image, a page to explore, a file for PyTorch's memory viewer, a file for ui.perfetto.dev."""
+"""Suffix -> format: an image, an HTML page to explore, a file for PyTorch's memory viewer or for ui.perfetto.dev."""
 
 
 def save(timeline: Timeline, path: str | os.PathLike[str], title: str) -> None:

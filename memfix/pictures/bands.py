@@ -1,4 +1,4 @@
-"""What every picture of a timeline is made of: few columns of time, few bands of bytes, folded lists of buffers."""
+"""Reduces a timeline to what a picture can show: a few columns of time, a few bands of bytes, folded lists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EXISTED_BEFORE = "existed before"
 THE_REST = "the rest"
 MAX_BANDS = 8
 
-# below this share of the highest point a band would be thinner than a line
+# a band below this share of the highest point would be thinner than a line
 _LEAST_VISIBLE_SHARE = 0.004
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where buffers come from. Buffers of one origin are drawn as one band and listed as one row."""
+    """The operator and line that made buffers. Buffers of one origin are drawn as one band and listed as one row."""
 
     what: str
     line: Line | None
@@ -32,7 +32,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """What people read: of an old buffer the operator that made it says too little."""
+        """The text for people. Buffers that existed before the step get a name instead of an operator."""
         age = f", {EXISTED_BEFORE}" if self.existed_before and self.what != EXISTED_BEFORE else ""
         return printable(self.what, 120) + age
 
@@ -51,17 +51,17 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Buffers of one origin, together."""
+    """Buffers of one origin, folded into one row."""
 
     origin: Origin
     bytes: int
     count: int
     each_bytes: int | None
-    """None where they are not all of one size."""
+    """None if their sizes differ."""
 
     @property
     def times(self) -> str:
-        """``32 x 1.16 GiB``; nothing where there is only one."""
+        """``32 x 1.16 GiB``; empty for a single buffer."""
         if self.count == 1:
             return ""
         return f"{self.count:,} x {format_bytes(self.each_bytes)}" if self.each_bytes else f"{self.count:,} buffers"
@@ -73,9 +73,9 @@ class Band:
 
     label: str
     origin: Origin | None
-    """None for what existed before and for the rest: both are of many origins."""
+    """None for the band of what existed before and for the rest, which have many origins."""
     at_peak: Fold | None
-    """None where nothing of it is alive at the peak."""
+    """None if nothing of it is alive at the peak."""
     max_bytes: int
     values: tuple[int, ...]
     """Bytes in each column."""
@@ -85,8 +85,8 @@ class Band:
 class Stack:
     """A timeline as columns and bands, the lowest band first. The bands of a column add up to its live bytes.
 
-    What existed before is lowest, the rest is highest. Between them what comes and goes lies over what only gathers,
-    and what is born first lies lower: so the layers stay where they are.
+    What existed before is lowest and the rest is highest. Between them, bands that come and go lie above bands that
+    only grow, and older bands lie lower, so that the layers move as little as possible.
     """
 
     starts: tuple[int, ...]
@@ -111,12 +111,12 @@ def build_stack(timeline: Timeline, *, max_columns: int, max_bands: int = MAX_BA
 
 
 def largest_first(bands: Iterable[Band]) -> list[Band]:
-    """By their bytes at the peak, as people read a list; what is of many origins comes last."""
+    """The bands by their bytes at the peak; bands with many origins come last."""
     return sorted(bands, key=lambda b: (b.origin is not None, b.at_peak.bytes if b.at_peak else 0), reverse=True)
 
 
 def choose_columns(live_bytes: Sequence[int], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """At most so many columns of equal width, and of each its first event and its (first) highest event."""
+    """At most ``most`` columns of equal width: the first event of each, and its (first) highest event."""
     count = min(most, len(live_bytes))
     edges = [index * len(live_bytes) // count for index in range(count + 1)]
     highest = (max(range(start, end), key=live_bytes.__getitem__) for start, end in itertools.pairwise(edges))
@@ -130,7 +130,7 @@ def fold(buffers: Iterable[Buffer]) -> list[Fold]:
 
 
 def was_alive(buffer: Buffer) -> bool:
-    """Whether it ever holds bytes; a buffer of none, or that dies as it is born, has nothing to draw."""
+    """Whether there is something to draw: the buffer has bytes and did not die at the event of its birth."""
     return buffer.bytes > 0 and (buffer.died is None or buffer.died > buffer.born)
 
 
@@ -140,20 +140,19 @@ def peak_label(timeline: Timeline) -> str:
     return f"peak {format_bytes(above)}{base}"
 
 
-def stage_spans(timeline: Timeline) -> list[tuple[int, int, str]]:
-    """First event, event after the last, name; without the stages in which nothing happened."""
-    edges = [*timeline.stages, (timeline.num_events + 1, "")]
-    return [(start, end, name) for (start, name), (end, _) in itertools.pairwise(edges) if end > start]
+def phase_spans(timeline: Timeline) -> list[tuple[int, int, str]]:
+    """The spans of phases that have events."""
+    return [(start, end, name) for start, end, name in timeline.phase_spans() if end > start]
 
 
 def printable(text: str, most: int) -> str:
-    """On one line, without control characters (XML has no place for them), and shortened at its end."""
+    """``text`` on one line, shortened at its end, without control characters, which XML forbids."""
     clean = "".join(c if c.isprintable() else " " for c in text[: most + 1])
     return clean if len(clean) <= most else clean[: most - 1] + "…"
 
 
 def printable_end(text: str, most: int) -> str:
-    """The same, shortened at its start: of a path the end matters."""
+    """The same, shortened at its start, because the end of a path matters."""
     clean = printable(text[-most - 1 :], most + 1)
     return clean if len(clean) <= most else "…" + clean[1 - most :]
 
@@ -167,7 +166,7 @@ def _by_origin(buffers: Iterable[Buffer]) -> dict[Origin, list[Buffer]]:
 
 
 def _choose_origins(timeline: Timeline, made: dict[Origin, list[Buffer]], most: int) -> list[Origin]:
-    """The largest at the peak, and some that are large at another time: the picture explains both. Lowest first."""
+    """The origins that get a band, lowest first: the largest at the peak, and some that are large at another time."""
     visible = timeline.live_bytes[timeline.peak_event] * _LEAST_VISIBLE_SHARE
     at_peak: defaultdict[Origin, int] = defaultdict(int)
     for buffer in timeline.alive_at(timeline.peak_event):
@@ -182,9 +181,9 @@ def _choose_origins(timeline: Timeline, made: dict[Origin, list[Buffer]], most: 
 
 
 def _highest(buffers: Iterable[Buffer]) -> int:
-    """The most bytes that these hold at one time."""
+    """The largest sum of bytes that the buffers have at one time."""
     changes = [(b.born, b.bytes) for b in buffers] + [(b.died, -b.bytes) for b in buffers if b.died is not None]
-    # at one event what dies makes room before what is born: negative changes sort first
+    # negative changes sort first: within an event, deaths come before births
     return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""A timeline as an image: live bytes over events, stacked by where they come from, with the peak marked."""
+"""Draws a timeline as an image: live bytes over events, stacked by origin, with the peak marked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .bands import (
     build_stack,
     largest_first,
     peak_label,
+    phase_spans,
     printable,
     printable_end,
-    stage_spans,
 )
-from .palette import PEAK_COLOR, band_colors, stage_color
-from .parts import Part, draw_marks, parts_of
+from .palette import PEAK_COLOR, band_colors, phase_color
+from .stages import ListedStage, draw_stage_starts, listed_stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _INK, _QUIET, _FAINT = "#1c2330", "#5b6472", "#dfe3e8"
 
-# more columns than an image has pixels in its width only make the file larger
+# more columns than the image has pixels would only make the file larger
 _MAX_COLUMNS = 900
 
 # inches
@@ -59,11 +59,11 @@ def _rendered(timeline: Timeline, title: str, format: str, **options: Any) -> by
     require_matplotlib()
     import matplotlib
 
-    # text stays text in an SVG, to be searched and copied; the salt makes the same picture the same file
+    # keep text as text in an SVG, so that it can be searched and copied; the salt makes the file reproducible
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "memfix", "font.family": "DejaVu Sans"}
     content = io.BytesIO()
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # source text in a script that the font lacks is drawn as boxes; nobody can act on a warning about it
+        # source text in a script that the font lacks is drawn as boxes; a warning about it would not help
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         draw(timeline, title).savefig(content, format=format, **options)
     return content.getvalue()
@@ -75,24 +75,24 @@ def draw(timeline: Timeline, title: str) -> Figure:
     stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
     colors = band_colors(stack)
     rows = [_LegendRow.of(band, colors[band]) for band in largest_first(stack.bands)]
-    parts = parts_of(timeline)
-    list_inches = _ROW_HEIGHT * (-(-len(parts) // 2) + 1.6) if parts else 0.0
+    stages = listed_stages(timeline)
+    list_inches = _ROW_HEIGHT * (-(-len(stages) // 2) + 1.6) if stages else 0.0
     below = list_inches + (_AXIS_BELOW + _ROW_HEIGHT * (len(rows) + 1) + _BOTTOM if rows else _AXIS_BELOW)
     height = _TOP + _PLOT_HEIGHT + below
     figure = Figure(figsize=(_WIDTH, height), facecolor="white")
     box = (_LEFT / _WIDTH, below / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, _PLOT_HEIGHT / height)
     axes = figure.add_axes(box)
-    _draw_axes(axes, timeline, room_above=0.28 if parts else 0.13)
-    _draw_stages(axes, timeline)
-    draw_marks(axes, parts, timeline.num_events, _WIDTH - _LEFT - _RIGHT)
+    _draw_axes(axes, timeline, room_above=0.28 if stages else 0.13)
+    _draw_phases(axes, timeline)
+    draw_stage_starts(axes, stages, timeline.num_events, _WIDTH - _LEFT - _RIGHT)
     _draw_bands(axes, timeline, stack, colors)
     _draw_peak(axes, timeline)
     _write(figure, _LEFT, height - 0.34, printable(title, 95), size=14, weight="bold", height=height)
     _write(figure, _LEFT, height - 0.58, _subtitle(timeline), size=9.5, color=_QUIET, height=height)
     if rows:
         _draw_legend(figure, rows, height, list_inches)
-    if parts:
-        _draw_parts(figure, parts, height)
+    if stages:
+        _list_stages(figure, stages, height)
     return figure
 
 
@@ -108,7 +108,7 @@ def _subtitle(timeline: Timeline) -> str:
 
 
 def byte_ticks(highest: int, most: int = 8) -> tuple[list[int], list[str]]:
-    """Where to put the marks of an axis of bytes, and what to write there: steps are a power of two."""
+    """The positions and labels of the ticks on an axis of bytes, at multiples of a power of two."""
     step = 1
     while highest > step * most:
         step *= 2
@@ -136,20 +136,20 @@ def _draw_axes(axes: Axes, timeline: Timeline, room_above: float) -> None:
     axes.spines["bottom"].set_color(_QUIET)
 
 
-def _draw_stages(axes: Axes, timeline: Timeline) -> None:
-    """A tint behind the curve and a strip over it; names stand over the strip, where there is room."""
+def _draw_phases(axes: Axes, timeline: Timeline) -> None:
+    """Draw each phase as a tint behind the curve and a strip above it, with its name if there is room."""
     across = axes.get_xaxis_transform()
     plot_inches = _WIDTH - _LEFT - _RIGHT
     inches_per_event = plot_inches / (timeline.num_events + 1)
     labels = []
-    for start, end, name in stage_spans(timeline):
-        color = stage_color(name)
+    for start, end, name in phase_spans(timeline):
+        color = phase_color(name)
         axes.axvspan(start - 0.5, end - 0.5, facecolor=color, alpha=0.055, linewidth=0, zorder=0)
         axes.fill_between(
             [start - 0.5, end - 0.5], 1.0, 1.014, color=color, linewidth=0, transform=across, clip_on=False
         )
         middle = ((start + end) / 2) * inches_per_event
-        labels.append(_StageLabel(name, color, middle, (end - start) * inches_per_event))
+        labels.append(_PhaseLabel(name, color, middle, (end - start) * inches_per_event))
     for label, inches in _placed(labels, plot_inches):
         x = inches / inches_per_event - 0.5
         axes.text(
@@ -159,12 +159,12 @@ def _draw_stages(axes: Axes, timeline: Timeline) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _StageLabel:
+class _PhaseLabel:
     name: str
     color: str
     middle: float
     room: float
-    """Inches, as everything here."""
+    """In inches, like ``width``."""
 
     @property
     def text(self) -> str:
@@ -175,9 +175,9 @@ class _StageLabel:
         return 0.098 * len(self.text) + 0.1
 
 
-def _placed(labels: list[_StageLabel], plot_inches: float) -> list[tuple[_StageLabel, float]]:
-    """Each name at least once, at its widest stage; the wider stages choose first, and a name that would touch goes."""
-    placed: list[tuple[_StageLabel, float]] = []
+def _placed(labels: list[_PhaseLabel], plot_inches: float) -> list[tuple[_PhaseLabel, float]]:
+    """The labels that fit, widest phases first, so that none touches another and each name appears where it can."""
+    placed: list[tuple[_PhaseLabel, float]] = []
     for label in sorted(labels, key=lambda label: label.room, reverse=True):
         half = label.width / 2
         middle = min(max(label.middle, half), plot_inches - half)
@@ -239,7 +239,7 @@ class _LegendRow:
 
 
 def _draw_legend(figure: Figure, rows: list[_LegendRow], height: float, above: float) -> None:
-    """A table under the plot: a legend box has no columns, and the source lines need them."""
+    """Draw the legend as a table under the plot, because matplotlib's legend box has no columns for source lines."""
     from matplotlib.patches import Rectangle
 
     y = above + _BOTTOM + _ROW_HEIGHT * (len(rows) + 0.35)
@@ -260,28 +260,28 @@ def _draw_legend(figure: Figure, rows: list[_LegendRow], height: float, above: f
         _write(figure, code_at, y, printable(row.code, code_letters), size=8, family="DejaVu Sans Mono", height=height)
 
 
-def _draw_parts(figure: Figure, parts: list[Part], height: float) -> None:
-    """The numbers over the plot, with what is live at the end of each part and at its highest; in two columns."""
-    per_column = -(-len(parts) // 2)
+def _list_stages(figure: Figure, stages: list[ListedStage], height: float) -> None:
+    """List the stages in two columns: number, name, live bytes at the end, and peak."""
+    per_column = -(-len(stages) // 2)
     column_width = (_WIDTH - _LEFT - _RIGHT) / 2
     for column in (0, 1):
         left, right = _LEFT + column * column_width, _LEFT + (column + 1) * column_width - 0.25
         end_at, peak_at = right - 0.98, right
         y = _BOTTOM + _ROW_HEIGHT * (per_column + 0.35)
-        members = parts[column * per_column : (column + 1) * per_column]
+        members = stages[column * per_column : (column + 1) * per_column]
         for x, text in ((end_at, "at its end"), (peak_at, "peak")) if members else ():
             _write(figure, x, y, text, size=8.5, color=_QUIET, align="right", height=height)
-        for part in members:
+        for stage in members:
             y -= _ROW_HEIGHT
-            _write(figure, left + 0.22, y, str(part.number), size=9, weight="bold", align="right", height=height)
-            _write(figure, left + 0.32, y, part.name, size=8.5, height=height)
-            _write(figure, end_at, y, part.at_end, size=9, color=_QUIET, align="right", height=height)
-            _write(figure, peak_at, y, part.peak, size=9, weight="bold", align="right", height=height)
+            _write(figure, left + 0.22, y, str(stage.number), size=9, weight="bold", align="right", height=height)
+            _write(figure, left + 0.32, y, stage.name, size=8.5, height=height)
+            _write(figure, end_at, y, stage.at_end, size=9, color=_QUIET, align="right", height=height)
+            _write(figure, peak_at, y, stage.peak, size=9, weight="bold", align="right", height=height)
 
 
 def _write(
     figure: Figure, x: float, y: float, text: str, *, size: float, height: float, align: str = "left", **style: Any
 ) -> None:
-    """At a place in inches. Never as maths: source lines have dollar signs."""
+    """Write text at a position in inches. Mathtext is off, because source lines may have dollar signs."""
     style = {"color": _INK, **style}
     figure.text(x / _WIDTH, y / height, text, fontsize=size, ha=align, va="center", parse_math=False, **style)

@@ -1,4 +1,4 @@
-"""A timeline as one HTML file to explore: no network, no other file. What it looks like is in ``page.html``."""
+"""Writes a timeline as one self-contained HTML file to explore. The template is ``page.html``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from ..meters.timeline import Timeline
 from ..units import format_bytes
-from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_label, printable, stage_spans, was_alive
-from .palette import PEAK_COLOR, band_colors, stage_color
+from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_label, phase_spans, printable, was_alive
+from .palette import PEAK_COLOR, band_colors, phase_color
 
-# more than a wide screen has pixels, and more than anybody reads
+# limits: more columns than a wide screen has pixels, and more rows than anybody reads
 _MAX_COLUMNS = 2000
 _MAX_BUFFERS = 3000
 _MAX_ROWS = 200
 
-# what could end the script element, or start another, is spelled as JSON's escapes
+# characters that could end the script element, or start another, become JSON escapes
 _ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
@@ -30,7 +30,7 @@ def as_html(timeline: Timeline, title: str) -> bytes:
 
 
 def _data(timeline: Timeline, title: str) -> dict[str, Any]:
-    """What the page's script reads. Lists rather than objects where there are thousands."""
+    """The data for the page's script. Long sequences are lists rather than objects, to keep the file small."""
     stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
     origins = _Origins(stack)
     drawn = [buffer for buffer in timeline.buffers if was_alive(buffer)]
@@ -43,8 +43,8 @@ def _data(timeline: Timeline, title: str) -> dict[str, Any]:
         "peakBytes": timeline.live_bytes[timeline.peak_event],
         "peakColor": PEAK_COLOR,
         "numEvents": timeline.num_events,
-        "stages": [[start, end, printable(name, 40), stage_color(name)] for start, end, name in stage_spans(timeline)],
-        "parts": [[start, end, printable(name, 60)] for start, end, name in timeline.marked_spans()],
+        "phases": [[start, end, printable(name, 40), phase_color(name)] for start, end, name in phase_spans(timeline)],
+        "stages": [[start, end, printable(name, 60)] for start, end, name in timeline.stage_spans()],
         "starts": stack.starts,
         "events": stack.events,
         "live": stack.live,
@@ -57,7 +57,7 @@ def _data(timeline: Timeline, title: str) -> dict[str, Any]:
 
 
 class _Origins:
-    """Numbers origins as they are asked for, so that each is described once."""
+    """Numbers origins in order of use, so that the page describes each of them once."""
 
     def __init__(self, stack: Stack) -> None:
         self.described: list[tuple[str, str, str, str, int]] = []
@@ -78,13 +78,13 @@ def _facts(timeline: Timeline) -> list[tuple[str, str]]:
     if not timeline.buffers:
         return [("buffers", "none")]
     peak, end = timeline.live_bytes[timeline.peak_event], timeline.live_bytes[-1]
-    stage = next((name for start, after, name in stage_spans(timeline) if start <= timeline.peak_event < after), "")
+    phase = next((name for start, after, name in phase_spans(timeline) if start <= timeline.peak_event < after), "")
     return [
         ("peak above what existed before", format_bytes(peak - timeline.base_bytes)),
         ("existed before", format_bytes(timeline.base_bytes)),
         ("in all at the peak", format_bytes(peak)),
         ("in all at the end", format_bytes(end)),
-        ("the peak is in", printable(stage, 40) or "-"),
+        ("the peak is in", printable(phase, 40) or "-"),
         ("buffers", f"{len(timeline.buffers):,}"),
     ]
 
@@ -106,7 +106,7 @@ def _bands(stack: Stack, origins: _Origins) -> list[dict[str, Any]]:
 
 
 def _rows(timeline: Timeline, origins: _Origins) -> list[dict[str, Any]]:
-    """What is alive at the peak, largest first; the page lists the smallest as one row."""
+    """The allocations alive at the peak, largest first; the page lists the smallest as one row."""
     folds = fold(timeline.alive_at(timeline.peak_event))
     rows = [{"origin": origins.number(f.origin), "bytes": f.bytes, "times": f.times} for f in folds[:_MAX_ROWS]]
     return rows + ([_last_row(folds[_MAX_ROWS:])] if len(folds) > _MAX_ROWS else [])

@@ -1,4 +1,4 @@
-"""Colours, the same in every picture: told apart with any eyes, on a light and on a dark ground."""
+"""The colours of all pictures. They suit colour-blind readers, and light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from .bands import EXISTED_BEFORE, THE_REST, Band, Stack, largest_first
 
 BAND_COLORS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#ff8ab7", "#9c6b4e")
 MANY_ORIGINS_COLORS = {EXISTED_BEFORE: "#64748b", THE_REST: "#c3c9d1"}
-STAGE_COLORS = {"forward": "#2f7ed8", "backward": "#d9622b", "optimizer": "#2e9e6b"}
-OTHER_STAGE_COLOR = "#8a8f98"
+PHASE_COLORS = {"forward": "#2f7ed8", "backward": "#d9622b", "optimizer": "#2e9e6b"}
+OTHER_PHASE_COLOR = "#8a8f98"
 PEAK_COLOR = "#d7263d"
 
 
 def band_colors(stack: Stack) -> dict[Band, str]:
-    """The first colour is always the largest band's."""
+    """The colour of each band. The largest band always has the first colour."""
     colors = iter(BAND_COLORS)
     return {
         band: next(colors) if band.origin else MANY_ORIGINS_COLORS[band.label] for band in largest_first(stack.bands)
     }
 
 
-def stage_color(name: str) -> str:
-    return STAGE_COLORS.get(name, OTHER_STAGE_COLOR)
+def phase_color(name: str) -> str:
+    return PHASE_COLORS.get(name, OTHER_PHASE_COLOR)

@@ -1,7 +1,7 @@
-"""A timeline as ``torch.cuda.memory._snapshot()`` would have recorded it, for docs.pytorch.org/memory_viz.
+"""Writes a timeline in the format of ``torch.cuda.memory._snapshot()``, for docs.pytorch.org/memory_viz.
 
-The viewer needs addresses, and a timeline has none: they are invented here, by best fit, so that no two live buffers
-overlap. Sizes, order and source lines are the timeline's own; what the viewer shows of fragmentation is not a forecast.
+The viewer needs addresses, which a timeline does not have. They are invented here by best fit, so that no two live
+buffers overlap. Sizes, order and source lines are real; the fragmentation that the viewer shows is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..meters.timeline import Buffer, Line, Timeline
 from .bands import printable, was_alive
 
-# the viewer reads pickle protocols 2 to 4, and numbers only as far as JavaScript's doubles are exact
+# the viewer reads pickle protocols 2 to 4, and integers only as far as JavaScript's doubles are exact
 _PICKLE_PROTOCOL = 4
 _ALIGNMENT = 512
 _BEFORE_ADDRESS = 0x7F00_0000_0000
@@ -22,15 +22,15 @@ _SEGMENT_GAP = 1 << 21
 
 
 def as_snapshot(timeline: Timeline, title: str) -> bytes:
-    """The format has no place for a title; it is kept in a key of its own, which viewers pass over."""
+    """The pickled snapshot. The format has no title, so it is stored under a key that viewers ignore."""
     return pickle.dumps({**build_snapshot(timeline), "memfix_title": title}, protocol=_PICKLE_PROTOCOL)
 
 
 def build_snapshot(timeline: Timeline) -> dict[str, Any]:
-    """Two segments: one with what existed before the step, one that the step takes at its first event.
+    """The snapshot with two segments: one for what existed before the step, one that the step takes at its first event.
 
-    A real recording does not know how old buffers were made either: they are in no ``alloc`` entry, only in the blocks
-    of a segment if they survive, or in the entry that frees them.
+    As in a real recording, buffers from before the step have no ``alloc`` entry: they are in the blocks of a segment if
+    they survive, or in the entry that frees them.
     """
     recording = _Recording([buffer for buffer in timeline.buffers if was_alive(buffer)])
     trace = recording.trace()
@@ -43,7 +43,7 @@ def build_snapshot(timeline: Timeline) -> dict[str, Any]:
 
 
 class Addresses:
-    """A range of addresses that grows at its end. Holes are refilled smallest first and merged when they touch."""
+    """An address range that grows at its end. Allocation takes the smallest hole that fits; adjacent holes merge."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -90,12 +90,12 @@ class Addresses:
 
 
 def aligned(num_bytes: int) -> int:
-    """Rounded up as PyTorch's allocator does."""
+    """``num_bytes`` rounded up as PyTorch's allocator does."""
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Recording:
-    """Gives the buffers addresses as they come and go."""
+    """Assigns addresses to the buffers in the order of events."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
         self.buffers = buffers
@@ -117,12 +117,12 @@ class _Recording:
             for index in deaths[event]:
                 entries += self._free(index, event)
             entries += [self._alloc(index, event) for index in births[event]]
-        # the viewer undoes entries from the last to the one looked at, never the first: blocks always have a segment
+        # the viewer undoes entries from the last one back, but never the first, so blocks always have a segment
         taken = [_entry("segment_alloc", self.made.start, self.made.size, 0, [])] if self.made.size else []
         return taken + entries
 
     def segment(self, space: Addresses) -> dict[str, Any]:
-        """The state at the end: blocks that fill the segment without a gap."""
+        """The segment at the end of the step, filled with blocks without a gap."""
         blocks: list[dict[str, Any]] = []
         address = space.start
         for taken, index in sorted((self.address_of[i], i) for i, b in enumerate(self.buffers) if b.died is None):
@@ -163,16 +163,16 @@ class _Recording:
         return [_entry(action, address, buffer.bytes, event, frames) for action in ("free_requested", "free_completed")]
 
     def _frames_of(self, buffer: Buffer) -> list[dict[str, Any]]:
-        """One list for all buffers of one origin: the file stays small."""
-        key = (buffer.what, buffer.stage, buffer.line)
+        """The frames of a buffer. Buffers of one origin share one list, to keep the file small."""
+        key = (buffer.what, buffer.phase, buffer.line)
         if key not in self._frames:
             self._frames[key] = _frames(*key)
         return self._frames[key]
 
 
-def _frames(what: str, stage: str, line: Line | None) -> list[dict[str, Any]]:
-    """The operator stands where a real recording has its C++ frames: without a file."""
-    frames = [{"filename": "??", "line": 0, "name": f"{printable(what, 200)} ({stage})"}]
+def _frames(what: str, phase: str, line: Line | None) -> list[dict[str, Any]]:
+    """The operator as a frame without a file, like the C++ frames of a real recording, then the user's line."""
+    frames = [{"filename": "??", "line": 0, "name": f"{printable(what, 200)} ({phase})"}]
     return [*frames, {"filename": line.file, "line": line.number, "name": line.function}] if line else frames
 
 

@@ -1,4 +1,4 @@
-"""A timeline for ui.perfetto.dev and chrome://tracing. One event is drawn as one microsecond: both need a clock."""
+"""Writes a timeline for ui.perfetto.dev and chrome://tracing. Both need a time, so one event lasts one microsecond."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from ..meters.timeline import Buffer, Timeline
 from ..units import format_bytes
-from .bands import Origin, peak_label, printable, stage_spans, was_alive
+from .bands import Origin, peak_label, phase_spans, printable, was_alive
 
 MAX_BUFFERS = 400
 
 _STEP, _BUFFERS = 1, 2
-"""Process numbers: viewers draw a process as a group of tracks."""
+"""Process numbers. Viewers draw a process as a group of tracks."""
 
 
 def as_trace(timeline: Timeline, title: str) -> bytes:
-    """Trace Event Format: a counter of live bytes, a slice a stage, and a slice for each of the largest buffers."""
+    """The Trace Event Format: a counter of live bytes, a slice for each phase and for each of the largest buffers."""
     alive = [buffer for buffer in timeline.buffers if was_alive(buffer)]
     largest = sorted(sorted(alive, key=lambda b: b.bytes, reverse=True)[:MAX_BUFFERS], key=lambda b: b.born)
     lanes = _lanes(largest, timeline)
-    events = [*_counters(timeline), *_stages(timeline), *_slices(timeline, largest, lanes)]
+    events = [*_counters(timeline), *_phases(timeline), *_slices(timeline, largest, lanes)]
     events.sort(key=lambda event: event["ts"])
     trace = {
         "traceEvents": [*_names(printable(title, 200), max(lanes, default=-1) + 1), *events],
@@ -55,8 +55,8 @@ def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
         previous = live
 
 
-def _stages(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    for start, end, name in stage_spans(timeline):
+def _phases(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for start, end, name in phase_spans(timeline):
         yield {"ph": "X", "name": name, "cat": "stage", "pid": _STEP, "tid": 0, "ts": start, "dur": end - start}
 
 
@@ -77,14 +77,14 @@ def _slices(timeline: Timeline, buffers: Iterable[Buffer], lanes: Iterable[int])
                 "place": origin.place,
                 "function": origin.function,
                 "code": origin.code,
-                "stage": buffer.stage,
+                "stage": buffer.phase,
                 "outlives the step": buffer.died is None,
             },
         }
 
 
 def _lanes(buffers: Iterable[Buffer], timeline: Timeline) -> list[int]:
-    """For buffers in order of birth, the lowest track that is free: slices of one track must not overlap."""
+    """The lowest free track for each buffer, in order of birth, because slices of one track must not overlap."""
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     lanes = []

@@ -21,7 +21,7 @@ PYTHON_KEY = torch._C.DispatchKey.Python
 OTHER_MODE = "another dispatch mode is active in the step, and what it keeps is not known"
 
 pytestmark = pytest.mark.skipif(
-    fake_device.verdict().cannot_hide_modes is not None, reason="this torch's formulas cannot be followed"
+    fake_device.self_test().cannot_hide_modes is not None, reason="this torch's formulas cannot be followed"
 )
 
 
@@ -83,7 +83,7 @@ def test_a_formula_writes_in_place_as_without_a_mode(
     build: Any, peak_bytes: int, new_tensor_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert memfix.peak(build).peak_bytes == peak_bytes
-    monkeypatch.setattr(fake_device, "verdict", lambda: fake_device.Verdict(None, "planted"))
+    monkeypatch.setattr(fake_device, "self_test", lambda: fake_device.SelfTest(None, "planted"))
     watched = memfix.peak(build)
     assert watched.peak_bytes == peak_bytes + new_tensor_bytes
     assert watched.notes[0] == "planted"

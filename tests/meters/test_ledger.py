@@ -83,20 +83,20 @@ def test_the_first_of_two_equal_peaks_is_the_one_that_is_explained() -> None:
     assert names_at_peak(ledger) == ["first"]
 
 
-def test_every_buffer_knows_the_stage_it_was_made_in() -> None:
+def test_every_buffer_knows_the_phase_it_was_made_in() -> None:
     ledger = Ledger()
     born(ledger, 100, "activation")
-    ledger.enter("backward")
-    ledger.enter("backward")
+    ledger.enter_phase("backward")
+    ledger.enter_phase("backward")
     born(ledger, 1, "gradient")
     ledger.workspace([entry(7, "sums")])
     timeline = ledger.timeline()
-    assert [(b.what, b.stage) for b in timeline.buffers] == [
+    assert [(b.what, b.phase) for b in timeline.buffers] == [
         ("activation", "forward"),
         ("gradient", "backward"),
         ("sums", "backward"),
     ]
-    assert timeline.stages == ((0, "forward"), (2, "backward"))
+    assert timeline.phases == ((0, "forward"), (2, "backward"))
 
 
 def test_the_timeline_adds_up_to_the_peak_and_to_what_is_left() -> None:

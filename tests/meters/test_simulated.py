@@ -252,7 +252,7 @@ def test_a_torch_whose_formulas_cannot_be_followed_makes_every_reading_an_estima
     assert verdict.cannot_hide_modes == (
         "in-place steps of libtorch's formulas are counted as new tensors here (self-test exit 1: OSError: planted)"
     )
-    monkeypatch.setattr(fake_device, "verdict", lambda: verdict)
+    monkeypatch.setattr(fake_device, "self_test", lambda: verdict)
     reading = simulated(WORKLOADS["matmul"])
     assert not reading.exact
     assert reading.notes == (verdict.cannot_hide_modes,)
@@ -274,11 +274,11 @@ def test_a_self_test_that_did_not_finish_is_not_remembered(monkeypatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(fake_device, "_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 0.2)
-    assert "try again" in fake_device.verdict.__wrapped__().no_device
+    assert "try again" in fake_device.self_test.__wrapped__().no_device
     assert not [*tmp_path.rglob("*.json")]
     monkeypatch.setattr(fake_device, "_PROBE", "print('fake-device-works hiding-modes-works')")
     monkeypatch.setattr(fake_device, "_PROBE_TIMEOUT_S", 60)
-    assert fake_device.verdict.__wrapped__().no_device is None
+    assert fake_device.self_test.__wrapped__().no_device is None
     assert len([*tmp_path.rglob("*.json")]) == 1
 
 

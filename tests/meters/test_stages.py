@@ -1,4 +1,4 @@
-"""Parts of a step that it names itself: what each leaves behind, its peak, and that marks cost nothing unheard."""
+"""Stages of a step: what each leaves behind, its peak, and that naming them costs nothing without a listener."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 import memfix
 from memfix.meters.base import Reading, Step
-from memfix.meters.cuda import _MarkedPeaks
+from memfix.meters.cuda import _StagePeaks
 from memfix.meters.stages import Stage, listening, stage
 
 MiB = 1 << 20
@@ -124,17 +124,17 @@ def test_peaks_between_marks_are_read_and_started_anew(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "memory_stats", stats)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.update(highest=live["now"]))
-    marked = _MarkedPeaks()
+    peaks = _StagePeaks()
     take(100)
     take(-90)
-    marked.mark("first")
+    peaks.enter("first")
     take(50)
     take(-40)
-    marked.mark("first")
-    marked.mark("second")
+    peaks.enter("first")
+    peaks.enter("second")
     take(5)
-    assert marked.finished()["requested_bytes.all.peak"] == 100
-    assert marked.stages == [Stage("first", 10, 20, 60), Stage("second", 20, 25, 25)]
+    assert peaks.finished()["requested_bytes.all.peak"] == 100
+    assert peaks.stages == [Stage("first", 10, 20, 60), Stage("second", 20, 25, 25)]
 
 
 @pytest.mark.gpu(use="meters")

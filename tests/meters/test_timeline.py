@@ -162,5 +162,5 @@ def test_before_an_event_nothing_later_has_happened() -> None:
     cut = whole.before(3)
     assert cut.live_bytes == whole.live_bytes[:3] == (0, 4, 4)
     assert cut.buffers == (Buffer(4, "mm", None, "forward", born=1, died=None),)
-    assert (cut.stages, cut.marks) == (((0, "forward"),), ())
+    assert (cut.phases, cut.stages) == (((0, "forward"),), ())
     assert whole.with_sizes(lambda size: 512).live_bytes == (0, 512, 512, 1024, 512)

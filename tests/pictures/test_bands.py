@@ -17,9 +17,9 @@ from memfix.pictures.bands import (
     fold,
     largest_first,
     peak_label,
+    phase_spans,
     printable,
     printable_end,
-    stage_spans,
 )
 
 
@@ -87,7 +87,7 @@ def test_buffers_without_bytes_or_without_a_life_are_not_listed() -> None:
 def test_the_band_of_what_existed_before_falls_when_it_is_freed() -> None:
     story = Story()
     old = story.before(GiB)
-    story.stage("forward")
+    story.phase("forward")
     story.make(MiB, "mm", None)
     story.drop(old)
     before = build_stack(story.end(), max_columns=9).bands[0]
@@ -99,10 +99,10 @@ def test_the_peak_is_told_above_what_existed_before() -> None:
     assert peak_label(single_event()) == "peak 3.00 MiB"
 
 
-def test_stages_in_which_nothing_happened_are_left_out() -> None:
+def test_phases_in_which_nothing_happened_are_left_out() -> None:
     timeline = Timeline((), 4, ((0, "forward"), (3, "backward"), (3, "optimizer"), (5, "after")))
-    assert stage_spans(timeline) == [(0, 3, "forward"), (3, 5, "optimizer")]
-    assert stage_spans(empty()) == []
+    assert phase_spans(timeline) == [(0, 3, "forward"), (3, 5, "optimizer")]
+    assert phase_spans(empty()) == []
 
 
 def test_text_is_one_line_of_printable_characters() -> None:

@@ -22,7 +22,7 @@ def texts(timeline: Timeline, title: str = "title") -> list[str]:
     return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_svg_says_the_peak_the_stages_and_where_the_bytes_come_from(tmp_path: Path) -> None:
+def test_the_svg_says_the_peak_the_phases_and_where_the_bytes_come_from(tmp_path: Path) -> None:
     said = texts(gpt_step(tmp_path), "one step")
     assert {"one step", "forward", "backward", "optimizer", "existed before", "the rest"} <= set(said)
     assert "peak 39.93 GiB above 1.99 GiB that existed before" in said
@@ -73,7 +73,7 @@ def test_byte_marks_are_at_multiples_of_a_power_of_two(highest: int, last: str, 
 def test_no_text_lies_on_another_or_outside(tmp_path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for timeline in (gpt_step(tmp_path), many_events(2000), known_peak(), hostile(), crowded_stages()):
+    for timeline in (gpt_step(tmp_path), many_events(2000), known_peak(), hostile(), crowded_phases()):
         drawn = figure.draw(timeline, "t" * 200)
         renderer = FigureCanvasAgg(drawn).get_renderer()
         axes = drawn.axes[0]
@@ -87,15 +87,15 @@ def test_no_text_lies_on_another_or_outside(tmp_path: Path) -> None:
             assert not box.overlaps(other), f"{name!r} on {other_name!r}"
 
 
-def crowded_stages() -> Timeline:
-    """Gradient accumulation: many short stages, one of a single event, and a long place."""
-    stages = tuple((50 * i, ("forward", "backward")[i % 2]) for i in range(40))
+def crowded_phases() -> Timeline:
+    """Gradient accumulation: many short phases, one of a single event, and a long place."""
+    phases = tuple((50 * i, ("forward", "backward")[i % 2]) for i in range(40))
     base = known_peak()
     line = Line("/" + "very_long_folder/" * 9 + "file.py", 1234, "f")
     buffers = tuple(
-        type(b)(b.bytes, "a_very_long_operator_name_" * 3, line, b.stage, b.born, b.died) for b in base.buffers
+        type(b)(b.bytes, "a_very_long_operator_name_" * 3, line, b.phase, b.born, b.died) for b in base.buffers
     )
-    return Timeline(buffers, 2000, (*stages, (2000, "optimizer")))
+    return Timeline(buffers, 2000, (*phases, (2000, "optimizer")))
 
 
 def test_the_svg_asks_for_no_other_file() -> None:

@@ -83,7 +83,7 @@ def test_a_buffer_that_outlives_the_step_is_an_active_block() -> None:
 def test_what_existed_before_and_is_freed_has_no_alloc() -> None:
     story = Story()
     old = story.before(3 * MiB)
-    story.stage("forward")
+    story.phase("forward")
     story.drop(old)
     snapshot = load(story.end())
     assert [e["action"] for e in snapshot["device_traces"][0]] == ["free_requested", "free_completed"]

@@ -37,11 +37,11 @@ class Story:
     def __init__(self) -> None:
         self.born: list[tuple[int, str, Line | None, str, int]] = []
         self.died: dict[int, int] = {}
-        self.stages: list[tuple[int, str]] = []
+        self.phases: list[tuple[int, str]] = []
         self.event = 0
 
-    def stage(self, name: str) -> None:
-        self.stages.append((self.event + 1 if self.stages else 0, name))
+    def phase(self, name: str) -> None:
+        self.phases.append((self.event + 1 if self.phases else 0, name))
 
     def before(self, num_bytes: int) -> int:
         self.born.append((num_bytes, "existed before", None, "forward", 0))
@@ -49,7 +49,7 @@ class Story:
 
     def make(self, num_bytes: int, what: str, line: Line | None) -> int:
         self.event += 1
-        self.born.append((num_bytes, what, line, self.stages[-1][1], self.event))
+        self.born.append((num_bytes, what, line, self.phases[-1][1], self.event))
         return len(self.born) - 1
 
     def drop(self, index: int) -> None:
@@ -58,7 +58,7 @@ class Story:
 
     def end(self) -> Timeline:
         buffers = tuple(Buffer(*fields, self.died.get(index)) for index, fields in enumerate(self.born))
-        return Timeline(buffers, self.event, tuple(self.stages))
+        return Timeline(buffers, self.event, tuple(self.phases))
 
 
 def empty() -> Timeline:
@@ -73,10 +73,10 @@ def known_peak() -> Timeline:
     """1 GiB before; a of 2 GiB, b of 3 GiB: the peak is 5 GiB above, at event 2; a outlives the step."""
     story = Story()
     story.before(GiB)
-    story.stage("forward")
+    story.phase("forward")
     story.make(2 * GiB, "mm", Line("loss.py", 41, "loss"))
     kept = story.make(3 * GiB, "log_softmax", Line("loss.py", 42, "loss"))
-    story.stage("backward")
+    story.phase("backward")
     story.drop(kept)
     story.drop(story.make(512 * MiB, "mm", Line("loss.py", 41, "loss")))
     return story.end()
@@ -85,7 +85,7 @@ def known_peak() -> Timeline:
 def hostile() -> Timeline:
     """Names and lines that would break a page, a formula or an XML file if they were believed."""
     story = Story()
-    story.stage("<b>forward</b>")
+    story.phase("<b>forward</b>")
     for number, what in enumerate(
         ("</script><script>document.title='broken'</script>", "a $\\frac{1}$ b & c", "\0\x1b[31m\ud800")
     ):
@@ -98,12 +98,12 @@ def many_events(num_events: int = 100_000, seed: int = 0) -> Timeline:
     draw = random.Random(seed)
     story = Story()
     story.before(40 * GiB)
-    story.stage("forward")
+    story.phase("forward")
     lines = [Line(f"/src/model/layers/part_{number % 17}.py", number, f"function_{number}") for number in range(60)]
     alive: list[int] = []
     while story.event < num_events:
         if story.event == num_events // 2:
-            story.stage("backward")
+            story.phase("backward")
         if story.event == num_events // 3:
             story.drop(story.make(200 * GiB, "spike", lines[0]))
         elif draw.random() < (0.6 if story.event < num_events / 2 else 0.4) or not alive:
@@ -125,7 +125,7 @@ def gpt_step(folder: Path, num_layers: int = 12, num_chunks: int = 16) -> Timeli
     story = Story()
     for _ in range(num_layers):
         story.before(170 * MiB)
-    story.stage("forward")
+    story.phase("forward")
     saved: list[list[int]] = []
     for _ in range(num_layers):
         qkv = story.make(384 * MiB, "addmm", line(7, "attention"))
@@ -144,7 +144,7 @@ def gpt_step(folder: Path, num_layers: int = 12, num_chunks: int = 16) -> Timeli
         kept.append(story.make(1187 * MiB, "_log_softmax", line(12, "loss")))
         story.drop(logits)
         story.drop(wide)
-    story.stage("backward")
+    story.phase("backward")
     gradients = [story.make(742 * MiB, "new_zeros", line(11, "loss"))]
     for chunk in reversed(kept):
         wide = story.make(1187 * MiB, "_log_softmax_backward_data", line(15, "train_step"))
@@ -158,7 +158,7 @@ def gpt_step(folder: Path, num_layers: int = 12, num_chunks: int = 16) -> Timeli
             gradients.append(story.make(34 * MiB, "mm", line(15, "train_step")))
             story.drop(buffer)
         story.drop(wide)
-    story.stage("optimizer")
+    story.phase("optimizer")
     for _ in range(num_layers):
         story.make(340 * MiB, "zeros_like", line(16, "train_step"))
         story.drop(story.make(170 * MiB, "_foreach_sqrt", line(16, "train_step")))

@@ -251,7 +251,7 @@ def _feed_forward_bytes(measured: Measured) -> int | None:
     if timeline is None:
         return None
     lines, first = inspect.getsourcelines(FeedForward)
-    event = next(end - 1 for _, end, name in timeline.marked_spans() if name == WHOLE_LAYER)
+    event = next(end - 1 for _, end, name in timeline.stage_spans() if name == WHOLE_LAYER)
     return sum(
         buffer.bytes
         for buffer in timeline.alive_at(event)

@@ -1,17 +1,17 @@
-"""The GPU-free meter: the step runs on fake tensors, and every storage's bytes are counted from birth to death.
+"""The GPU-free meter: it runs the step on fake tensors and counts the bytes of every storage while it is alive.
 
-Nothing is computed and no memory is taken, so a 100 GiB train step is measured on a laptop, and two
-runs give the same bytes. Rooms:
+Nothing is computed and no memory is taken, so a laptop can measure a 100 GiB train step, and two runs give the same
+bytes. Modules:
 
-- ``environment``: sets all of it up, in one order
-- ``fake_device``, ``hide_dispatch_modes``: CUDA's code paths in any build of torch
-- ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: what user code sees of the GPU
-- ``tracking``: what happens at each operator, step by step
-- ``storages``, ``running_stage``, ``engine``, ``composite``, ``launches``: what the tracker needs to know for that
-- ``fake_execution``, ``fake_result_cache``: the results of operators
-- ``workspace``, ``tables``: memory that kernels take for themselves
-- ``assumptions``, ``refusals``: what happens where a step reads values, which fake tensors do not have
-- ``ledger``, ``source_lines``, ``gpus``: the bytes, the source lines behind them, the GPUs
+- ``environment``: sets everything up
+- ``fake_device``, ``hide_dispatch_modes``: make any build of torch take CUDA's code paths
+- ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: show user code the simulated GPU
+- ``tracking``: handles each operator
+- ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs
+- ``fake_execution``, ``fake_result_cache``: compute the results of operators
+- ``workspace``, ``tables``: know the memory that kernels take for themselves
+- ``assumptions``, ``refusals``: handle steps that read values, which fake tensors do not have
+- ``ledger``, ``source_lines``, ``gpus``: keep the bytes, find the source lines behind them, describe the GPUs
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class SimulatedMeter:
             return dataclasses.replace(reading, kept=(*kept, *reading.kept))
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
-        """Readings of several steps on the same state, each run once without a warm-up: for steps that need none."""
+        """Readings of several steps on the same state. Each step runs once, without a warm-up."""
         with self._simulated() as tracker:
             return [self._reading(tracker, step) for step in build("cuda")]
 
     def launches(self, build: StepBuilder) -> list[Launch]:
-        """The Triton kernels that a first call of the step launches. Nothing is measured."""
+        """The Triton kernels that the step launches at its first call. Nothing is measured."""
         with self._simulated() as tracker:
             step = build("cuda")
             tracker.launches = []
@@ -82,7 +82,7 @@ class SimulatedMeter:
         from .environment import simulated_gpu
         from .refusals import explained
 
-        hides_modes = fake_device.verdict().cannot_hide_modes is None
+        hides_modes = fake_device.self_test().cannot_hide_modes is None
         with simulated_gpu(self.gpu, hides_modes=hides_modes) as tracker, explained():
             yield tracker
 
@@ -95,7 +95,7 @@ class SimulatedMeter:
         tracker.notes.clear()  # doubts about the warm-up do not matter
         if is_first_call:
             tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
-        with listening(ledger.mark):
+        with listening(ledger.enter_stage):
             result = step()
         ledger.settle()
         requested, allocated = ledger.requested, ledger.allocated
@@ -105,7 +105,7 @@ class SimulatedMeter:
         _note_cycles(tracker)
         del result
         gc.collect()
-        doubts = (fake_device.verdict().cannot_hide_modes, self._doubt_of_torch())
+        doubts = (fake_device.self_test().cannot_hide_modes, self._doubt_of_torch())
         notes = (*(doubt for doubt in doubts if doubt), *tracker.notes)
         return Reading(
             meter=self.name,
@@ -133,7 +133,7 @@ class SimulatedMeter:
 
 
 def _note_cycles(tracker: StorageTracker) -> None:
-    """Memory that only Python's cycle collector frees is freed at a moment that differs from run to run."""
+    """Note memory that only Python's cycle collector frees, because on a GPU it is freed at an unpredictable time."""
     before = tracker.ledger.requested.live
     gc.collect()
     freed = before - tracker.ledger.requested.live

@@ -1,7 +1,7 @@
-"""Values that a step asks for and simulated tensors do not have, where training data has one usual answer.
+"""Answers for steps that read values: simulated tensors have none, but training data often has one usual answer.
 
-Each assumption is a note in the reading, which is then an estimate. Any other value is refused. Where whoever built the
-step has stated what its integers are, a count that follows from that is known, and no assumption.
+Each assumption is a note in the reading, which is then an estimate. A step that reads any other value is refused. If
+the builder of the step stated the range of its integers, a count that follows from it is exact, without a note.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ aten = torch.ops.aten
 
 _NO_ZEROS = "no element is zero"
 _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
-"""Backward node that looks at values -> what is assumed of them."""
+"""The name of a backward node that reads values -> what is assumed about them."""
 _ANSWER, _MASK = "_memfix_answer", "_memfix_mask"
 _RANGE, _ALL_SET = "_memfix_range", "_memfix_all_set"
 _MARKS = frozenset((_ANSWER, _MASK, _RANGE, _ALL_SET))
 
 
 def state_range(tensor: torch.Tensor, low: int, high: int) -> None:
-    """Every element of ``tensor`` is at least ``low`` and below ``high``, as real inputs of this step would be."""
+    """State that every element of ``tensor`` is at least ``low`` and below ``high``, as in real inputs of the step."""
     setattr(tensor, _RANGE, (low, high))
 
 
 def remember_question(operator: Any, args: tuple[Any, ...], result: Any) -> None:
-    """Mark a result that is one number about a mask with its usual value, in case that is asked for."""
+    """Attach the usual value to a result that is one number about a mask, in case the step reads it."""
     for mark in _MARKS.intersection(getattr(result, "__dict__", ())):
-        delattr(result, mark)  # written in place: another number now
+        delattr(result, mark)  # the operator wrote in place, so the old value no longer holds
     packet = operator.overloadpacket
     if packet not in _SAYS_SOMETHING:
         return
@@ -48,7 +48,7 @@ _ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, w
 
 
 def _without_masks(indices: list[Any]) -> list[Any]:
-    """Places in place of masks, one tensor for each dimension of a mask, as indexing makes them."""
+    """Replace each mask by index tensors, one for each of its dimensions, as indexing does."""
     places: list[Any] = []
     for index in indices:
         if _is_boolean(index):
@@ -75,7 +75,7 @@ _SAYS_SOMETHING = frozenset(
 
 
 def _is_all_set(packet: Any, args: tuple[Any, ...]) -> bool:
-    """Does every element of this mask follow from what was stated?"""
+    """Whether the stated ranges make every element of this mask true."""
     if packet is aten.bitwise_and:
         return all(hasattr(mask, _ALL_SET) for mask in args)
     stated = getattr(args[0], _RANGE, None) if packet in _ALWAYS_HOLDS else None
@@ -90,12 +90,12 @@ def _is_boolean(value: Any) -> bool:
 
 
 def _is_mask(value: Any) -> bool:
-    """Booleans, also after a cast to numbers."""
+    """Whether ``value`` is a boolean tensor, or was cast from one."""
     return _is_boolean(value) or hasattr(value, _MASK)
 
 
 def _usual_answer(packet: Any, mask: torch.Tensor) -> tuple[str | None, Any]:
-    """The note, None where it is known, and the answer."""
+    """The note, or None if the answer is known, and the answer."""
     if hasattr(mask, _ALL_SET):
         return None, mask.numel() if packet is aten.sum else True
     if packet is aten.sum:
@@ -106,7 +106,7 @@ def _usual_answer(packet: Any, mask: torch.Tensor) -> tuple[str | None, Any]:
 
 
 def _pass_on(packet: Any, args: tuple[Any, ...], result: Any) -> None:
-    """A number that is cast, or kept from falling below another (``count.clamp(min=1)``), is still known."""
+    """Keep a number known after a cast or a lower bound, as in ``count.clamp(min=1)``."""
     answer = getattr(args[0], _ANSWER, None)
     if answer is None:
         return
@@ -127,7 +127,7 @@ _READS_VALUES = frozenset(
 
 
 def assumed_answer(operator: Any, args: tuple[Any, ...]) -> tuple[str | None, Callable[[], Any]] | None:
-    """For an operator that reads values in a known situation: what is assumed, and how to make the answer."""
+    """The note and a function that makes the answer, for an operator that reads values; None if there is no answer."""
     if operator not in _READS_VALUES:
         return None
     if operator is aten.equal.default:

@@ -1,7 +1,7 @@
-"""Which kernel ``scaled_dot_product_attention`` runs on a GPU, and the call of it, below autograd and on fake tensors.
+"""Chooses the kernel that ``scaled_dot_product_attention`` runs on a GPU, and calls it on fake tensors.
 
-A torch without CUDA, or without a GPU to ask, always decomposes it; on a GPU one of three fused kernels usually runs
-instead. The rules are those of torch 2.11 to 2.13 built for CUDA 13, whose cuDNN is 9.15.1 or newer.
+Without CUDA or a GPU, torch always decomposes attention; on a GPU one of three fused kernels usually runs instead.
+The rules are those of torch 2.11 to 2.13 built for CUDA 13, whose cuDNN is 9.15.1 or newer.
 Legend: B batch, H heads, L query length, S key length, D width of a head.
 """
 
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class Kernel(IntEnum):
-    """Torch's own numbers, as its order of preference lists them."""
+    """Kernels, with the numbers that torch uses in its order of preference."""
 
     MATH = 0
     FLASH = 1
@@ -37,7 +37,7 @@ class Kernel(IntEnum):
 _TORCH_ORDER = (Kernel.FLASH, Kernel.EFFICIENT, Kernel.MATH, Kernel.CUDNN)
 _CUDNN_FIRST_ORDER = (Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT, Kernel.MATH)
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-_NEWEST = (12, 1)  # no fused kernel is built for a GPU beyond this
+_NEWEST = (12, 1)  # the newest compute capability that fused kernels are built for
 _LARGEST_GRID = 65_535
 
 
@@ -66,11 +66,11 @@ class Request:
 class Choice:
     kernel: Kernel
     doubt: str | None = None
-    """Why a GPU may run another one."""
+    """Why a GPU may run another kernel; None if the choice is certain."""
 
 
 def choose(gpu: GPU, request: Request) -> Choice:
-    """The first kernel in torch's order of preference that is enabled and can run. Raises torch's ``RuntimeError``."""
+    """The first kernel in torch's order of preference that is enabled and can run. Raises as torch does if none can."""
     enabled = _enabled()
     if not any(enabled.values()):
         raise RuntimeError(
@@ -124,7 +124,7 @@ def _can_run_flash(gpu: GPU, request: Request) -> bool:
         and (192 < width <= 224 or (width > 224 and request.dropout))
     ):
         return False
-    if request.is_causal and query.shape[-2] != key.shape[-2]:  # its diagonal would start at the other corner
+    if request.is_causal and query.shape[-2] != key.shape[-2]:  # flash aligns the causal diagonal with the other corner
         return False
     return _heads_fit(request, groups=True, same_key_value=True) and _has_tokens(request) and _unit_strides(request)
 
@@ -232,7 +232,7 @@ def _prefers_cudnn(gpu: GPU) -> bool:
 
 @contextlib.contextmanager
 def preferences_of(gpu: GPU) -> Iterator[None]:
-    """Torch sets its order when attention first meets a GPU; an order that the user set before is left alone."""
+    """Set torch's order of preference, as torch does when attention first sees a GPU. A user's own order is kept."""
     before = torch._C._get_sdp_priority_order()
     chosen = tuple(number for number in before if number in _CAN_RUN)
     if chosen in (_TORCH_ORDER, _CUDNN_FIRST_ORDER):
@@ -246,7 +246,7 @@ def preferences_of(gpu: GPU) -> Iterator[None]:
 
 # ---------------------------------------------------------------- the call
 def install(library: torch.library.Library, gpu: GPU, notes: MutableMapping[str, None]) -> None:
-    """Have ``library`` run attention as on ``gpu``; where the kernel is in doubt, ``notes`` says so."""
+    """Have ``library`` run attention as on ``gpu``. If the choice of a kernel is uncertain, add a note to ``notes``."""
 
     def decide(request: Request) -> Kernel:
         choice = choose(gpu, request)
@@ -282,12 +282,12 @@ def _requested(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Request, float | None]:
-    """The arguments of attention, as torch's schema names them."""
+    """A :class:`Request` from the arguments of attention, named as in torch's schema."""
     return Request(query, key, value, attn_mask, float(dropout_p), is_causal, enable_gqa), scale
 
 
 def _check(request: Request) -> None:
-    """What torch itself refuses, in its words."""
+    """Refuse what torch refuses, with torch's messages."""
     query, key, value = request.tensors
     if any(tensor.is_nested for tensor in request.tensors):
         raise MeasurementError("attention on nested tensors cannot be simulated; measure with --meter=cuda")
@@ -318,7 +318,7 @@ def _run_flash(request: Request, scale: float | None) -> torch.Tensor:
     width = request.query.shape[-1]
     missing = -width % 8
     query, key, value = (F.pad(tensor, (0, missing)) if missing else tensor for tensor in request.tensors)
-    own_scale = 1 / math.sqrt(width) if scale is None else scale  # of the width before padding
+    own_scale = 1 / math.sqrt(width) if scale is None else scale  # from the width before padding
     out = aten._scaled_dot_product_flash_attention(
         query, key, value, request.dropout, request.is_causal, False, scale=own_scale
     )[0]
@@ -364,7 +364,7 @@ _RUN = {
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A boolean mask as numbers to add: 0 where a key takes part, minus infinity elsewhere."""
+    """A boolean mask as numbers to add: 0 for True, minus infinity for False."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     left_out = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
@@ -373,14 +373,14 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
 
 # ---------------------------------------------------------------- what a call returns
 def _seed_on_the_host(call: Call) -> Any:
-    """Outside a CUDA graph the efficient kernel keeps the seed of its dropout in host memory."""
+    """Move the dropout seed to the host, where the efficient kernel keeps it outside a CUDA graph."""
     out, logsumexp, seed, offset, *rest = call.outputs
     seed, offset = (torch.empty((), dtype=tensor.dtype, device="cpu") for tensor in (seed, offset))
     return out, logsumexp, seed, offset, *rest
 
 
 def _logsumexp_only_for_backward(call: Call) -> Any:
-    """CuDNN's is not made unless asked for."""
+    """Drop cuDNN's logsumexp unless it was asked for."""
     out, logsumexp, *rest = call.outputs
     return out, logsumexp if call["compute_log_sumexp"] else logsumexp.new_empty(0), *rest
 
@@ -390,4 +390,4 @@ OUTPUTS_ON_CUDA: dict[Any, Callable[[Call], Any]] = {
     aten._efficient_attention_forward.default: _seed_on_the_host,
     aten._scaled_dot_product_cudnn_attention.default: _logsumexp_only_for_backward,
 }
-"""Operators whose outputs differ between fake tensors and a GPU, and what a GPU returns."""
+"""Operators whose fake kernels return other outputs than a GPU -> the function that makes the GPU's outputs."""

@@ -1,7 +1,7 @@
-"""Which operators are, on CUDA, a composite of others, so that their temporaries can be seen one by one.
+"""Finds the operators that CUDA runs as composites of others, so that their temporaries are seen one by one.
 
-``logsumexp``, for one, copies its input inside; the dispatcher shows only its result. A CPU wheel has no CUDA
-kernels to ask, so the answer is read from the operator list that every torch wheel ships.
+``logsumexp``, for example, copies its input, but the dispatcher shows only its result. A CPU wheel has no CUDA
+kernels to query, so the answer is read from the operator list that every torch wheel ships.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# composites whose parts allocate exactly what the whole does: seen whole, for speed
+# composites whose parts allocate exactly what the whole does; they are not decomposed, for speed
 _SEEN_WHOLE = frozenset(
     """_to_copy _unsafe_view clone copy detach lift lift_fresh alias zeros ones full empty rand randn randint
     arange linspace eye scalar_tensor zeros_like ones_like full_like rand_like randn_like empty_like new_empty
@@ -21,16 +21,17 @@ _SEEN_WHOLE = frozenset(
     resize resize_as masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential
     random _linalg_check_errors""".split()
 )
-# composites that run a kernel of ours for CUDA; autograd's keys, which would lead there, are off in inference mode
+# composites for which dispatcher_overrides registers a CUDA kernel. Autograd's keys, which would lead to it, are off
+# in inference mode
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
-# a number that such a composite wraps in a tensor comes back as a number, which its parts do not take
+# overloads of composites that wrap a number in a tensor: it is unwrapped again, and their parts do not accept a number
 _WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 @functools.cache
 def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | None:
-    """The dispatch key of the composite kernel that CUDA tensors would run, or None for a kernel of its own."""
+    """The dispatch key of the composite kernel that CUDA tensors would run; None if CUDA has a kernel of its own."""
     name = operator.name()
     if not name.startswith("aten::"):
         return None
@@ -51,7 +52,7 @@ def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | Non
 
 @functools.cache
 def native_on_cuda_only() -> tuple[str, ...]:
-    """Operators that decompose on CPU above autograd but have a CUDA kernel: a CPU wheel must be told of them."""
+    """Operators that have a CUDA kernel but that a CPU wheel decomposes above autograd."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return tuple(
         name
@@ -62,7 +63,7 @@ def native_on_cuda_only() -> tuple[str, ...]:
 
 @functools.cache
 def _dispatch_keys() -> dict[str, frozenset[str]]:
-    """``aten::name.overload`` -> the dispatch keys it is implemented for."""
+    """``aten::name.overload`` -> the dispatch keys that have a kernel."""
     listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
     keys: dict[str, set[str]] = {}
     current: set[str] = set()

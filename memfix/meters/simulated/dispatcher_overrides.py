@@ -1,4 +1,4 @@
-"""Kernels for CUDA and Meta by which operators take CUDA's path on fake tensors and in any build of torch."""
+"""Kernels for CUDA and Meta that make operators take CUDA's path on fake tensors, in any build of torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .gpus import GPU
 
 aten = torch.ops.aten
 
-_CUDNN_MOST_CHANNELS = 1024  # of grid samples
-_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # of batch norm, by training
+_CUDNN_MOST_CHANNELS = 1024  # in a grid sampler
+_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # in batch norm: training -> batch size
 
 
 @contextlib.contextmanager
 def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
-    """Inside, the kernels are registered; the assumptions that they make are added to ``notes``."""
+    """Register the kernels for the block. They add their assumptions to ``notes``."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of every overridden kernel
             for name, kernel in _CHOICES.items():
-                for key in ("CUDA", "AutogradCUDA"):  # the second, so that a recomputation under autograd finds it
+                for key in ("CUDA", "AutogradCUDA"):  # a recomputation under autograd needs AutogradCUDA
                     library.impl(name, kernel, key, allow_override=True)  # a nested simulation overrides ours
             for name, kernel in (_MISSING_FAKES | _CORRECTED_FAKES).items():
                 library.impl(name, kernel, "Meta", allow_override=True)
@@ -43,7 +43,7 @@ def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
 
 
 def _one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """CUDA's ``one_hot``. For a fake tensor torch compares with every class, which allocates other temporaries."""
+    """CUDA's ``one_hot``. Torch's version for fake tensors compares with every class, with other temporaries."""
     if num_classes == -1:
         num_classes = int(ids.max().item()) + 1
     one_hot = ids.new_zeros((*ids.shape, num_classes))
@@ -61,7 +61,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> tuple[Any, ...]:
-    """cuDNN's batch norm where a CUDA build prefers it, torch's own otherwise."""
+    """cuDNN's batch norm if a CUDA build would choose it, else torch's own."""
     statistics = (running_mean, running_var, training, momentum, eps)
     if cudnn_enabled and weight is not None and bias is not None and _cudnn_norms(tensor, weight, *statistics[:3]):
         layout = torch._prims_common.suggest_memory_format(tensor)
@@ -98,7 +98,7 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 def _grid_sampler(
     tensor: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
-    """cuDNN's sampler where a CUDA build prefers it: bilinear, zeros outside, corners aligned."""
+    """cuDNN's sampler if a CUDA build would choose it (bilinear, zeros outside, corners aligned), else torch's own."""
     by_cudnn = (
         torch.backends.cudnn.enabled
         and (interpolation_mode, padding_mode, align_corners) == (0, 0, True)

@@ -1,8 +1,8 @@
-"""What the autograd engine does differently while a mode watches it, and how to see past that.
+"""Corrects for what the autograd engine does differently under a dispatch mode.
 
-Without a mode the engine adds a second gradient into the first one's memory when nobody else refers to it. A tensor
-that is watched has one reference more, so a new one is made instead; it then takes over the old one's bytes,
-provided the old one dies at once.
+Without a mode, the engine adds a second gradient in place into the first if nothing else refers to it. A tracked
+tensor has one more reference, so the engine makes a new tensor instead. The ledger lets the new tensor take over the
+old one's bytes if the old one dies at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NODE_KEY = "memfix_node"
 
 
 class EngineWatch:
-    """Knows, while backward runs, whether an ``add`` is a node's own or the engine's accumulation after it."""
+    """Tells during backward whether an ``add`` belongs to a node or is the engine's accumulation after it."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -32,7 +32,7 @@ class EngineWatch:
         self._finished_node: int | None = None
 
     def writes_in_place(self, operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
-        """Would the engine have added into ``args[0]``, were nobody watching?"""
+        """Whether the engine would have added into ``args[0]`` without a dispatch mode."""
         return operator is aten.add.Tensor and self._is_accumulation(args)
 
     def _is_accumulation(self, args: tuple[Any, ...]) -> bool:
@@ -43,12 +43,12 @@ class EngineWatch:
         if metadata.get(_NODE_KEY) != self._finished_node:
             return False
         total, added = args[:2]
-        # a view made in backward keeps its base alive, so the engine does not own its memory alone
+        # a view made in backward keeps its base alive, so the engine is not the only owner of its memory
         return isinstance(added, torch.Tensor) and not total._is_view() and is_dense(total.shape, total.stride())
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Hook the graph of each backward that is called from here on."""
+        """Hook the graph of each backward that is called inside the block."""
         run = torch.autograd.graph._engine_run_backward
 
         def run_watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,14 +72,14 @@ class EngineWatch:
                 module._engine_run_backward = run  # type: ignore[attr-defined]
 
     def _watch_order(self, numbers: list[int]) -> None:
-        """On a GPU nodes that a backward pass makes are numbered by a thread of their own, which here they are not; and
-        numbers decide the order in which a later pass runs them beside the others."""
+        """Add a note if a GPU may run these nodes in another order: there a separate thread numbers the nodes that
+        backward makes, and the numbers decide the order in which a later pass runs them."""
         of_gradients = [any(number in made for made in self._numbers_of_gradients) for number in numbers]
         if any(of_gradients) and not all(of_gradients):
             self._note("gradients of gradients: the engine may run their graph in another order on a GPU")
 
     def _hook_nodes(self, roots: Any) -> None:
-        """Those nodes after which the engine may add: what they give goes where another node's gradient goes too."""
+        """Hook the nodes after which the engine may add, because another node's gradient has the same target."""
         given = [(getattr(root, "grad_fn", None) or getattr(root, "node", None), root.output_nr) for root in roots]
         num_gradients = Counter(given)
         waiting = [node for node, _ in given]

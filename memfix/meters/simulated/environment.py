@@ -1,4 +1,4 @@
-"""Sets up the simulated GPU: builds the parts, and enters them in one order. Everything is undone on leaving."""
+"""Sets up the simulated GPU: builds the modes and patches and enters them in order. All are undone on exit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHER_MODE = "another dispatch mode is active in the step, and what it keeps is
 
 
 class _NoDeviceFakeMode(FakeTensorMode):
-    """Never touches a device, even where one exists."""
+    """A FakeTensorMode that never touches a device, even if there is one."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -29,10 +29,10 @@ class _NoDeviceFakeMode(FakeTensorMode):
 
 @contextlib.contextmanager
 def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
-    """Inside, ``device="cuda"`` is ``gpu``, no memory is taken, and the tracker that is yielded counts every byte.
+    """Inside, ``device="cuda"`` means ``gpu``, no memory is taken, and the yielded tracker counts every byte.
 
-    ``hides_modes``: libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). Only
-    where the self-test passed.
+    With ``hides_modes`` libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). It
+    requires that the self-test passed.
     """
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
@@ -44,21 +44,21 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
 
     patches = [*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker)]
     contexts: list[contextlib.AbstractContextManager[object]] = [
-        # storages must die in program order: backward on this thread, and no collection of cycles in between
+        # storages must die in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),
         only_our_own_cycles(),
-        # what user code sees of torch; FakeTensorMode is built already, which imports modules of torch unpatched
+        # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         applied(patches),
         tracker.engine.installed(),
-        tracker.stage.installed(),
-        # after only_our_own_cycles: on leaving it visits every object that Python's collector tracks
+        tracker.phase.installed(),
+        # after only_our_own_cycles: on exit this visits every object that Python's collector tracks
         *(
             [hide_dispatch_modes.installed(num_outer_modes + len(modes), partial(tracker.note, _OTHER_MODE))]
             if hides_modes
             else []
         ),
         dispatcher_overrides.registered(gpu, tracker.notes),
-        # last: no operator of the set-up itself may be counted
+        # last, so that no operator of the set-up is counted
         *modes,
     ]
     with contextlib.ExitStack() as stack:

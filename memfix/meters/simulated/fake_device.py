@@ -1,9 +1,9 @@
-"""Lets autograd run on fake ``cuda`` tensors in a torch that was built without CUDA, or finds no GPU.
+"""Lets autograd run on fake ``cuda`` tensors in a torch that was built without CUDA, or that finds no GPU.
 
-FakeTensorMode alone is not enough there. A CPU wheel has no device guard for CUDA, and the first
-autograd node on a fake cuda tensor ends the process; and libtorch's CUDA hooks report that no
-accelerator exists. Both are process-wide tables with exported symbols, so ctypes can change them and nothing is
-compiled. A mistake here would abort the process, so all of it is tried first in a child process.
+FakeTensorMode alone is not enough there. A CPU wheel has no device guard for CUDA, so the first autograd node on a
+fake cuda tensor ends the process; and libtorch's CUDA hooks report that no accelerator exists. Both are process-wide
+tables with exported symbols, so ctypes can patch them without a compiler. A mistake here would abort the process, so
+a self-test tries all of it first in a child process.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ _TABLE_LENGTH = 64
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the self-test in a child process found. Each field but the last is a reason, or None where it works."""
+class SelfTest:
+    """The result of the self-test in a child process. The first two fields give a reason, or None if it works."""
 
     no_device: str | None
     cannot_hide_modes: str | None
     is_final: bool = True
-    """False where the self-test did not finish: on a busy machine that is no fault of torch."""
+    """False if the self-test did not finish: a busy machine can be the cause, so the result is not cached."""
 
 
 def unavailable_reason() -> str | None:
-    """Why there can be no fake CUDA tensors in this process, or None."""
-    return verdict().no_device
+    """Why this process cannot have fake CUDA tensors; None if it can."""
+    return self_test().no_device
 
 
 @functools.cache
-def verdict() -> Verdict:
-    """The self-test's verdict, cached on disk by torch's build and this package's own source."""
+def self_test() -> SelfTest:
+    """The result of the self-test, cached on disk for this build of torch and this version of the source."""
     import torch
 
     if sys.platform == "win32" and not torch.cuda.is_available():
         reason = "a torch without CUDA cannot fake it on Windows; install a CUDA build of torch (no GPU is needed)"
-        return Verdict(reason, reason)
-    cached = _verdict_file(torch.__file__, torch.__version__)
+        return SelfTest(reason, reason)
+    cached = _cache_file(torch.__file__, torch.__version__)
     try:
-        return Verdict(**json.loads(cached.read_text()))
+        return SelfTest(**json.loads(cached.read_text()))
     except (OSError, ValueError, TypeError):
         pass
     found = _probe_in_child()
@@ -87,7 +87,7 @@ def verdict() -> Verdict:
     return found
 
 
-def _verdict_file(torch_file: str, version: str) -> Path:
+def _cache_file(torch_file: str, version: str) -> Path:
     library = Path(torch_file).parent / "lib" / "libc10.so"
     stamp = library.stat().st_mtime_ns if library.exists() else 0
     own_source = "".join(
@@ -98,7 +98,7 @@ def _verdict_file(torch_file: str, version: str) -> Path:
     return cache / "memfix" / f"fake-device-{key}.json"
 
 
-def _probe_in_child() -> Verdict:
+def _probe_in_child() -> SelfTest:
     package_root = str(Path(__file__).resolve().parents[3])
     environment = {
         **os.environ,
@@ -115,20 +115,20 @@ def _probe_in_child() -> Verdict:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = f"the self-test of fake CUDA tensors did not finish ({type(error).__name__}); try again, or {way_out}"
-        return Verdict(reason, reason, is_final=False)
+        return SelfTest(reason, reason, is_final=False)
     last_words = (child.stderr.strip().splitlines() or ["no output"])[-1][:200]
     failed = f"self-test exit {child.returncode}: {last_words}"
     if "fake-device-works" not in child.stdout:
         reason = f"this torch cannot hold fake CUDA tensors ({failed}); {way_out}"
-        return Verdict(reason, reason)
+        return SelfTest(reason, reason)
     if "hiding-modes-works" not in child.stdout:
-        return Verdict(None, f"in-place steps of libtorch's formulas are counted as new tensors here ({failed})")
-    return Verdict(None, None)
+        return SelfTest(None, f"in-place steps of libtorch's formulas are counted as new tensors here ({failed})")
+    return SelfTest(None, None)
 
 
 @functools.cache
 def install() -> None:
-    """Make fake cuda tensors safe for autograd in this process. Call only where the probe passed."""
+    """Make fake cuda tensors safe for autograd in this process. Call it only if the self-test passed."""
     import torch
 
     if torch.cuda.is_available():
@@ -152,7 +152,7 @@ def _keep_forever(*objects: object) -> None:
 
 
 def _constant_function(value: int) -> int:
-    """The address of a C function that returns ``value`` whatever it is given."""
+    """The address of a C function that returns ``value`` for any arguments."""
     signature = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)
     function = signature(lambda _: value)
     _keep_forever(function)
@@ -164,8 +164,8 @@ def _constant_function(value: int) -> int:
 def _install_device_guard(c10: ctypes.CDLL, returns_zero: int) -> None:
     """Have libtorch swap in its own fake CUDA guard.
 
-    ``_ensureCUDADeviceGuardSet`` does so only where a CUDA guard is registered that counts no devices; a CPU
-    wheel has none, so an object whose every method returns 0 stands in until the swap.
+    ``_ensureCUDADeviceGuardSet`` swaps only if a CUDA guard is registered that counts no devices. A CPU wheel has
+    none, so an object whose every method returns 0 is registered first.
     """
     import torch
 

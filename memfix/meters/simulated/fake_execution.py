@@ -1,4 +1,4 @@
-"""Runs one operator on fake tensors: from the cache, or in FakeTensorMode, with results as CUDA leaves them."""
+"""Runs one operator on fake tensors, from the cache or in FakeTensorMode, with the result layouts of CUDA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_on_fakes(
     kwargs: dict[str, Any],
     given: list[torch.Tensor],
 ) -> Any:
-    """The result of an operator call. ``given`` are the tensors among its arguments."""
+    """The result of an operator call. ``given`` is the list of tensors among its arguments."""
     key = cache.key_of(operator, args, kwargs)
     result = UNKNOWN if key is None else cache.get(key, given)
     if result is not UNKNOWN:
@@ -43,7 +43,7 @@ def run_on_fakes(
 
 
 def _as_on_cuda(call: Call) -> Any:
-    """The results of a call as a GPU leaves them, where fake kernels return another size or layout."""
+    """The results of a call with the sizes and layouts of a GPU, where fake kernels return others."""
     size = storage_bytes(call)
     if size is not None:
         call.outputs.untyped_storage().resize_(size)

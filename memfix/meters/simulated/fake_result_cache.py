@@ -1,8 +1,8 @@
-"""A cache of operators' results on fake tensors: FakeTensorMode takes more time than all else in a simulated step.
+"""A cache of operators' results on fake tensors, because FakeTensorMode dominates the time of a simulated step.
 
-A view is made by torch's own kernel for views. Of any other call a recipe is cached, by a key of all that the result
-can depend on: shapes, strides, dtypes, devices and plain values. A recipe is kept only if the result that it makes is
-like the one that FakeTensorMode made.
+Torch's own view kernels make views. For any other call the cache holds a recipe that makes the result, under a key of
+all that the result can depend on: shapes, strides, dtypes, devices and plain values. A recipe is kept only if its
+result equals the one of FakeTensorMode in all of these.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 _MOST_RECIPES = 50_000
 
 _recipes: dict[Hashable, Recipe | None] = {}
-"""For the whole process. None: no recipe makes this result."""
+"""The cache of the process. None means that no recipe makes this result."""
 
 
 class FakeResultCache:
     """The results of operators under one FakeTensorMode.
 
-    ``num_modes`` are active when it is used, FakeTensorMode the innermost; if there is another one, nothing is cached.
-    ``hides_modes``: tensors go without their Python key between operators (``hide_dispatch_modes``), new ones too.
+    ``num_modes`` modes are active when the cache is used, FakeTensorMode innermost; with any other mode nothing is
+    cached. With ``hides_modes`` new tensors have no Python key between operators (``hide_dispatch_modes``).
     """
 
     def __init__(self, mode: FakeTensorMode, *, num_modes: int, hides_modes: bool) -> None:
@@ -66,10 +66,10 @@ class FakeResultCache:
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def view(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of one of ``VIEWS``; or ``UNKNOWN``."""
+        """The result of an operator in ``VIEWS``, or ``UNKNOWN``."""
         if kwargs or not self._is_ours(args[0]) or self._is_other_mode_active():
             return UNKNOWN
-        # as FakeTensorMode runs a kernel, but without its context manager
+        # what FakeTensorMode does to run a kernel, without its slow context manager
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             self.mode.in_kernel_invocation = True
             torch._C._set_meta_in_tls_dispatch_include(True)
@@ -83,16 +83,16 @@ class FakeResultCache:
         return self.fake(views, device)
 
     def key_of(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
-        """The key of a call; None where its result may depend on something that no key holds."""
+        """The key of a call; None if its result may depend on something that is not in the key."""
         if not _is_predictable(operator) or self._is_other_mode_active():
             return None
-        # with cuDNN a convolution's result has another layout
+        # cuDNN changes the layout of a convolution's result
         key: list[Any] = [operator, torch.get_default_dtype(), torch._C._get_cudnn_enabled(), *kwargs]
         is_complete = self._extend(key, args, operator.is_view) and self._extend(key, kwargs.values(), operator.is_view)
         return tuple(key) if is_complete else None
 
     def get(self, key: Hashable, given: Tensors) -> Any:
-        """The cached result of the call; or ``UNKNOWN``."""
+        """The cached result of the call, or ``UNKNOWN``."""
         recipe = _recipes.get(key)
         return UNKNOWN if recipe is None else recipe(self, given)
 
@@ -105,7 +105,7 @@ class FakeResultCache:
         _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
 
     def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool) -> bool:
-        """Add ``values`` to ``key``; False where one of them is of a kind that has no key."""
+        """Add ``values`` to ``key``. Returns False if a value has a type that cannot be in a key."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -115,7 +115,7 @@ class FakeResultCache:
                 if with_offset:
                     key += (value.storage_offset(), value.untyped_storage().nbytes())
             elif kind in _PLAIN:
-                key += (kind, value)  # 1, 1.0 and True are equal, and give results of several dtypes
+                key += (kind, value)  # 1, 1.0 and True are equal but give results of different dtypes
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
                 if not self._extend(key, value, with_offset):
@@ -128,11 +128,11 @@ class FakeResultCache:
         return type(tensor) is FakeTensor and tensor.fake_mode is self.mode and _is_plain(tensor)
 
     def _is_other_mode_active(self) -> bool:
-        """Whether a tracer is above FakeTensorMode, or inference mode makes tensors of another kind."""
+        """Whether a further dispatch mode is active, or inference mode, whose tensors have other dispatch keys."""
         return torch._C._len_torch_dispatch_stack() != self._num_modes or torch.is_inference_mode_enabled()
 
     def fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A meta tensor as a fake one on ``device``: what FakeTensor's constructor does, without its checks."""
+        """Turn a meta tensor into a fake one on ``device``, as FakeTensor's constructor does, without its checks."""
         made = torch.Tensor._make_subclass(
             FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
         )
@@ -153,18 +153,18 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _kind_of(tensor: torch.Tensor) -> int:
-    """The dispatch keys: whether the tensor is conjugated, negated, of inference mode, and the like."""
+    """The tensor's dispatch keys, which say whether it is conjugated, negated, an inference tensor, and so on."""
     return int(torch._C._dispatch_keys(tensor).raw_repr())
 
 
 @functools.cache
 def _is_predictable(operator: torch._ops.OpOverload) -> bool:
-    """Whether a key holds all that the operator's result depends on."""
+    """Whether the key contains everything that the operator's result depends on."""
     if operator.namespace != "aten" or operator in (aten.lift.default, aten.lift_fresh.default):
         return False
     if operator in OUTPUTS_ON_CUDA or operator.overloadpacket in STORAGES:  # these may depend on the GPU
         return False
-    # an index by a mask never gets here: without values it has no result
+    # indexing by a mask never gets here, because fake masks have no values
     return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
 
 
@@ -184,7 +184,9 @@ def _recipe_of(result: Any, given: Tensors, *, is_view: bool) -> Recipe | None:
     storage = result.untyped_storage()._cdata
     for place, argument in enumerate(given):
         if argument.untyped_storage()._cdata == storage:
-            return _same_memory(place, result) if is_view else None  # other operators' keys have no offset
+            return (
+                _same_memory(place, result) if is_view else None
+            )  # keys of other operators do not contain the storage offset
     return _new_memory(result)
 
 

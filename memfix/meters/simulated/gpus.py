@@ -1,4 +1,4 @@
-"""GPU descriptions: the few facts by which torch's kernels choose how much memory they take."""
+"""Descriptions of GPUs: the properties on which the memory of torch's kernels depends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class GPU:
     multiprocessors: int
     threads_per_multiprocessor: int
     memory_bytes: int
-    """What the driver lets a process use, near enough."""
+    """Roughly the memory that the driver lets a process use."""
     shared_memory_bytes: int
-    """The most that one block can ask for."""
+    """The largest amount that one block can request."""
     l2_bytes: int
     prefers_cudnn_attention: bool = False
 
 
-# name, capability, multiprocessors, their threads, memory, shared memory of a block, L2: from NVIDIA's data sheets
+# name, capability, multiprocessors, threads of each, memory, shared memory per block, L2; from NVIDIA's data sheets
 H200 = GPU("H200", (9, 0), 132, 2048, 143_156 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True)
 _OTHERS = (
     GPU("H100", (9, 0), 132, 2048, 81_079 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True),
@@ -33,11 +33,11 @@ _OTHERS = (
     GPU("RTX3090", (8, 6), 82, 1536, 24_107 * MiB, 101_376, 6 * MiB),
 )
 GPUS = {gpu.name: gpu for gpu in (H200, *_OTHERS)}
-"""Workspace rules are held against a GPU by ``memfix calibrate``; where that was not done they are assumed."""
+"""The known GPUs. ``memfix calibrate`` checks the workspace rules on a GPU; on the others they are assumed to hold."""
 
 
 def get_gpu(name: str) -> GPU:
-    """By its name, however it is written, also as its driver does: ``NVIDIA H100 80GB HBM3`` is ``H100``."""
+    """The GPU of this name in any spelling, also the driver's: ``NVIDIA H100 80GB HBM3`` is ``H100``."""
     plain = plain_name(name)
     if plain not in GPUS:
         raise UsageError(f"unknown GPU {name!r}{did_you_mean(plain, GPUS)}")

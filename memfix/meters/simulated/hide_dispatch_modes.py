@@ -1,10 +1,10 @@
-"""Hides dispatch modes and tensor subclasses from libtorch, so that it takes the paths that it takes without them.
+"""Hides dispatch modes and tensor subclasses from libtorch, so that it takes the same code paths as without them.
 
-Libtorch checks, in a hundred places, whether a dispatch mode is active or a tensor is a Python subclass, and then
-takes a path without in-place steps, which allocates more. Both checks are made to fail here, while every operator still
-reaches the modes: the function ``c10::impl::dispatch_mode_enabled`` is replaced where libtorch_cpu imports it, and
-fake tensors carry their Python key only while FakeTensorMode runs. Linux only; ``fake_device`` tries it first, in a
-child process.
+Libtorch checks in a hundred places whether a dispatch mode is active or a tensor is a Python subclass. If so, it takes
+a path without in-place steps, which allocates more. This module makes both checks fail, while every operator still
+reaches the modes: it replaces the function ``c10::impl::dispatch_mode_enabled`` in libtorch_cpu's import table, and
+gives fake tensors their Python key only while FakeTensorMode runs. It works on Linux only; the self-test of
+``fake_device`` tries it first in a child process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
-    """Let fake tensors look like plain CUDA tensors to libtorch. A mode sees their operators all the same."""
+    """Make fake tensors look like plain CUDA tensors to libtorch. Modes still see their operators."""
     offset = _key_set_offset()
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
@@ -47,7 +47,7 @@ def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator[None]:
-    """Inside, libtorch finds no mode active unless there are more than ``num_own_modes``. Others are the user's own:
+    """Inside, libtorch sees no active mode unless there are more than ``num_own_modes``. Further modes are the user's;
     ``on_other_mode`` is called for them."""
 
     def is_other_mode_active() -> bool:
@@ -65,7 +65,7 @@ def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator
         slot.value = before
         show_python_key(
             thing for thing in gc.get_objects() if isinstance(thing, FakeTensor)
-        )  # those that outlive the simulation
+        )  # tensors that outlive the simulation
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def _key_set_offset() -> int:
     return found[0]
 
 
-# ---------------------------------------------------------------- the import slot, from the library as it is loaded
+# ---------------------------------------------------------------- finding the import slot in the loaded library
 _PROGRAM_DYNAMIC = 2
 _STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_SIZE = 5, 6, 7, 8
 _PLT_RELOCATIONS, _PLT_RELOCATIONS_SIZE = 23, 2
@@ -127,7 +127,7 @@ class _Library(ctypes.Structure):
 
 
 def _loaded() -> tuple[int, int]:
-    """The load address of libtorch_cpu (an offset to the addresses in its file), and that of its dynamic section."""
+    """The load address of libtorch_cpu, which is added to the addresses in its file, and its dynamic section's."""
     found: list[tuple[int, int]] = []
 
     def look(library: ctypes._Pointer[_Library], _size: int, _data: object) -> int:
@@ -155,7 +155,7 @@ def _tagged_values(address: int) -> dict[int, int]:
 
 
 def _make_writable(address: int) -> None:
-    """A library may be linked so that its slots are read-only once it is loaded."""
+    """Make the page of ``address`` writable: some libraries are linked with read-only slots after loading."""
     page = address - address % mmap.PAGESIZE
     if ctypes.CDLL(None, use_errno=True).mprotect(
         ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE

@@ -1,4 +1,4 @@
-"""The Triton kernels that a simulated step would have launched, and how: enough to compile them."""
+"""Records the Triton kernels that a simulated step would launch, with arguments, so that they can be compiled."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 _ALIGNMENT = 16
-"""What Triton asks of an address."""
+"""The alignment of addresses that Triton specialises on."""
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """What a kernel is compiled by of a tensor that is handed to it. The tensor itself may go."""
+    """The properties of a tensor argument that a kernel's compilation depends on, without the tensor itself."""
 
     dtype: torch.dtype
     off_alignment: int
@@ -29,7 +29,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments. ``kernel`` is Triton's: a function, or what tunes one."""
+    """A kernel with its arguments. ``kernel`` is a Triton function, or an autotuner around one."""
 
     kernel: Any
     arguments: tuple[Any, ...]
@@ -46,13 +46,13 @@ class Launch:
 
     @property
     def is_tuned(self) -> bool:
-        """Is it a GPU that chooses how it is compiled?"""
+        """Whether an autotuner on a GPU chooses the configuration."""
         from triton.runtime.jit import JITFunction
 
         return not isinstance(self.kernel, JITFunction)
 
     def compile(self) -> Any:
-        """The binary for the current target, which nothing runs."""
+        """Compile the kernel for the current target, without running it."""
         return self.kernel.warmup(*self.arguments, grid=(1,), **self.options)
 
 

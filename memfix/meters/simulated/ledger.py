@@ -1,6 +1,6 @@
-"""The book of live bytes: births, deaths and transient workspace, and the timeline they make.
+"""The ledger of live bytes: it records births, deaths and transient workspace, and makes a timeline of them.
 
-Knows nothing of torch. Time is a count of events, so two runs of the same code give the same book.
+It knows nothing of torch. Time is a count of events, so two runs of the same code give the same ledger.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Entry:
 
     bytes: int
     what: str
-    site: object = None  # opaque to the ledger: where in the user's code it comes from
-    stage: str = ""
+    site: object = None  # the place in the user's code that allocated it; opaque to the ledger
+    phase: str = ""
     born: int = 0
     died: int | None = None
 
 
 @dataclass
-class _Mark:
-    """The highest point of one way of counting bytes."""
+class _Count:
+    """Bytes counted in one way: live now, at the peak, and before the step."""
 
     live: int = 0
     peak: int = 0
@@ -42,47 +42,47 @@ class _Mark:
 
 @dataclass
 class Ledger:
-    requested: _Mark = field(default_factory=_Mark)
-    allocated: _Mark = field(default_factory=_Mark)
+    requested: _Count = field(default_factory=_Count)
+    allocated: _Count = field(default_factory=_Count)
     entries: list[Entry] = field(default_factory=list)
     event: int = 0
-    stages: list[tuple[int, str]] = field(default_factory=lambda: [(0, "forward")])
-    marks: list[tuple[int, str | None]] = field(default_factory=list)
+    phases: list[tuple[int, str]] = field(default_factory=lambda: [(0, "forward")])
+    stages: list[tuple[int, str | None]] = field(default_factory=list)
     _heir: tuple[Entry, Entry] | None = None
 
-    # ---------------------------------------------------------------- what happens
-    def enter(self, stage: str) -> None:
-        """What happens from here on is part of ``stage``."""
-        if self.stages[-1][1] != stage:
-            self.stages.append((self.event + 1, stage))
+    # ---------------------------------------------------------------- recording
+    def enter_phase(self, name: str) -> None:
+        """Begin a phase: ``forward``, ``backward`` or ``optimizer``."""
+        if self.phases[-1][1] != name:
+            self.phases.append((self.event + 1, name))
 
-    def mark(self, name: str | None) -> None:
-        """What happens from here on the step itself calls ``name``."""
+    def enter_stage(self, name: str | None) -> None:
+        """Begin a stage that the step names itself."""
         self.settle()
-        if not self.marks or self.marks[-1][1] != name:
-            self.marks.append((self.event + 1, name))
+        if not self.stages or self.stages[-1][1] != name:
+            self.stages.append((self.event + 1, name))
 
     def birth(self, entry: Entry) -> None:
-        """New bytes, from now on."""
+        """Count a new storage."""
         self.settle()
         self._open(entry)
         self._add(entry.bytes)
         self._note_peak()
 
     def birth_in_place_of(self, old: Entry, entry: Entry) -> None:
-        """``entry`` would have been written over ``old``, were no mode active: it takes over the bytes if
-        ``old`` dies next, and counts as new otherwise."""
+        """Record ``entry``, which without a dispatch mode would have been written over ``old``. It takes over the bytes
+        if ``old`` dies next, and counts as new otherwise."""
         self.settle()
         self._open(entry)
         self._heir = (old, entry)
 
     def found(self, entry: Entry) -> None:
-        """A storage seen for the first time that was there before: it raises the whole history."""
+        """Count a storage that existed before the step but is seen only now: base and peak rise by its bytes."""
         self.entries.append(entry)
         self._add(entry.bytes)
-        for mark, size in ((self.requested, entry.bytes), (self.allocated, rounded(entry.bytes))):
-            mark.peak += size
-            mark.base += size
+        for count, size in ((self.requested, entry.bytes), (self.allocated, rounded(entry.bytes))):
+            count.peak += size
+            count.base += size
 
     def death(self, entry: Entry) -> None:
         heir = self._heir[1] if self._heir is not None and self._heir[0] is entry else None
@@ -99,18 +99,18 @@ class Ledger:
     def resize(self, entry: Entry, size: int) -> None:
         self.settle()
         self.event += 1
-        self.entries.append(replace(entry, died=self.event))  # what it was until now
+        self.entries.append(replace(entry, died=self.event))  # the old size ends here
         self._remove(entry.bytes)
         self._add(size)
         entry.bytes, entry.born = size, self.event
         self._note_peak()
 
     def workspace(self, buffers: Iterable[Entry]) -> None:
-        """Bytes that a kernel takes and gives back before it returns."""
+        """Count buffers that a kernel allocates and frees before it returns."""
         buffers = tuple(buffers)
         self.event += 1
         for buffer in buffers:
-            buffer.born, buffer.stage = self.event, self.stage
+            buffer.born, buffer.phase = self.event, self.phase
             self._add(buffer.bytes)
         self._note_peak()
         self.event += 1
@@ -120,36 +120,36 @@ class Ledger:
         self.entries += buffers
 
     def settle(self) -> None:
-        """No death followed the last ``birth_in_place_of``: both are alive."""
+        """Count a pending ``birth_in_place_of`` as new, because its old entry did not die next."""
         if self._heir is not None:
             _, entry = self._heir
             self._heir = None
             self._add(entry.bytes)
             self._note_peak()
 
-    # ---------------------------------------------------------------- what is asked
+    # ---------------------------------------------------------------- reading
     @property
-    def stage(self) -> str:
-        return self.stages[-1][1]
+    def phase(self) -> str:
+        return self.phases[-1][1]
 
     def restart(self) -> None:
-        """Measure from here: the base is what is live now, and what died before is forgotten."""
+        """Start measuring here: live bytes become the base, and dead entries are dropped."""
         self.settle()
         self.entries = [entry for entry in self.entries if entry.died is None]
         for entry in self.entries:
             entry.born = 0
-        self.event, self.stages, self.marks = 0, [(0, "forward")], []
-        for mark in (self.requested, self.allocated):
-            mark.base = mark.peak = mark.live
+        self.event, self.phases, self.stages = 0, [(0, "forward")], []
+        for count in (self.requested, self.allocated):
+            count.base = count.peak = count.live
 
     def timeline(self, line_of: Callable[[Any], Line | None] = lambda site: None) -> Timeline:
-        """Everything since the restart. ``line_of`` reads an entry's site."""
+        """The timeline since :meth:`restart`. ``line_of`` turns an entry's site into a line."""
         self.settle()
         ordered = sorted(self.entries, key=lambda entry: entry.born)
-        return Timeline(_buffers(ordered, line_of), self.event, tuple(self.stages), tuple(self.marks))
+        return Timeline(_buffers(ordered, line_of), self.event, tuple(self.phases), tuple(self.stages))
 
     def left_behind(self, line_of: Callable[[Any], Line | None] = lambda site: None) -> tuple[Allocation, ...]:
-        """What was made since the restart and is still alive."""
+        """Allocations since :meth:`restart` that are still alive."""
         self.settle()
         alive = _buffers([entry for entry in self.entries if entry.died is None], line_of)
         return Timeline(alive, self.event, ((0, ""),)).rows_at(self.event)
@@ -157,7 +157,7 @@ class Ledger:
     # ---------------------------------------------------------------- bookkeeping
     def _open(self, entry: Entry) -> None:
         self.event += 1
-        entry.born, entry.stage = self.event, self.stage
+        entry.born, entry.phase = self.event, self.phase
         self.entries.append(entry)
 
     def _add(self, size: int) -> None:
@@ -169,15 +169,15 @@ class Ledger:
         self.allocated.live -= rounded(size)
 
     def _note_peak(self) -> None:
-        for mark in (self.requested, self.allocated):
-            if mark.live > mark.peak:
-                mark.peak = mark.live
+        for count in (self.requested, self.allocated):
+            if count.live > count.peak:
+                count.peak = count.live
 
 
 def _buffers(entries: Iterable[Entry], line_of: Callable[[Any], Line | None]) -> tuple[Buffer, ...]:
     line_of = functools.cache(line_of)
     return tuple(
-        Buffer(entry.bytes, entry.what, line_of(entry.site), entry.stage, entry.born, entry.died)
+        Buffer(entry.bytes, entry.what, line_of(entry.site), entry.phase, entry.born, entry.died)
         for entry in entries
         if entry.bytes
     )

@@ -1,4 +1,4 @@
-"""Attributes of torch that are something else for a while, and are put back whatever happens."""
+"""Patches attributes for the duration of a block, and restores them also after an error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 Patch = tuple[Any, str, Any]
-"""An owner, the name of an attribute, and what it is meanwhile."""
+"""An object, the name of its attribute, and the temporary value."""
 
 
 @contextlib.contextmanager
 def applied(patches: Iterable[Patch]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in patches:
-            if hasattr(owner, name):  # not every torch has every one
+            if hasattr(owner, name):  # some versions of torch lack the attribute
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, value)
         yield

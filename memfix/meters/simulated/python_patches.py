@@ -1,4 +1,4 @@
-"""Patches of Python code in torch and Triton that would not take CUDA's path for a fake tensor: code that checks the
+"""Patches for Python code in torch and Triton that does not take CUDA's path for a fake tensor: code that checks the
 type or the values of a tensor, or that traces, compiles or launches.
 """
 
@@ -30,7 +30,7 @@ def patches(tracker: StorageTracker) -> list[Patch]:
 
 
 def _by_type() -> list[Patch]:
-    """Code that checks the class of a tensor."""
+    """Patch code that checks the class of a tensor."""
     holders = (sys.modules["torch.optim.optimizer"], sys.modules["torch.utils._foreach_utils"])
     known: list[Any] = [module for module in holders if hasattr(module, "_foreach_supported_types")]
     return [
@@ -44,7 +44,7 @@ def _by_type() -> list[Patch]:
 
 
 def _by_value(tracker: StorageTracker) -> list[Patch]:
-    """Code that reads values."""
+    """Patch code that reads values."""
     real_numpy, real_format = torch.Tensor.numpy, torch.Tensor.__format__
 
     def printed(tensor: Any, **kwargs: Any) -> str:
@@ -72,12 +72,12 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__format__", formatted),
         (torch.amp.GradScaler, "_maybe_opt_step", step_if_finite),
-        (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # draws until no value lies outside the bounds
+        (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # redraws until all values are within bounds
     ]
 
 
 def _layers(tracker: StorageTracker) -> list[Patch]:
-    """Functions whose path depends on the machine, and ``record_stream``."""
+    """Patch functions whose path depends on the machine, and ``record_stream``."""
     real_einsum = torch.functional.einsum
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
@@ -105,7 +105,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
     real_format = torch._C._conv_determine_backend_memory_format
 
     def format_of_convolution(image: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-        """As cuDNN chooses, also in a torch without cuDNN: channels last if the image or the weight is."""
+        """The format that cuDNN chooses: channels last if the image or the weight is."""
         by_cudnn = image.device.type == "cuda" and torch.backends.cudnn.enabled and backend.name.startswith("Slow")
         if not by_cudnn or image.dtype == torch.float64:
             return real_format(image, weight, backend)
@@ -122,7 +122,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
 
 
 def _compiled(tracker: StorageTracker) -> list[Patch]:
-    """Run compiled regions eager, with a note: Inductor cannot be simulated."""
+    """Run compiled regions eagerly, with a note, because Inductor cannot be simulated."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None:
         return []
@@ -138,7 +138,7 @@ def _compiled(tracker: StorageTracker) -> list[Patch]:
 
 
 def _traced(tracker: StorageTracker) -> list[Patch]:
-    """Note where ``make_fx`` traces a region, as ``torch.func.linearize`` does: tracing runs it once more."""
+    """Add a note if ``make_fx`` traces a region, as ``torch.func.linearize`` does: tracing runs it once more."""
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if proxy_tensor is None:
         return []
@@ -152,8 +152,7 @@ def _traced(tracker: StorageTracker) -> list[Patch]:
 
 
 def _sharded() -> list[Patch]:
-    """Do not count how DTensor finds the shape of a result: it runs the operator on fake tensors as large as all shards
-    together, which no GPU holds."""
+    """Do not count DTensor's shape inference: it runs operators on fake tensors as large as all shards together."""
     sharding = sys.modules.get("torch.distributed.tensor._sharding_prop")
     if sharding is None:
         return []
@@ -168,7 +167,7 @@ def _sharded() -> list[Patch]:
 
 
 def _triton(tracker: StorageTracker) -> list[Patch]:
-    """Run no Triton kernel. A launch allocates nothing: its results and scratch are tensors made before it."""
+    """Skip Triton kernels. A launch allocates nothing: its results and scratch buffers are tensors made before it."""
     if importlib.util.find_spec("triton") is None:
         return []
     from triton.runtime import autotuner, jit
@@ -179,15 +178,15 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
 
     launchers: list[tuple[Any, str]] = [(jit.JITFunction, "run")]
     launchers += [(autotuner.Autotuner, "run"), (autotuner.Heuristics, "run")]
-    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # in a process that interprets its kernels
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # the process runs Triton's interpreter
         interpreted = interpreter.InterpretedFunction
-        has_run = hasattr(interpreted, "run")  # before Triton 3.6 each function has its own
+        has_run = hasattr(interpreted, "run")  # before Triton 3.6 each function has its own run
         launchers.append((interpreted, "run") if has_run else (interpreter.GridExecutor, "__call__"))
     return [(launcher, name, launch) for launcher, name in launchers]
 
 
 def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:
-    """In place of torch's fallback, which runs an operator without a fake kernel on real tensors."""
+    """Replace torch's fallback, which runs an operator without a fake kernel on real tensors."""
     raise fake_tensor.UnsupportedOperatorException(operator)
 
 
@@ -206,4 +205,4 @@ def _swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 class _NoFakeTensor:
-    """Stands for ``FakeTensor`` where libraries look it up to find out whether they are traced."""
+    """Replaces ``FakeTensor`` in libraries that use it to detect tracing."""

@@ -1,4 +1,4 @@
-"""Errors for steps that cannot be simulated, with the user's line and a way out."""
+"""Errors for steps that cannot be simulated. Each names the user's line and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Replace torch's errors about fake tensors by a ``MeasurementError`` of one sentence. Other errors pass."""
+    """Turn torch's errors about fake tensors into a ``MeasurementError`` of one sentence. Other errors pass."""
     try:
         yield
     except (MeasurementError, KeyboardInterrupt):
@@ -53,7 +53,7 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _unsupported(error: Exception) -> str | None:
-    """The operator that has no fake kernel."""
+    """The operator that has no fake kernel; None for another error."""
     if isinstance(error, (fake_tensor.UnsupportedOperatorException, fake_tensor.UnsupportedFakeTensorException)):
         return str(error)
     without_fake = _WITHOUT_FAKE.search(str(error)) if isinstance(error, RuntimeError) else None

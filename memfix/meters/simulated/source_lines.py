@@ -1,4 +1,4 @@
-"""From a running op to the line of user code behind it, in forward and in backward."""
+"""Finds the line of user code behind a running operator, in forward and in backward."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MEASURE = os.path.join(os.path.dirname(os.path.dirname(_METERS)), "measure.py")
 _ENGINE_ENTRY = "_engine_run_backward"
 
 Site = tuple[CodeType, int]
-"""A code object and a line in it: cheap to take, spelled out only when asked for."""
+"""A code object and a line number. It is cheap to record, and turned into a :class:`Line` only on demand."""
 
 
 class SourceLines:
-    """Remembers which line made each autograd node, so that what its backward allocates can be named by it."""
+    """Remembers which line made each autograd node, and attributes the allocations of its backward to that line."""
 
     def __init__(self) -> None:
         self._site_of_node: dict[int, Site] = {}
 
     def current(self) -> Site | None:
-        """The user's line that is running; inside a node of the engine's own, the forward line that made it."""
+        """The user's line that is running; inside a built-in backward node, the forward line that made the node."""
         site = _innermost_user_site()
         node = torch._C._current_autograd_node()
         if node is None:
             if site is not None and torch.is_grad_enabled():
-                # an op's node is numbered just before the op is dispatched: the first to come by is its maker
+                # an op's node is numbered just before the op is dispatched, so the first op seen with it made the node
                 self._site_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
             return site
         if site is not None:
@@ -41,7 +41,7 @@ class SourceLines:
 
 
 def _innermost_user_site() -> Site | None:
-    """The innermost frame outside torch and the meters; None where the autograd engine called us directly."""
+    """The innermost frame outside torch and the meters; None if the autograd engine made the call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -59,7 +59,7 @@ def line_of(site: Site | None) -> Line | None:
 
 
 def user_line(error: BaseException) -> Line | None:
-    """The innermost line outside torch and the meters on the way to ``error``."""
+    """The innermost line outside torch and the meters in the traceback of ``error``."""
     frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     theirs = [site for site in frames if not site[0].co_filename.startswith((_TORCH, _METERS, _MEASURE))]
     return line_of(theirs[-1]) if theirs else None

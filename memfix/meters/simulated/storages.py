@@ -22,14 +22,14 @@ class Storages:
         self.makes_inputs = False
         """While True, new storages count as if they had existed before the step."""
         self.of_earlier_simulations: list[Allocation] = []
-        """Tensors that a cache of the user's code has kept since another simulation."""
+        """Tensors from an earlier simulation that a cache in the user's code kept."""
 
     def entry_of(self, tensor: torch.Tensor) -> Entry | None:
         found = self._entries.get(tensor.untyped_storage()._cdata)
         return found[0] if found else None
 
     def add_argument(self, tensor: torch.Tensor) -> None:
-        """Register an operator's argument. A storage that is seen here first existed before the step."""
+        """Register an operator's argument. A storage that is first seen here existed before the step."""
         if tensor.layout is torch.strided and self.entry_of(tensor) is None and is_on_gpu(tensor):
             storage = tensor.untyped_storage()
             entry = Entry(storage.nbytes(), "existed before")
@@ -56,7 +56,7 @@ class Storages:
             return
         if _writes_into_arguments(operator):
             return  # the fake kernel returned a new tensor; on a GPU the result is the argument itself
-        entry = Entry(storage.nbytes(), name_of(operator), site, self._ledger.stage)
+        entry = Entry(storage.nbytes(), name_of(operator), site, self._ledger.phase)
         self._follow(storage, entry)
         if self.makes_inputs:
             self._ledger.found(entry)
@@ -66,7 +66,7 @@ class Storages:
             self._ledger.birth(entry)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note the new size after ``storage.resize_``, which is no operator and does not reach the dispatcher."""
+        """Record the new size after ``storage.resize_``, which does not reach the dispatcher."""
         found = self._entries.get(storage._cdata)
         if found is not None:
             self._ledger.resize(found[0], storage.nbytes())
@@ -85,8 +85,8 @@ class Storages:
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's bytes count. Refuses a second GPU."""
-    # a fake tensor's own attribute, since .device is an operator that reaches the dispatcher again
+    """Whether the tensor is on the simulated GPU. Refuses a second GPU."""
+    # .device of a fake tensor would go through the dispatcher again
     device = getattr(tensor, "fake_device", None) or tensor.device
     if device.index:
         raise MeasurementError(f"one GPU is simulated, and the step uses {device}")
@@ -95,7 +95,7 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def name_of(operator: torch._ops.OpOverload) -> str:
-    """``mm``, ``add.Tensor``; with its namespace where that is not aten."""
+    """The operator's name without ``aten``: ``mm``, ``add.Tensor``, ``mylib.op``."""
     return str(operator).removeprefix("aten.").removesuffix(".default")
 
 
@@ -108,6 +108,6 @@ def _refuse_sparse(tensor: torch.Tensor) -> None:
 
 @functools.cache
 def _writes_into_arguments(operator: torch._ops.OpOverload) -> bool:
-    """Whether every result is one of the arguments: an operator in place, or with ``out=``."""
+    """Whether every result is one of the arguments, as for in-place operators and ``out=``."""
     results = operator._schema.returns
     return bool(results) and all(r.alias_info is not None and r.alias_info.is_write for r in results)

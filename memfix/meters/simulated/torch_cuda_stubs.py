@@ -1,4 +1,4 @@
-"""Stubs for ``torch.cuda``: the simulated GPU's name, size and streams, and the bytes that are in use on it."""
+"""Stubs for ``torch.cuda``: the simulated GPU's properties and streams, and its memory statistics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
 
 
 def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
-    """Statistics of the allocator, read from the ledger; and ``resize_``, which does not reach the dispatcher."""
+    """Stubs for the allocator's statistics, which the ledger knows, and for ``resize_``, which is not dispatched."""
     cuda, ledger = torch.cuda, tracker.ledger
     total = tracker.gpu.memory_bytes
     real_resize = torch.UntypedStorage.resize_
@@ -61,8 +61,8 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
 
     def stats(*args: Any, **kwargs: Any) -> dict[str, int]:
         return {
-            f"{name}_bytes.all.{word}": getattr(mark, field)
-            for name, mark in (("requested", ledger.requested), ("allocated", ledger.allocated))
+            f"{name}_bytes.all.{word}": getattr(count, field)
+            for name, count in (("requested", ledger.requested), ("allocated", ledger.allocated))
             for word, field in (("current", "live"), ("peak", "peak"))
         }
 
@@ -83,7 +83,7 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
 
 
 class _Stream:
-    """A stream, of which every method does nothing."""
+    """A stream whose methods do nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("cuda", 0)
@@ -113,14 +113,14 @@ class _Event(_Stream):
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
-    """Makes generators from before the simulation instances of ``torch.Generator`` still."""
+    """Keeps generators that were made before the simulation instances of ``torch.Generator``."""
 
     def __instancecheck__(cls, thing: Any) -> bool:
         return isinstance(thing, torch._C.Generator)
 
 
 class _Generator(torch.Generator, metaclass=_AnyGenerator):
-    """A generator that may name the device ``cuda``. No numbers are drawn from it: fake tensors have no values."""
+    """A generator that may have the device ``cuda``. Fake tensors have no values, so no numbers are drawn from it."""
 
     _device: torch.device
 
@@ -135,7 +135,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
 
 class _Properties:
-    """The fields of ``torch.cuda.get_device_properties`` by which libraries choose their kernels."""
+    """The fields of ``torch.cuda.get_device_properties`` that libraries use to choose kernels."""
 
     def __init__(self, gpu: GPU) -> None:
         self.name = f"NVIDIA {gpu.name} (simulated)"

@@ -1,4 +1,4 @@
-"""The dispatch mode that sees every operator of a simulated step, and counts what the operator allocates."""
+"""The dispatch mode that sees every operator of a simulated step and counts what it allocates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .fake_result_cache import UNKNOWN, VIEWS, FakeResultCache
 from .gpus import GPU
 from .launches import Launch
 from .ledger import Entry, Ledger
-from .running_stage import RunningStage
+from .running_phase import RunningPhase
 from .source_lines import SourceLines
 from .storages import Storages, is_on_gpu, name_of
 from .workspace import Call, Workspace
@@ -31,14 +31,14 @@ _DEVICE = torch.ops.prim.device.default
 
 
 class StorageTracker(TorchDispatchMode):
-    """Entered above FakeTensorMode, so that it is the first to see an operator.
+    """Sees each operator before FakeTensorMode does, because it is entered after it.
 
-    While it handles one, torch has taken it off the stack of modes: operators called then reach FakeTensorMode alone.
+    While it handles an operator, torch has popped it from the stack of modes, so inner calls reach only FakeTensorMode.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: compiled regions run eager here anyway, and to disable the compiler at every operator costs time."""
+        """Return False: compiled regions run eagerly here, and disabling the compiler at every operator costs time."""
         return False
 
     def __init__(self, gpu: GPU, cache: FakeResultCache) -> None:
@@ -47,21 +47,21 @@ class StorageTracker(TorchDispatchMode):
         self.cache = cache
         self.ledger = Ledger()
         self.storages = Storages(self.ledger, cache.mode)
-        self.stage = RunningStage()
+        self.phase = RunningPhase()
         self.engine = EngineWatch(self.note)
         self.lines = SourceLines()
         self.workspace = Workspace(gpu)
         self.notes: dict[str, None] = {}  # a set in order of insertion
         self.launches: list[Launch] | None = None
-        """Where it is a list, Triton launches are added to it."""
+        """The list to which Triton launches are added; None to ignore them."""
 
     def note(self, doubt: str) -> None:
-        """Add a reason for which the reading is an estimate."""
+        """Add a reason why the reading is an estimate."""
         self.notes.setdefault(doubt)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer one operator call. The first of the steps that knows the result ends the call."""
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # two of three calls: before all else, for speed
+        """Run one operator. The methods below are tried in order until one returns a result."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # two thirds of all calls; first, for speed
             return args[0].fake_device
         if types and not _are_plain(types):
             return _left_to_subclass(types)
@@ -69,7 +69,7 @@ class StorageTracker(TorchDispatchMode):
         if func.namespace == "prim":
             return _metadata(func, args, kwargs)
         self.ledger.settle()
-        self.ledger.enter(self.stage.name)
+        self.ledger.enter_phase(self.phase.name)
         result = self._view(func, args, kwargs) if func in VIEWS else UNKNOWN
         if result is UNKNOWN:
             result = self._assumed(func, args, kwargs)
@@ -79,9 +79,9 @@ class StorageTracker(TorchDispatchMode):
             result = self._executed(func, args, kwargs)
         return result
 
-    # ---------------------------------------------------------------- the steps
+    # ---------------------------------------------------------------- ways to run an operator
     def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A view runs no kernel and takes no memory: only its argument is registered."""
+        """Run a view. It takes no memory, so only its argument is registered."""
         self.storages.add_argument(args[0])
         if torch.is_grad_enabled():
             self.lines.current()  # remembers the line for the view's autograd node
@@ -91,7 +91,7 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _assumed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator that reads values: fake tensors have none, so the usual ones are assumed."""
+        """Answer an operator that reads values with the usual ones, because fake tensors have none."""
         assumed = assumed_answer(func, args)
         if assumed is None:
             return UNKNOWN
@@ -105,7 +105,7 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator that CUDA runs as a composite of others: each part comes by as an operator of its own."""
+        """Decompose an operator that CUDA runs as a composite: each part is then dispatched on its own."""
         key = composite_key(func)
         if key is None:
             return UNKNOWN
@@ -115,11 +115,11 @@ class StorageTracker(TorchDispatchMode):
         except NotImplementedError:
             self.note(f"{func} could not be taken apart: what it hides is not known")
             return UNKNOWN
-        # a composite that only makes a view may bypass the dispatcher, and its result has no device
+        # a composite that only makes a view may bypass the dispatcher, and then its result has no device
         return result if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(result)) else UNKNOWN
 
     def _executed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator with a kernel: count its results and its workspace."""
+        """Run an operator that has a kernel, and count its results and its workspace."""
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         for tensor in given:
             self.storages.add_argument(tensor)
@@ -146,7 +146,7 @@ class StorageTracker(TorchDispatchMode):
 
 @contextlib.contextmanager
 def existing_before() -> Iterator[None]:
-    """Inside, tensors that a simulated step makes count as inputs, such as gradients shaped like the step's results."""
+    """Inside, new tensors of a simulated step count as inputs, such as gradients shaped like its results."""
     (tracker,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, StorageTracker))
     tracker.storages.makes_inputs = True
     try:
@@ -162,12 +162,12 @@ def _are_plain(types: tuple[type, ...]) -> bool:
 
 
 def _metadata(func: Any, args: Any, kwargs: Any) -> Any:
-    """Strides and the like: FakeTensorMode answers, and nothing is allocated."""
+    """Let FakeTensorMode answer a query for strides or other metadata, which allocates nothing."""
     return args[0].fake_device if func is _DEVICE else func(*args, **kwargs)
 
 
 def _left_to_subclass(types: Any) -> Any:
-    """Let a tensor subclass unwrap itself: its inner tensors come by. Refuse those that cannot be simulated."""
+    """Let a tensor subclass unwrap itself, so that its inner tensors are dispatched. Refuse unsupported subclasses."""
     if any(kind.__name__ == "DTensor" for kind in types) and not _has_fake_process_group():
         raise MeasurementError("DTensor spans several GPUs, and one is simulated; measure the local tensors' step")
     if any(kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl for kind in types):
@@ -177,6 +177,6 @@ def _left_to_subclass(types: Any) -> Any:
 
 
 def _has_fake_process_group() -> bool:
-    """Whether the other ranks are fakes: then a DTensor's local part is all that lies on this GPU."""
+    """Whether the other ranks are fake, so that this GPU holds only a DTensor's local part."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "fake"

@@ -1,6 +1,6 @@
-"""What ``memfix calibrate`` found on a GPU: which rules hold there, and bytes that no rule derives.
+"""The results of ``memfix calibrate`` on a GPU: which rules hold there, and bytes that no rule derives.
 
-One JSON file for each GPU. A table of the user's own comes before the one that memfix brings.
+There is one JSON file per GPU. A user's own table takes precedence over the one that memfix ships.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..gpus import GPU
 
 @dataclass(frozen=True)
 class Standing:
-    """How many calls of an operator, in any overload, were measured; for how many its rule was wrong or silent."""
+    """How many calls of an operator were measured, and for how many its rule was wrong or had no answer."""
 
     calls: int = 0
     missed: int = 0
@@ -32,10 +32,10 @@ class Table:
     surroundings: Mapping[str, str]
     operators: Mapping[str, Standing] = field(default_factory=dict)
     measured: Mapping[str, int] = field(default_factory=dict)
-    """Hidden bytes of calls that no rule derives, by their signature."""
+    """Signature of a call -> its hidden bytes, for calls that no rule derives."""
 
     def doubt(self, operator: Any) -> str | None:
-        """Why the rule of ``operator`` is not to be called exact, or None."""
+        """Why the rule of ``operator`` may be inexact; None if it is exact."""
         standing = self.operators.get(str(operator.overloadpacket))
         if standing is None or standing.calls == standing.unknown:
             return f"the rule for {operator} is assumed: no call of it was measured on {self.gpu.name}"
@@ -44,7 +44,7 @@ class Table:
         return None
 
     def updated(self, newer: Table) -> Table:
-        """With what a later run of some probes found; an operator that had missed is judged by that run alone."""
+        """This table with the results of a later run. An operator that had misses is judged by the later run alone."""
         operators = dict(self.operators)
         for name, now in newer.operators.items():
             before = operators.get(name, Standing())
@@ -52,7 +52,7 @@ class Table:
         return Table(newer.gpu, newer.surroundings, operators, {**self.measured, **newer.measured})
 
     def as_text(self) -> str:
-        """One operator or call a line, in a stable order."""
+        """The JSON text, with one operator or call per line in a stable order."""
         data = {
             "gpu": asdict(self.gpu),
             "surroundings": dict(self.surroundings),
@@ -68,13 +68,13 @@ def _block(entries: Mapping[str, Any]) -> str:
 
 
 def own_tables() -> Path:
-    """Where a user's own tables lie."""
+    """The folder of the user's own tables."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "memfix" / "tables"
 
 
 @functools.cache
 def table_of(gpu: GPU) -> Table | None:
-    """The table of this GPU, or None where it was never measured."""
+    """The table of this GPU; None if it was never measured."""
     for folder in (own_tables(), Path(__file__).parent):
         path = folder / f"{gpu.name.lower()}.json"
         if path.exists():

@@ -1,8 +1,8 @@
-"""Kernel workspace: the bytes that a CUDA kernel takes and gives back, which no dispatcher shows.
+"""Kernel workspace: the hidden bytes that a CUDA kernel allocates and frees, which the dispatcher does not show.
 
-Each rule states how torch's own kernel allocates, in a file for its family. What no rule derives may have been measured
-on the GPU (``tables``). An operator with neither is reported by name, and the reading says that it is an estimate;
-so it does where a rule was never held against this GPU.
+Each file has the rules of one family of kernels; a rule states what torch's kernel allocates. For calls without a rule
+the bytes may have been measured on the GPU (``tables``). If an operator has neither, or its rule was never checked on
+this GPU, the reading names the operator and says that it is an estimate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Call", "NoRule", "Workspace", "hidden_buffers", "storage_bytes"]
 
 
 class Workspace:
-    """What the kernels of one GPU take, and how sure that is."""
+    """The hidden bytes of kernels on one GPU, and whether they are exact."""
 
     def __init__(self, gpu: GPU) -> None:
         self.gpu = gpu
@@ -50,7 +50,7 @@ class Workspace:
         self._doubts: dict[torch._ops.OpOverload, str | None] = {}
 
     def buffers(self, call: Call) -> tuple[list[int], str | None]:
-        """Sizes in bytes, and why they are not to be called exact (None: they are)."""
+        """The sizes of a call's hidden buffers in bytes, and why they may be inexact; None if they are exact."""
         operator = call.operator
         try:
             sizes = hidden_buffers(call)
@@ -69,7 +69,7 @@ class Workspace:
 
 
 def hidden_buffers(call: Call) -> list[int]:
-    """What the CUDA kernel behind ``call`` takes besides its outputs. Raises ``NoRule`` where unknown."""
+    """The sizes of the buffers that the CUDA kernel allocates besides its outputs. Raises ``NoRule`` if unknown."""
     packet = call.operator.overloadpacket
     rule = RULES.get(packet)
     if rule is not None:
@@ -80,14 +80,14 @@ def hidden_buffers(call: Call) -> list[int]:
 
 
 def storage_bytes(call: Call) -> int | None:
-    """The memory that a CUDA kernel's result lies in, where that is more than its shape needs."""
+    """The bytes of a result's storage on CUDA; None if they follow from its shape."""
     rule = STORAGES.get(call.operator.overloadpacket)
     return None if rule is None else rule(call)
 
 
 @functools.cache
 def _hides_nothing(operator: torch._ops.OpOverload) -> bool:
-    """Views have no kernel; that of a pointwise operator, or of its twin in place, writes its result directly."""
+    """Whether the operator is a view, or a pointwise operator (in place or not), whose kernel needs no workspace."""
     packet = operator.overloadpacket
     if packet in NO_KERNEL:
         return True

@@ -23,7 +23,7 @@ _SEED_AND_OFFSET = 16
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The tensors of a call, as ``BLHD``."""
+    """The tensors of a call in the layout ``BLHD``."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -68,7 +68,7 @@ def _flash_directly(call: Call) -> list[int]:
         S, H_key = key.shape[1:3]
         B, L, H = (B, L, H) if has_window else _groups_as_queries(B, L, H, H_key)
         return _flash_splits(call.gpu, B, L, H, S, D)
-    # sequences of several lengths are split over keys only when each has one query, for several heads per key
+    # with variable lengths, keys are split only if each sequence has one query and several heads share a key
     H, D = query.shape[1:]
     H_key = key.shape[1]
     if call["max_q"] != 1 or H_key == H or has_window:
@@ -77,12 +77,12 @@ def _flash_directly(call: Call) -> list[int]:
 
 
 def _groups_as_queries(B: int, L: int, H: int, H_key: int) -> tuple[int, int, int]:
-    """One query for each of several heads that share a key is run as several queries of one head."""
+    """``B, L, H`` as the kernel sees them: one query of several heads that share a key runs as several queries."""
     return (B, H // H_key, H_key) if L == 1 and H_key < H else (B, L, H)
 
 
 def _flash_splits(gpu: GPU, B: int, L: int, H: int, S: int, D: int) -> list[int]:
-    """Where blocks of queries leave multiprocessors idle, keys are split, and each part keeps its own result."""
+    """The partial results if keys are split, which happens if blocks of queries alone leave multiprocessors idle."""
     keys_per_block = 256 if D <= 64 else 128 if D <= 128 else 64
     num_splits = _num_splits(B * H * ceil_div(L, 64), 2 * gpu.multiprocessors, ceil_div(S, keys_per_block))
     if num_splits <= 1:
@@ -92,12 +92,12 @@ def _flash_splits(gpu: GPU, B: int, L: int, H: int, S: int, D: int) -> list[int]
 
 
 def _num_splits(num_blocks: int, num_places: int, num_key_blocks: int) -> int:
-    """The fewest splits whose last wave is filled nearly as well as the best number's."""
+    """The fewest splits with nearly the best utilisation of the GPU."""
     if num_blocks >= _as_float(_as_float(0.8) * num_places):
         return 1
     filled: dict[int, float] = {}
     for splits in range(1, min(128, num_places, num_key_blocks) + 1):
-        # a number that gives no split fewer blocks than the one before changes nothing
+        # skip a number of splits that does not reduce the blocks per split
         if splits > 1 and ceil_div(num_key_blocks, splits) == ceil_div(num_key_blocks, splits - 1):
             continue
         waves = _as_float(num_blocks * splits / num_places)
@@ -107,7 +107,7 @@ def _num_splits(num_blocks: int, num_places: int, num_key_blocks: int) -> int:
 
 
 def _as_float(number: float) -> float:
-    """Rounded to 32 bits, in which torch compares."""
+    """Round to float32, in which torch compares."""
     return ctypes.c_float(number).value
 
 
@@ -117,7 +117,7 @@ def _flash_width(D: int) -> int:
 
 @rule("_scaled_dot_product_flash_attention_backward", "_flash_attention_backward")
 def _flash_backward(call: Call) -> list[int]:
-    """The gradient of the queries is added up in float32, and that of keys and values for every query head."""
+    """dQ is accumulated in float32; dK and dV are made for every query head."""
     inputs = _Inputs.of(call)
     query, key = inputs.query, inputs.key
     copies = copies_unless_contiguous(_as_BLHD(call, call["grad_out"]), _as_BLHD(call, call["out"]))
@@ -147,7 +147,7 @@ def _is_deterministic() -> bool:
 # ---------------------------------------------------------------- memory-efficient
 @rule("_scaled_dot_product_efficient_attention", "_efficient_attention_forward")
 def _efficient(call: Call) -> list[int]:
-    """Heads wider than 128 do not fit into registers: the output is added up in float32."""
+    """Heads wider than 128 do not fit into registers, so the output is accumulated in a float32 buffer."""
     inputs = _Inputs.of(call)
     B, L, H, D = inputs.query.shape
     D_value = inputs.value.shape[3]
@@ -178,14 +178,14 @@ def _efficient_backward(call: Call) -> list[int]:
     row_sums = B * H * L * _FLOAT
     if sixteen_bits:
         return [*copies, row_sums, workspace]
-    # float32: gradient times output is summed over each row first, and the sums put into another order
+    # in float32 the product of gradient and output is summed over each row first, and the sums are transposed
     product = [B * L * H * D_value * _FLOAT, row_sums]
     return [*copies, row_sums, *(product if sum(product) > workspace else [workspace])]
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """One kernel: how many queries and keys a block takes at once, and whether it adds up keys outside registers."""
+    """The tile of one kernel: queries and keys per block, and whether dK and dV are accumulated outside registers."""
 
     queries: int
     keys: int
@@ -210,7 +210,7 @@ class _Tile:
 
 
 def _efficient_tile(gpu: GPU, width: int, *, sixteen_bits: bool, dropout: bool) -> _Tile:
-    """The first kernel in torch's list that takes heads so wide and finds enough shared memory."""
+    """The tile of the first kernel in torch's list that supports the width and has enough shared memory."""
     if gpu.capability < (8, 0):
         raise NoRule(f"efficient attention backward on {gpu.name}, older than compute capability 8.0")
     if width <= 64:
@@ -221,7 +221,7 @@ def _efficient_tile(gpu: GPU, width: int, *, sixteen_bits: bool, dropout: bool) 
             return _Tile(128, 64, adds_keys_in_memory=False)
         raise NoRule(f"efficient attention backward with heads {width} wide on {gpu.name}: its kernel is not known")
     if not sixteen_bits:
-        return _Tile(128, 64, adds_keys_in_memory=False)  # float32 gradients are their own sums
+        return _Tile(128, 64, adds_keys_in_memory=False)  # float32 gradients are accumulated in the result itself
     if width <= 128:
         return _Tile(128, 128, adds_keys_in_memory=False)
     return _Tile(128, 64, adds_keys_in_memory=True)
@@ -238,7 +238,7 @@ def _cudnn(call: Call) -> list[int]:
 
 @rule("_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> list[int]:
-    """Its plan adds up dQ in float32, keeps a sum for every row, and dK and dV for every query head."""
+    """cuDNN accumulates dQ in float32, keeps a sum for every row, and makes dK and dV for every query head."""
     _raise_unless_measured(call)
     query, key, grad = call["query"], call["key"], call["grad_out"]
     B, H, L, D = query.shape
@@ -250,7 +250,7 @@ def _cudnn_backward(call: Call) -> list[int]:
 
 
 def _raise_unless_measured(call: Call) -> None:
-    """The size of a plan is cuDNN's own affair; the formulas hold for all that was measured, and there only."""
+    """Raise ``NoRule`` outside the measured range: cuDNN does not document its workspace."""
     query, key, value = (call[name] for name in ("query", "key", "value"))
     measured = (
         call.gpu.capability == (9, 0)

@@ -1,4 +1,4 @@
-"""Batch norm: torch's own kernels, and cuDNN's, to which ``dispatcher_overrides`` sends what a CUDA build would."""
+"""Batch norm by torch's own kernels and by cuDNN; ``dispatcher_overrides`` chooses as a CUDA build would."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _elemt(call: Call) -> list[int]:
 
 
 def _statistics(tensor: torch.Tensor) -> list[int]:
-    """Channels first, one block sums a channel; channels last, partial results of row blocks meet in memory."""
+    """Channels first, one block sums a channel. Channels last, row blocks exchange partial results through memory."""
     kernels = _kernels_for(tensor)
     if kernels == "general":
         raise NoRule(f"batch norm of a tensor that is not contiguous, shape {list(tensor.shape)}")
@@ -63,7 +63,7 @@ def _cudnn_training(tensor: torch.Tensor) -> list[int]:
     if suggested_format(tensor) != torch.contiguous_format:
         raise NoRule(f"batch norm of channels last, whose workspace cuDNN chooses, shape {list(tensor.shape)}")
     if not tensor.is_contiguous():
-        # the copy that cuDNN is given is kept for backward in place of the tensor
+        # cuDNN gets a copy, which is kept for backward instead of the tensor
         raise NoRule(f"batch norm by cuDNN of a tensor that is not contiguous, shape {list(tensor.shape)}")
     return []
 
@@ -77,7 +77,7 @@ def _cudnn_backward(call: Call) -> list[int]:
 
 @rule("native_batch_norm_backward")
 def _native_backward(call: Call) -> list[int]:
-    """Channels first in one kernel; otherwise two sums per channel first, then the gradient of the input."""
+    """Channels first runs one kernel. Other layouts make two sums per channel, then the gradient of the input."""
     grad, tensor, weight = call["grad_out"], call["input"], call["weight"]
     want_input, want_weight, want_bias = call["output_mask"]
     if not (fits_32bit_indices(tensor) and fits_32bit_indices(grad)):
@@ -90,11 +90,13 @@ def _native_backward(call: Call) -> list[int]:
     if copies or not want_input:
         raise NoRule(f"backward of batch norm of a tensor that is not contiguous, shape {list(tensor.shape)}")
     item = accumulator_bytes(tensor.dtype)
-    buffers = [tensor.shape[1] * item] * 2 if needs_sums else []  # the staging of the sums is gone before the gradient
+    buffers = (
+        [tensor.shape[1] * item] * 2 if needs_sums else []
+    )  # the staging buffers are freed before the gradient is made
     if call["save_invstd"] is not None and call["save_invstd"].numel() == 0:
         buffers.append(tensor.shape[1] * item)
     if call["train"] and weight is None and _kernels_for(grad) != "channels_last":
-        buffers.append(item)  # a weight of one
+        buffers.append(item)  # a weight of one element
     return buffers
 
 
@@ -112,7 +114,7 @@ def _backward_elemt(call: Call) -> list[int]:
     return []
 
 
-# ---------------------------------------------------------------- which kernels, and how they are launched
+# ---------------------------------------------------------------- choice and launch of kernels
 def _kernels_for(tensor: torch.Tensor) -> str:
     if not fits_32bit_indices(tensor):
         return "general"
@@ -126,7 +128,7 @@ def _kernels_for(tensor: torch.Tensor) -> str:
 
 
 def _staging(tensor: torch.Tensor, *, values_per_channel: int) -> list[int]:
-    """Partial results of every row block, and a semaphore for every block of channels; [] if one row block suffices."""
+    """Partial results per row block, and a semaphore per block of channels; [] if one row block suffices."""
     channels = tensor.shape[1]
     rows = tensor.numel() // channels
     block_x = min(_last_power_of_two(channels), _TILE_CHANNELS)
@@ -141,7 +143,7 @@ def _staging(tensor: torch.Tensor, *, values_per_channel: int) -> list[int]:
 
 
 def _pixels_merge(tensor: torch.Tensor) -> bool:
-    """Can ``tensor.reshape(N, C, -1)`` be a view?"""
+    """Whether ``tensor.reshape(N, C, -1)`` can be a view."""
     pixels = [(size, step) for size, step in zip(tensor.shape[2:], tensor.stride()[2:], strict=True) if size != 1]
     return all(step == size * inner for (_, step), (size, inner) in itertools.pairwise(pixels))
 

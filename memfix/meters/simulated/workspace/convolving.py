@@ -1,4 +1,4 @@
-"""Convolutions: torch's own depthwise kernels; of all others cuDNN chooses the workspace."""
+"""Convolutions: torch's own depthwise kernels have rules; the others run in cuDNN, whose workspace is unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .memory_formats import fits_32bit_indices, suggested_format
 from .rules import Call, NoRule, rule, size_of
 from .sums_inside import buffers_of_sum
 
-_CUDNN_DEPTHWISE_CHANNELS = 32  # in half precision, from here on cuDNN may take depthwise convolutions
+_CUDNN_DEPTHWISE_CHANNELS = 32  # in half precision, cuDNN may run depthwise convolutions with at least so many channels
 
 
 @rule("convolution", "_convolution")
@@ -21,7 +21,7 @@ def _convolution(call: Call) -> list[int]:
 
 @rule("convolution_backward")
 def _convolution_backward(call: Call) -> list[int]:
-    """The gradient is copied if need be, the kernels run, the copy goes; then the bias gradient is summed."""
+    """A strided gradient is copied for the kernels; the copy is freed before the bias gradient is summed."""
     if 0 in (call["input"].numel(), call["weight"].numel()):
         return []
     _require_native_depthwise(call)
@@ -44,7 +44,7 @@ def _cudnn_convolution(call: Call) -> list[int]:
 
 
 def _require_native_depthwise(call: Call) -> None:
-    """Torch's own kernel takes depthwise convolutions of contiguous tensors; all else is cuDNN's."""
+    """Raise ``NoRule`` unless torch's own kernel runs: for depthwise convolutions of contiguous tensors."""
     tensor, weight = call["input"], call["weight"]
     if not torch.backends.cudnn.enabled:
         raise NoRule(f"{_described(call)} without cuDNN")

@@ -1,4 +1,4 @@
-"""Making, filling, joining and choosing: most such kernels write their result directly."""
+"""Creating, filling, joining and selecting: most of these kernels write their result directly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ none_needed(
 )
 
 
-# element by element too, though torch does not tag them so
+# pointwise operators that torch does not tag as such
 none_needed(
     """__irshift__ __ilshift__ abs_ copysign_ floor_divide floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ ne_ rsub
     xlogy_ gelu_ hardswish hardswish_ mish_ threshold_ elu_backward hardshrink_backward hardsigmoid_backward
@@ -29,7 +29,7 @@ none_needed(
 
 @rule("roll")
 def _roll(call: Call) -> list[int]:
-    """Axis by axis, and what one axis leaves is kept until the last is done."""
+    """Axes are rolled one after the other, and each intermediate result is kept until the end."""
     tensor, num_axes = call["self"], len(call["dims"])
     kept = [size_of(tensor)] * max(0, num_axes - 1)
     return kept or copies_unless_contiguous(tensor)
@@ -37,13 +37,13 @@ def _roll(call: Call) -> list[int]:
 
 @rule("where")
 def _where(call: Call) -> list[int]:
-    """Both sides are first brought to one dtype, and numbers of the host to the GPU."""
+    """Both sides are first cast to one dtype, and scalars on the host are copied to the GPU."""
     condition, left, right = call["condition"], call["self"], call["other"]
     dtype = torch.result_type(left, right)
     device = next((t.device for t in (condition, left, right) if t.device.type != "cpu"), condition.device)
     taken = [tensor.numel() * dtype.itemsize for tensor in (left, right) if tensor.dtype != dtype]
     if device.type != "cpu":
-        # of a number that lies on the host, only what is sent counts
+        # a scalar on the host counts only as its copy on the GPU
         taken = [
             tensor.numel() * dtype.itemsize
             for tensor in (left, right)
@@ -56,14 +56,14 @@ def _where(call: Call) -> list[int]:
 
 @rule("abs", "angle")
 def _absolute(call: Call) -> list[int]:
-    """Of complex numbers the result is first made as complex numbers."""
+    """For complex input the result is first made as complex numbers."""
     tensor = call["self"]
     return [size_of(tensor)] if tensor.is_complex() else []
 
 
 @rule("unfold_backward")
 def _unfold_backward(call: Call) -> list[int]:
-    """Where windows overlap, the positions along the axis are written down first."""
+    """If windows overlap, a tensor of the positions along the axis is made first."""
     grad, dim, size, step = call["grad_in"], call["dim"], call["size"], call["step"]
     if step >= size:
         return []
@@ -78,7 +78,7 @@ def _zeros_without_memory(call: Call) -> int:
 
 @rule("pow")
 def _power(call: Call) -> list[int]:
-    """A number that is raised to a tensor's elements is first made a tensor, as wide as Python's numbers are."""
+    """A scalar base is first made a tensor, in the 64-bit dtype of Python's numbers."""
     if not call.operator._overloadname.startswith("Scalar"):
         return []
     base = call["self"]

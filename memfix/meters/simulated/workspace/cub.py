@@ -1,8 +1,7 @@
-"""The temporary storage that CUB's device algorithms ask for, as torch calls them on Hopper.
+"""The temporary storage of CUB's device algorithms, as torch calls them on Hopper.
 
-Every algorithm lays its parts out one after the other, each rounded up to 256 bytes, with 255 bytes to spare for the
-alignment of the whole. How many parts there are follows from the tile that one block works on, which CUB tunes by the
-width of the data and by the GPU (CCCL 3).
+Every algorithm lays out its buffers one after the other, each rounded up to 256 bytes, plus 255 bytes to align the
+whole. The number of buffers follows from the tile of one block, which CUB tunes by item size and GPU (CCCL 3).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ _OFFSET_BYTES = 8  # torch counts items in int64
 _MOST_ITEMS = 2**31 - 1
 
 _RADIX_DIGITS, _RADIX_BITS = 256, 8
-_PORTION_LIMIT = 2**28 - 1  # a longer sort is cut, for the look-back's counters
-# (key bytes, value bytes) -> threads and items of one tile, in items of four bytes
+_PORTION_LIMIT = 2**28 - 1  # a longer sort is cut into portions, because the look-back counters are limited
+# (key bytes, value bytes) -> threads and items of one tile, for items of four bytes
 _NARROW_KEY_TILES = {(1, 8): (384, 18), (2, 8): (512, 23), (1, 0): (512, 19), (2, 0): (512, 19)}
 
 _SCAN_BY_KEY_TILE = {4: 4032, 8: 2464}
@@ -27,11 +26,11 @@ _UNIQUE_BY_KEY_TILE = {4: 7168, 8: 4480}
 
 
 def radix_sort(gpu: GPU, num_items: int, key_bytes: int, value_bytes: int, bits: int | None = None) -> int:
-    """``DeviceRadixSort`` of pairs, or of keys alone where ``value_bytes`` is 0, by the lowest ``bits`` of the key."""
+    """``DeviceRadixSort`` of pairs, or of keys alone if ``value_bytes`` is 0, by the lowest ``bits`` of the key."""
     _tuned_for(gpu, num_items)
     widest = max(key_bytes, value_bytes)
     if num_items <= _scaled_tile(256, 19, widest):
-        return 1  # one block sorts all in shared memory, and CUB asks for a byte to be told apart from its question
+        return 1  # one block sorts in shared memory; CUB requests one byte, since a null pointer means a size query
     tile = _scaled_tile(*_sort_tile(key_bytes, value_bytes), widest)
     portion = _PORTION_LIMIT // tile * tile
     num_portions = ceil_div(num_items, portion)
@@ -47,7 +46,7 @@ def radix_sort(gpu: GPU, num_items: int, key_bytes: int, value_bytes: int, bits:
 
 
 def segmented_radix_sort(gpu: GPU, num_items: int, key_bytes: int, value_bytes: int) -> int:
-    """``DeviceSegmentedRadixSort``: a second copy of keys and values."""
+    """``DeviceSegmentedRadixSort``, which needs a second copy of keys and values."""
     _tuned_for(gpu, num_items)
     return _laid_out(num_items * key_bytes, num_items * value_bytes)
 
@@ -63,7 +62,7 @@ def scan(gpu: GPU, num_items: int, item_bytes: int, *, native_type: bool = True)
 
 
 def scan_by_key(gpu: GPU, num_items: int, item_bytes: int) -> int:
-    """``DeviceScan::InclusiveSumByKey`` where keys and values are of one width."""
+    """``DeviceScan::InclusiveSumByKey`` with keys and values of the same size."""
     _tuned_for(gpu, num_items)
     num_tiles = ceil_div(num_items, _SCAN_BY_KEY_TILE[item_bytes])
     return _laid_out((num_tiles + _WARP) * 16, (num_tiles + 1) * item_bytes)
@@ -82,7 +81,7 @@ def unique_by_key(gpu: GPU, num_items: int, key_bytes: int) -> int:
 
 
 def num_bits(largest_key: int) -> int:
-    """How many of a key's bits torch sorts by, where it knows the largest key."""
+    """The number of key bits that torch sorts by if it knows the largest key."""
     return max(1, largest_key.bit_length())
 
 
@@ -98,7 +97,7 @@ def _sort_tile(key_bytes: int, value_bytes: int) -> tuple[int, int]:
 
 
 def _scaled_tile(threads: int, items: int, item_bytes: int) -> int:
-    """A tile's items, given for four bytes, when they are wider and have to stay in registers."""
+    """The items of a tile, which is given for items of four bytes, scaled so that wider items fit in registers."""
     items = max(1, items * 4 // max(4, item_bytes))
     return items * min(threads, round_up(_SHARED_MEMORY // (item_bytes * items), _WARP))
 

@@ -1,4 +1,4 @@
-"""Embeddings and bags of them: reading rows is direct, adding gradients to rows sorts their ids first."""
+"""Embeddings and embedding bags: forward needs no workspace; backward sorts the ids before it adds gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .layout import flattens_without_copy
 from .ordering import sort_buffers
 from .rules import Call, NoRule, before_results, ceil_div, copies_unless_contiguous, rule, size_of, worst_moment
 
-_SORTED_ABOVE = 3072  # fewer ids than this are added by one kernel, without sorting
+_SORTED_ABOVE = 3072  # up to so many ids one kernel adds the gradients without sorting
 _ROWS_PER_SEGMENT = 10
 _COUNTER = 8
 _WARP, _MOST_THREADS = 32, 1024
@@ -38,7 +38,7 @@ def _embedding_backward(call: Call) -> list[int]:
 
 @rule("_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_per_sample_weights_backward")
 def _embedding_bag(call: Call) -> list[int]:
-    """Ids and offsets of two types are brought to one."""
+    """Ids and offsets of different dtypes are cast to one."""
     ids, offsets = call["indices"], call["offsets"]
     narrow = ids if ids.dtype == torch.int32 else offsets
     return [] if ids.dtype == offsets.dtype else [narrow.numel() * 8]
@@ -62,7 +62,7 @@ def _embedding_bag_backward(call: Call) -> list[int]:
 
 @dataclass(frozen=True)
 class _RowSums:
-    """Gradients added to the rows named by ``ids``: ids are sorted and cut into segments of at most ten rows."""
+    """Adds gradients to the rows named by ``ids``, which are sorted and cut into segments of at most ten rows."""
 
     ids: torch.Tensor
     dtype: torch.dtype
@@ -94,7 +94,7 @@ class _RowSums:
         return worst_moment(*moments)
 
     def _sums(self, gpu: GPU, num_segments: int, num_partials: int) -> list[int]:
-        """Sums of each part of a segment, or, where segments are few and long, of whole rows by atomic additions."""
+        """Buffers for the sums of each part of a segment, or for atomic additions if segments are few and long."""
         sum_bytes = 8 if self.dtype == torch.float64 else 4
         threads_per_row = ceil_div(self.width, _WARP) * _WARP
         num_blocks = ceil_div(num_segments * threads_per_row, min(threads_per_row, _MOST_THREADS))

@@ -1,8 +1,8 @@
 """Operators on lists of tensors, and the fused optimizers.
 
-A list whose tensors are alike (one dtype, dense, the same strides across lists) is done by one kernel, which is told
-all it needs in its arguments. Any other list is done tensor by tensor. Either way the elementwise operators write
-their results directly; only reductions differ.
+One kernel handles a list of similar tensors (one dtype, dense, the same strides across lists), with all metadata in
+its arguments. Any other list is processed tensor by tensor. In both cases elementwise operators write their results
+directly; only reductions differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _copy(call: Call) -> list[int]:
 
 @rule("_foreach_norm", "_foreach_powsum")
 def _norm(call: Call) -> list[int]:
-    """One partial result for each chunk of the longest tensor, for every tensor."""
+    """Every tensor gets a partial result for each chunk of the longest tensor."""
     tensors, order, dtype = call["self"], float(call["ord"]), call["dtype"]
     is_power_sum = call.operator.overloadpacket.__name__ == "_foreach_powsum"
     by_one_kernel = (1.0, 2.0) if is_power_sum else (1.0, 2.0, float("inf"))
@@ -53,7 +53,7 @@ def _norm(call: Call) -> list[int]:
         results = [(dtype or tensor.dtype).to_real().itemsize for tensor in tensors]
         return _one_by_one(tensors, results, lambda t: norm_buffers(call.gpu, t, order, None, dtype))
     result = (dtype or tensors[0].dtype).itemsize
-    replaced = sum(result for tensor in tensors if tensor.numel() == 0)  # results of empty tensors are made anew
+    replaced = sum(result for tensor in tensors if tensor.numel() == 0)  # results of empty tensors are allocated again
     return [_chunk_buffer(tensors, max(4, result)), replaced]
 
 
@@ -78,7 +78,7 @@ def _alike(tensors: list[torch.Tensor]) -> bool:
 def _one_by_one(
     tensors: list[torch.Tensor], results: list[int], buffers: Callable[[torch.Tensor], list[int]]
 ) -> list[int]:
-    """Besides all results, which are made one after the other."""
+    """The largest workspace of a tensor beyond the results, which are made one after the other."""
     still_to_come, worst = sum(results), 0
     for tensor, made in zip(tensors, results, strict=True):
         still_to_come -= made

@@ -1,4 +1,4 @@
-"""Reading and writing by index: gathers write directly, additions sort their indices first."""
+"""Reading and writing by index: gathers need no workspace, additions sort their indices first."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _index_put(call: Call) -> list[int]:
     on_cpu = _device_of(values) == "cpu" != _device_of(tensor)
     given = [index for index in indices if index is not None]
     if on_cpu and values.numel() == 1 and len(given) == 1 and _is_mask(given[0]):
-        return []  # filled where the mask says, with a number that the kernel is handed
+        return []  # a masked fill with a scalar, which is a kernel argument
     _refuse_if_deterministic(call)
     return _index_copies(indices) + ([size_of(values)] if on_cpu else [])
 
 
 def _index_copies(indices: Sequence[torch.Tensor | None]) -> list[int]:
-    """The kernel reads int64 indices, and several only if they lie alike."""
+    """Copies of indices: the kernel reads int64, and several indices only if their strides agree."""
     given = [index for index in indices if index is not None]
     _refuse_masks(given)
     if not given:
@@ -81,7 +81,7 @@ def _broadcast_strides(index: torch.Tensor, shape: Sequence[int]) -> tuple[int, 
 def _add_by_index(
     call: Call, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor
 ) -> list[int]:
-    """Indices are made one number each and sorted; rows, values and indices all have to be contiguous."""
+    """Indices are linearised and sorted; rows, values and indices must be contiguous."""
     given = [index for index in indices if index is not None]
     _refuse_masks(given)
     if not given:
@@ -129,13 +129,13 @@ def _scatter_reduce(call: Call) -> list[int]:
     _refuse_if_deterministic(call)
     if call["reduce"] != "mean":
         return []
-    return [size_of(tensor), size_of(source), tensor.numel()]  # counts, what they are counted from, where they are zero
+    return [size_of(tensor), size_of(source), tensor.numel()]  # counts, the ones summed for them, a mask of zero counts
 
 
 # ---------------------------------------------------------------- by mask, by flat index, by count
 @rule("masked_scatter_")
 def _masked_scatter(call: Call) -> list[int]:
-    """Where each element comes from is the running sum of the mask."""
+    """The source position of each element is the running sum of the mask."""
     tensor, mask, source = call["self"], call["mask"], call["source"]
     if tensor.numel() == 0:
         return []
@@ -157,7 +157,7 @@ def _put(call: Call) -> list[int]:
 
 @rule("repeat_interleave")
 def _repeat_interleave(call: Call) -> list[int]:
-    """Which row comes how often is turned into where each ends."""
+    """The repeat counts are turned into end positions by a running sum."""
     repeats = call["repeats"]
     results = call.outputs
     if not isinstance(results, torch.Tensor) or type(results.numel()) is not int:
@@ -177,7 +177,7 @@ def _by_value(call: Call) -> list[int]:
     raise NoRule(f"{call.operator.overloadpacket.__name__}, whose buffers depend on the values")
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 def _is_mask(index: torch.Tensor) -> bool:
     return index.dtype in (torch.bool, torch.uint8)
 

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, as torch's kernels ask before they copy."""
+"""Memory layout of tensors: the checks that torch's kernels make before they copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Every place between the first and the last element is an element, once."""
+    """Whether the elements fill their memory without gaps or overlaps."""
     axes = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
     step = 1
     for stride, size in axes:
@@ -32,14 +32,14 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a result that keeps its input's layout, gaps left out."""
+    """The strides of a result that keeps the input's order of dimensions, without gaps."""
     if is_dense(tensor.shape, tensor.stride()):
         return tuple(tensor.stride())
     return tuple(torch._prims_common.compute_elementwise_output_strides(tensor))
 
 
 def strides_with_last(shape: Sequence[int], strides: Sequence[int], last: int) -> tuple[int, ...]:
-    """Dense strides in which ``last`` runs fastest and the others keep their order."""
+    """Dense strides in which dimension ``last`` runs fastest and the others keep their order."""
     outer_first = sorted(range(len(shape)), key=lambda dim: 1 if dim == last else -strides[dim])
     found, step = [0] * len(shape), 1
     for dim in reversed(outer_first):
@@ -49,7 +49,7 @@ def strides_with_last(shape: Sequence[int], strides: Sequence[int], last: int) -
 
 
 def flattens_without_copy(tensor: torch.Tensor) -> bool:
-    """Is ``tensor.reshape(-1)`` a view?"""
+    """Whether ``tensor.reshape(-1)`` is a view."""
     axes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     return tensor.numel() == 0 or all(
         stride == next_size * next_stride for (_, stride), (next_size, next_stride) in itertools.pairwise(axes)
@@ -57,14 +57,14 @@ def flattens_without_copy(tensor: torch.Tensor) -> bool:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """How many elements lie from its first to its last."""
+    """The number of elements in memory from the first to the last, gaps included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def same_dense_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Could one ``memcpy`` carry the elements of ``b`` to ``a``?"""
+    """Whether one ``memcpy`` can copy the elements of ``b`` to ``a``."""
     if a.shape != b.shape:
         return a.numel() == 1 == b.numel()
     strides = zip(a.shape, a.stride(), b.stride(), strict=True)

@@ -1,4 +1,4 @@
-"""Losses and distances: what is made element by element before it is reduced."""
+"""Losses and distances: elementwise results that are made before they are reduced."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .sums_inside import buffers_of_sum
 none_needed("mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward")
 
 _NO_REDUCTION = 0
-_FEW_ROWS = 25  # up to here ``cdist`` compares row by row, above by a matrix product
+_FEW_ROWS = 25  # up to so many rows ``cdist`` compares row by row, above by a matrix product
 
 
 @rule("mse_loss", "smooth_l1_loss", "huber_loss")
 def _elementwise_loss(call: Call) -> list[int]:
-    """The loss of every element, then its sum or mean."""
+    """The kernel makes the loss of every element, then the sum or mean."""
     tensor, target = call["self"], call["target"]
     if call["reduction"] == _NO_REDUCTION:
         return []
@@ -31,7 +31,7 @@ def _elementwise_loss(call: Call) -> list[int]:
 
 @storage("mse_loss", "smooth_l1_loss", "binary_cross_entropy")
 def _loss_of_every_element(call: Call) -> int:
-    """The one number is written over what was made for every element, and keeps its memory."""
+    """The scalar result is written into the storage of the elementwise losses, and keeps all of it."""
     shape = torch.broadcast_shapes(call["self"].shape, call["target"].shape)
     return math.prod(shape) * call["self"].element_size()
 
@@ -47,7 +47,7 @@ def _binary_cross_entropy(call: Call) -> list[int]:
 
 @rule("multi_margin_loss", "multilabel_margin_loss_forward")
 def _margin_loss(call: Call) -> list[int]:
-    """One loss per row, then their sum, which already carries the mean's divisor."""
+    """The kernel makes one loss per row, already divided for a mean, then their sum."""
     require_contiguous(call, "self", "target")
     tensor = call["self"]
     if call["reduction"] == _NO_REDUCTION or tensor.dim() < 2:
@@ -67,7 +67,7 @@ def _ctc_loss(call: Call) -> list[int]:
 
 
 def _made_and_reduced(call: Call, shape: torch.Size, dtype: torch.dtype) -> list[int]:
-    # the elements lie densely in some order, and all of them are summed
+    # all elements are summed and they are dense, so their order does not matter
     made = torch.empty(math.prod(shape), dtype=dtype, device="meta")
     return [size_of(made), *buffers_of_sum(call.gpu, made, [0])]
 
@@ -86,7 +86,7 @@ def _cdist(call: Call) -> list[int]:
 
 @rule("_cdist_backward")
 def _cdist_backward(call: Call) -> list[int]:
-    """The gradient by every pair of rows, [B, rows of x2, rows of x1, columns], is made, then summed over x2."""
+    """The gradient for every pair of rows, [B, rows of x2, rows of x1, columns], is made and then summed over x2."""
     left, right = call["x1"], call["x2"]
     _require_equal_batches(call, left, right)
     require_contiguous(call, _upstream(call), "x1", "x2", "cdist")
@@ -114,7 +114,7 @@ def _pdist_backward(call: Call) -> list[int]:
 
 
 def _upstream(call: Call) -> str:
-    """The name of the upstream gradient, which torch 2.14 renamed; its kernels are those of 2.12."""
+    """The name of the upstream gradient's argument, which torch 2.14 renamed."""
     return "grad_output" if call.has("grad_output") else "grad"
 
 

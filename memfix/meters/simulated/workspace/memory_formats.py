@@ -1,4 +1,4 @@
-"""Contiguous copies of images: kernels that take channels first or channels last copy whatever is neither."""
+"""Contiguous copies of images: kernels for channels first or channels last copy tensors in other layouts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .rules import Call, NoRule, size_of
 
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-    """What ``Tensor.suggest_memory_format`` answers inside torch: channels last by strides, else contiguous."""
+    """The result of torch's ``Tensor::suggest_memory_format``: channels last by strides, else contiguous."""
     return suggest_memory_format(tensor)
 
 
 def copies_unless_in(memory_format: torch.memory_format, *tensors: torch.Tensor | None) -> list[int]:
-    """What ``.contiguous(memory_format)`` takes, tensor by tensor."""
+    """The bytes of the copies that ``.contiguous(memory_format)`` makes of each tensor."""
     return [
         size_of(tensor)
         for tensor in tensors
@@ -24,7 +24,7 @@ def copies_unless_in(memory_format: torch.memory_format, *tensors: torch.Tensor 
 
 
 def require_contiguous(call: Call, *names: str, memory_format: torch.memory_format = torch.contiguous_format) -> None:
-    """Raise ``NoRule`` where an argument is strided otherwise: what the kernel then copies is not known."""
+    """Raise ``NoRule`` if an argument has another layout, because the kernel's copies are then unknown."""
     for name in names:
         tensor = call[name]
         if tensor is not None and not tensor.is_contiguous(memory_format=memory_format):
@@ -32,10 +32,10 @@ def require_contiguous(call: Call, *names: str, memory_format: torch.memory_form
 
 
 def fits_32bit_indices(tensor: torch.Tensor) -> bool:
-    """The question many kernels ask before they take their fast path."""
+    """Whether 32-bit offsets reach every element; many kernels have a fast path for that."""
     return max(tensor.numel(), extent(tensor) - 1) < 2**31 - 1
 
 
 def accumulator_bytes(dtype: torch.dtype) -> int:
-    """Kernels sum half precision in float32, and anything wider in itself."""
+    """The item size in which kernels sum: float32 for half precision, else that of ``dtype``."""
     return max(dtype.itemsize, 4)

@@ -1,4 +1,4 @@
-"""Copies between the GPU and the host: what one ``memcpy`` cannot carry is staged in a contiguous tensor."""
+"""Copies between GPU and host: if one ``memcpy`` is not enough, a contiguous tensor on the GPU is used for staging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _to_copy(call: Call) -> list[int]:
 
 
 def cross_device_copy_buffers(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> list[int]:
-    """What a copy takes on the GPU. A dtype is changed on the host, or on the GPU for a copy that does not block."""
+    """The staging buffers on the GPU. The dtype is cast on the host, or on the GPU if the copy is non-blocking."""
     if to.device.type == source.device.type or to.numel() == 0:
         return []
     same_dtype = to.dtype == source.dtype

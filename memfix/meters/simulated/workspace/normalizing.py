@@ -13,7 +13,7 @@ from .sums_inside import buffers_of_sum
 none_needed("_weight_norm_interface")
 
 _TILE_COLUMNS, _TILE_ROWS = 32, 32
-_MANY_ROWS = 65536  # above, the rows are split over blocks too, if the columns alone leave half of the GPU idle
+_MANY_ROWS = 65536  # with more, rows are split over blocks too if the columns alone leave half of the GPU idle
 _MAX_BLOCKS = 32768
 
 
@@ -39,9 +39,9 @@ def _rms_norm_backward(call: Call) -> list[int]:
 
 
 def _parameter_gradients(call: Call, parameters: list[str]) -> list[int]:
-    """Of many short rows each block sums its own into a matrix [blocks, columns], which ``sum(0)`` then reduces.
+    """With many short rows, each block writes its sums to a matrix [blocks, columns], which ``sum(0)`` then reduces.
 
-    Both matrices are alive while the first is reduced, and the new gradient beside the one it replaces.
+    Both matrices are alive while the first is reduced, and so are the new gradient and the one it replaces.
     """
     shape = call["normalized_shape"]
     columns = math.prod(shape)
@@ -62,7 +62,7 @@ def _parameter_gradients(call: Call, parameters: list[str]) -> list[int]:
 # ---------------------------------------------------------------- group norm
 @rule("native_group_norm")
 def _group_norm(call: Call) -> list[int]:
-    """An affine map is fused with the statistics, channel by channel."""
+    """The affine map and the statistics are combined into a scale and a shift per channel."""
     tensor, weight, bias = call["input"], call["weight"], call["bias"]
     if tensor.numel() == 0:
         return []
@@ -80,7 +80,7 @@ def _group_norm_backward(call: Call) -> list[int]:
         return []
     per_group, per_channel = _group_buffers(call, tensor)
     buffers = copies_unless_contiguous(call["grad_out"], tensor, call["mean"], call["rstd"], weight)
-    buffers += [per_channel] * 2  # two sums over the pixels of a channel
+    buffers += [per_channel] * 2  # two sums over the pixels of each channel
     if call["output_mask"][0]:
         buffers += [per_group] * 2
         if call["HxW"] > 1 and weight is not None:

@@ -1,4 +1,4 @@
-"""Putting in order and selecting by order: sorts, the largest, medians, permutations, samples."""
+"""Sorting and selecting: sort, topk, medians, permutations and samples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _INDEX_BYTES = 8
 
 # ---------------------------------------------------------------- sorting
 _SORTED_IN_SHARED_MEMORY = 4096  # rows of at most this length are sorted in place by one block each
-_LONG_ROW = 1_000_000  # one such row fills the GPU, so rows are sorted one after the other
+_LONG_ROW = 1_000_000  # a row this long fills the GPU, so rows are sorted one after the other
 _MANY_ROWS = 128
-_PAIR_BYTES = 8  # two int32: row and place within it
+_PAIR_BYTES = 8  # two int32: the row and the position in it
 _MOST_AT_ONCE = 2**31 - 1
 
 
@@ -42,13 +42,13 @@ def sort_buffers(
     dim: int,
     result_strides: Sequence[int],
 ) -> list[int]:
-    """Sorting rows of at least two elements with their int64 places, results not counted."""
+    """The buffers for sorting rows of at least two elements with int64 indices, without the results."""
     num_items, dim = math.prod(shape), dim % len(shape)
     if num_items == 0:
         return []
     length = shape[dim]
     if length <= _SORTED_IN_SHARED_MEMORY:
-        return [length * _INDEX_BYTES]  # 0, 1, 2, ..., copied to every row of the places
+        return [length * _INDEX_BYTES]  # 0, 1, 2, ..., copied to every row of indices
     copies = []
     sorted_strides = tuple(strides)
     if not is_dense(shape, strides) or strides[dim] != 1:
@@ -67,7 +67,7 @@ def _rows_sorted_by_cub(gpu: GPU, num_rows: int, length: int, item_bytes: int) -
     if num_rows >= _MANY_ROWS:
         places = num_items * _INDEX_BYTES
         return [places, cub.segmented_radix_sort(gpu, num_items, item_bytes, _INDEX_BYTES)]
-    # few rows are sorted as one, first by value, then by row
+    # a few rows are sorted together, first by value, then by row
     pairs = [num_items * _PAIR_BYTES] * 2
     row_bits = max(1, (num_rows - 1).bit_length())
     return worst_moment(
@@ -77,17 +77,17 @@ def _rows_sorted_by_cub(gpu: GPU, num_rows: int, length: int, item_bytes: int) -
 
 
 def _sort_flat(gpu: GPU, num_items: int, item_bytes: int) -> list[int]:
-    """Sorting ``num_items`` in a row, with the sorted values and places themselves."""
+    """The buffers for sorting one row of ``num_items``, including the sorted values and indices."""
     results = [num_items * item_bytes, num_items * _INDEX_BYTES]
     return results + sort_buffers(gpu, (num_items,), (1,), item_bytes, 0, (1,))
 
 
 # ---------------------------------------------------------------- the k largest
 _SELECT_THREADS = 256
-_SELECT_BLOCKS_PER_MULTIPROCESSOR = 6  # by its 40 registers per thread, of 65,536
+_SELECT_BLOCKS_PER_MULTIPROCESSOR = 6  # the kernel has 40 registers per thread, of 65,536
 _FEWEST_ITEMS, _MOST_ITEMS = 4, 64
 _DIGITS = 256
-# at most so many rows -> from which length on a row is shared by several blocks
+# (most rows, length): with at most so many rows, several blocks share a row of at least this length
 _SHARED_FROM = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
 _SHARED_FROM_WITH_MORE_ROWS = 400
 
@@ -103,7 +103,7 @@ def _topk(call: Call) -> list[int]:
 
 
 def _selection_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> list[int]:
-    """What selecting takes where several blocks share a row: counts of each digit, block by block."""
+    """The buffers for selection if several blocks share a row: counts of each digit per block."""
     if tensor.numel() == 0 or k == 0:
         return []
     length, item_bytes = tensor.shape[dim], tensor.element_size()
@@ -127,7 +127,7 @@ def _selection_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> list
 
 
 def _selected_sort_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> list[int]:
-    """The selected are put in order where they lie if they are few, else beside and gathered."""
+    """The buffers for sorting the selected elements: none if they are few, else a sorted copy that is gathered."""
     if k <= _SORTED_IN_SHARED_MEMORY:
         return []
     dim = dim % tensor.dim()
@@ -146,7 +146,7 @@ def _kthvalue(call: Call) -> list[int]:
 
 @rule("median", "nanmedian")
 def _median(call: Call) -> list[int]:
-    """Along a dimension the row is searched by its digits; of a whole tensor all is sorted first."""
+    """Along a dimension, rows are searched digit by digit; without one, the whole tensor is sorted first."""
     tensor = call["self"]
     if call.has("dim"):
         return copies_unless_contiguous(tensor)
@@ -198,7 +198,7 @@ def _searchsorted(call: Call) -> list[int]:
 # ---------------------------------------------------------------- permutations and samples
 @rule("randperm")
 def _randperm(call: Call) -> list[int]:
-    """A range sorted by random keys, which have just so many bits that two are rarely equal."""
+    """A range is sorted by random keys, which have just enough bits to be rarely equal."""
     n = call["n"]
     if n == 0:
         return []
@@ -210,15 +210,15 @@ def _randperm(call: Call) -> list[int]:
     return [range_bytes, keys, keys, cub.radix_sort(call.gpu, n, key_bytes, dtype.itemsize, bits)]
 
 
-_ENOUGH_COLUMNS = 16  # then no check of the weights takes as much as the sampling itself
+_ENOUGH_COLUMNS = 16  # from here on the checks of the weights take less than the sampling
 
 
-_CHECKED = (1, 1)  # are the weights finite, is none negative: two answers that stay on the GPU
+_CHECKED = (1, 1)  # two booleans on the GPU: all weights are finite, none is negative
 
 
 @rule("multinomial")
 def _multinomial(call: Call) -> list[int]:
-    """Without replacement, the largest of weights over random numbers; with, a search in their running sum."""
+    """Without replacement: topk of weights over random numbers. With replacement: a search in their running sum."""
     weights, num_samples = call["self"], call["num_samples"]
     columns = weights.shape[-1]
     if not weights.is_contiguous():

@@ -1,4 +1,4 @@
-"""Pooling, resizing, sampling, padding and unfolding of images: copies of what is not contiguous, and little else."""
+"""Pooling, resizing, sampling, padding and unfolding of images: mostly contiguous copies of strided tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _adaptive_average(call: Call) -> list[int]:
 
 @rule("_adaptive_avg_pool2d_backward")
 def _adaptive_average_backward(call: Call) -> list[int]:
-    # channels last is read by strides
+    # the kernel reads channels last through strides, without a copy
     return (
         [] if suggested_format(call["self"]) == torch.channels_last else copies_unless_contiguous(call["grad_output"])
     )
@@ -152,5 +152,5 @@ def _unfold(call: Call) -> list[int]:
 
 @storage("im2col", "col2im")
 def _as_large_as_the_input(call: Call) -> int:
-    """The result is made as large as the input, and then resized."""
+    """The result's storage is as large as the input, because the result is resized after it is made."""
     return max(size_of(call["self"]), size_of(call.outputs))

@@ -1,7 +1,7 @@
-"""Matrix products by cuBLAS: it takes row- and column-major matrices; anything else is copied first.
+"""Matrix products by cuBLAS, which accepts row- and column-major matrices; other layouts are copied first.
 
-The workspaces of cuBLAS and cuBLASLt are taken once for each thread and stream and kept, so they are no part of a
-call. That holds for torch 2.11 to 2.13; a later torch takes them anew for every call.
+The workspaces of cuBLAS and cuBLASLt are allocated once per thread and stream and kept, so they are not counted for a
+call. This holds for torch 2.11 to 2.13; later versions allocate them for every call.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def _mm(call: Call) -> list[int]:
 
 @rule("addmm", "addmm_", "_addmm_activation")
 def _addmm(call: Call) -> list[int]:
-    """The bias is added by cuBLASLt or copied to the result: it is never copied elsewhere."""
+    """cuBLASLt adds the bias, or it is copied to the result; no other copy is made."""
     return _matrix_copies(_result_of(call), call["mat1"], call["mat2"])
 
 
 @rule("addbmm", "addbmm_")
 def _addbmm(call: Call) -> list[int]:
-    """One matrix of the batch after the other."""
+    """The matrices of the batch are multiplied one after the other."""
     batch1, batch2 = call["batch1"], call["batch2"]
     if batch1.shape[0] == 0:
         return []
@@ -40,7 +40,7 @@ def _bmm(call: Call) -> list[int]:
     if 0 in (batch1.numel(), batch2.numel()):
         return []
     result = _result_of(call)
-    # a contiguous result of one column passes for column-major
+    # a contiguous result with one column counts as column-major
     transposed = batch2.shape[2] != 1
     copy = []
     if result is not None:
@@ -70,9 +70,9 @@ def _by_cutlass(call: Call) -> list[int]:
     raise NoRule(f"the workspace of the kernel that torch picks for {call.operator}")
 
 
-# ---------------------------------------------------------------- what is copied
+# ---------------------------------------------------------------- copies
 def _result_of(call: Call) -> torch.Tensor | None:
-    """The tensor that is written to, where it was there before; None for a new one, which is contiguous."""
+    """The existing tensor that the call writes to; None if the result is new, and so contiguous."""
     if call.has("out"):
         return call["out"]
     return call["self"] if call.operator.overloadpacket.__name__.endswith("_") else None
@@ -93,7 +93,7 @@ def _matrix_copies(result: torch.Tensor | None, left: torch.Tensor, right: torch
 
 
 def _matrix_copy(matrix: torch.Tensor, result_transposed: bool) -> int:
-    """cuBLAS conjugates only what it transposes, relative to the result; else a conjugate view is made real."""
+    """The bytes of a matrix's copy. A conjugate view is copied unless it is transposed relative to the result."""
     if is_dense(matrix.shape, matrix.stride()):
         row_major = matrix.is_contiguous()
     elif is_column_major(matrix):

@@ -1,4 +1,4 @@
-"""Recurrent layers: torch's fused cells, and cuDNN's layers, of which only cuDNN knows the workspace."""
+"""Recurrent layers: torch's fused cells have rules; cuDNN's layers have none, because their workspace is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions: casts and masks made before them, and partial results of those that are split over blocks."""
+"""Reductions: the casts and masks made before them, and the partial results if a reduction is split over blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .split_reduction import Accumulator, partial_result_buffers
 none_needed("linalg_cross")
 
 _LOW = (torch.float16, torch.bfloat16)
-_VALUE_AND_INDEX = 16  # a value of up to eight bytes beside an int64
+_VALUE_AND_INDEX = 16  # a value of up to eight bytes and an int64
 
 
 # ---------------------------------------------------------------- sums
@@ -27,7 +27,7 @@ def _sum(call: Call) -> list[int]:
 @rule("nansum")
 def _nansum(call: Call) -> list[int]:
     tensor = call["self"]
-    jitted = tensor.is_complex()  # compiled at run time: such kernels keep partial sums of pieces in the result
+    jitted = tensor.is_complex()  # kernels compiled at run time keep the partial sums of pieces in the result
     keepdim = _keepdim_of(call)
     return sum_buffers(call.gpu, tensor, _dims_of(call), call["dtype"], keepdim=keepdim, jitted=jitted)
 
@@ -47,7 +47,7 @@ def sum_buffers(
     keepdim: bool = False,
     jitted: bool = False,
 ) -> list[int]:
-    """Of a sum or a product. Integers and masks are first cast to the int64 they are summed in."""
+    """The buffers of a sum or a product. Integers and masks are first cast to int64."""
     result = dtype or (tensor.dtype if _is_inexact(tensor.dtype) else torch.int64)
     cast, summed = _cast_before(tensor, result)
     if summed.dtype == torch.complex32:
@@ -91,7 +91,7 @@ def norm_buffers(
     if tensor.numel() == 0:
         return []
     if all(tensor.shape[d] == 1 for d in (dims or range(tensor.dim()))):
-        # nothing to add up: the absolute value, and of a complex number it is first made as a complex number
+        # nothing to sum: the result is the absolute value, which for complex input is first made as complex numbers
         typed = _like(tensor, dtype or tensor.dtype)
         cast = [] if typed.dtype == tensor.dtype else [size_of(typed)]
         return [*cast, size_of(typed)] if typed.is_complex() and order != 0 else cast
@@ -121,7 +121,7 @@ def _power_sum_buffers(
 
 @rule("renorm", "renorm_")
 def _renorm(call: Call) -> list[int]:
-    """The norm of each slice, then the factor it is scaled by: of half precision a second tensor."""
+    """The kernel makes the norm of each slice, then its scale factor; in half precision that is a second tensor."""
     tensor, kept = call["self"], call["dim"] % call["self"].dim()
     if tensor.is_complex():
         raise NoRule("renorm of complex numbers")
@@ -137,7 +137,7 @@ def _renorm(call: Call) -> list[int]:
 # ---------------------------------------------------------------- moments
 @rule("var", "std", "var_mean", "std_mean")
 def _moments(call: Call) -> list[int]:
-    """Running mean, squared distance and two counts; of complex numbers for both parts, one after the other."""
+    """The state is a running mean, a squared distance and two counts; complex parts are reduced one after the other."""
     tensor, dims, keepdim = call["self"], _dims_of(call), _keepdim_of(call)
     with_mean = call.operator.overloadpacket.__name__.endswith("_mean")
     if not tensor.is_complex():
@@ -148,7 +148,7 @@ def _moments(call: Call) -> list[int]:
     reduced = {d % part.dim() for d in dims} if dims else set(range(part.dim()))
     one_result = part.element_size() * math.prod(s for d, s in enumerate(part.shape) if d not in reduced)
     parts = [one_result] * (4 if with_mean else 2)
-    results = one_result * (3 if with_mean else 1)  # not yet there while the parts are reduced
+    results = one_result * (3 if with_mean else 1)  # not yet allocated while the parts are reduced
     reducing = _moment_buffers(call.gpu, part, dims, keepdim, with_mean)
     return [*parts, max(0, sum(reducing) - results)]
 
@@ -166,7 +166,7 @@ def _moment_buffers(
 def _extremum(call: Call) -> list[int]:
     tensor = call["self"]
     if call.has("other"):
-        return []  # of two tensors, element by element
+        return []  # the elementwise overload for two tensors
     item, overload = tensor.element_size(), call.operator._overloadname
     if overload.startswith("dim"):  # with its index
         with_index = Accumulator(_VALUE_AND_INDEX, (item, 8), in_result=False)
@@ -178,7 +178,7 @@ def _extremum(call: Call) -> list[int]:
 
 
 def extremum_buffers(gpu: GPU, tensor: torch.Tensor) -> list[int]:
-    """Of the largest or the smallest element of all."""
+    """The buffers for finding the largest or the smallest of all elements."""
     value = Accumulator(tensor.element_size(), (tensor.element_size(),), in_result=True)
     return [*copies_unless_contiguous(tensor), *partial_result_buffers(gpu, _contiguous(tensor), None, value)]
 
@@ -220,7 +220,7 @@ def _truth_buffers(gpu: GPU, tensor: torch.Tensor, dims: list[int] | None, keepd
 
 @rule("equal")
 def _equal(call: Call) -> list[int]:
-    """A mask of equal elements, then whether all of it is true."""
+    """The kernel makes a mask of equal elements, then reduces it."""
     left, right = call["self"], call["other"]
     if left.shape != right.shape or left.numel() == 0:
         return []
@@ -237,7 +237,7 @@ def _hash(call: Call) -> list[int]:
     return partial_result_buffers(call.gpu, tensor, _dims_of(call), accumulator, keepdim=_keepdim_of(call))
 
 
-# ---------------------------------------------------------------- what the rules above ask
+# ---------------------------------------------------------------- shared by the rules above
 def _dims_of(call: Call) -> list[int] | None:
     given: Any = call["dim"] if call.has("dim") else None
     if type(given) is int:
@@ -258,7 +258,7 @@ def _summed_in(dtype: torch.dtype) -> int:
 
 
 def _cast_before(tensor: torch.Tensor, result: torch.dtype) -> tuple[list[int], torch.Tensor]:
-    """The input is cast to the result's dtype first, but for half precision summed to float32."""
+    """The bytes of the cast to the result's dtype, and the tensor after it. Half precision to float32 needs no cast."""
     if tensor.dtype == result or (tensor.dtype in _LOW and result == torch.float32):
         return [], tensor
     cast = _like(tensor, result)
@@ -274,7 +274,7 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flattened(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-    """As one axis: a view where the strides allow it, else a copy."""
+    """The tensor with a single axis, and the bytes of a copy if the strides do not allow a view."""
     axes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     if all(stride == size_next * next_ for (_, stride), (size_next, next_) in itertools.pairwise(axes)):
         return [], tensor.as_strided((tensor.numel(),), (axes[-1][1] if axes else 1,))

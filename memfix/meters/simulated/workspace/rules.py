@@ -1,4 +1,4 @@
-"""The words of a workspace rule: the call it is asked about, what it answers, and where rules are kept."""
+"""The interface of workspace rules: the call that a rule gets, the buffers that it returns, and the registry."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..gpus import GPU
 
 
 class NoRule(Exception):
-    """The bytes that this call hides are not known; the message says of what."""
+    """The hidden bytes of a call are unknown; the message describes the call."""
 
 
 class Call:
-    """One operator call on ``gpu``. ``call["dim"]`` is an argument by its schema name, the default where left out."""
+    """One operator call on ``gpu``. ``call["dim"]`` is the argument of that schema name, or its default."""
 
     def __init__(
         self, gpu: GPU, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
@@ -25,30 +25,30 @@ class Call:
         self.operator = operator
         self.args, self.kwargs = args, kwargs
         self.outputs = outputs
-        """What the operator returned, before any workspace is counted."""
+        """The operator's results."""
 
     def __getitem__(self, name: str) -> Any:
         if name in self.kwargs:
             return self.kwargs[name]
-        if not self.has(name):  # renamed in a torch that is newer than the rule
+        if not self.has(name):  # a newer torch renamed it
             raise NoRule(f"{self.operator} has no argument {name!r} in torch {torch.__version__}")
         position, default = _parameters(self.operator)[name]
         return self.args[position] if position < len(self.args) else default
 
     def has(self, name: str) -> bool:
-        """Does this overload take such an argument?"""
+        """Whether this overload has an argument called ``name``."""
         return name in _parameters(self.operator)
 
 
 @functools.cache
 def _parameters(operator: torch._ops.OpOverload) -> dict[str, tuple[int, Any]]:
-    """Schema name -> its position and its default."""
+    """Schema name of each argument -> its position and its default."""
     arguments = operator._schema.arguments
     return {argument.name: (position, argument.default_value) for position, argument in enumerate(arguments)}
 
 
 Rule = Callable[[Call], list[int]]
-"""The sizes in bytes of the buffers alive at the kernel's worst moment besides its results. Raises ``NoRule``."""
+"""Returns the sizes in bytes of the buffers that a kernel has at its peak besides its results, or raises ``NoRule``."""
 
 RULES: dict[torch._ops.OpOverloadPacket, Rule] = {}
 NONE_NEEDED: set[torch._ops.OpOverloadPacket] = set()
@@ -56,7 +56,7 @@ NONE_NEEDED: set[torch._ops.OpOverloadPacket] = set()
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for aten operators by name; a torch that lacks one of them is no error."""
+    """Register a rule for aten operators by name. Operators that this torch lacks are skipped."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(_packets(names), function))
@@ -66,14 +66,14 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 NO_KERNEL: set[torch._ops.OpOverloadPacket] = set()
-"""Operators that run nothing on the GPU, so that there is nothing to measure."""
+"""Operators that run no kernel on the GPU, so there is nothing to measure."""
 
 STORAGES: dict[torch._ops.OpOverloadPacket, Callable[[Call], int]] = {}
-"""Kernels that leave their result in more memory than its shape needs: how many bytes."""
+"""Operators whose result has a larger storage than its shape needs -> the bytes of the storage."""
 
 
 def storage(*names: str) -> Callable[[Callable[[Call], int]], Callable[[Call], int]]:
-    """Register the size of the memory that an operator's one result lies in."""
+    """Register the size of the storage of an operator's single result."""
 
     def register(function: Callable[[Call], int]) -> Callable[[Call], int]:
         STORAGES.update(dict.fromkeys(_packets(names), function))
@@ -83,12 +83,12 @@ def storage(*names: str) -> Callable[[Callable[[Call], int]], Callable[[Call], i
 
 
 def none_needed(names: str) -> None:
-    """Say that these aten operators, separated by blanks, hide nothing."""
+    """Register aten operators, separated by blanks, that need no workspace."""
     NONE_NEEDED.update(_packets(names.split()))
 
 
 def no_kernel(names: str) -> None:
-    """Say that these aten operators, separated by blanks, run nothing on the GPU."""
+    """Register aten operators, separated by blanks, that run no kernel on the GPU."""
     NO_KERNEL.update(_packets(names.split()))
 
 
@@ -110,13 +110,13 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     return found
 
 
-# ---------------------------------------------------------------- what many rules ask
+# ---------------------------------------------------------------- shared by many rules
 def size_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
 def copies_unless_contiguous(*tensors: torch.Tensor | None) -> list[int]:
-    """What ``.contiguous()`` takes, tensor by tensor."""
+    """The bytes of the copies that ``.contiguous()`` makes of each tensor."""
     return [size_of(tensor) for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
 
 
@@ -129,10 +129,10 @@ def round_up(a: int, b: int) -> int:
 
 
 def worst_moment(*moments: list[int]) -> list[int]:
-    """Of several moments within one kernel call, the buffers of the one that takes the most."""
+    """The buffers of the moment within a call that has the most bytes."""
     return max(moments, key=sum)
 
 
 def before_results(buffers: list[int], result_bytes: int) -> list[int]:
-    """Buffers that are gone before the results are made: what they take beyond the results' own bytes."""
+    """The bytes by which buffers that are freed before the results are made exceed the results."""
     return [max(0, sum(buffers) - result_bytes)]

@@ -1,4 +1,4 @@
-"""Random numbers: most are drawn in place; some distributions make their parameters first."""
+"""Random numbers: most are drawn in place; some distributions allocate their parameters first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ none_needed(
 
 @rule("bernoulli", "bernoulli_")
 def _bernoulli(call: Call) -> list[int]:
-    """Probabilities are cast to float32, or to float64 where such are drawn."""
+    """Probabilities are cast to float32, or to float64 for a float64 result."""
     drawn = call["self"]
     probabilities = call["p"] if call.has("p") else drawn
     if not isinstance(probabilities, torch.Tensor):
@@ -29,11 +29,11 @@ def _bernoulli(call: Call) -> list[int]:
 @rule("normal")
 def _normal(call: Call) -> list[int]:
     if not call.has("mean") or isinstance(call["std"], float | int):
-        # beside the result a tensor like it is made, and not used
+        # torch also allocates an unused tensor like the result
         return [size_of(call["mean"])] if call.has("mean") and isinstance(call["mean"], torch.Tensor) else []
     std = call["std"]
     item = std.element_size()
-    # the smallest standard deviation is looked up and compared with zero
+    # the smallest standard deviation is compared with zero
     looking = [item, *extremum_buffers(call.gpu, std)]
     return looking if sum(looking) > item else [item, 1]
 

@@ -14,7 +14,7 @@ _MOST_AT_ONCE = 2**30
 
 @rule("cumsum", "cumprod", "cumsum_", "cumprod_")
 def _cumulate(call: Call) -> list[int]:
-    """Rows are scanned by torch's own kernel; a tensor that is one row, by CUB."""
+    """Torch's own kernel scans rows; CUB scans a tensor that is a single row."""
     tensor, wanted = call["self"], call["dtype"]
     if tensor.dim() == 0 or tensor.numel() == 0:
         return []
@@ -31,7 +31,7 @@ def _cumulate(call: Call) -> list[int]:
     if dtype != tensor.dtype:
         copies, strides = [size], dense_strides(tensor)
     if not is_contiguous(tensor.shape, strides):
-        copies += [size] * (2 if in_place else 1)  # in place, the result is also made beside its strided home
+        copies += [size] * (2 if in_place else 1)  # an in-place scan also makes a contiguous result first
     return copies + _scan_of_one_row(call.gpu, tensor, call["dim"], dtype)
 
 
@@ -59,7 +59,7 @@ def _scan_of_one_row(gpu: GPU, tensor: torch.Tensor, dim: int, dtype: torch.dtyp
 
 
 def whole_scan_buffers(gpu: GPU, num_items: int, dtype: torch.dtype) -> list[int]:
-    """A scan over a tensor that is a single row."""
+    """The buffers for scanning a tensor that is a single row."""
     if num_items > _MOST_AT_ONCE:
         raise NoRule(f"a scan over {num_items:,} elements, which torch cuts in pieces")
     if torch.are_deterministic_algorithms_enabled() and (dtype.is_floating_point or dtype.is_complex):

@@ -1,4 +1,4 @@
-"""An operator call in words, the same on a GPU and on fake tensors, so that what was measured there is found here."""
+"""The signature of an operator call, which is the same on a GPU and on fake tensors. Measured bytes are keyed by it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def _log_softmax_backward(call: Call) -> list[int]:
 
 @rule("_softmax_backward_data")
 def _softmax_backward(call: Call) -> list[int]:
-    """The product of gradient and output is made first, then reduced."""
+    """The kernel makes the product of gradient and output, then reduces it."""
     product = torch.mul(*(_without_values(call[name]) for name in ("grad_output", "output")))
     return [size_of(product), *copies_unless_contiguous(product, call["output"])]
 

@@ -1,8 +1,8 @@
-"""The buffers of torch's CUDA reductions: a reduction that is long and has few outputs is split over blocks,
-whose partial results meet in memory.
+"""The buffers of torch's CUDA reductions: a long reduction with few outputs is split over blocks, which exchange
+partial results through memory.
 
 The numbers follow the launch configuration that torch computes for a reduction (ATen's ``Reduce.cuh``). A reduction
-too large for 32-bit offsets is first cut in halves, again and again; its pieces run one after the other.
+too large for 32-bit offsets is halved until its pieces fit; the pieces run one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rules import ceil_div
 _MAX_THREADS = 512
 _MAX_THREADS_COMPLEX128 = 256
 _WARP = 32
-# sums of 16-bit numbers read eight at a time, yet no shape is split differently by it
+# 16-bit sums read eight elements at a time, but that changes no split
 _INPUT_VECTOR = 4
 _MIN_VALUES_PER_THREAD, _MAX_VALUES_PER_THREAD = 16, 256
 _SEMAPHORE_BYTES = 4
@@ -29,13 +29,13 @@ _LAST_32BIT_OFFSET = 2**31 - 1
 
 @dataclass(frozen=True)
 class Accumulator:
-    """What a kernel adds up in, and what it writes."""
+    """The item sizes of a kernel's accumulator and of its results."""
 
     bytes: int
     result_bytes: tuple[int, ...]
-    """The item size of each result: a few kernels write two."""
+    """The item size of each result; a few kernels write two."""
     in_result: bool
-    """Can pieces of one reduction hand over their state in the first result?"""
+    """Whether the pieces of one reduction can pass on their state in the first result."""
 
     def buffer_between_pieces(self, num_outputs: int) -> list[int]:
         if self.in_result or self.result_bytes[0] >= self.bytes:
@@ -47,7 +47,7 @@ class Accumulator:
 class _Axis:
     size: int
     in_stride: int
-    out_stride: int  # 0 where the axis is reduced
+    out_stride: int  # 0 if the axis is reduced
 
     @property
     def reduced(self) -> bool:
@@ -56,7 +56,7 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A box of the iteration that one kernel reduces."""
+    """The part of the iteration space that one kernel launch reduces."""
 
     axes: tuple[_Axis, ...]
     offset: int  # of its first input, in elements
@@ -74,7 +74,7 @@ class _Piece:
 def partial_result_buffers(
     gpu: GPU, tensor: torch.Tensor, dims: list[int] | None, accumulator: Accumulator, *, keepdim: bool = False
 ) -> list[int]:
-    """The transient buffers of reducing ``dims`` of ``tensor`` (None: all), in bytes; [] where one block suffices."""
+    """The transient buffers of reducing ``dims`` of ``tensor`` (None: all), in bytes; [] if one block suffices."""
     if tensor.numel() == 0 or tensor.dim() == 0:
         return []
     reduced = {d % tensor.dim() for d in dims} if dims else set(range(tensor.dim()))
@@ -116,7 +116,7 @@ def _buffers_of_one_kernel(gpu: GPU, piece: _Piece, accumulator_bytes: int, max_
     outputs_per_step = 1 if along_fastest else block_x
     values = ceil_div(inputs_per_output, inputs_per_step)
     if values < min(block_y * 16, _MAX_VALUES_PER_THREAD):
-        return []  # a thread's share is small: warps are not split over one output, and blocks never
+        return []  # each thread has little to reduce, so no output is split over warps or blocks
     values = ceil_div(inputs_per_output, inputs_per_step * block_y)
     grid = ceil_div(num_outputs // output_vector, outputs_per_step)
     target_grid = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (block_x * block_y))
@@ -139,7 +139,7 @@ def _last_power_of_two(value: int) -> int:
 
 
 def _output_vector(piece: _Piece, fastest: int) -> int:
-    """Neighbouring outputs are read together where every row of them starts on a multiple of the vector."""
+    """The width of vectorised reads of neighbouring outputs: every row must start at a multiple of it."""
     starts = [axis.in_stride for which, axis in enumerate(piece.axes) if which != fastest]
     must_divide = [piece.offset, piece.axes[fastest].size, *starts]
     return next(vector for vector in (4, 2, 1) if all(value % vector == 0 for value in must_divide))
@@ -156,7 +156,7 @@ def _fits_32bit(piece: _Piece, item_bytes: tuple[int, ...]) -> bool:
 
 
 def _cut(whole: _Piece, item_bytes: tuple[int, ...]) -> Iterator[_Piece]:
-    """Halve the axis that reaches farthest in memory until all offsets fit."""
+    """Halve the axis with the largest extent in memory until all offsets fit."""
     waiting = [whole]
     while waiting:
         piece = waiting.pop()
@@ -204,7 +204,7 @@ def _iteration_axes(tensor: torch.Tensor, reduced: set[int], keepdim: bool) -> l
 
 
 def _insertion_sorted(axes: list[_Axis]) -> list[_Axis]:
-    """TensorIterator's order. Its comparison can say 'either way', so the sort itself matters."""
+    """Sort as TensorIterator does. Its comparison is not a total order, so the algorithm matters."""
     axes = list(axes)
     for i in range(1, len(axes)):
         moving = i
@@ -220,7 +220,7 @@ def _insertion_sorted(axes: list[_Axis]) -> list[_Axis]:
 
 @functools.cache
 def _compare(a: _Axis, b: _Axis) -> int:
-    """1 where ``b`` goes before ``a``, -1 where it stays behind, 0 for either way."""
+    """1 if ``b`` goes before ``a``, -1 if it stays behind, 0 if undecided."""
     if a.reduced != b.reduced:
         return 1 if b.reduced else -1
     for stride_a, stride_b in ((a.out_stride, b.out_stride), (a.in_stride, b.in_stride)):

@@ -1,4 +1,4 @@
-"""Sums that a kernel takes inside, of a temporary or of its result."""
+"""Sums inside other kernels, of a temporary or of the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .split_reduction import Accumulator, partial_result_buffers
 
 
 def buffers_of_sum(gpu: GPU, tensor: torch.Tensor, dims: list[int]) -> list[int]:
-    """What ``tensor.sum(dims)`` takes besides its result, for a floating-point ``tensor``; the same for a mean."""
+    """The buffers of ``tensor.sum(dims)`` or a mean besides the result, for a floating-point ``tensor``."""
     if max(size_of(tensor), (extent(tensor) - 1) * tensor.element_size()) >= 2**31:
         raise NoRule(f"a sum inside a kernel over {tensor.numel():,} elements, which torch cuts in pieces")
     accumulator = Accumulator(accumulator_bytes(tensor.dtype), (tensor.element_size(),), in_result=True)

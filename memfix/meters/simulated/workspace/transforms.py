@@ -1,4 +1,4 @@
-"""Fourier transforms and factorizations: cuFFT and cuSOLVER say at run time how much they want to work in."""
+"""Fourier transforms and factorizations: cuFFT and cuSOLVER choose their workspace at run time, so no rule knows it."""
 
 from __future__ import annotations
 

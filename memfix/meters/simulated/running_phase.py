@@ -1,4 +1,4 @@
-"""Which stage of a train step runs now: ``forward``, ``backward`` or ``optimizer``."""
+"""Which phase of a train step runs now: ``forward``, ``backward`` or ``optimizer``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
-class RunningStage:
+class RunningPhase:
     def __init__(self) -> None:
         self._num_optimizers = 0
 
@@ -22,7 +22,7 @@ class RunningStage:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Count the optimizer steps that run, by torch's hooks for all optimizers."""
+        """Count running optimizer steps, with torch's hooks for all optimizers."""
 
         def entered(*args: Any) -> None:
             self._num_optimizers += 1

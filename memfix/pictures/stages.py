@@ -1,4 +1,4 @@
-"""The parts of a step that it names itself, in an image: a numbered mark where each begins, and a list below."""
+"""Stages in an image: a numbered dotted line where each begins, and a list below the plot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .bands import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_PARTS = 32
-"""More have no room over the plot; those that reach highest are shown."""
+MOST_STAGES = 32
+"""The plot has room for this many numbers; of more stages, those with the highest peaks are shown."""
 
 _BADGE_INCHES = 0.23
 _DOTTED: dict[str, Any] = {"color": "#7a828e", "linewidth": 0.7, "linestyle": (0, (1, 1.6))}
@@ -22,7 +22,7 @@ _BADGE: dict[str, Any] = {"color": "#3a4352", "fontsize": 8, "weight": "bold", "
 
 
 @dataclass(frozen=True)
-class Part:
+class ListedStage:
     number: int
     name: str
     start: int
@@ -30,32 +30,32 @@ class Part:
     peak: str
 
 
-def parts_of(timeline: Timeline) -> list[Part]:
-    live, spans = timeline.live_bytes, timeline.marked_spans()
+def listed_stages(timeline: Timeline) -> list[ListedStage]:
+    live, spans = timeline.live_bytes, timeline.stage_spans()
     highest = [max(live[start - 1 : end]) for start, end, _ in spans]
-    shown = sorted(sorted(range(len(spans)), key=lambda n: highest[n], reverse=True)[:MOST_PARTS])
+    shown = sorted(sorted(range(len(spans)), key=lambda n: highest[n], reverse=True)[:MOST_STAGES])
     return [
-        Part(number, printable(name, 38), start, format_bytes(live[end - 1]), format_bytes(highest[index]))
+        ListedStage(number, printable(name, 38), start, format_bytes(live[end - 1]), format_bytes(highest[index]))
         for number, index in enumerate(shown, start=1)
         for start, end, name in [spans[index]]
     ]
 
 
-def draw_marks(axes: Axes, parts: Sequence[Part], num_events: int, plot_inches: float) -> None:
-    """A dotted line where a part begins, and its number over the curve, moved aside where others are near."""
+def draw_stage_starts(axes: Axes, stages: Sequence[ListedStage], num_events: int, plot_inches: float) -> None:
+    """Draw a dotted line where each stage begins and its number above the curve, moved aside to keep numbers apart."""
     across = axes.get_xaxis_transform()
     inches_per_event = plot_inches / (num_events + 1)
-    places = spread([part.start * inches_per_event for part in parts], _BADGE_INCHES, plot_inches)
-    for part, inches in zip(parts, places, strict=True):
-        x, badge = part.start - 0.5, inches / inches_per_event - 0.5
+    places = spread([stage.start * inches_per_event for stage in stages], _BADGE_INCHES, plot_inches)
+    for stage, inches in zip(stages, places, strict=True):
+        x, badge = stage.start - 0.5, inches / inches_per_event - 0.5
         axes.plot([x, x, badge], [0, 0.925, 0.95], **_DOTTED, transform=across, zorder=4)
-        axes.text(badge, 0.955, str(part.number), **_BADGE, transform=across, zorder=6)
+        axes.text(badge, 0.955, str(stage.number), **_BADGE, transform=across, zorder=6)
 
 
 def spread(wanted: Sequence[float], gap: float, width: float) -> list[float]:
-    """Places at least ``gap`` apart, in order, within ``width``, each as near to where it is wanted as that allows."""
+    """Positions in order, at least ``gap`` apart and within ``width``, each as near as possible to its wanted one."""
     half = gap / 2
-    # neighbours that would touch form a group around the mean of what its members want, and groups may grow into others
+    # neighbours that would touch form a group around the mean of their wanted positions; groups that touch are merged
     groups: list[list[int]] = []
     for index in range(len(wanted)):
         groups.append([index])
@@ -70,7 +70,7 @@ def spread(wanted: Sequence[float], gap: float, width: float) -> list[float]:
 
 
 def _left(group: list[int], wanted: Sequence[float], gap: float, width: float) -> float:
-    """Where the first of a group stands."""
+    """The position of a group's first member."""
     extent = (len(group) - 1) * gap
     middle = sum(wanted[index] for index in group) / len(group)
     return max(gap / 2, min(middle - extent / 2, width - gap / 2 - extent))

@@ -1,4 +1,4 @@
-"""Parts that a step names itself, in its pictures: numbered marks that do not touch, and a list of what each took."""
+"""Stages in pictures: numbers that do not touch, and a list of what each stage took."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from timelines import gpt_step, known_peak
 
 from memfix.meters.timeline import Timeline
 from memfix.pictures import figure, page
-from memfix.pictures.parts import MOST_PARTS, parts_of, spread
+from memfix.pictures.stages import MOST_STAGES, listed_stages, spread
 
 pytest.importorskip("matplotlib", reason="a .png or .svg needs matplotlib")
 
 GAP, WIDTH = 0.25, 10.0
 
 
-def marked(timeline: Timeline, *marks: tuple[int, str | None]) -> Timeline:
-    return dataclasses.replace(timeline, marks=marks)
+def staged(timeline: Timeline, *stages: tuple[int, str | None]) -> Timeline:
+    return dataclasses.replace(timeline, stages=stages)
 
 
 def texts(timeline: Timeline) -> list[str]:
@@ -44,35 +44,38 @@ def test_a_mark_with_room_stays_where_it_is_wanted() -> None:
     assert spread([5.0, 5.0], GAP, WIDTH) == [5.0 - GAP / 2, 5.0 + GAP / 2]
 
 
-def test_the_list_says_what_was_live_at_the_end_of_each_part_and_at_its_peak() -> None:
-    timeline = marked(known_peak(), (1, "grows"), (3, None), (4, "rests"))
+def test_the_list_says_what_was_live_at_the_end_of_each_stage_and_at_its_peak() -> None:
+    timeline = staged(known_peak(), (1, "grows"), (3, None), (4, "rests"))
     live = timeline.live_bytes
-    assert [(part.number, part.name, part.start) for part in parts_of(timeline)] == [(1, "grows", 1), (2, "rests", 4)]
+    assert [(stage.number, stage.name, stage.start) for stage in listed_stages(timeline)] == [
+        (1, "grows", 1),
+        (2, "rests", 4),
+    ]
     said = texts(timeline)
     assert {"grows", "rests", "1", "2", "at its end", "peak"} <= set(said)
-    assert parts_of(timeline)[0].peak == figure.format_bytes(max(live[0:3]))
-    assert parts_of(timeline)[0].at_end == figure.format_bytes(live[2])
+    assert listed_stages(timeline)[0].peak == figure.format_bytes(max(live[0:3]))
+    assert listed_stages(timeline)[0].at_end == figure.format_bytes(live[2])
 
 
-def test_of_too_many_parts_the_highest_are_shown() -> None:
+def test_of_too_many_stages_the_highest_are_shown() -> None:
     base = known_peak()
-    timeline = marked(base, *((1 + n % base.num_events, f"part {n}") for n in range(base.num_events)))
-    crowded = dataclasses.replace(base, num_events=500, marks=tuple((1 + n, f"part {n}") for n in range(499)))
-    assert len(parts_of(timeline)) == base.num_events
-    shown = parts_of(crowded)
-    assert len(shown) == MOST_PARTS
-    assert any(part.start <= base.peak_event + 1 for part in shown)
+    timeline = staged(base, *((1 + n % base.num_events, f"stage {n}") for n in range(base.num_events)))
+    crowded = dataclasses.replace(base, num_events=500, stages=tuple((1 + n, f"stage {n}") for n in range(499)))
+    assert len(listed_stages(timeline)) == base.num_events
+    shown = listed_stages(crowded)
+    assert len(shown) == MOST_STAGES
+    assert any(stage.start <= base.peak_event + 1 for stage in shown)
 
 
-def test_no_text_of_a_marked_picture_lies_on_another(tmp_path: Path) -> None:
+def test_no_text_of_a_picture_with_stages_lies_on_another(tmp_path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     step = gpt_step(tmp_path)
-    near = tuple((step.peak_event + n, f"a part with a rather long name, number {n}") for n in range(-3, 12))
+    near = tuple((step.peak_event + n, f"a stage with a rather long name, number {n}") for n in range(-3, 12))
     for timeline in (
-        marked(step, (1, "all of it")),
-        marked(step, *near),
-        marked(known_peak(), (1, "a"), (2, "b" * 99)),
+        staged(step, (1, "all of it")),
+        staged(step, *near),
+        staged(known_peak(), (1, "a"), (2, "b" * 99)),
     ):
         drawn = figure.draw(timeline, "t" * 200)
         renderer = FigureCanvasAgg(drawn).get_renderer()
@@ -85,8 +88,8 @@ def test_no_text_of_a_marked_picture_lies_on_another(tmp_path: Path) -> None:
         assert all(0 <= box.x0 <= box.x1 <= drawn.bbox.width and box.y0 >= 0 for _, box in boxes)
 
 
-def test_a_page_knows_its_parts() -> None:
-    timeline = marked(known_peak(), (1, "grows </script>"), (3, None))
+def test_a_page_knows_its_stages() -> None:
+    timeline = staged(known_peak(), (1, "grows </script>"), (3, None))
     drawn = page.as_html(timeline, "title").decode()
-    assert '"parts":[[1,3,"grows \\u003c/script\\u003e"]]' in drawn
-    assert '"parts":[]' in page.as_html(known_peak(), "title").decode()
+    assert '"stages":[[1,3,"grows \\u003c/script\\u003e"]]' in drawn
+    assert '"stages":[]' in page.as_html(known_peak(), "title").decode()
