@@ -15,6 +15,7 @@ from .options import (
     json_option,
     one_op_argument,
     phase_option,
+    pictures_option,
     report_console,
 )
 
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 @gpu_option
 @click.option("--against", metavar="FORM", help="Say what this form's peak has that the other's has not.")
 @click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of the table.")
-@click.option(
-    "--save",
-    "pictures",
-    metavar="PATH",
-    multiple=True,
-    help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
-)
+@pictures_option
 @json_option
 def explain(
     op: str,

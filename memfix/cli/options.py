@@ -29,6 +29,10 @@ phase_option: Decorator = click.option(
 gpu_option: Decorator = click.option(
     "--gpu", metavar="GPU", default="H200", show_default=True, help="The GPU that is simulated."
 )
+pictures_option: Decorator = click.option(
+    "--save", "pictures", metavar="PATH", multiple=True,
+    help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
+)  # fmt: skip
 ops_argument: Decorator = click.argument("ops", nargs=-1, metavar="[OP]...")
 meter_option: Decorator = click.option(
     "--meter", type=click.Choice(GPU_METERS), default="simulated", show_default=True, help="What reads the peak."

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from .options import gpu_option, json_option, meter_option, progress, report_console, with_step_options
+from .options import gpu_option, json_option, meter_option, pictures_option, progress, report_console, with_step_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 @meter_option
 @gpu_option
 @click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="Largest holders of each stage.")
-@click.option(
-    "--save",
-    "pictures",
-    metavar="PATH",
-    multiple=True,
-    help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
-)
+@pictures_option
 @json_option
 def profile(
     incident: str,

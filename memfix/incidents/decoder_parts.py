@@ -31,7 +31,7 @@ class FeedForward(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str, ...]) -> None:
-    """Set norms to 1 and draw matrices with deviation 0.02, but ``residual_writers`` smaller with depth, as in GPT-2."""
+    """Set norms to 1 and draw matrices from N(0, 0.02); ``residual_writers`` get smaller with depth, as in GPT-2."""
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.fill_(1.0)

@@ -1,5 +1,4 @@
-"""Stand-ins: functions that take the memory of another function without its work. It is measured once, and the
-stand-in replaces it in every layer.
+"""Stand-ins: functions that take the memory of another function, measured once, without doing its work.
 
 A sparse attention of 131,072 tokens runs tens of thousands of operators, and 36 layers with checkpointing make over a
 hundred identical calls. Simulating each of them would take an hour and give the same bytes each time.

@@ -110,7 +110,7 @@ class TrainStep:
         return seen
 
     def accumulate(self, batches: Iterable[Batch], num_targets: float) -> torch.Tensor:
-        """Run forward and backward of each batch. Returns the sum of the losses; gradients are divided by the targets."""
+        """Run forward and backward of each batch. Returns the sum of losses; gradients are of ``sum / num_targets``."""
         loss_sum: torch.Tensor | None = None
         for number, batch in enumerate(batches):
             if number == 1:

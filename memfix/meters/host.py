@@ -151,8 +151,7 @@ def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:
 class _LiveBytes:
     """The bytes of tracemalloc and of tensors together, above those at the start.
 
-    Their joint peak is exact: tensor bytes are constant between two events, and tracemalloc keeps its own peak since
-    the last event.
+    Their joint peak is exact: between two events tensor bytes are constant, and tracemalloc keeps its own peak.
     """
 
     def __init__(self) -> None:

@@ -47,8 +47,7 @@ class ProcessLock:
                 self._change(inner, outer)
 
     def make_way(self, before: Callable[[], None]) -> None:
-        """If a process waits, call ``before``, release the lock and take it again. Does nothing unless this process
-        holds the lock shared."""
+        """If another process waits and this one holds the lock shared: call ``before``, release the lock, retake it."""
         with self._threads:
             if self._wanted[-1:] == ["beside"] and self._somebody_waits():
                 before()

@@ -32,7 +32,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """The text for people. Buffers that existed before the step get a name instead of an operator."""
+        """The text for people. It says so if the buffers existed before the step."""
         age = f", {EXISTED_BEFORE}" if self.existed_before and self.what != EXISTED_BEFORE else ""
         return printable(self.what, 120) + age
 

@@ -12,7 +12,7 @@ from ..units import format_bytes
 from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_label, phase_spans, printable, was_alive
 from .palette import PEAK_COLOR, band_colors, phase_color
 
-# limits: more columns than a wide screen has pixels, and more rows than anybody reads
+# a wide screen has no more pixels, and nobody reads more rows
 _MAX_COLUMNS = 2000
 _MAX_BUFFERS = 3000
 _MAX_ROWS = 200

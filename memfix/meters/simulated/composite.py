@@ -21,8 +21,7 @@ _SEEN_WHOLE = frozenset(
     resize resize_as masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential
     random _linalg_check_errors""".split()
 )
-# composites for which dispatcher_overrides registers a CUDA kernel. Autograd's keys, which would lead to it, are off
-# in inference mode
+# composites with a CUDA kernel from dispatcher_overrides; inference mode disables autograd's keys, which lead there
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
 # overloads of composites that wrap a number in a tensor: it is unwrapped again, and their parts do not accept a number
 _WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")

@@ -2,7 +2,7 @@
 
 Torch's own view kernels make views. For any other call the cache holds a recipe that makes the result, under a key of
 all that the result can depend on: shapes, strides, dtypes, devices and plain values. A recipe is kept only if its
-result equals the one of FakeTensorMode in all of these.
+result has the same properties as that of FakeTensorMode.
 """
 
 from __future__ import annotations
@@ -184,9 +184,7 @@ def _recipe_of(result: Any, given: Tensors, *, is_view: bool) -> Recipe | None:
     storage = result.untyped_storage()._cdata
     for place, argument in enumerate(given):
         if argument.untyped_storage()._cdata == storage:
-            return (
-                _same_memory(place, result) if is_view else None
-            )  # keys of other operators do not contain the storage offset
+            return _same_memory(place, result) if is_view else None  # keys of other operators have no offset
     return _new_memory(result)
 
 

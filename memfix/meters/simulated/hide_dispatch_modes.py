@@ -63,9 +63,8 @@ def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator
         yield
     finally:
         slot.value = before
-        show_python_key(
-            thing for thing in gc.get_objects() if isinstance(thing, FakeTensor)
-        )  # tensors that outlive the simulation
+        # for fake tensors that outlive the simulation
+        show_python_key(thing for thing in gc.get_objects() if isinstance(thing, FakeTensor))
 
 
 @functools.cache

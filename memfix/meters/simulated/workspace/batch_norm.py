@@ -92,7 +92,7 @@ def _native_backward(call: Call) -> list[int]:
     item = accumulator_bytes(tensor.dtype)
     buffers = (
         [tensor.shape[1] * item] * 2 if needs_sums else []
-    )  # the staging buffers are freed before the gradient is made
+    )  # staging buffers are freed before the gradient is made
     if call["save_invstd"] is not None and call["save_invstd"].numel() == 0:
         buffers.append(tensor.shape[1] * item)
     if call["train"] and weight is None and _kernels_for(grad) != "channels_last":
