@@ -1,4 +1,4 @@
-"""Which phase of a train step runs now: ``forward``, ``backward`` or ``optimizer``."""
+"""Tells which phase of a train step is running: ``forward``, ``backward`` or ``optimizer``."""
 
 from __future__ import annotations
 
