@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-from .training import train_step
+from .registry import Step, bf16, f16, f32, f64, leaf, probe, train_on, train_step
 
-bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 _ROWS, _COLUMNS = 2333, 770
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "relu": F.relu,
+_BY_NAME = """relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink
+    tanhshrink softplus softsign logsigmoid glu""".split()
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: getattr(F, name) for name in _BY_NAME},
     "relu_in_place": lambda x: F.relu_(x + 1),
-    "relu6": F.relu6,
-    "leaky_relu": F.leaky_relu,
     "leaky_relu_in_place": lambda x: F.leaky_relu(x * 2, 0.1, inplace=True),
     "rrelu": lambda x: F.rrelu(x, training=True),
-    "elu": F.elu,
     "elu_in_place": lambda x: F.elu(x * 2, inplace=True),
-    "selu": F.selu,
-    "celu": F.celu,
-    "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": F.silu,
     "silu_in_place": lambda x: F.silu(x * 2, inplace=True),
-    "mish": F.mish,
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "hardtanh": F.hardtanh,
-    "hardshrink": F.hardshrink,
-    "softshrink": F.softshrink,
-    "tanhshrink": F.tanhshrink,
     "threshold": lambda x: F.threshold(x, 0.1, 0.0),
-    "softplus": F.softplus,
-    "softsign": F.softsign,
-    "logsigmoid": F.logsigmoid,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "softmax": lambda x: F.softmax(x, -1),
@@ -51,7 +32,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "softmin": lambda x: F.softmin(x, -1),
     "log_softmax": lambda x: F.log_softmax(x, -1),
     "softmax_in_float32": lambda x: F.softmax(x, -1, dtype=f32),
-    "glu": F.glu,
     "swiglu": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
     "geglu": lambda x: F.gelu(x[:, ::2]) * x[:, 1::2],
     "squared_relu": lambda x: F.relu(x).square(),
@@ -76,25 +56,22 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-@probe(of=tuple(_ACTIVATIONS))
-def _activation(device: str, of: str) -> Step:
-    x = torch.randn(_ROWS, _COLUMNS, device=device).requires_grad_()
-    return train_step([x], lambda: _ACTIVATIONS[of](x).square().sum())
-
-
 _SMALL = ("gelu", "silu", "mish", "softplus", "logsigmoid", "softmax_in_float32", "swiglu", "rms_norm_by_hand", "rrelu")
 
-
-@probe(of=_SMALL, dtype=(bf16, f16))
-def _small_activation(device: str, of: str, dtype: torch.dtype) -> Step:
-    x = torch.randn(_ROWS, _COLUMNS, dtype=dtype, device=device).requires_grad_()
-    return train_step([x], lambda: _ACTIVATIONS[of](x).float().mean())
+probe("activation", of=tuple(_ACTIVATIONS))(
+    lambda device, of: train_on(lambda x: _ACTIVATIONS[of](x).square().sum(), leaf(device, _ROWS, _COLUMNS))
+)
+probe("small_activation", of=_SMALL, dtype=(bf16, f16))(
+    lambda device, of, dtype: train_on(
+        lambda x: _ACTIVATIONS[of](x).float().mean(), leaf(device, _ROWS, _COLUMNS, dtype=dtype)
+    )
+)
 
 
 @probe(of=("gelu", "elu", "softplus", "softmax", "layer_norm", "glu", "maxout", "trigonometry"))
 def _activation_of_transposed(device: str, of: str) -> Step:
-    x = torch.randn(_COLUMNS, _ROWS, dtype=f64, device=device).requires_grad_()
-    return train_step([x], lambda: _ACTIVATIONS[of](x.t() if of != "maxout" else x.t().contiguous()).sum())
+    x = leaf(device, _COLUMNS, _ROWS, dtype=f64)
+    return train_on(lambda x: _ACTIVATIONS[of](x.t() if of != "maxout" else x.t().contiguous()).sum(), x)
 
 
 @probe(shared=(True, False))
@@ -104,28 +81,29 @@ def _prelu(device: str, shared: bool) -> Step:
     return train_step([x, *layer.parameters()], lambda: layer(x).square().sum())
 
 
-@probe(of=("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"))
-def _dropped(device: str, of: str) -> Step:
-    shape = {"dropout1d": (33, 96, 517), "dropout3d": (9, 24, 7, 31, 33)}.get(of, (13, 48, 61, 57))
-    x = torch.randn(shape, device=device).requires_grad_()
-    return train_step([x], lambda: getattr(F, of)(x, 0.3, training=True).square().mean())
+_SHAPES = {"dropout1d": (33, 96, 517), "dropout3d": (9, 24, 7, 31, 33)}
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
-
-@probe(of=("dropout", "alpha_dropout"), dtype=(bf16, f16))
-def _dropped_in_place(device: str, of: str, dtype: torch.dtype) -> Step:
-    x = torch.randn(_ROWS, _COLUMNS, dtype=dtype, device=device)
-    return lambda: getattr(F, of)(x, 0.3, training=True, inplace=True)
+probe("dropped", of=_DROPOUTS)(
+    lambda device, of: train_on(
+        lambda x: getattr(F, of)(x, 0.3, training=True).square().mean(),
+        leaf(device, *_SHAPES.get(of, (13, 48, 61, 57))),
+    )
+)
+probe("dropped_in_place", of=("dropout", "alpha_dropout"), dtype=(bf16, f16))(
+    lambda device, of, dtype: partial(
+        getattr(F, of), torch.randn(_ROWS, _COLUMNS, dtype=dtype, device=device), 0.3, training=True, inplace=True
+    )
+)
 
 
 @probe(rate=(0.0, 0.2))
 def _stochastic_depth(device: str, rate: float) -> Step:
-    x = torch.randn(33, 96, 31, 29, device=device).requires_grad_()
-
-    def loss() -> torch.Tensor:
+    def loss(x: torch.Tensor) -> torch.Tensor:
         keep = x.new_empty(33, 1, 1, 1).bernoulli_(1 - rate).div_(1 - rate)
         return (x + F.relu(x) * keep).square().mean()
 
-    return train_step([x], loss)
+    return train_on(loss, leaf(device, 33, 96, 31, 29))
 
 
 @probe(gated=(True, False), dtype=(bf16, f32))

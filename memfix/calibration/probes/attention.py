@@ -9,10 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...meters.base import Step
-from .registry import probe
-
-_HALF = torch.bfloat16
+from .registry import Step, bf16, f16, f32, f64, probe
 
 
 def _kernel(name: str) -> Any:
@@ -22,24 +19,21 @@ def _kernel(name: str) -> Any:
     return sdpa_kernel([getattr(SDPBackend, name.upper()), SDPBackend.MATH])
 
 
-def _heads(device: str, layout: str, shape: tuple[int, int, int, int], dtype: torch.dtype, count: int) -> Any:
-    """``count`` tensors of ``shape``, and the leaves whose gradients the step throws away."""
+def _heads(device: str, layout: str, shape: tuple[int, int, int, int]) -> Any:
+    """Query, key and value of ``shape``, and the leaves whose gradients the step throws away."""
     B, H, L, D = shape
+    made = {"device": device, "dtype": bf16, "requires_grad": True}
     if layout == "packed":
-        packed = torch.randn(B, L, count, H, D, device=device, dtype=dtype, requires_grad=True)
+        packed = torch.randn(B, L, 3, H, D, **made)
         return packed.permute(2, 0, 3, 1, 4).unbind(0), [packed]
-    if layout == "transposed":
-        leaves = [torch.randn(B, L, H, D, device=device, dtype=dtype, requires_grad=True) for _ in range(count)]
-        return [leaf.transpose(1, 2) for leaf in leaves], leaves
-    leaves = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(count)]
-    return leaves, leaves
+    leaves = [torch.randn(B, L, H, D, **made) for _ in range(3)]
+    return [leaf.transpose(1, 2) for leaf in leaves], leaves
 
 
 def _step(kernel: str, inputs: Any, leaves: list[torch.Tensor], *, upstream: torch.Tensor, **options: Any) -> Step:
     def step() -> None:
-        query, key, value = inputs()
         with _kernel(kernel):
-            out = F.scaled_dot_product_attention(query, key, value, **options)
+            out = F.scaled_dot_product_attention(*inputs, **options)
         out.backward(upstream)
         for leaf in leaves:
             leaf.grad = None
@@ -47,121 +41,91 @@ def _step(kernel: str, inputs: Any, leaves: list[torch.Tensor], *, upstream: tor
     return step
 
 
-def _plain(
+def _attention(
     device: str,
     kernel: str,
     shape: tuple[int, int, int, int],
     *,
     keys: int | None = None,
     key_heads: int | None = None,
-    dtype: torch.dtype = _HALF,
+    dtype: torch.dtype = bf16,
+    trained: bool = True,
     **options: Any,
 ) -> Step:
     B, H, L, D = shape
-    query = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-    key, value = (
-        torch.randn(B, key_heads or H, keys or L, D, device=device, dtype=dtype, requires_grad=True) for _ in range(2)
-    )
-    upstream = torch.randn(shape, device=device, dtype=dtype)
-    leaves = [query, key, value]
-    return _step(kernel, lambda: leaves, leaves, upstream=upstream, **options)
-
-
-# ---------------------------------------------------------------- shapes
-@probe(kernel=("flash_attention", "efficient_attention", "cudnn_attention"), width=(32, 40, 64, 72, 96, 128, 192, 256))
-def _attention_width(device: str, kernel: str, width: int) -> Step:
-    return _plain(device, kernel, (2, 8, 1024, width), is_causal=True)
-
-
-@probe(kernel=("efficient_attention",), width=(32, 36, 64, 100, 128, 192, 256))
-def _attention_width_in_float32(device: str, kernel: str, width: int) -> Step:
-    return _plain(device, kernel, (2, 8, 1024, width), dtype=torch.float32)
-
-
-@probe(kernel=("flash_attention",), width=(33, 60, 100))
-def _attention_padded_width(device: str, kernel: str, width: int) -> Step:
-    return _plain(device, kernel, (2, 8, 1000, width))
-
-
-@probe(
-    kernel=("flash_attention", "efficient_attention", "cudnn_attention"),
-    length=(2, 17, 128, 1000, 2048, 4096, 8192),
-)
-def _attention_length(device: str, kernel: str, length: int) -> Step:
-    return _plain(device, kernel, (1, 4, length, 64))
-
-
-@probe(kernel=("flash_attention", "efficient_attention", "cudnn_attention"), queries=(1, 17, 500), keys=(128, 8192))
-def _attention_other_number_of_keys(device: str, kernel: str, queries: int, keys: int) -> Step:
-    return _plain(device, kernel, (2, 4, queries, 64), keys=keys)
-
-
-@probe(kernel=("flash_attention", "cudnn_attention"), batch=(1, 16), heads=(1, 12, 32))
-def _attention_batch_and_heads(device: str, kernel: str, batch: int, heads: int) -> Step:
-    return _plain(device, kernel, (batch, heads, 512, 128), is_causal=True)
-
-
-@probe(kernel=("efficient_attention",), batch=(1, 20), heads=(16,), width=(64, 160))
-def _attention_splits_of_keys(device: str, kernel: str, batch: int, heads: int, width: int) -> Step:
-    return _plain(device, kernel, (batch, heads, 100, width))
-
-
-@probe(kernel=("flash_attention", "cudnn_attention"), length=(1024, 1000), key_heads=(1, 4), width=(128,))
-def _attention_grouped(device: str, kernel: str, length: int, key_heads: int, width: int) -> Step:
-    return _plain(device, kernel, (2, 16, length, width), key_heads=key_heads, enable_gqa=True)
-
-
-# ---------------------------------------------------------------- layouts, masks, dropout, dtypes
-@probe(
-    kernel=("flash_attention", "efficient_attention", "cudnn_attention"),
-    layout=("transposed", "packed"),
-    length=(1000, 1024),
-)
-def _attention_layout(device: str, kernel: str, layout: str, length: int) -> Step:
-    views, leaves = _heads(device, layout, (2, 8, length, 64), _HALF, 3)
-    upstream = torch.randn(2, length, 8, 64, device=device, dtype=_HALF).transpose(1, 2)
-    return _step(kernel, lambda: views, leaves, upstream=upstream, is_causal=True)
-
-
-@probe(
-    kernel=("default", "efficient_attention", "math"),
-    mask=((1000, 1000), (2, 1, 1, 1000), (2, 8, 1000, 1000)),
-    mask_dtype=(torch.bool, _HALF),
-)
-def _attention_masked(device: str, kernel: str, mask: tuple[int, ...], mask_dtype: torch.dtype) -> Step:
-    values = torch.ones(mask, device=device, dtype=mask_dtype)
-    return _plain(device, kernel, (2, 8, 1000, 64), attn_mask=values)
-
-
-@probe(kernel=("flash_attention", "efficient_attention", "cudnn_attention", "default"), dropout=(0.1, 0.125))
-def _attention_dropout(device: str, kernel: str, dropout: float) -> Step:
-    return _plain(device, kernel, (2, 8, 1024, 64), dropout_p=dropout)
-
-
-@probe(kernel=("default", "math"), dtype=(torch.float16, torch.float32, torch.float64))
-def _attention_dtype(device: str, kernel: str, dtype: torch.dtype) -> Step:
-    return _plain(device, kernel, (2, 8, 1000, 64), dtype=dtype, is_causal=True)
-
-
-@probe(kernel=("flash_attention", "efficient_attention", "cudnn_attention", "default"), queries=(1, 1024))
-def _attention_without_gradient(device: str, kernel: str, queries: int) -> Step:
-    query = torch.randn(2, 16, queries, 128, device=device, dtype=_HALF)
-    key, value = (torch.randn(2, 16, 1024, 128, device=device, dtype=_HALF) for _ in range(2))
+    made = {"device": device, "dtype": dtype, "requires_grad": trained}
+    query = torch.randn(shape, **made)
+    key, value = (torch.randn(B, key_heads or H, keys or L, D, **made) for _ in range(2))
+    if trained:
+        leaves = [query, key, value]
+        return _step(kernel, leaves, leaves, upstream=torch.randn(shape, device=device, dtype=dtype), **options)
 
     def step() -> torch.Tensor:
         with torch.no_grad(), _kernel(kernel):
-            return F.scaled_dot_product_attention(query, key, value)
+            return F.scaled_dot_product_attention(query, key, value, **options)
 
     return step
 
 
-@probe(queries=(1,), key_heads=(1, 4))
-def _attention_grouped_decoding(device: str, queries: int, key_heads: int) -> Step:
-    query = torch.randn(4, 16, queries, 128, device=device, dtype=_HALF)
-    key, value = (torch.randn(4, key_heads, 4096, 128, device=device, dtype=_HALF) for _ in range(2))
+# ---------------------------------------------------------------- shapes
+_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention")
+_FLASH_AND_CUDNN = ("flash_attention", "cudnn_attention")
 
-    def step() -> torch.Tensor:
-        with torch.no_grad(), _kernel("flash_attention"):
-            return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+probe("attention_width", kernel=_KERNELS, width=(32, 40, 64, 72, 96, 128, 192, 256))(
+    lambda device, kernel, width: _attention(device, kernel, (2, 8, 1024, width), is_causal=True)
+)
+probe("attention_width_in_float32", kernel=("efficient_attention",), width=(32, 36, 64, 100, 128, 192, 256))(
+    lambda device, kernel, width: _attention(device, kernel, (2, 8, 1024, width), dtype=f32)
+)
+probe("attention_padded_width", kernel=("flash_attention",), width=(33, 60, 100))(
+    lambda device, kernel, width: _attention(device, kernel, (2, 8, 1000, width))
+)
+probe("attention_length", kernel=_KERNELS, length=(2, 17, 128, 1000, 2048, 4096, 8192))(
+    lambda device, kernel, length: _attention(device, kernel, (1, 4, length, 64))
+)
+probe("attention_other_number_of_keys", kernel=_KERNELS, queries=(1, 17, 500), keys=(128, 8192))(
+    lambda device, kernel, queries, keys: _attention(device, kernel, (2, 4, queries, 64), keys=keys)
+)
+probe("attention_batch_and_heads", kernel=_FLASH_AND_CUDNN, batch=(1, 16), heads=(1, 12, 32))(
+    lambda device, kernel, batch, heads: _attention(device, kernel, (batch, heads, 512, 128), is_causal=True)
+)
+probe("attention_splits_of_keys", kernel=("efficient_attention",), batch=(1, 20), heads=(16,), width=(64, 160))(
+    lambda device, kernel, batch, heads, width: _attention(device, kernel, (batch, heads, 100, width))
+)
+probe("attention_grouped", kernel=_FLASH_AND_CUDNN, length=(1024, 1000), key_heads=(1, 4), width=(128,))(
+    lambda device, kernel, length, key_heads, width: _attention(
+        device, kernel, (2, 16, length, width), key_heads=key_heads, enable_gqa=True
+    )
+)
 
-    return step
+
+# ---------------------------------------------------------------- layouts, masks, dropout, dtypes
+@probe(kernel=_KERNELS, layout=("transposed", "packed"), length=(1000, 1024))
+def _attention_layout(device: str, kernel: str, layout: str, length: int) -> Step:
+    views, leaves = _heads(device, layout, (2, 8, length, 64))
+    upstream = torch.randn(2, length, 8, 64, device=device, dtype=bf16).transpose(1, 2)
+    return _step(kernel, views, leaves, upstream=upstream, is_causal=True)
+
+
+_MASKS = ((1000, 1000), (2, 1, 1, 1000), (2, 8, 1000, 1000))
+probe(
+    "attention_masked", kernel=("default", "efficient_attention", "math"), mask=_MASKS, mask_dtype=(torch.bool, bf16)
+)(
+    lambda device, kernel, mask, mask_dtype: _attention(
+        device, kernel, (2, 8, 1000, 64), attn_mask=torch.ones(mask, device=device, dtype=mask_dtype)
+    )
+)
+probe("attention_dropout", kernel=(*_KERNELS, "default"), dropout=(0.1, 0.125))(
+    lambda device, kernel, dropout: _attention(device, kernel, (2, 8, 1024, 64), dropout_p=dropout)
+)
+probe("attention_dtype", kernel=("default", "math"), dtype=(f16, f32, f64))(
+    lambda device, kernel, dtype: _attention(device, kernel, (2, 8, 1000, 64), dtype=dtype, is_causal=True)
+)
+probe("attention_without_gradient", kernel=(*_KERNELS, "default"), queries=(1, 1024))(
+    lambda device, kernel, queries: _attention(device, kernel, (2, 16, queries, 128), keys=1024, trained=False)
+)
+probe("attention_grouped_decoding", queries=(1,), key_heads=(1, 4))(
+    lambda device, queries, key_heads: _attention(
+        device, "flash_attention", (4, 16, queries, 128), keys=4096, key_heads=key_heads, trained=False, enable_gqa=True
+    )
+)

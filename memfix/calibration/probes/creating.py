@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...meters.base import Step
-from .registry import probe
+from .registry import Step, bf16, c64, f32, f64, probe
 
-bf16, f32, f64, c64 = torch.bfloat16, torch.float32, torch.float64, torch.complex64
 _ROWS, _COLUMNS = 3001, 1000
 
 
@@ -24,22 +23,23 @@ def _laid_out(device: str, layout: str, dtype: torch.dtype = f32) -> torch.Tenso
     return torch.ones(_ROWS, _COLUMNS, dtype=dtype, device=device)
 
 
-@probe(layout=("contiguous", "transposed", "gapped"), dtype=(f32, bf16), non_blocking=(False, True))
-def _to_host(device: str, layout: str, dtype: torch.dtype, non_blocking: bool) -> Step:
-    x = _laid_out(device, layout)
-    return lambda: x.to("cpu", dtype, non_blocking=non_blocking)
-
-
-@probe(layout=("contiguous", "gapped"), dtype=(f32, bf16), non_blocking=(False, True))
-def _from_host(device: str, layout: str, dtype: torch.dtype, non_blocking: bool) -> Step:
-    x, source = _laid_out(device, layout), torch.ones(_ROWS, _COLUMNS, dtype=dtype)
-    return lambda: x.copy_(source, non_blocking=non_blocking)
-
-
-@probe(layout=("contiguous", "transposed", "gapped", "repeated"))
-def _on_the_gpu(device: str, layout: str) -> Step:
-    x, to = _laid_out(device, layout), _laid_out(device, "gapped", bf16)
-    return lambda: (to.copy_(x), x.to(f64), x.clone(), x.contiguous())
+probe("to_host", layout=("contiguous", "transposed", "gapped"), dtype=(f32, bf16), non_blocking=(False, True))(
+    lambda device, layout, dtype, non_blocking: partial(
+        _laid_out(device, layout).to, "cpu", dtype, non_blocking=non_blocking
+    )
+)
+probe("from_host", layout=("contiguous", "gapped"), dtype=(f32, bf16), non_blocking=(False, True))(
+    lambda device, layout, dtype, non_blocking: partial(
+        _laid_out(device, layout).copy_, torch.ones(_ROWS, _COLUMNS, dtype=dtype), non_blocking=non_blocking
+    )
+)
+probe("on_the_gpu", layout=("contiguous", "transposed", "gapped", "repeated"))(
+    lambda device, layout: partial(
+        lambda x, to: (to.copy_(x), x.to(f64), x.clone(), x.contiguous()),
+        _laid_out(device, layout),
+        _laid_out(device, "gapped", bf16),
+    )
+)
 
 
 @probe(left=(f32, bf16), right=(f32, f64))
@@ -48,18 +48,14 @@ def _where(device: str, left: torch.dtype, right: torch.dtype) -> Step:
     return lambda: (torch.where(mask, a, b), torch.where(mask, a, 0.0), torch.where(mask, a, torch.ones(())))
 
 
-@probe(axes=((0,), (1,), (0, 1), ()), layout=("contiguous", "transposed"))
-def _roll(device: str, axes: tuple[int, ...], layout: str) -> Step:
-    x = _laid_out(device, layout)
-    return lambda: torch.roll(x, (3,) * max(1, len(axes)), axes)
-
-
-@probe(step=(3, 5), size=(5,))
-def _unfold(device: str, step: int, size: int) -> Step:
-    x = _laid_out(device, "contiguous").requires_grad_()
-    return lambda: x.unfold(1, size, step).sum().backward()
-
-
+probe("roll", axes=((0,), (1,), (0, 1), ()), layout=("contiguous", "transposed"))(
+    lambda device, axes, layout: partial(torch.roll, _laid_out(device, layout), (3,) * max(1, len(axes)), axes)
+)
+probe("unfold", step=(3, 5), size=(5,))(
+    lambda device, step, size: partial(
+        lambda x: x.unfold(1, size, step).sum().backward(), _laid_out(device, "contiguous").requires_grad_()
+    )
+)
 _MAKERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "cat_of_two_dtypes": lambda x: torch.cat([x, x.to(bf16)]),
     "cat_of_many": lambda x: torch.cat([x] * 200),
@@ -76,18 +72,13 @@ _MAKERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@probe(of=tuple(_MAKERS))
-def _made(device: str, of: str) -> Step:
-    x = _laid_out(device, "transposed")
-    return lambda: _MAKERS[of](x)
-
-
-@probe(layout=("contiguous", "transposed"))
-def _complex(device: str, layout: str) -> Step:
-    z = _laid_out(device, layout, c64)
-    return lambda: (z.abs(), z.angle(), z.conj().resolve_conj(), torch.polar(z.real, z.imag), z * z)
-
-
+probe("made", of=tuple(_MAKERS))(lambda device, of: partial(_MAKERS[of], _laid_out(device, "transposed")))
+probe("complex", layout=("contiguous", "transposed"))(
+    lambda device, layout: partial(
+        lambda z: (z.abs(), z.angle(), z.conj().resolve_conj(), torch.polar(z.real, z.imag), z * z),
+        _laid_out(device, layout, c64),
+    )
+)
 _DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "bernoulli": torch.bernoulli,
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.5),
@@ -102,7 +93,6 @@ _DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@probe(of=tuple(_DRAWN), dtype=(f32, bf16))
-def _drawn(device: str, of: str, dtype: torch.dtype) -> Step:
-    x = _laid_out(device, "contiguous", dtype)
-    return lambda: _DRAWN[of](x)
+probe("drawn", of=tuple(_DRAWN), dtype=(f32, bf16))(
+    lambda device, of, dtype: partial(_DRAWN[of], _laid_out(device, "contiguous", dtype))
+)

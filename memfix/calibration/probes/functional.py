@@ -12,11 +12,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
-from ...meters.base import Step
-from .registry import probe
-from .training import train_step
-
-bf16, f32 = torch.bfloat16, torch.float32
+from .registry import Step, probe, train_step
 
 
 def _net(device: str) -> nn.Sequential:

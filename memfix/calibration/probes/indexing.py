@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-
-bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-i32, i64 = torch.int32, torch.int64
+from .registry import Step, bf16, f32, f64, i32, i64, leaf, probe
 
 
 def _ids(device: str, *shape: int, below: int, dtype: torch.dtype = i64) -> torch.Tensor:
@@ -22,11 +18,9 @@ def _ids(device: str, *shape: int, below: int, dtype: torch.dtype = i64) -> torc
 @probe(dtype=(i64, i32), layout=("alike", "crossed", "transposed"))
 def _index(device: str, dtype: torch.dtype, layout: str) -> Step:
     tensor = torch.rand(500, 300, 7, device=device)
-    rows, columns = {
-        "alike": lambda: (_ids(device, 40, 50, below=500), _ids(device, 40, 50, below=300)),
-        "crossed": lambda: (_ids(device, 40, 1, below=500), _ids(device, 1, 50, below=300)),
-        "transposed": lambda: (_ids(device, 40, 50, below=500), _ids(device, 50, 40, below=300).t()),
-    }[layout]()
+    rows = _ids(device, 40, 1 if layout == "crossed" else 50, below=500)
+    columns = _ids(device, *{"alike": (40, 50), "crossed": (1, 50), "transposed": (50, 40)}[layout], below=300)
+    columns = columns.t() if layout == "transposed" else columns
     rows, columns = (rows, columns) if dtype == i64 else (rows.int().contiguous(), columns.int().contiguous())
     return lambda: (tensor[rows], tensor[rows, columns], tensor[:, columns])
 
@@ -35,37 +29,32 @@ def _index(device: str, dtype: torch.dtype, layout: str) -> Step:
 def _add_by_index(device: str, count: int, rows: int) -> Step:
     tensor, ids = torch.zeros(rows, 5, device=device), _ids(device, count, below=rows)
     values = torch.rand(count, 5, device=device)
-    return lambda: tensor.index_put_((ids,), values, accumulate=True)
+    return partial(tensor.index_put_, (ids,), values, accumulate=True)
 
 
 @probe(accumulate=(True, False), layout=("contiguous", "transposed", "expanded values", "apart", "second", "int32"))
 def _index_put(device: str, accumulate: bool, layout: str) -> Step:
     tensor = torch.zeros(300, 200, 70, device=device)
     rows, planes = _ids(device, 4000, below=300), _ids(device, 4000, below=70)
-    indices: Any = (rows,)
+    indices: list[torch.Tensor | None] = [rows]
     values = torch.rand(4000, 200, 70, device=device)
     if layout == "transposed":
         tensor = torch.zeros(300, 70, 200, device=device).transpose(1, 2)
     elif layout == "expanded values":
         values = torch.rand(70, device=device)
     elif layout == "apart":
-        indices, values = (rows, slice(None), planes), torch.rand(4000, 200, device=device)
+        indices, values = [rows, None, planes], torch.rand(4000, 200, device=device)
     elif layout == "second":
-        indices, values = (slice(None), _ids(device, 4000, below=200)), torch.rand(300, 4000, 70, device=device)
+        indices, values = [None, _ids(device, 4000, below=200)], torch.rand(300, 4000, 70, device=device)
     elif layout == "int32":
-        indices = (rows.int(),)
+        indices = [rows.int()]
+
+    put = torch.ops.aten.index_put_ if accumulate else torch.ops.aten.index_put
 
     def step() -> None:
-        if accumulate:
-            torch.ops.aten.index_put_(tensor, _as_list(indices), values, True)
-        else:
-            torch.ops.aten.index_put(tensor, _as_list(indices), values, False)
+        put(tensor, indices, values, accumulate)
 
     return step
-
-
-def _as_list(indices: tuple[Any, ...]) -> list[torch.Tensor | None]:
-    return [index if isinstance(index, torch.Tensor) else None for index in indices]
 
 
 @probe()
@@ -101,9 +90,8 @@ def _reduce_by_index(device: str, reduce: str, include_self: bool) -> Step:
 
     def step() -> None:
         tensor.scatter_reduce(0, places, source, reduce, include_self=include_self)
-        if reduce != "sum":
-            tensor.index_reduce(0, ids, source, reduce, include_self=include_self)
-            tensor.index_reduce(0, ids.int(), source, reduce, include_self=include_self)
+        for dtype in (i64, i32) if reduce != "sum" else ():
+            tensor.index_reduce(0, ids.to(dtype), source, reduce, include_self=include_self)
 
     return step
 
@@ -115,7 +103,7 @@ def _masked_scatter(device: str, mask: str, source: str) -> Step:
     where = where.t() if mask == "transposed" else where
     values = torch.rand(700, 700, device=device)
     values = values if source == "contiguous" else values.t()
-    return lambda: tensor.masked_scatter_(where, values)
+    return partial(tensor.masked_scatter_, where, values)
 
 
 @probe(dtype=(i64, i32))
@@ -139,30 +127,30 @@ def _embedding(device: str, count: int, vocabulary: int, width: int) -> Step:
     return lambda: F.embedding(ids, weight).backward(upstream)
 
 
-@probe(count=(100, 70_001), dtype=(i64, i32))
-def _embedding_by_frequency(device: str, count: int, dtype: torch.dtype) -> Step:
-    vocabulary = 100
-    weight = torch.rand(vocabulary, 9, device=device, dtype=f64, requires_grad=True)
-    ids = _ids(device, count, below=vocabulary, dtype=dtype)
-    return lambda: F.embedding(ids, weight, scale_grad_by_freq=True).sum().backward()
-
-
-@probe()
-def _embedding_of_transposed_ids(device: str) -> Step:
-    weight = torch.rand(1000, 16, device=device, requires_grad=True)
-    ids = _ids(device, 256, 12, below=1000).t()
-    return lambda: F.embedding(ids, weight).sum().backward()
+probe("embedding_by_frequency", count=(100, 70_001), dtype=(i64, i32))(
+    lambda device, count, dtype: partial(
+        lambda weight, ids: F.embedding(ids, weight, scale_grad_by_freq=True).sum().backward(),
+        leaf(device, 100, 9, dtype=f64, draw=torch.rand),
+        _ids(device, count, below=100, dtype=dtype),
+    )
+)
+probe("embedding_of_transposed_ids")(
+    lambda device: partial(
+        lambda weight, ids: F.embedding(ids, weight).sum().backward(),
+        leaf(device, 1000, 16, draw=torch.rand),
+        _ids(device, 256, 12, below=1000).t(),
+    )
+)
 
 
 @probe(mode=("sum", "max"), vocabulary=(100, 30_000))
 def _embedding_bag(device: str, mode: str, vocabulary: int) -> Step:
-    count = 50_000
-    weight = torch.rand(vocabulary, 24, device=device, requires_grad=True)
-    ids, offsets = _ids(device, count, below=vocabulary), torch.arange(0, count, 8, device=device)
+    weight, ids = leaf(device, vocabulary, 24, draw=torch.rand), _ids(device, 50_000, below=vocabulary)
+    offsets = torch.arange(0, 50_000, 8, device=device)
     return lambda: F.embedding_bag(ids, weight, offsets, mode=mode).sum().backward()
 
 
 @probe(count=(10, 200, 5000))
 def _embedding_renorm(device: str, count: int) -> Step:
     weight, ids = torch.rand(1000, 16, device=device), _ids(device, count, below=1000)
-    return lambda: torch.embedding_renorm_(weight, ids, 1.0, 2.0)
+    return partial(torch.embedding_renorm_, weight, ids, 1.0, 2.0)

@@ -9,10 +9,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-
-bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+from .registry import Step, bf16, f16, f32, f64, probe
 
 
 def _image(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str = "contiguous") -> torch.Tensor:
@@ -36,58 +33,59 @@ def _forward_and_backward(layer: Callable[..., Any], *inputs: torch.Tensor, dens
     return step
 
 
+def _layer(
+    device: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    kind: Callable[..., nn.Module],
+    /,
+    *sizes: Any,
+    layout: str = "contiguous",
+    dense_gradient: bool = True,
+    **options: Any,
+) -> Step:
+    """The layer ``kind(*sizes, **options)`` of an image of ``shape``."""
+    layer = kind(*sizes, device=device, **options)
+    return _forward_and_backward(layer, _image(device, shape, dtype, layout), dense_gradient=dense_gradient)
+
+
 # ---------------------------------------------------------------- norms
-@probe(rows=(100, 65_536, 65_537, 131_072), columns=(48, 1024, 2112))
-def _layer_norm(device: str, rows: int, columns: int) -> Step:
-    return _forward_and_backward(
-        nn.LayerNorm(columns, dtype=bf16, device=device), _image(device, (rows, columns), bf16)
+_FORMATS = ("contiguous", "channels_last")
+
+probe("layer_norm", rows=(100, 65_536, 65_537, 131_072), columns=(48, 1024, 2112))(
+    lambda device, rows, columns: _layer(device, (rows, columns), bf16, nn.LayerNorm, columns, dtype=bf16)
+)
+probe("layer_norm_of_an_expanded_gradient", rows=(4096, 131_072))(
+    lambda device, rows: _layer(device, (rows, 1024), bf16, nn.LayerNorm, 1024, dtype=bf16, dense_gradient=False)
+)
+probe("layer_norm_of_odd_rows", dtype=(f16, f32, f64), bias=(True, False))(
+    lambda device, dtype, bias: _layer(device, (70_001, 33), dtype, nn.LayerNorm, 33, bias=bias, dtype=dtype)
+)
+probe("rms_norm", rows=(4096, 70_000), dtype=(bf16, f32), layout=("contiguous", "transposed"))(
+    lambda device, rows, dtype, layout: _layer(
+        device, (rows, 1000), dtype, nn.RMSNorm, 1000, dtype=dtype, layout=layout
     )
+)
+probe("group_norm", pixels=(1, 14), dtype=(bf16, f32, f64))(
+    lambda device, pixels, dtype: _layer(device, (130, 96, pixels, pixels), dtype, nn.GroupNorm, 8, 96, dtype=dtype)
+)
+probe("group_norm_without_weights", layout=_FORMATS)(
+    lambda device, layout: _layer(device, (32, 96, 13, 15), f32, nn.GroupNorm, 8, 96, affine=False, layout=layout)
+)
+probe("batch_norm", shape=((64, 96, 28, 28), (3, 5, 7, 9)), dtype=(bf16, f16, f32), layout=_FORMATS)(
+    lambda device, shape, dtype, layout: _layer(device, shape, dtype, nn.BatchNorm2d, shape[1], layout=layout)
+)
 
 
-@probe(rows=(4096, 131_072))
-def _layer_norm_of_an_expanded_gradient(device: str, rows: int) -> Step:
-    layer = nn.LayerNorm(1024, dtype=bf16, device=device)
-    return _forward_and_backward(layer, _image(device, (rows, 1024), bf16), dense_gradient=False)
-
-
-@probe(dtype=(f16, f32, f64), bias=(True, False))
-def _layer_norm_of_odd_rows(device: str, dtype: torch.dtype, bias: bool) -> Step:
-    layer = nn.LayerNorm(33, bias=bias, dtype=dtype, device=device)
-    return _forward_and_backward(layer, _image(device, (70_001, 33), dtype))
-
-
-@probe(rows=(4096, 70_000), dtype=(bf16, f32), layout=("contiguous", "transposed"))
-def _rms_norm(device: str, rows: int, dtype: torch.dtype, layout: str) -> Step:
-    layer = nn.RMSNorm(1000, dtype=dtype, device=device)
-    return _forward_and_backward(layer, _image(device, (rows, 1000), dtype, layout))
-
-
-@probe(pixels=(1, 14), dtype=(bf16, f32, f64))
-def _group_norm(device: str, pixels: int, dtype: torch.dtype) -> Step:
-    layer = nn.GroupNorm(8, 96, dtype=dtype, device=device)
-    return _forward_and_backward(layer, _image(device, (130, 96, pixels, pixels), dtype))
-
-
-@probe(layout=("contiguous", "channels_last"))
-def _group_norm_without_weights(device: str, layout: str) -> Step:
-    layer = nn.GroupNorm(8, 96, affine=False, device=device)
-    return _forward_and_backward(layer, _image(device, (32, 96, 13, 15), f32, layout))
-
-
-@probe(shape=((64, 96, 28, 28), (3, 5, 7, 9)), dtype=(bf16, f16, f32), layout=("contiguous", "channels_last"))
-def _batch_norm(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Step:
-    return _forward_and_backward(nn.BatchNorm2d(shape[1], device=device), _image(device, shape, dtype, layout))
-
-
-@probe(dtype=(bf16, f16, f32), layout=("contiguous", "channels_last"))
+@probe(dtype=(bf16, f16, f32), layout=_FORMATS)
 def _batch_norm_for_evaluation(device: str, dtype: torch.dtype, layout: str) -> Step:
     layer = nn.BatchNorm2d(96, device=device).eval()
     return _forward_and_backward(layer, _image(device, (64, 96, 28, 28), dtype, layout))
 
 
-@probe(rows=(1792, 1793, 50_000), dtype=(bf16, f32))
-def _batch_norm_of_rows(device: str, rows: int, dtype: torch.dtype) -> Step:
-    return _forward_and_backward(nn.BatchNorm1d(64, device=device), _image(device, (rows, 64), dtype))
+probe("batch_norm_of_rows", rows=(1792, 1793, 50_000), dtype=(bf16, f32))(
+    lambda device, rows, dtype: _layer(device, (rows, 64), dtype, nn.BatchNorm1d, 64)
+)
 
 
 @probe(affine=(True, False), dtype=(bf16, f32))
@@ -124,36 +122,32 @@ _WINDOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@probe(kind=tuple(_POOLS), layout=("contiguous", "channels_last", "transposed"))
-def _pool(device: str, kind: str, layout: str) -> Step:
-    return _forward_and_backward(_POOLS[kind], _image(device, (16, 24, 56, 54), f32, layout))
+_LAYOUTS = ("contiguous", "channels_last", "transposed")
 
 
-@probe(kind=tuple(_POOLS))
-def _pool_of_an_expanded_gradient(device: str, kind: str) -> Step:
-    return _forward_and_backward(_POOLS[kind], _image(device, (16, 24, 56, 54), f32), dense_gradient=False)
+def _of_images(device: str, layer: Callable[..., Any], layout: str = "contiguous", *, dense: bool = True) -> Step:
+    return _forward_and_backward(layer, _image(device, (16, 24, 56, 54), f32, layout), dense_gradient=dense)
 
 
-@probe(kind=tuple(_RESIZES), layout=("contiguous", "channels_last", "transposed"))
-def _resize(device: str, kind: str, layout: str) -> Step:
-    return _forward_and_backward(_RESIZES[kind], _image(device, (16, 24, 56, 54), f32, layout), dense_gradient=False)
-
-
-@probe(kind=tuple(_WINDOWS))
-def _window(device: str, kind: str) -> Step:
-    return _forward_and_backward(_WINDOWS[kind], _image(device, (16, 24, 56, 54), f32))
-
-
-@probe(kind=("unfold", "reflect", "replicate"))
-def _window_of_transposed(device: str, kind: str) -> Step:
-    return _forward_and_backward(_WINDOWS[kind], _image(device, (16, 24, 56, 54), f32, "transposed"))
+probe("pool", kind=tuple(_POOLS), layout=_LAYOUTS)(
+    lambda device, kind, layout: _of_images(device, _POOLS[kind], layout)
+)
+probe("pool_of_an_expanded_gradient", kind=tuple(_POOLS))(
+    lambda device, kind: _of_images(device, _POOLS[kind], dense=False)
+)
+probe("resize", kind=tuple(_RESIZES), layout=_LAYOUTS)(
+    lambda device, kind, layout: _of_images(device, _RESIZES[kind], layout, dense=False)
+)
+probe("window", kind=tuple(_WINDOWS))(lambda device, kind: _of_images(device, _WINDOWS[kind]))
+probe("window_of_transposed", kind=("unfold", "reflect", "replicate"))(
+    lambda device, kind: _of_images(device, _WINDOWS[kind], "transposed")
+)
 
 
 @probe(align_corners=(True, False))
 def _grid_sample(device: str, align_corners: bool) -> Step:
     grid = torch.rand(16, 31, 33, 2, device=device)
-    x = _image(device, (16, 24, 56, 54), f32)
-    return _forward_and_backward(lambda image: F.grid_sample(image, grid, align_corners=align_corners), x)
+    return _of_images(device, lambda image: F.grid_sample(image, grid, align_corners=align_corners))
 
 
 # ---------------------------------------------------------------- losses and distances
@@ -169,8 +163,7 @@ _LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @probe(kind=tuple(_LOSSES), dtype=(bf16, f32))
 def _loss(device: str, kind: str, dtype: torch.dtype) -> Step:
     target = torch.rand(3_000_001, dtype=dtype, device=device)
-    loss = _LOSSES[kind]
-    return _forward_and_backward(lambda x: loss(x, target), _image(device, (3_000_001,), dtype))
+    return _forward_and_backward(lambda x: _LOSSES[kind](x, target), _image(device, (3_000_001,), dtype))
 
 
 @probe(rows=(20, 200), p=(1.0, 2.0))
@@ -179,49 +172,42 @@ def _distances(device: str, rows: int, p: float) -> Step:
     return _forward_and_backward(lambda x: torch.cdist(x, other, p=p), _image(device, (3, rows, 40), f32))
 
 
-# ---------------------------------------------------------------- recurrent cells
-@probe(cell=("LSTMCell", "GRUCell"), dtype=(f16, f32))
-def _cell(device: str, cell: str, dtype: torch.dtype) -> Step:
-    layer = getattr(nn, cell)(96, 256, dtype=dtype, device=device)
-    return _forward_and_backward(layer, _image(device, (8192, 96), dtype))
+# ---------------------------------------------------------------- recurrent cells and convolutions
+probe("cell", cell=("LSTMCell", "GRUCell"), dtype=(f16, f32))(
+    lambda device, cell, dtype: _layer(device, (8192, 96), dtype, getattr(nn, cell), 96, 256, dtype=dtype)
+)
 
 
-# ---------------------------------------------------------------- convolutions
 @probe(channels=(16, 64), dtype=(bf16, f16, f32), dense=(True, False))
 def _depthwise_convolution(device: str, channels: int, dtype: torch.dtype, dense: bool) -> Step:
     layer = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, dtype=dtype, device=device)
     return _forward_and_backward(layer, _image(device, (16, channels, 56, 54), dtype), dense_gradient=dense)
 
 
-@probe(kernel=((1, 1), (3, 1), (3, 2)), dtype=(bf16, f32), layout=("contiguous", "channels_last"))
-def _convolution(device: str, kernel: tuple[int, int], dtype: torch.dtype, layout: str) -> Step:
-    size, stride = kernel
-    layer = nn.Conv2d(64, 128, size, stride=stride, padding=size // 2, dtype=dtype, device=device)
+def _conv2d(device: str, layout: str, *sizes: int, **options: Any) -> nn.Conv2d:
+    layer = nn.Conv2d(*sizes, device=device, **options)
     if layout == "channels_last":
         layer.weight.data = layer.weight.data.to(memory_format=torch.channels_last)
+    return layer
+
+
+@probe(kernel=((1, 1), (3, 1), (3, 2)), dtype=(bf16, f32), layout=_FORMATS)
+def _convolution(device: str, kernel: tuple[int, int], dtype: torch.dtype, layout: str) -> Step:
+    size, stride = kernel
+    layer = _conv2d(device, layout, 64, 128, size, stride=stride, padding=size // 2, dtype=dtype)
     return _forward_and_backward(layer, _image(device, (16, 64, 56, 56), dtype, layout))
 
 
-@probe(
-    channels=((64, 64), (64, 128), (128, 64)),
-    dtype=(bf16, f32),
-    layout=("contiguous", "channels_last"),
-    dense=(True, False),
-)
+@probe(channels=((64, 64), (64, 128), (128, 64)), dtype=(bf16, f32), layout=_FORMATS, dense=(True, False))
 def _convolution_of_large_images(
     device: str, channels: tuple[int, int], dtype: torch.dtype, layout: str, dense: bool
 ) -> Step:
-    layer = nn.Conv2d(*channels, 3, padding=1, bias=False, dtype=dtype, device=device)
-    with_bias = nn.Conv2d(*channels, 3, padding=1, dtype=dtype, device=device)
-    for one in (layer, with_bias):
-        if layout == "channels_last":
-            one.weight.data = one.weight.data.to(memory_format=torch.channels_last)
+    plain, biased = (_conv2d(device, layout, *channels, 3, padding=1, bias=b, dtype=dtype) for b in (False, True))
     image = _image(device, (32, channels[0], 128, 128), dtype, layout)
-    return _forward_and_backward(lambda x: layer(x) + with_bias(x), image, dense_gradient=dense)
+    return _forward_and_backward(lambda x: plain(x) + biased(x), image, dense_gradient=dense)
 
 
-@probe(kind=("Conv1d", "Conv3d", "ConvTranspose2d"))
-def _convolution_in_other_dimensions(device: str, kind: str) -> Step:
-    pixels = {"Conv1d": (1000,), "Conv3d": (9, 20, 20), "ConvTranspose2d": (31, 33)}[kind]
-    layer = getattr(nn, kind)(16, 32, 3, device=device)
-    return _forward_and_backward(layer, _image(device, (8, 16, *pixels), f32))
+_PIXELS = {"Conv1d": (1000,), "Conv3d": (9, 20, 20), "ConvTranspose2d": (31, 33)}
+probe("convolution_in_other_dimensions", kind=tuple(_PIXELS))(
+    lambda device, kind: _layer(device, (8, 16, *_PIXELS[kind]), f32, getattr(nn, kind), 16, 32, 3)
+)

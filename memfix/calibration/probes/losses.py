@@ -7,17 +7,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-from .training import train_step
+from .registry import Step, bf16, f16, leaf, probe, train_on, train_step
 
-bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 _ROWS, _CLASSES = 2333, 517
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _OF_VALUES: dict[str, Loss] = {
-    "l1": F.l1_loss,
+    **{name: getattr(F, f"{name}_loss") for name in ("l1", "poisson_nll", "soft_margin", "multilabel_soft_margin")},
     "mse_kept": lambda x, y: F.mse_loss(x, y, reduction="none").mean(1).sum(),
     "mse_summed": lambda x, y: F.mse_loss(x, y, reduction="sum"),
     "mse_by_hand": lambda x, y: ((x - y) ** 2).mean(),
@@ -31,13 +28,10 @@ _OF_VALUES: dict[str, Loss] = {
     "distillation": lambda x, y: F.kl_div((x / 2).log_softmax(-1), (y / 2).softmax(-1), reduction="batchmean") * 4,
     "jensen_shannon": lambda x, y: _jensen_shannon(x.softmax(-1), y.softmax(-1)),
     "gaussian_nll_by_hand": lambda x, y: 0.5 * (x.exp().clamp(min=1e-6).log() + (x - y) ** 2 / x.exp()).mean(),
-    "poisson_nll": lambda x, y: F.poisson_nll_loss(x, y),
     "poisson_nll_full": lambda x, y: F.poisson_nll_loss(x, y, full=True),
     "poisson_nll_plain": lambda x, y: F.poisson_nll_loss(x.exp(), y, log_input=False),
-    "soft_margin": lambda x, y: F.soft_margin_loss(x, y),
     "hinge": lambda x, y: F.hinge_embedding_loss(x, y.sign()),
-    "multilabel_soft_margin": lambda x, y: F.multilabel_soft_margin_loss(x, y),
-    "soft_targets": lambda x, y: F.cross_entropy(x, y),
+    "soft_targets": F.cross_entropy,
     "cosine": lambda x, y: (1 - F.cosine_similarity(x, y)).mean(),
     "cosine_embedding": lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(len(x), device=x.device)),
     "margin_ranking": lambda x, y: F.margin_ranking_loss(x, y, torch.ones_like(y), margin=0.1),
@@ -102,19 +96,15 @@ def _kernel(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.exp(-(torch.cdist(x, y) ** 2) / 2).mean()
 
 
-@probe(of=tuple(_OF_VALUES))
-def _loss_of_values(device: str, of: str) -> Step:
-    x = torch.rand(_ROWS, _CLASSES, device=device).requires_grad_()
-    y = torch.rand(_ROWS, _CLASSES, device=device)
-    return train_step([x], lambda: _OF_VALUES[of](x, y))
-
-
-@probe(of=("l1", "kl", "logits_pos_weight", "cosine", "info_nce", "focal_sigmoid"), dtype=(bf16, f16))
-def _loss_of_small_values(device: str, of: str, dtype: torch.dtype) -> Step:
-    x = torch.rand(_ROWS, _CLASSES, device=device, dtype=dtype).requires_grad_()
+def _of_values(device: str, of: str, dtype: torch.dtype | None = None) -> Step:
+    x = leaf(device, _ROWS, _CLASSES, dtype=dtype, draw=torch.rand)
     y = torch.rand(_ROWS, _CLASSES, device=device, dtype=dtype)
-    return train_step([x], lambda: _OF_VALUES[of](x, y))
+    return train_on(lambda x: _OF_VALUES[of](x, y), x)
 
+
+probe("loss_of_values", of=tuple(_OF_VALUES))(_of_values)
+_SMALL = ("l1", "kl", "logits_pos_weight", "cosine", "info_nce", "focal_sigmoid")
+probe("loss_of_small_values", of=_SMALL, dtype=(bf16, f16))(_of_values)
 
 _OF_CLASSES: dict[str, Loss] = {
     "cross_entropy": F.cross_entropy,
@@ -127,7 +117,7 @@ _OF_CLASSES: dict[str, Loss] = {
     "nll_weighted": lambda x, y: F.nll_loss(
         x.log_softmax(1), y, weight=torch.ones(x.shape[1], device=x.device, dtype=x.dtype)
     ),
-    "multi_margin": lambda x, y: F.multi_margin_loss(x, y),
+    "multi_margin": F.multi_margin_loss,
     "multi_margin_squared": lambda x, y: F.multi_margin_loss(x, y, p=2, margin=0.5),
     "gathered": lambda x, y: -x.log_softmax(1).gather(1, y[:, None]).mean(),
     "one_hot": lambda x, y: -(F.one_hot(y, _CLASSES) * x.log_softmax(1)).sum(1).mean(),
@@ -143,32 +133,30 @@ def _focal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
-@probe(of=tuple(_OF_CLASSES))
-def _loss_of_classes(device: str, of: str) -> Step:
-    x = torch.randn(_ROWS, _CLASSES, device=device).requires_grad_()
-    y = torch.randint(0, _CLASSES, (_ROWS,), device=device)
-    return train_step([x], lambda: _OF_CLASSES[of](x, y))
+def _of_classes(device: str, loss: Loss, *shape: int, dtype: torch.dtype | None = None) -> Step:
+    """A loss of logits of ``shape``, whose second axis is that of the classes."""
+    rows, classes, *pixels = shape
+    x = leaf(device, *shape, dtype=dtype)
+    y = torch.randint(0, classes, (rows, *pixels), device=device)
+    return train_on(lambda x: loss(x, y), x)
 
 
-@probe(dtype=(bf16, f16), cast=(False, True))
-def _loss_of_small_logits(device: str, dtype: torch.dtype, cast: bool) -> Step:
-    x = torch.randn(_ROWS, 3001, dtype=dtype, device=device).requires_grad_()
-    y = torch.randint(0, 3001, (_ROWS,), device=device)
-    return train_step([x], lambda: F.cross_entropy(x.float() if cast else x, y))
-
-
-@probe(of=("cross_entropy", "smoothed", "weighted", "ignored", "nll", "kept"))
-def _loss_of_pixels(device: str, of: str) -> Step:
-    x = torch.randn(9, 21, 77, 83, device=device).requires_grad_()
-    y = torch.randint(0, 21, (9, 77, 83), device=device)
-    loss = _OF_CLASSES[of]
-    return train_step([x], lambda: loss(x, y))
+probe("loss_of_classes", of=tuple(_OF_CLASSES))(
+    lambda device, of: _of_classes(device, _OF_CLASSES[of], _ROWS, _CLASSES)
+)
+probe("loss_of_small_logits", dtype=(bf16, f16), cast=(False, True))(
+    lambda device, dtype, cast: _of_classes(
+        device, lambda x, y: F.cross_entropy(x.float() if cast else x, y), _ROWS, 3001, dtype=dtype
+    )
+)
+probe("loss_of_pixels", of=("cross_entropy", "smoothed", "weighted", "ignored", "nll", "kept"))(
+    lambda device, of: _of_classes(device, _OF_CLASSES[of], 9, 21, 77, 83)
+)
 
 
 @probe(shifted=(True, False))
 def _loss_of_a_language_model(device: str, shifted: bool) -> Step:
-    hidden = torch.randn(3, 517, 384, device=device).requires_grad_()
-    head = torch.randn(5003, 384, device=device).requires_grad_()
+    hidden, head = leaf(device, 3, 517, 384), leaf(device, 5003, 384)
     ids = torch.randint(0, 5003, (3, 517), device=device)
 
     def loss() -> torch.Tensor:
@@ -182,9 +170,8 @@ def _loss_of_a_language_model(device: str, shifted: bool) -> Step:
 
 @probe()
 def _multilabel_margin(device: str) -> Step:
-    x = torch.rand(_ROWS, 51, device=device).requires_grad_()
-    y = torch.randint(0, 51, (_ROWS, 51), device=device)
-    return train_step([x], lambda: F.multilabel_margin_loss(x, y))
+    x, y = leaf(device, _ROWS, 51, draw=torch.rand), torch.randint(0, 51, (_ROWS, 51), device=device)
+    return train_on(lambda x: F.multilabel_margin_loss(x, y), x)
 
 
 # ---------------------------------------------------------------- of policies
@@ -210,9 +197,9 @@ _OF_POLICIES: dict[str, Callable[..., torch.Tensor]] = {
 
 @probe(of=tuple(_OF_POLICIES))
 def _loss_of_a_policy(device: str, of: str) -> Step:
-    new = torch.randn(514, 1733, device=device).requires_grad_()
+    new = leaf(device, 514, 1733)
     old, advantage = (torch.randn(514, 1733, device=device) for _ in range(2))
-    return train_step([new], lambda: _OF_POLICIES[of](new, old, advantage))
+    return train_on(lambda new: _OF_POLICIES[of](new, old, advantage), new)
 
 
 @probe()

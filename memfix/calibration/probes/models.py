@@ -10,11 +10,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-from .training import train_step
-
-bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+from .registry import Step, bf16, f32, probe, train_step
 
 
 def _mean_square(module: Callable[..., Any], *inputs: torch.Tensor, **named: Any) -> torch.Tensor:

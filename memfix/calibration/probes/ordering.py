@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 
-from ...meters.base import Step
-from .registry import probe
-
-bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-u8, i32, i64 = torch.uint8, torch.int32, torch.int64
+from .registry import Step, bf16, f16, f32, f64, i32, i64, probe, u8
 
 
 def _values(device: str, *shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
@@ -20,91 +16,69 @@ def _values(device: str, *shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
     return torch.randint(0, 2 if dtype == torch.bool else 100, shape, device=device).to(dtype)
 
 
-def _strided(device: str, rows: int, columns: int, dtype: torch.dtype = f32) -> torch.Tensor:
-    """A gap after every element."""
-    return _values(device, rows, 2 * columns, dtype=dtype)[:, ::2]
+def _matrix(device: str, layout: str, rows: int, columns: int, dtype: torch.dtype = f32) -> torch.Tensor:
+    """``strided`` has a gap after every element."""
+    if layout == "strided":
+        return _values(device, rows, 2 * columns, dtype=dtype)[:, ::2]
+    if layout == "transposed":
+        return _values(device, columns, rows, dtype=dtype).t()
+    return _values(device, rows, columns, dtype=dtype)
 
 
 # ---------------------------------------------------------------- sorting
-@probe(rows=(1, 2, 127, 128), columns=(4097,), dtype=(f32, i64))
-def _sort(device: str, rows: int, columns: int, dtype: torch.dtype) -> Step:
-    tensor = _values(device, rows, columns, dtype=dtype)
-    return lambda: tensor.sort()
-
-
-@probe(dtype=(u8, torch.bool, f16, f64), rows=(3, 200))
-def _sort_dtypes(device: str, dtype: torch.dtype, rows: int) -> Step:
-    tensor = _values(device, rows, 10_007, dtype=dtype)
-    return lambda: tensor.sort(descending=True)
-
-
-@probe(columns=(4096, 999_999, 1_000_000))
-def _sort_long_rows(device: str, columns: int) -> Step:
-    tensor = _values(device, 3, columns, dtype=i32)
-    return lambda: tensor.sort()
+probe("sort", rows=(1, 2, 127, 128), columns=(4097,), dtype=(f32, i64))(
+    lambda device, rows, columns, dtype: _values(device, rows, columns, dtype=dtype).sort
+)
+probe("sort_dtypes", dtype=(u8, torch.bool, f16, f64), rows=(3, 200))(
+    lambda device, dtype, rows: partial(_values(device, rows, 10_007, dtype=dtype).sort, descending=True)
+)
+probe("sort_long_rows", columns=(4096, 999_999, 1_000_000))(
+    lambda device, columns: _values(device, 3, columns, dtype=i32).sort
+)
 
 
 @probe(layout=("transposed", "strided", "permuted", "expanded"))
 def _sort_layouts(device: str, layout: str) -> Step:
-    tensors = {
-        "transposed": lambda: _values(device, 6000, 300).t(),
-        "strided": lambda: _strided(device, 300, 6000),
-        "permuted": lambda: _values(device, 5, 6000, 7).permute(2, 0, 1),
-        "expanded": lambda: _values(device, 1, 6000).expand(9, 6000),
-    }
-    tensor = tensors[layout]()
-    return lambda: tensor.sort(dim=-1, stable=True)
+    if layout == "permuted":
+        tensor = _values(device, 5, 6000, 7).permute(2, 0, 1)
+    elif layout == "expanded":
+        tensor = _values(device, 1, 6000).expand(9, 6000)
+    else:
+        tensor = _matrix(device, layout, 300, 6000)
+    return partial(tensor.sort, dim=-1, stable=True)
 
 
-@probe(shape=((5000, 64), (4096, 64), (70, 5000, 3)))
-def _sort_first_or_middle_axis(device: str, shape: tuple[int, ...]) -> Step:
-    tensor = _values(device, *shape)
-    return lambda: tensor.sort(dim=len(shape) - 2)
+probe("sort_first_or_middle_axis", shape=((5000, 64), (4096, 64), (70, 5000, 3)))(
+    lambda device, shape: partial(_values(device, *shape).sort, dim=len(shape) - 2)
+)
 
 
 # ---------------------------------------------------------------- the k largest
-@probe(shape=((1, 19_999), (1, 20_000), (20, 20_000), (21, 9_999), (21, 10_000), (81, 5_000), (200, 3_001), (801, 800)))
-def _topk(device: str, shape: tuple[int, int]) -> Step:
-    tensor = _values(device, *shape)
-    return lambda: tensor.topk(50)
-
-
-@probe(rows=(4000, 4001), columns=(399, 1000))
-def _topk_many_rows(device: str, rows: int, columns: int) -> Step:
-    tensor = _values(device, rows, columns, dtype=f64)
-    return lambda: tensor.topk(7, largest=False)
-
-
-@probe(k=(4096, 4097, 30_000), dim=(0, 1))
-def _topk_of_many(device: str, k: int, dim: int) -> Step:
-    tensor = _values(device, 4, 100_003) if dim else _values(device, 100_003, 4)
-    return lambda: tensor.topk(k, dim=dim)
-
-
-@probe(rows=(1, 3))
-def _topk_of_strided_rows(device: str, rows: int) -> Step:
-    tensor = _strided(device, rows, 5_000_011, dtype=u8)
-    return lambda: tensor.topk(5000, sorted=False)
+_SHAPES = ((1, 19_999), (1, 20_000), (20, 20_000), (21, 9_999), (21, 10_000), (81, 5_000), (200, 3_001), (801, 800))
+probe("topk", shape=_SHAPES)(lambda device, shape: partial(_values(device, *shape).topk, 50))
+probe("topk_many_rows", rows=(4000, 4001), columns=(399, 1000))(
+    lambda device, rows, columns: partial(_values(device, rows, columns, dtype=f64).topk, 7, largest=False)
+)
+probe("topk_of_many", k=(4096, 4097, 30_000), dim=(0, 1))(
+    lambda device, k, dim: partial(_values(device, *((4, 100_003) if dim else (100_003, 4))).topk, k, dim=dim)
+)
+probe("topk_of_strided_rows", rows=(1, 3))(
+    lambda device, rows: partial(_matrix(device, "strided", rows, 5_000_011, u8).topk, 5000, sorted=False)
+)
 
 
 # ---------------------------------------------------------------- by rank, by search
-@probe(operator=("median", "nanmedian"), size=(1, 4096, 1_000_003))
-def _median(device: str, operator: str, size: int) -> Step:
-    tensor = _values(device, size, dtype=bf16)
-    return lambda: getattr(tensor, operator)()
-
-
-@probe(operator=("median", "nanmedian", "kthvalue", "mode"))
-def _by_rank(device: str, operator: str) -> Step:
-    tensor = _values(device, 301, 2000).t()
-    chosen: tuple[Any, ...] = (5, 1) if operator == "kthvalue" else (1,)
-    return lambda: getattr(tensor, operator)(*chosen)
-
-
-@probe(dim=(0, 1))
-def _median_of_a_strided_matrix(device: str, dim: int) -> Step:
-    tensor = _values(device, 700, 900)
-    return lambda: (tensor.t().median(), tensor.mode(dim))
+probe("median", operator=("median", "nanmedian"), size=(1, 4096, 1_000_003))(
+    lambda device, operator, size: getattr(_values(device, size, dtype=bf16), operator)
+)
+probe("by_rank", operator=("median", "nanmedian", "kthvalue", "mode"))(
+    lambda device, operator: partial(
+        getattr(_values(device, 301, 2000).t(), operator), *((5, 1) if operator == "kthvalue" else (1,))
+    )
+)
+probe("median_of_a_strided_matrix", dim=(0, 1))(
+    lambda device, dim: partial(lambda x: (x.t().median(), x.mode(dim)), _values(device, 700, 900))
+)
 
 
 @probe(dtypes=((f32, f32), (i32, i64)), layout=("contiguous", "strided"))
@@ -116,41 +90,28 @@ def _searchsorted(device: str, dtypes: tuple[torch.dtype, torch.dtype], layout: 
 
 
 # ---------------------------------------------------------------- permutations and samples
-@probe(n=(100, 5000, 2_000_003), dtype=(i64, i32))
-def _randperm(device: str, n: int, dtype: torch.dtype) -> Step:
-    return lambda: torch.randperm(n, device=device, dtype=dtype)
-
-
-@probe(rows=(1, 100), samples=(1, 5), replacement=(True, False))
-def _multinomial(device: str, rows: int, samples: int, replacement: bool) -> Step:
-    weights = torch.rand(rows, 50_257, device=device)
-    return lambda: torch.multinomial(weights, samples, replacement=replacement)
+probe("randperm", n=(100, 5000, 2_000_003), dtype=(i64, i32))(
+    lambda device, n, dtype: partial(torch.randperm, n, device=device, dtype=dtype)
+)
+probe("multinomial", rows=(1, 100), samples=(1, 5), replacement=(True, False))(
+    lambda device, rows, samples, replacement: partial(
+        torch.multinomial, torch.rand(rows, 50_257, device=device), samples, replacement=replacement
+    )
+)
 
 
 # ---------------------------------------------------------------- scans
-@probe(size=(5000, 1_000_003), dtype=(f32, bf16, i32))
-def _cumulate_a_vector(device: str, size: int, dtype: torch.dtype) -> Step:
-    tensor = _values(device, size, dtype=dtype)
-    return lambda: (tensor.cumsum(0), tensor.cumprod(0))
-
-
-@probe(dim=(0, 1), layout=("contiguous", "transposed", "strided"))
-def _cumulate_rows(device: str, dim: int, layout: str) -> Step:
-    tensor = {
-        "contiguous": lambda: _values(device, 300, 1000, dtype=i32),
-        "transposed": lambda: _values(device, 1000, 300, dtype=i32).t(),
-        "strided": lambda: _strided(device, 300, 1000, dtype=i32),
-    }[layout]()
-    return lambda: (tensor.cumsum(dim), tensor.cumprod(dim), tensor.cummax(dim), tensor.cummin(dim))
-
-
-@probe(shape=((100_003,), (1, 100_003), (300, 1000)))
-def _logcumsumexp(device: str, shape: tuple[int, ...]) -> Step:
-    tensor = _values(device, *shape, dtype=bf16)
-    return lambda: tensor.logcumsumexp(-1)
-
-
-@probe(layout=("contiguous", "transposed"))
-def _cumulate_in_place(device: str, layout: str) -> Step:
-    tensor = _values(device, 300, 1000) if layout == "contiguous" else _values(device, 1000, 300).t()
-    return lambda: tensor.cumsum_(1)
+probe("cumulate_a_vector", size=(5000, 1_000_003), dtype=(f32, bf16, i32))(
+    lambda device, size, dtype: partial(lambda x: (x.cumsum(0), x.cumprod(0)), _values(device, size, dtype=dtype))
+)
+probe("cumulate_rows", dim=(0, 1), layout=("contiguous", "transposed", "strided"))(
+    lambda device, dim, layout: partial(
+        lambda x: (x.cumsum(dim), x.cumprod(dim), x.cummax(dim), x.cummin(dim)), _matrix(device, layout, 300, 1000, i32)
+    )
+)
+probe("logcumsumexp", shape=((100_003,), (1, 100_003), (300, 1000)))(
+    lambda device, shape: partial(_values(device, *shape, dtype=bf16).logcumsumexp, -1)
+)
+probe("cumulate_in_place", layout=("contiguous", "transposed"))(
+    lambda device, layout: partial(_matrix(device, layout, 300, 1000).cumsum_, 1)
+)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
+from .registry import Step, bf16, c64, f32, f64, leaf, probe
 
-bf16, f32, f64, c64 = torch.bfloat16, torch.float32, torch.float64, torch.complex64
 _LAYOUTS = ("rows", "columns", "slice", "gapped", "repeated_row", "repeated")
 
 
@@ -27,77 +27,74 @@ def _matrix(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str
     return torch.rand(shape, dtype=dtype, device=device)
 
 
-@probe(left=_LAYOUTS, right=("rows", "gapped"))
-def _mm(device: str, left: str, right: str) -> Step:
-    a, b = _matrix(device, (1000, 520), bf16, left), _matrix(device, (520, 264), bf16, right)
-    return lambda: a @ b
+def _pair(
+    device: str, dtype: torch.dtype, left: str = "rows", right: str = "rows", batch: tuple[int, ...] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two matrices of a product."""
+    return _matrix(device, (*batch, 1000, 520), dtype, left), _matrix(device, (*batch, 520, 264), dtype, right)
 
 
-@probe(dtype=(f32, f64, c64), layout=("rows", "gapped"))
-def _mm_in(device: str, dtype: torch.dtype, layout: str) -> Step:
-    a, b = _matrix(device, (1000, 520), dtype, layout), _matrix(device, (520, 264), dtype, "columns")
-    return lambda: a @ b
+probe("mm", left=_LAYOUTS, right=("rows", "gapped"))(
+    lambda device, left, right: partial(torch.mm, *_pair(device, bf16, left, right))
+)
+probe("mm_in", dtype=(f32, f64, c64), layout=("rows", "gapped"))(
+    lambda device, dtype, layout: partial(torch.mm, *_pair(device, dtype, layout, "columns"))
+)
 
 
 @probe(shape=((64, 520, 264), (3, 1, 264)), layout=("rows", "columns", "gapped", "repeated"))
-def _bmm(device: str, shape: tuple[int, int, int], layout: str) -> Step:
-    batch, rows, inner = shape
-    a = _matrix(device, (batch, rows, inner), bf16, layout)
-    b = _matrix(device, (batch, inner, 40), bf16, "rows")
-    return lambda: torch.bmm(a, b)
+def _bmm(device: str, shape: tuple[int, int, int], layout: str, columns: int = 40) -> Step:
+    batch, _, inner = shape
+    return partial(
+        torch.bmm, _matrix(device, shape, bf16, layout), _matrix(device, (batch, inner, columns), bf16, "rows")
+    )
 
 
-@probe(layout=("rows", "columns", "gapped"))
-def _bmm_to_one_column(device: str, layout: str) -> Step:
-    a, b = _matrix(device, (8, 520, 264), bf16, layout), _matrix(device, (8, 264, 1), bf16, "rows")
-    return lambda: torch.bmm(a, b)
+probe("bmm_to_one_column", layout=("rows", "columns", "gapped"))(
+    lambda device, layout: _bmm(device, (8, 520, 264), layout, columns=1)
+)
 
 
 @probe(dtype=(bf16, f32), bias=("vector", "matrix", "gapped"))
 def _addmm(device: str, dtype: torch.dtype, bias: str) -> Step:
-    a, b = _matrix(device, (1000, 520), dtype, "rows"), _matrix(device, (520, 264), dtype, "columns")
+    a, b = _pair(device, dtype, right="columns")
     shape = (264,) if bias == "vector" else (1000, 264)
     added = _matrix(device, (1, *shape), dtype, "gapped" if bias == "gapped" else "rows")[0]
-    return lambda: torch.addmm(added, a, b)
+    return partial(torch.addmm, added, a, b)
 
 
 @probe(layout=("rows", "columns", "slice", "gapped"))
 def _addmm_in_place(device: str, layout: str) -> Step:
-    a, b = _matrix(device, (1000, 520), f32, "rows"), _matrix(device, (520, 264), f32, "rows")
-    result = _matrix(device, (1000, 264), f32, layout)
-    return lambda: result.addmm_(a, b)
+    a, b = _pair(device, f32)
+    return partial(_matrix(device, (1000, 264), f32, layout).addmm_, a, b)
 
 
 @probe(layout=("rows", "columns", "gapped"))
 def _baddbmm_in_place(device: str, layout: str) -> Step:
-    a, b = _matrix(device, (4, 1000, 520), f32, "rows"), _matrix(device, (4, 520, 264), f32, "rows")
-    result = _matrix(device, (4, 1000, 264), f32, layout)
-    return lambda: result.baddbmm_(a, b)
+    a, b = _pair(device, f32, batch=(4,))
+    return partial(_matrix(device, (4, 1000, 264), f32, layout).baddbmm_, a, b)
 
 
 @probe(layout=("rows", "gapped"))
 def _addbmm(device: str, layout: str) -> Step:
-    a, b = _matrix(device, (4, 1000, 520), f32, layout), _matrix(device, (4, 520, 264), f32, "rows")
-    bias = _matrix(device, (1000, 264), f32, "rows")
-    return lambda: torch.addbmm(bias, a, b)
+    a, b = _pair(device, f32, layout, batch=(4,))
+    return partial(torch.addbmm, _matrix(device, (1000, 264), f32, "rows"), a, b)
 
 
-@probe(layout=("rows", "columns", "gapped", "repeated"))
-def _mv(device: str, layout: str) -> Step:
-    a, v = _matrix(device, (1000, 520), f32, layout), torch.rand(520, device=device)
-    return lambda: a @ v
-
-
-@probe()
-def _mv_of_a_repeated_vector(device: str) -> Step:
-    a, v = _matrix(device, (1000, 520), f32, "rows"), torch.rand(1, device=device).expand(520)
-    return lambda: a @ v
+probe("mv", layout=("rows", "columns", "gapped", "repeated"))(
+    lambda device, layout: partial(torch.mv, _matrix(device, (1000, 520), f32, layout), torch.rand(520, device=device))
+)
+probe("mv_of_a_repeated_vector")(
+    lambda device: partial(
+        torch.mv, _matrix(device, (1000, 520), f32, "rows"), torch.rand(1, device=device).expand(520)
+    )
+)
 
 
 @probe(conjugated=("rows", "columns", "slice"))
 def _mm_of_a_conjugate(device: str, conjugated: str) -> Step:
     a, b = _matrix(device, (1000, 520), c64, conjugated).conj(), _matrix(device, (520, 264), c64, "rows")
-    return lambda: a @ b
+    return partial(torch.mm, a, b)
 
 
 @probe(layout=("columns", "rows"))
@@ -105,7 +102,7 @@ def _int_mm(device: str, layout: str) -> Step:
     a = torch.ones(1000, 128, dtype=torch.int8, device=device)
     b = torch.ones(128, 64, dtype=torch.int8, device=device)
     b = b.t().contiguous().t() if layout == "columns" else b
-    return lambda: torch._int_mm(a, b)
+    return partial(torch._int_mm, a, b)
 
 
 @probe()
@@ -116,7 +113,5 @@ def _dot_and_outer(device: str) -> Step:
 
 @probe(dtype=(bf16, f32))
 def _linear_and_its_backward(device: str, dtype: torch.dtype) -> Step:
-    x = torch.rand(8, 500, 520, dtype=dtype, device=device, requires_grad=True)
-    weight = torch.rand(264, 520, dtype=dtype, device=device, requires_grad=True)
-    bias = torch.rand(264, dtype=dtype, device=device, requires_grad=True)
+    x, weight, bias = (leaf(device, *s, dtype=dtype, draw=torch.rand) for s in ((8, 500, 520), (264, 520), (264,)))
     return lambda: F.linear(x, weight, bias).sum().backward()

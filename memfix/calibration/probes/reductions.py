@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 
-from ...meters.base import Step
-from .registry import probe
-
-bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-i8, i32, i64, c64, c128 = torch.int8, torch.int32, torch.int64, torch.complex64, torch.complex128
+from .registry import Step, bf16, c64, c128, f16, f32, f64, i8, i32, i64, probe
 
 
 def _filled(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -19,33 +14,24 @@ def _filled(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": torch.sum,
-    "norm": torch.linalg.vector_norm,
-    "var": torch.var,
-    "amax": torch.amax,
-    "argmax": torch.argmax,
-}
+def _matrix(device: str, dtype: torch.dtype) -> torch.Tensor:
+    return _filled(device, (3000, 4096), dtype)
+
+
 # just too short and just long enough to split, and far longer; some are no power of two
 _LENGTHS = (131_071, 131_072, 131_073, 1_000_003, 1 << 24)
+_HIGH = ((65_536, 8192), (65_537, 1022), (100_000, 33), (4_194_304, 64), (300, 100_000))
+_WIDE = ((1, 1 << 24), (2, 1 << 23), (7, 1_000_003), (64, 1 << 18), (8192, 4096))
 
-
-@probe(of=("sum", "argmax"), length=_LENGTHS)
-def _of_all(device: str, of: str, length: int) -> Step:
-    x = _filled(device, (length,), bf16)
-    return lambda: _REDUCTIONS[of](x)
-
-
-@probe(of=("sum", "argmax"), shape=((65_536, 8192), (65_537, 1022), (100_000, 33), (4_194_304, 64), (300, 100_000)))
-def _along_the_first_axis(device: str, of: str, shape: tuple[int, int]) -> Step:
-    x = _filled(device, shape, bf16)
-    return lambda: _REDUCTIONS[of](x, dim=0)
-
-
-@probe(of=("sum",), shape=((1, 1 << 24), (2, 1 << 23), (7, 1_000_003), (64, 1 << 18), (8192, 4096)))
-def _along_the_last_axis(device: str, of: str, shape: tuple[int, int]) -> Step:
-    x = _filled(device, shape, f32)
-    return lambda: _REDUCTIONS[of](x, dim=-1)
+probe("of_all", of=("sum", "argmax"), length=_LENGTHS)(
+    lambda device, of, length: getattr(_filled(device, (length,), bf16), of)
+)
+probe("along_the_first_axis", of=("sum", "argmax"), shape=_HIGH)(
+    lambda device, of, shape: partial(getattr(_filled(device, shape, bf16), of), dim=0)
+)
+probe("along_the_last_axis", of=("sum",), shape=_WIDE)(
+    lambda device, of, shape: partial(getattr(_filled(device, shape, f32), of), dim=-1)
+)
 
 
 @probe(dims=((0, 1), (0, 2), (1,)), layout=("contiguous", "permuted", "slice", "repeated"))
@@ -57,61 +43,47 @@ def _along_axes(device: str, dims: tuple[int, ...], layout: str) -> Step:
         x = x[:, :, 3:1027]
     if layout == "repeated":
         x = _filled(device, (512, 1, 1032), f32).expand(512, 130, 1032)
-    return lambda: x.sum(dims)
+    return partial(x.sum, dims)
 
 
-@probe(dtype=(torch.bool, i8, i32, i64, f16, f32, f64, c64, c128))
-def _sum_of(device: str, dtype: torch.dtype) -> Step:
-    x = _filled(device, (3000, 4096), dtype)
-    return lambda: (x.sum(), x.sum(0))
-
-
-@probe(dtype=(f16, bf16, i32), to=(f32, f64))
-def _sum_to(device: str, dtype: torch.dtype, to: torch.dtype) -> Step:
-    x = _filled(device, (3000, 4096), dtype)
-    return lambda: (x.sum(0, dtype=to), torch.prod(x, 0, dtype=to))
-
-
-@probe(dtype=(bf16, f64, c64, c128), order=(0, 2, float("inf")))
-def _norm_of(device: str, dtype: torch.dtype, order: float) -> Step:
-    x = _filled(device, (3000, 4096), dtype)
-    return lambda: torch.linalg.vector_norm(x, order, dim=0)
-
-
-@probe(dtype=(f16, f32, f64, c64))
-def _moments_of(device: str, dtype: torch.dtype) -> Step:
-    x = _filled(device, (3000, 4096), dtype)
-    return lambda: (torch.var(x, 0), torch.std_mean(x, 0), torch.var_mean(x))
-
-
-@probe(dtype=(i8, bf16, f32, i64))
-def _extrema_of(device: str, dtype: torch.dtype) -> Step:
-    x = _filled(device, (3000, 4096), dtype)
-    return lambda: (x.max(0), x.min(), x.aminmax(), x.aminmax(dim=0), x.amin(0), x.argmin(0), x.any(0), x.all())
-
-
-@probe(dtype=(f32, torch.bool))
-def _of_a_transposed(device: str, dtype: torch.dtype) -> Step:
-    x = _filled(device, (3000, 4096), dtype).t()
-    return lambda: (
-        x.max(),
-        x.to(f32).argmax(),
-        torch.count_nonzero(x, 0),
-        torch.count_nonzero(x),
+probe("sum_of", dtype=(torch.bool, i8, i32, i64, f16, f32, f64, c64, c128))(
+    lambda device, dtype: partial(lambda x: (x.sum(), x.sum(0)), _matrix(device, dtype))
+)
+probe("sum_to", dtype=(f16, bf16, i32), to=(f32, f64))(
+    lambda device, dtype, to: partial(
+        lambda x: (x.sum(0, dtype=to), torch.prod(x, 0, dtype=to)), _matrix(device, dtype)
     )
-
-
-@probe(rows=(1, 3000))
-def _equality(device: str, rows: int) -> Step:
-    x, y = _filled(device, (rows, 4096), f32), _filled(device, (rows, 4096), f32)
-    return lambda: torch.equal(x, y)
+)
+probe("norm_of", dtype=(bf16, f64, c64, c128), order=(0, 2, float("inf")))(
+    lambda device, dtype, order: partial(torch.linalg.vector_norm, _matrix(device, dtype), order, dim=0)
+)
+probe("moments_of", dtype=(f16, f32, f64, c64))(
+    lambda device, dtype: partial(
+        lambda x: (torch.var(x, 0), torch.std_mean(x, 0), torch.var_mean(x)), _matrix(device, dtype)
+    )
+)
+probe("extrema_of", dtype=(i8, bf16, f32, i64))(
+    lambda device, dtype: partial(
+        lambda x: (x.max(0), x.min(), x.aminmax(), x.aminmax(dim=0), x.amin(0), x.argmin(0), x.any(0), x.all()),
+        _matrix(device, dtype),
+    )
+)
+probe("of_a_transposed", dtype=(f32, torch.bool))(
+    lambda device, dtype: partial(
+        lambda x: (x.max(), x.to(f32).argmax(), torch.count_nonzero(x, 0), torch.count_nonzero(x)),
+        _matrix(device, dtype).t(),
+    )
+)
+probe("equality", rows=(1, 3000))(
+    lambda device, rows: partial(torch.equal, *(_filled(device, (rows, 4096), f32) for _ in range(2)))
+)
 
 
 @probe(dtype=(f32, f16, i32))
 def _others(device: str, dtype: torch.dtype) -> Step:
-    x = _filled(device, (3000, 4096), dtype)
+    x = _matrix(device, dtype)
     if dtype == i32:
-        return lambda: torch.trace(x)
+        return x.trace
     return lambda: (torch.trace(x), torch.renorm(x, 2, 0, 1.0), torch.nansum(x, 0), torch.prod(x), torch.dist(x, x + 1))
 
 
@@ -126,19 +98,17 @@ def _norm_of_single_elements(device: str, rows: int) -> Step:
 
 
 # ---------------------------------------------------------------- larger than 32-bit offsets
-@probe(length=((1 << 30) + 2, (1 << 31) + 1))
-def _of_all_in_pieces(device: str, length: int) -> Step:
-    x = _filled(device, (length,), bf16)
-    return lambda: (x.sum(), x.sum(dtype=f32), x.amax(), x.argmax(), torch.linalg.vector_norm(x))
-
-
-@probe(shape=((300_001, 4096), (1024, 1_100_001)), dim=(0, 1))
-def _along_an_axis_in_pieces(device: str, shape: tuple[int, int], dim: int) -> Step:
-    x = _filled(device, shape, bf16)
-    return lambda: (x.sum(dim), x.max(dim), torch.var(x, dim))
-
-
-@probe()
-def _of_a_mask_in_pieces(device: str) -> Step:
-    x = _filled(device, (65_536, 8192), torch.bool)
-    return lambda: (x.sum(), x.sum(0))
+probe("of_all_in_pieces", length=((1 << 30) + 2, (1 << 31) + 1))(
+    lambda device, length: partial(
+        lambda x: (x.sum(), x.sum(dtype=f32), x.amax(), x.argmax(), torch.linalg.vector_norm(x)),
+        _filled(device, (length,), bf16),
+    )
+)
+probe("along_an_axis_in_pieces", shape=((300_001, 4096), (1024, 1_100_001)), dim=(0, 1))(
+    lambda device, shape, dim: partial(
+        lambda x: (x.sum(dim), x.max(dim), torch.var(x, dim)), _filled(device, shape, bf16)
+    )
+)
+probe("of_a_mask_in_pieces")(
+    lambda device: partial(lambda x: (x.sum(), x.sum(0)), _filled(device, (65_536, 8192), torch.bool))
+)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributions as D
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-from .training import train_step
+from .registry import Step, bf16, f32, leaf, probe, train_on
 
-bf16, f32 = torch.bfloat16, torch.float32
 _BATCH, _VOCABULARY = 65, 20_011
 
 _TOKENS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -51,10 +49,11 @@ def _penalized(x: torch.Tensor) -> torch.Tensor:
     return x.scatter(1, past, scores).argmax(-1)
 
 
-@probe(of=tuple(_TOKENS), dtype=(f32, bf16))
-def _next_token(device: str, of: str, dtype: torch.dtype) -> Step:
-    x = torch.randn(_BATCH, _VOCABULARY, dtype=dtype, device=device)
-    return torch.no_grad()(lambda: _TOKENS[of](x))
+probe("next_token", of=tuple(_TOKENS), dtype=(f32, bf16))(
+    lambda device, of, dtype: partial(
+        torch.no_grad()(_TOKENS[of]), torch.randn(_BATCH, _VOCABULARY, dtype=dtype, device=device)
+    )
+)
 
 
 @probe(beams=(3, 8))
@@ -145,5 +144,7 @@ def _drawn(distribution: Any) -> torch.Tensor:
 @probe(of=tuple(_DRAWS))
 def _drawn_from(device: str, of: str) -> Step:
     D.Distribution.set_default_validate_args(False)  # the checks read values
-    mean, log_scale = (torch.randn(3001, 130, device=device).requires_grad_() for _ in range(2))
-    return train_step([mean, log_scale], lambda: _DRAWS[of](mean, log_scale.exp()) + 0 * (mean + log_scale).sum())
+    return train_on(
+        lambda mean, log_scale: _DRAWS[of](mean, log_scale.exp()) + 0 * (mean + log_scale).sum(),
+        *(leaf(device, 3001, 130) for _ in range(2)),
+    )

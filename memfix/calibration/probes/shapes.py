@@ -8,11 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...meters.base import Step
-from .registry import probe
-from .training import train_step
-
-bf16, f16, f32, f64, c64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64
+from .registry import Step, bf16, f16, f32, f64, leaf, probe, train_on
 
 Change = Callable[[torch.Tensor], Any]
 
@@ -50,11 +46,9 @@ _REARRANGED: dict[str, Change] = {  # of [33, 517, 96]
 }
 
 
-@probe(of=tuple(_REARRANGED))
-def _rearranged(device: str, of: str) -> Step:
-    x = torch.randn(33, 517, 96, device=device).requires_grad_()
-    return train_step([x], lambda: _REARRANGED[of](x).square().mean())
-
+probe("rearranged", of=tuple(_REARRANGED))(
+    lambda device, of: train_on(lambda x: _REARRANGED[of](x).square().mean(), leaf(device, 33, 517, 96))
+)
 
 _CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # of [2049, 517] by [333]
     "rows": lambda x, i: x[i],
@@ -99,9 +93,8 @@ def _assigned(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
 
 @probe(of=tuple(_CHOSEN))
 def _chosen(device: str, of: str) -> Step:
-    x = torch.randn(2049, 517, device=device).requires_grad_()
-    i = torch.randint(0, 517, (333,), device=device)
-    return train_step([x], lambda: _CHOSEN[of](x, i).square().mean())
+    x, i = leaf(device, 2049, 517), torch.randint(0, 517, (333,), device=device)
+    return train_on(lambda x: _CHOSEN[of](x, i).square().mean(), x)
 
 
 _REDUCED: dict[str, Callable[..., Any]] = {
@@ -116,9 +109,9 @@ _REDUCED: dict[str, Callable[..., Any]] = {
 
 
 @probe(of=tuple(_REDUCED), axes=((0,), (1,), (0, 2)))
-def _reduced(device: str, of: str, axes: tuple[int, ...]) -> Step:
-    x = torch.rand(77, 1033, 45, device=device).requires_grad_()
-    return train_step([x], lambda: _REDUCED[of](x, dim=axes).square().sum())
+def _reduced(device: str, of: str, axes: tuple[int, ...], dtype: torch.dtype | None = None) -> Step:
+    x = leaf(device, 77, 1033, 45, dtype=dtype, draw=torch.rand)
+    return train_on(lambda x: _REDUCED[of](x, dim=axes).square().sum(), x)
 
 
 _REDUCED_ONCE: dict[str, Change] = {
@@ -136,17 +129,12 @@ _REDUCED_ONCE: dict[str, Change] = {
 }  # fmt: skip
 
 
-@probe(of=tuple(_REDUCED_ONCE))
-def _reduced_once(device: str, of: str) -> Step:
-    x = torch.rand(2049, 517, device=device).requires_grad_()
-    return train_step([x], lambda: _REDUCED_ONCE[of](x).square().sum())
-
-
-@probe(of=("sum", "mean", "var", "amax", "norm", "logsumexp"), dtype=(bf16, f16, f64))
-def _reduced_in(device: str, of: str, dtype: torch.dtype) -> Step:
-    x = torch.rand(77, 1033, 45, dtype=dtype, device=device).requires_grad_()
-    return train_step([x], lambda: _REDUCED[of](x, dim=(1,)).square().sum())
-
+probe("reduced_once", of=tuple(_REDUCED_ONCE))(
+    lambda device, of: train_on(lambda x: _REDUCED_ONCE[of](x).square().sum(), leaf(device, 2049, 517, draw=torch.rand))
+)
+probe("reduced_in", of=("sum", "mean", "var", "amax", "norm", "logsumexp"), dtype=(bf16, f16, f64))(
+    lambda device, of, dtype: _reduced(device, of, (1,), dtype)
+)
 
 _PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # of [33, 257, 130] and [33, 130, 65]
     "matmul": torch.matmul,
@@ -175,27 +163,22 @@ _PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # of [33,
 }
 
 
-@probe(of=tuple(_PRODUCTS))
-def _product_of(device: str, of: str) -> Step:
-    a = torch.randn(33, 257, 130, device=device).requires_grad_()
-    b = torch.randn(33, 130, 65, device=device).requires_grad_()
-    return train_step([a, b], lambda: _PRODUCTS[of](a, b).square().mean())
+probe("product_of", of=tuple(_PRODUCTS))(
+    lambda device, of: train_on(
+        lambda a, b: _PRODUCTS[of](a, b).square().mean(), leaf(device, 33, 257, 130), leaf(device, 33, 130, 65)
+    )
+)
 
 
 _SOLVED: dict[str, Change] = {  # of a symmetric positive [9, 131, 131]
+    **{name: getattr(torch.linalg, name) for name in ("cholesky", "svdvals", "eigvalsh", "inv", "det", "pinv")},
     "solve": lambda a: torch.linalg.solve(a, a[..., :9]),
-    "cholesky": torch.linalg.cholesky,
     "cholesky_solve": lambda a: torch.cholesky_solve(a[..., :9], torch.linalg.cholesky(a)),
     "triangular": lambda a: torch.linalg.solve_triangular(a.tril(), a[..., :9], upper=False),
     "qr": lambda a: torch.linalg.qr(a)[1],
     "svd": lambda a: torch.linalg.svd(a, full_matrices=False)[1],
-    "svdvals": torch.linalg.svdvals,
     "eigh": lambda a: torch.linalg.eigh(a)[0],
-    "eigvalsh": torch.linalg.eigvalsh,
-    "inv": torch.linalg.inv,
-    "det": torch.linalg.det,
     "slogdet": lambda a: torch.linalg.slogdet(a)[1],
-    "pinv": torch.linalg.pinv,
     "norm_nuclear": lambda a: torch.linalg.matrix_norm(a, "nuc"),
     "norm_spectral": lambda a: torch.linalg.matrix_norm(a, 2),
     "lstsq": lambda a: torch.linalg.lstsq(a, a[..., :9])[0],
@@ -208,9 +191,8 @@ _SOLVED: dict[str, Change] = {  # of a symmetric positive [9, 131, 131]
 
 @probe(of=tuple(_SOLVED), dtype=(f32, f64))
 def _solved(device: str, of: str, dtype: torch.dtype) -> Step:
-    root = torch.randn(9, 131, 131, dtype=dtype, device=device).requires_grad_()
-    unit = torch.eye(131, dtype=dtype, device=device)
-    return train_step([root], lambda: _SOLVED[of](root @ root.mT + unit).square().mean())
+    root, unit = leaf(device, 9, 131, 131, dtype=dtype), torch.eye(131, dtype=dtype, device=device)
+    return train_on(lambda root: _SOLVED[of](root @ root.mT + unit).square().mean(), root)
 
 
 _IN_PLACE: dict[str, Change] = {
@@ -242,11 +224,9 @@ def _changed_rows(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-@probe(of=tuple(_IN_PLACE))
-def _in_place(device: str, of: str) -> Step:
-    x = torch.randn(2049, 517, device=device).requires_grad_()
-    return train_step([x], lambda: _IN_PLACE[of](x).square().mean())
-
+probe("in_place", of=tuple(_IN_PLACE))(
+    lambda device, of: train_on(lambda x: _IN_PLACE[of](x).square().mean(), leaf(device, 2049, 517))
+)
 
 _OTHER_DTYPES: dict[str, Change] = {
     "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.view(2049, -1, 2)) ** 2),
@@ -266,7 +246,6 @@ _OTHER_DTYPES: dict[str, Change] = {
 }
 
 
-@probe(of=tuple(_OTHER_DTYPES))
-def _in_other_dtypes(device: str, of: str) -> Step:
-    x = torch.randn(2049, 514, device=device).requires_grad_()
-    return train_step([x], lambda: _OTHER_DTYPES[of](x).square().mean())
+probe("in_other_dtypes", of=tuple(_OTHER_DTYPES))(
+    lambda device, of: train_on(lambda x: _OTHER_DTYPES[of](x).square().mean(), leaf(device, 2049, 514))
+)

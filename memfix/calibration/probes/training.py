@@ -17,23 +17,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ...meters.base import Step
-from .registry import probe
+from .registry import Step, bf16, f16, f32, probe, train_step
 
-bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 _ROWS, _WIDTH = 1033, 390
-
-
-def train_step(leaves: nn.Module | list[torch.Tensor], loss: Callable[[], torch.Tensor]) -> Step:
-    """Forget the gradients of the leaves, take the loss and its backward."""
-    wanting = list(leaves.parameters()) if isinstance(leaves, nn.Module) else leaves
-
-    def step() -> None:
-        for leaf in wanting:
-            leaf.grad = None
-        loss().backward()
-
-    return step
 
 
 def _mlp(device: str, dtype: torch.dtype = f32, depth: int = 3) -> nn.Sequential:

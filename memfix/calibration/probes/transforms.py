@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...meters.base import Step
-from .registry import probe
+from .registry import Step, c64, probe
 
-f32, f64, c64 = torch.float32, torch.float64, torch.complex64
-
-
-@probe(length=(1024, 1000, 1009, 65_536), batch=(1, 256))
-def _fft(device: str, length: int, batch: int) -> Step:
-    x = torch.rand(batch, length, device=device)
-    return lambda: torch.fft.irfft(torch.fft.rfft(x), length)
-
-
-@probe(shape=((64, 256, 256), (8, 100, 100)))
-def _fft_of_images(device: str, shape: tuple[int, int, int]) -> Step:
-    z = torch.rand(shape, dtype=c64, device=device)
-    return lambda: torch.fft.ifft2(torch.fft.fft2(z))
+probe("fft", length=(1024, 1000, 1009, 65_536), batch=(1, 256))(
+    lambda device, length, batch: partial(
+        lambda x: torch.fft.irfft(torch.fft.rfft(x), length), torch.rand(batch, length, device=device)
+    )
+)
+probe("fft_of_images", shape=((64, 256, 256), (8, 100, 100)))(
+    lambda device, shape: partial(
+        lambda z: torch.fft.ifft2(torch.fft.fft2(z)), torch.rand(shape, dtype=c64, device=device)
+    )
+)
 
 
 @probe(length=(16_000, 160_000))
 def _stft(device: str, length: int) -> Step:
     x, window = torch.rand(4, length, device=device), torch.hann_window(400, device=device)
-    return lambda: torch.stft(x, 400, 160, window=window, return_complex=True)
+    return partial(torch.stft, x, 400, 160, window=window, return_complex=True)
 
 
 _FACTORIZATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -47,5 +44,4 @@ _FACTORIZATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @probe(of=tuple(_FACTORIZATIONS), shape=((512, 512), (16, 64, 64)))
 def _factorized(device: str, of: str, shape: tuple[int, ...]) -> Step:
-    a = torch.rand(shape, device=device) + torch.eye(shape[-1], device=device)
-    return lambda: _FACTORIZATIONS[of](a)
+    return partial(_FACTORIZATIONS[of], torch.rand(shape, device=device) + torch.eye(shape[-1], device=device))
