@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.utils.checkpoint import checkpoint
 
-from .registry import Step, probe, train_step
+from .registry import Step, leaf, probe, train_on, train_step
 
 
 def _net(device: str) -> nn.Sequential:
@@ -23,35 +25,30 @@ def _loss(net: nn.Module, state: Any, x: torch.Tensor) -> torch.Tensor:
     return functional_call(net, state, (x,)).square().mean()
 
 
+# f(state, x): the net as a function of its state and its input; loss(state, x): a loss of that
 _TRANSFORMED: dict[str, Callable[..., Any]] = {
-    "grad": lambda net, state, x: grad(lambda s: _loss(net, s, x))(state),
-    "grad_and_value": lambda net, state, x: grad_and_value(lambda s: _loss(net, s, x))(state),
-    "grad_of_input": lambda net, state, x: grad(lambda y: _loss(net, state, y))(x),
-    "grad_of_grad": lambda net, state, x: grad(lambda y: grad(lambda z: _loss(net, state, z))(y).square().sum())(x),
-    "per_sample": lambda net, state, x: vmap(grad(lambda s, y: _loss(net, s, y)), (None, 0))(state, x[:257]),
-    "per_sample_in_pieces": lambda net, state, x: vmap(grad(lambda s, y: _loss(net, s, y)), (None, 0), chunk_size=100)(
-        state, x[:257]
-    ),
-    "vmapped": lambda net, state, x: vmap(lambda y: _loss(net, state, y))(x),
-    "vmapped_norm": lambda net, state, x: vmap(lambda y: (y / y.norm()).outer(y[:9]).softmax(0))(x),
-    "vmapped_index": lambda net, state, x: vmap(lambda y, i: y.index_select(0, i))(x, (x[:, :9] > 0).long()),
-    "vmapped_noise": lambda net, state, x: vmap(lambda y: F.dropout(y, 0.1), randomness="different")(x),
-    "vmapped_twice": lambda net, state, x: vmap(vmap(torch.dot, (None, 0)), (0, None))(x, x[:333]),
-    "ensemble": lambda net, state, x: vmap(lambda s: functional_call(net, s, (x,)))(
-        {name: torch.stack([p] * 5) for name, p in state.items()}
-    ),
-    "jvp": lambda net, state, x: jvp(lambda y: functional_call(net, state, (y,)), (x,), (x,)),
-    "vjp": lambda net, state, x: vjp(lambda y: functional_call(net, state, (y,)), x)[1](x[:, :9]),
-    "jacrev": lambda net, state, x: vmap(jacrev(lambda y: functional_call(net, state, (y,))))(x),
-    "jacfwd": lambda net, state, x: vmap(jacfwd(lambda y: functional_call(net, state, (y,))))(x[:333]),
-    "jacobian_of_state": lambda net, state, x: jacrev(lambda s: functional_call(net, s, (x[:9],)))(state),
-    "hessian": lambda net, state, x: vmap(hessian(lambda y: _loss(net, state, y)))(x[:33]),
-    "hessian_vector": lambda net, state, x: jvp(grad(lambda y: _loss(net, state, y)), (x,), (x,))[1],
-    "hessian_vector_back": lambda net, state, x: vjp(grad(lambda y: _loss(net, state, y)), x)[1](x),
-    "linearized": lambda net, state, x: linearize(lambda y: functional_call(net, state, (y,)), x[:333])[1](x[:333]),
-    "laplacian": lambda net, state, x: vmap(lambda y: torch.trace(jacfwd(jacrev(lambda z: _loss(net, state, z)))(y)))(
-        x[:33]
-    ),
+    "grad": lambda f, loss, state, x: grad(loss)(state, x),
+    "grad_and_value": lambda f, loss, state, x: grad_and_value(loss)(state, x),
+    "grad_of_input": lambda f, loss, state, x: grad(partial(loss, state))(x),
+    "grad_of_grad": lambda f, loss, state, x: grad(lambda y: grad(partial(loss, state))(y).square().sum())(x),
+    "per_sample": lambda f, loss, state, x: vmap(grad(loss), (None, 0))(state, x[:257]),
+    "per_sample_in_pieces": lambda f, loss, state, x: vmap(grad(loss), (None, 0), chunk_size=100)(state, x[:257]),
+    "vmapped": lambda f, loss, state, x: vmap(partial(loss, state))(x),
+    "vmapped_norm": lambda f, loss, state, x: vmap(lambda y: (y / y.norm()).outer(y[:9]).softmax(0))(x),
+    "vmapped_index": lambda f, loss, state, x: vmap(lambda y, i: y.index_select(0, i))(x, (x[:, :9] > 0).long()),
+    "vmapped_noise": lambda f, loss, state, x: vmap(lambda y: F.dropout(y, 0.1), randomness="different")(x),
+    "vmapped_twice": lambda f, loss, state, x: vmap(vmap(torch.dot, (None, 0)), (0, None))(x, x[:333]),
+    "ensemble": lambda f, loss, state, x: vmap(f, (0, None))({n: torch.stack([p] * 5) for n, p in state.items()}, x),
+    "jvp": lambda f, loss, state, x: jvp(partial(f, state), (x,), (x,)),
+    "vjp": lambda f, loss, state, x: vjp(partial(f, state), x)[1](x[:, :9]),
+    "jacrev": lambda f, loss, state, x: vmap(jacrev(partial(f, state)))(x),
+    "jacfwd": lambda f, loss, state, x: vmap(jacfwd(partial(f, state)))(x[:333]),
+    "jacobian_of_state": lambda f, loss, state, x: jacrev(lambda s: f(s, x[:9]))(state),
+    "hessian": lambda f, loss, state, x: vmap(hessian(partial(loss, state)))(x[:33]),
+    "hessian_vector": lambda f, loss, state, x: jvp(grad(partial(loss, state)), (x,), (x,))[1],
+    "hessian_vector_back": lambda f, loss, state, x: vjp(grad(partial(loss, state)), x)[1](x),
+    "linearized": lambda f, loss, state, x: linearize(partial(f, state), x[:333])[1](x[:333]),
+    "laplacian": lambda f, loss, state, x: vmap(lambda y: jacfwd(jacrev(partial(loss, state)))(y).trace())(x[:33]),
 }
 
 
@@ -60,7 +57,7 @@ def _transformed(device: str, of: str) -> Step:
     net = _net(device)
     state = {name: p.detach() for name, p in net.named_parameters()}
     x = torch.randn(2049, 130, device=device)
-    return lambda: _TRANSFORMED[of](net, state, x)
+    return lambda: _TRANSFORMED[of](lambda s, y: functional_call(net, s, (y,)), partial(_loss, net), state, x)
 
 
 @probe(of=("jacobian", "hessian", "hvp", "vhp", "vectorized", "dual", "batched"))
@@ -137,31 +134,39 @@ def _gradient_penalty_of_a_convolution(device: str) -> Step:
 
 
 # ---------------------------------------------------------------- one's own functions
-class _SavesItsInput(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
+def _function(run: Callable[..., Any], differentiate: Callable[..., Any]) -> Any:
+    """An autograd function: ``run`` returns the output and what to save, for ``differentiate(upstream, *saved)``."""
 
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(x)
-        return upstream * s * (1 + x * (1 - s))
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
+            output, *saved = run(*inputs)
+            ctx.save_for_backward(*saved)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, upstream: torch.Tensor) -> Any:
+            return differentiate(upstream, *ctx.saved_tensors)
+
+    return Own.apply
 
 
-class _SavesItsOutput(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y
+def _swish_gradient(upstream: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    s = torch.sigmoid(x)
+    return upstream * s * (1 + x * (1 - s))
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
-        (y,) = ctx.saved_tensors
-        return upstream * y
+
+def _recomputed_gradient(upstream: torch.Tensor, *saved: torch.Tensor) -> Any:
+    x, w = (t.detach().requires_grad_() for t in saved)
+    with torch.enable_grad():
+        y = F.gelu(x @ w)
+    return torch.autograd.grad(y, (x, w), upstream)
+
+
+_saves_its_input = _function(lambda x: (x * torch.sigmoid(x), x), _swish_gradient)
+_saves_its_output = _function(lambda x: (x.exp(),) * 2, once_differentiable(lambda upstream, y: upstream * y))
+_reverses = _function(lambda x: (x.view_as(x),), lambda upstream: upstream.neg())
+_recomputes = _function(lambda x, w: (F.gelu(x @ w), x, w), _recomputed_gradient)
 
 
 class _Dirties(torch.autograd.Function):
@@ -207,47 +212,23 @@ class _WithItsOwnSetup(torch.autograd.Function):
         return upstream @ w.t() if ctx.needs_input_grad[0] else None, x.t() @ upstream
 
 
-class _Reverses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
-        return upstream.neg()
-
-
-class _Recomputes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, w)
-        return F.gelu(x @ w)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
-        x, w = (t.detach().requires_grad_() for t in ctx.saved_tensors)
-        with torch.enable_grad():
-            y = F.gelu(x @ w)
-        return torch.autograd.grad(y, (x, w), upstream)
-
-
 _OWN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "input": lambda x, w: _SavesItsInput.apply(x),
-    "output": lambda x, w: _SavesItsOutput.apply(x),
+    "input": lambda x, w: _saves_its_input(x),
+    "output": lambda x, w: _saves_its_output(x),
     "dirty": lambda x, w: _Dirties.apply(x * 2),
     "on_itself": lambda x, w: _KeepsOnItself.apply(x, 0.5)[0],
-    "setup": lambda x, w: _WithItsOwnSetup.apply(x, w),
-    "reversed": lambda x, w: _Reverses.apply(x.tanh()) @ w,
-    "recomputed": lambda x, w: _Recomputes.apply(x, w),
-    "twice": lambda x, w: _SavesItsInput.apply(_SavesItsInput.apply(x) @ w),
+    "setup": _WithItsOwnSetup.apply,
+    "reversed": lambda x, w: _reverses(x.tanh()) @ w,
+    "recomputed": _recomputes,
+    "twice": lambda x, w: _saves_its_input(_saves_its_input(x) @ w),
 }  # fmt: skip
 
 
-@probe(of=tuple(_OWN))
-def _own_function(device: str, of: str) -> Step:
-    x = torch.randn(2049, 390, device=device).requires_grad_()
-    w = torch.randn(390, 515, device=device).requires_grad_()
-    return train_step([x, w], lambda: _OWN[of](x, w).square().mean())
+probe("own_function", of=tuple(_OWN))(
+    lambda device, of: train_on(
+        lambda x, w: _OWN[of](x, w).square().mean(), leaf(device, 2049, 390), leaf(device, 390, 515)
+    )
+)
 
 
 @probe(coupled=("recomputed", "stored"))
@@ -258,11 +239,7 @@ def _reversible(device: str, coupled: str) -> Step:
     def loss() -> torch.Tensor:
         left, right = x.chunk(2, 1)
         for net in nets:
-            moved = (
-                torch.utils.checkpoint.checkpoint(net, right, use_reentrant=False)
-                if coupled == "recomputed"
-                else net(right)
-            )
+            moved = checkpoint(net, right, use_reentrant=False) if coupled == "recomputed" else net(right)
             left, right = right, left + moved
         return torch.cat([left, right], 1).square().mean()
 

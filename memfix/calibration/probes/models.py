@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from .registry import Step, bf16, f32, probe, train_step
+from .registry import Step, bf16, f32, leaf, probe, train_on, train_step
 
 
 def _mean_square(module: Callable[..., Any], *inputs: torch.Tensor, **named: Any) -> torch.Tensor:
@@ -41,14 +42,7 @@ def _encoder(device: str, masked: str, evaluated: bool) -> Step:
         named = {"mask": nn.Transformer.generate_square_subsequent_mask(257, device=device), "is_causal": True}
     if masked == "padding":
         named = {"src_key_padding_mask": torch.zeros(9, 257, dtype=torch.bool, device=device)}
-    if not evaluated:
-        return _step(model, x, **named)
-
-    def step() -> torch.Tensor:
-        with torch.no_grad():
-            return model(x, **named)
-
-    return step
+    return torch.no_grad()(partial(model, x, **named)) if evaluated else _step(model, x, **named)
 
 
 @probe()
@@ -68,10 +62,9 @@ def _encoder_and_decoder(device: str, batch_first: bool) -> Step:
 
 @probe(weights=("none", "averaged", "each"), masked=("none", "additive", "boolean", "padding"))
 def _multihead_attention(device: str, weights: str, masked: str) -> Step:
-    layer = nn.MultiheadAttention(192, 6, dropout=0.1 if masked in ("none", "boolean") else 0.0, batch_first=True).to(
-        device
-    )
-    x = torch.randn(7, 257, 192, device=device).requires_grad_()
+    dropout = 0.1 if masked in ("none", "boolean") else 0.0
+    layer = nn.MultiheadAttention(192, 6, dropout=dropout, batch_first=True).to(device)
+    x = leaf(device, 7, 257, 192)
     named: dict[str, Any] = {"need_weights": weights != "none", "average_attn_weights": weights != "each"}
     if masked == "additive":
         named["attn_mask"] = torch.zeros(257, 257, device=device)
@@ -185,10 +178,11 @@ def _sparse(scores: torch.Tensor) -> torch.Tensor:
     return torch.full_like(scores, float("-inf")).scatter(-1, best.indices, best.values).softmax(-1)
 
 
-@probe(of=tuple(_SCORED))
-def _attention_by_hand(device: str, of: str) -> Step:
-    q, k, v = (torch.randn(3, 5, 517, 64, device=device).requires_grad_() for _ in range(3))
-    return train_step([q, k, v], lambda: _SCORED[of](q, k, v).square().mean())
+probe("attention_by_hand", of=tuple(_SCORED))(
+    lambda device, of: train_on(
+        lambda q, k, v: _SCORED[of](q, k, v).square().mean(), *(leaf(device, 3, 5, 517, 64) for _ in range(3))
+    )
+)
 
 
 @probe(pooled=("token", "mean"))
@@ -197,10 +191,8 @@ def _vision_transformer(device: str, pooled: str) -> Step:
     layer = nn.TransformerEncoderLayer(192, 6, 515, dropout=0.0, batch_first=True, norm_first=True)
     head = nn.Linear(192, 103)
     model = nn.ModuleList([patches, layer, head]).to(device)
-    token = nn.Parameter(token.data.to(device))
-    place = nn.Parameter(torch.zeros(1, 257, 192, device=device))
-    images = torch.randn(9, 3, 224, 224, device=device)
-    labels = torch.randint(0, 103, (9,), device=device)
+    token, place = nn.Parameter(token.data.to(device)), nn.Parameter(torch.zeros(1, 257, 192, device=device))
+    images, labels = torch.randn(9, 3, 224, 224, device=device), torch.randint(0, 103, (9,), device=device)
 
     def loss() -> torch.Tensor:
         x = patches(images).flatten(2).transpose(1, 2)
@@ -212,9 +204,8 @@ def _vision_transformer(device: str, pooled: str) -> Step:
 
 @probe(of=("dense", "dispatched", "gathered"))
 def _experts(device: str, of: str) -> Step:
-    x = torch.randn(3003, 192, device=device).requires_grad_()
-    router = nn.Linear(192, 8).to(device)
-    up, down = (torch.randn(8, a, b, device=device).requires_grad_() for a, b in ((192, 515), (515, 192)))
+    x, router = leaf(device, 3003, 192), nn.Linear(192, 8).to(device)
+    up, down = leaf(device, 8, 192, 515), leaf(device, 8, 515, 192)
 
     def loss() -> torch.Tensor:
         gates, chosen = router(x).softmax(-1).topk(2, -1)
@@ -226,8 +217,7 @@ def _experts(device: str, of: str) -> Step:
             order = chosen.flatten().argsort(stable=True)[:6000].view(8, 750)
             y = F.gelu(x[order // 2] @ up) @ down * gates.flatten()[order][..., None]
             return torch.zeros_like(x).index_add(0, (order // 2).flatten(), y.flatten(0, 1)).square().mean()
-        few = x[:33]
-        y = torch.einsum("td,tkdh->tkh", few, up[chosen[:33]])
+        y = torch.einsum("td,tkdh->tkh", x[:33], up[chosen[:33]])
         return torch.einsum("tkh,tkhd->tkd", F.gelu(y), down[chosen[:33]]).square().mean()
 
     return train_step([x, up, down, *router.parameters()], loss)
@@ -236,27 +226,28 @@ def _experts(device: str, of: str) -> Step:
 @probe(dtype=(bf16, f32))
 def _low_rank_adapters(device: str, dtype: torch.dtype) -> Step:
     frozen = nn.Linear(770, 1030).to(device, dtype).requires_grad_(False)
-    a, b = (torch.randn(s, dtype=dtype, device=device).requires_grad_() for s in ((9, 770), (1030, 9)))
+    a, b = leaf(device, 9, 770, dtype=dtype), leaf(device, 1030, 9, dtype=dtype)
     x = torch.randn(33, 129, 770, dtype=dtype, device=device)
     return train_step([a, b], lambda: _mean_square(lambda t: frozen(t) + F.dropout(t, 0.1) @ a.t() @ b.t() * 2, x))
 
 
 @probe(of=("int8_rows", "int4_groups", "fake"))
 def _quantized_linear(device: str, of: str) -> Step:
-    x = torch.randn(1033, 768, device=device).requires_grad_()
-    weight = torch.randn(1030, 768, device=device).requires_grad_()
+    x, weight = leaf(device, 1033, 768), leaf(device, 1030, 768)
     small = torch.randint(-127, 127, (1030, 768), dtype=torch.int8, device=device)
     packed = torch.randint(0, 255, (1030, 384), dtype=torch.uint8, device=device)
     scale, scales = torch.rand(1030, 1, device=device), torch.rand(1030, 12, 1, device=device)
 
     def loss() -> torch.Tensor:
         if of == "int8_rows":
-            return F.linear(x, small.float() * scale).square().mean()
-        if of == "int4_groups":
+            used = small.float() * scale
+        elif of == "int4_groups":
             whole = torch.stack([packed & 15, packed >> 4], -1).view(1030, 12, 64).float() - 8
-            return F.linear(x, (whole * scales).view(1030, 768)).square().mean()
-        top = weight.abs().amax(1, keepdim=True) / 127
-        return F.linear(x, weight + ((weight / top).round().clamp(-128, 127) * top - weight).detach()).square().mean()
+            used = (whole * scales).view(1030, 768)
+        else:
+            top = weight.abs().amax(1, keepdim=True) / 127
+            used = weight + ((weight / top).round().clamp(-128, 127) * top - weight).detach()
+        return F.linear(x, used).square().mean()
 
     return train_step([x, weight], loss)
 
@@ -285,7 +276,7 @@ def _cells_in_a_loop(device: str, kind: str) -> Step:
 
 @probe(of=("loop", "written", "cumulated", "halving"))
 def _state_space(device: str, of: str) -> Step:
-    decay, x = (torch.rand(64, 9, 515, 8, device=device).requires_grad_() for _ in range(2))
+    decay, x = (leaf(device, 64, 9, 515, 8, draw=torch.rand) for _ in range(2))
 
     def loss() -> torch.Tensor:
         if of == "cumulated":
@@ -359,14 +350,12 @@ def _images_through(device: str, of: str, channels_last: bool) -> Step:
 @probe(sharing=("squeeze", "spatial"))
 def _excited_images(device: str, sharing: str) -> Step:
     model = nn.Sequential(nn.Linear(96, 12), nn.ReLU(), nn.Linear(12, 96), nn.Sigmoid()).to(device)
-    x = torch.randn(9, 96, 61, 57, device=device).requires_grad_()
-
-    def loss() -> torch.Tensor:
-        if sharing == "squeeze":
-            return (x * model(x.mean((2, 3)))[..., None, None]).square().mean()
-        return (x * torch.sigmoid(torch.cat([x.mean(1, True), x.amax(1, True)], 1).mean(1, True))).square().mean()
-
-    return train_step([x, *model.parameters()], loss)
+    x = leaf(device, 9, 96, 61, 57)
+    scales: dict[str, Callable[[], torch.Tensor]] = {
+        "squeeze": lambda: model(x.mean((2, 3)))[..., None, None],
+        "spatial": lambda: torch.sigmoid(torch.cat([x.mean(1, True), x.amax(1, True)], 1).mean(1, True)),
+    }
+    return train_step([x, *model.parameters()], lambda: (x * scales[sharing]()).square().mean())
 
 
 @probe(dtype=(bf16, f32))
@@ -399,8 +388,7 @@ def _diffusion_unet(device: str, dtype: torch.dtype) -> Step:
 def _sounds_through(device: str, of: str) -> Step:
     layers = nn.ModuleList(nn.Conv1d(48, 96 if of == "wave_gated" else 48, 2, dilation=2**i) for i in range(5))
     model = layers.to(device)
-    x = torch.randn(9, 48, 3001, device=device).requires_grad_()
-    kernel = torch.randn(48, 3001, device=device).requires_grad_()
+    x, kernel = leaf(device, 9, 48, 3001), leaf(device, 48, 3001)
 
     def loss() -> torch.Tensor:
         if of == "fft":
@@ -508,8 +496,7 @@ def _adversaries(device: str, turn: str) -> Step:
 @probe(of=("gaussian", "vector_quantized", "flow", "masked", "autoregressive"))
 def _autoencoder(device: str, of: str) -> Step:
     encode, decode = nn.Linear(784, 130).to(device), nn.Linear(65, 784).to(device)
-    book = torch.randn(517, 65, device=device).requires_grad_()
-    x = torch.rand(1033, 784, device=device)
+    book, x = leaf(device, 517, 65), torch.rand(1033, 784, device=device)
 
     def loss() -> torch.Tensor:
         mean, log_var = encode(x).chunk(2, -1)
@@ -518,8 +505,7 @@ def _autoencoder(device: str, of: str) -> Step:
             spread = -0.5 * (1 + log_var - mean.pow(2) - log_var.exp()).sum(1).mean()
             return F.binary_cross_entropy_with_logits(decode(z), x, reduction="sum") / 1033 + spread
         if of == "vector_quantized":
-            nearest = torch.cdist(mean, book).argmin(1)
-            z = book[nearest]
+            z = book[torch.cdist(mean, book).argmin(1)]
             passed = mean + (z - mean).detach()
             return F.mse_loss(decode(passed), x) + F.mse_loss(z, mean.detach()) + F.mse_loss(mean, z.detach())
         if of == "flow":
@@ -529,8 +515,7 @@ def _autoencoder(device: str, of: str) -> Step:
             kept = torch.rand(1033, 65, device=device).argsort(1)[:, :16]
             z = torch.zeros_like(mean).scatter(1, kept, mean.gather(1, kept))
             return F.mse_loss(decode(z), x)
-        weight = decode.weight.tril()
-        return F.binary_cross_entropy(torch.sigmoid(F.linear(mean, weight, decode.bias)), x)
+        return F.binary_cross_entropy(torch.sigmoid(F.linear(mean, decode.weight.tril(), decode.bias)), x)
 
     return train_step([book, *encode.parameters(), *decode.parameters()], loss)
 
@@ -544,17 +529,17 @@ def _recommender(device: str, of: str) -> Step:
     many = torch.randint(0, 9001, (8191, 11), device=device)
     rated = torch.rand(8191, device=device)
 
-    def loss() -> torch.Tensor:
-        if of == "factorized":
-            return F.mse_loss((users(one) * items(two)).sum(1), rated)
-        if of == "deep":
-            return F.binary_cross_entropy_with_logits(deep(torch.cat([users(one), items(two)], 1)).squeeze(1), rated)
-        if of == "bags":
-            return F.mse_loss((bag(many) * users(one)).sum(1), rated)
-        all_ = items(many)
-        return F.mse_loss(0.5 * (all_.sum(1).square() - all_.square().sum(1)).sum(1), rated)
+    def crossed(each: torch.Tensor) -> torch.Tensor:
+        return 0.5 * (each.sum(1).square() - each.square().sum(1)).sum(1)
 
-    return train_step([*users.parameters(), *items.parameters(), *deep.parameters(), *bag.parameters()], loss)
+    rates: dict[str, Callable[[], torch.Tensor]] = {
+        "factorized": lambda: (users(one) * items(two)).sum(1),
+        "deep": lambda: deep(torch.cat([users(one), items(two)], 1)).squeeze(1),
+        "cross": lambda: crossed(items(many)),
+        "bags": lambda: (bag(many) * users(one)).sum(1),
+    }
+    loss = F.binary_cross_entropy_with_logits if of == "deep" else F.mse_loss
+    return train_step(nn.ModuleList([users, items, deep, bag]), lambda: loss(rates[of](), rated))
 
 
 @probe(of=("positional", "points", "hyper", "bilinear", "mixer"))
@@ -563,19 +548,17 @@ def _other_nets(device: str, of: str) -> Step:
     mixed = nn.ModuleList([nn.Linear(257, 515), nn.Linear(515, 257), nn.LayerNorm(96)]).to(device)
     a, b = torch.randn(2049, 33, device=device), torch.randn(2049, 65, device=device)
     points = torch.randn(9, 3001, 3, device=device)
-    x = torch.randn(9, 257, 96, device=device).requires_grad_()
+    x = leaf(device, 9, 257, 96)
 
-    def loss() -> torch.Tensor:
-        if of == "bilinear":
-            return layer(a, b).square().mean() + x.sum() * 0
-        if of == "positional":
-            bands = points[..., None] * 2.0 ** torch.arange(10, device=device)
-            return torch.cat([bands.sin(), bands.cos()], -1).flatten(2).square().mean() + x.square().mean()
-        if of == "points":
-            return F.relu(x @ x.transpose(1, 2)).max(1).values.square().mean()
-        if of == "hyper":
-            return torch.bmm(x, x[:, :96].transpose(1, 2)).square().mean()
-        y = mixed[2](x).transpose(1, 2)
-        return (x + mixed[1](F.gelu(mixed[0](y))).transpose(1, 2)).square().mean()
+    def positional() -> torch.Tensor:
+        bands = points[..., None] * 2.0 ** torch.arange(10, device=device)
+        return torch.cat([bands.sin(), bands.cos()], -1).flatten(2).square().mean() + x.square().mean()
 
-    return train_step([x, *layer.parameters(), *mixed.parameters()], loss)
+    losses: dict[str, Callable[[], torch.Tensor]] = {
+        "positional": positional,
+        "points": lambda: F.relu(x @ x.transpose(1, 2)).max(1).values.square().mean(),
+        "hyper": lambda: torch.bmm(x, x[:, :96].transpose(1, 2)).square().mean(),
+        "bilinear": lambda: layer(a, b).square().mean() + x.sum() * 0,
+        "mixer": lambda: (x + mixed[1](F.gelu(mixed[0](mixed[2](x).transpose(1, 2)))).transpose(1, 2)).square().mean(),
+    }
+    return train_step([x, *layer.parameters(), *mixed.parameters()], lambda: losses[of]())

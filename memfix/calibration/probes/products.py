@@ -63,24 +63,19 @@ def _addmm(device: str, dtype: torch.dtype, bias: str) -> Step:
     return partial(torch.addmm, added, a, b)
 
 
-@probe(layout=("rows", "columns", "slice", "gapped"))
-def _addmm_in_place(device: str, layout: str) -> Step:
-    a, b = _pair(device, f32)
-    return partial(_matrix(device, (1000, 264), f32, layout).addmm_, a, b)
-
-
-@probe(layout=("rows", "columns", "gapped"))
-def _baddbmm_in_place(device: str, layout: str) -> Step:
-    a, b = _pair(device, f32, batch=(4,))
-    return partial(_matrix(device, (4, 1000, 264), f32, layout).baddbmm_, a, b)
-
-
-@probe(layout=("rows", "gapped"))
-def _addbmm(device: str, layout: str) -> Step:
-    a, b = _pair(device, f32, layout, batch=(4,))
-    return partial(torch.addbmm, _matrix(device, (1000, 264), f32, "rows"), a, b)
-
-
+probe("addmm_in_place", layout=("rows", "columns", "slice", "gapped"))(
+    lambda device, layout: partial(_matrix(device, (1000, 264), f32, layout).addmm_, *_pair(device, f32))
+)
+probe("baddbmm_in_place", layout=("rows", "columns", "gapped"))(
+    lambda device, layout: partial(
+        _matrix(device, (4, 1000, 264), f32, layout).baddbmm_, *_pair(device, f32, batch=(4,))
+    )
+)
+probe("addbmm", layout=("rows", "gapped"))(
+    lambda device, layout: partial(
+        torch.addbmm, _matrix(device, (1000, 264), f32, "rows"), *_pair(device, f32, layout, batch=(4,))
+    )
+)
 probe("mv", layout=("rows", "columns", "gapped", "repeated"))(
     lambda device, layout: partial(torch.mv, _matrix(device, (1000, 520), f32, layout), torch.rand(520, device=device))
 )

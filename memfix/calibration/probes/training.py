@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from .registry import Step, bf16, f16, f32, probe, train_step
+from .registry import Step, bf16, f16, f32, leaf, probe, train_step
 
 _ROWS, _WIDTH = 1033, 390
 
@@ -33,57 +34,74 @@ def _rows(device: str, dtype: torch.dtype = f32) -> torch.Tensor:
     return torch.randn(_ROWS, _WIDTH, dtype=dtype, device=device)
 
 
+def _trained(
+    device: str,
+    prepare: Callable[[nn.Sequential], object] = lambda model: None,
+    around: Callable[[], Any] = contextlib.nullcontext,
+) -> Step:
+    """Train a net that ``prepare`` has changed; its forward pass and loss run inside ``around()``."""
+    model, x = _mlp(device), _rows(device)
+    prepare(model)
+
+    def loss() -> torch.Tensor:
+        with around():
+            return model(x).square().mean()
+
+    return train_step(model, loss)
+
+
 # ---------------------------------------------------------------- optimizers
+def _each(names: str, **options: Any) -> Iterator[Callable[..., torch.optim.Optimizer]]:
+    return (partial(getattr(torch.optim, name), **options) for name in names.split())
+
+
+_SGD = partial(torch.optim.SGD, lr=0.01)
+_DEFAULT = "Adam AdamW NAdam RAdam Adamax Adadelta Adagrad RMSprop Rprop"
+_LOOPS = "Adam NAdam Adamax Rprop"
 _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.01),
-    "sgd_momentum": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
-    "sgd_nesterov_decay": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True, weight_decay=0.1),
-    "sgd_dampened": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, dampening=0.5, maximize=True),
-    "sgd_loop": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.1, foreach=False),
-    "sgd_fused": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, fused=True),
-    "adam": lambda p: torch.optim.Adam(p),
-    "adam_decay": lambda p: torch.optim.Adam(p, weight_decay=0.1),
-    "adam_amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
-    "adam_maximize": lambda p: torch.optim.Adam(p, maximize=True),
-    "adam_loop": lambda p: torch.optim.Adam(p, foreach=False),
-    "adam_fused": lambda p: torch.optim.Adam(p, fused=True),
-    "adam_capturable": lambda p: torch.optim.Adam(p, capturable=True),
+    "sgd": _SGD,
+    "sgd_momentum": partial(_SGD, momentum=0.9),
+    "sgd_nesterov_decay": partial(_SGD, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "sgd_dampened": partial(_SGD, momentum=0.9, dampening=0.5, maximize=True),
+    "sgd_loop": partial(_SGD, momentum=0.9, weight_decay=0.1, foreach=False),
+    "sgd_fused": partial(_SGD, momentum=0.9, fused=True),
+    **dict(zip(_DEFAULT.lower().split(), _each(_DEFAULT), strict=True)),
+    **dict(zip((f"{name}_loop" for name in _LOOPS.lower().split()), _each(_LOOPS, foreach=False), strict=True)),
+    "adam_decay": partial(torch.optim.Adam, weight_decay=0.1),
+    "adam_amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "adam_maximize": partial(torch.optim.Adam, maximize=True),
+    "adam_fused": partial(torch.optim.Adam, fused=True),
+    "adam_capturable": partial(torch.optim.Adam, capturable=True),
     "adam_tensor_rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-3), foreach=False),
-    "adamw": lambda p: torch.optim.AdamW(p),
-    "adamw_amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True, maximize=True),
-    "adamw_amsgrad_loop": lambda p: torch.optim.AdamW(p, amsgrad=True, foreach=False),
-    "adamw_fused": lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
-    "nadam": lambda p: torch.optim.NAdam(p),
-    "nadam_decoupled": lambda p: torch.optim.NAdam(p, weight_decay=0.1, decoupled_weight_decay=True),
-    "nadam_loop": lambda p: torch.optim.NAdam(p, foreach=False),
-    "radam": lambda p: torch.optim.RAdam(p),
-    "radam_loop": lambda p: torch.optim.RAdam(p, foreach=False, weight_decay=0.1),
-    "adamax": lambda p: torch.optim.Adamax(p),
-    "adamax_loop": lambda p: torch.optim.Adamax(p, foreach=False),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
-    "adadelta_loop": lambda p: torch.optim.Adadelta(p, foreach=False, weight_decay=0.1),
-    "adagrad": lambda p: torch.optim.Adagrad(p),
-    "adagrad_loop": lambda p: torch.optim.Adagrad(p, foreach=False, weight_decay=0.1),
-    "adagrad_fused": lambda p: torch.optim.Adagrad(p, fused=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p),
-    "rmsprop_centered": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9, weight_decay=0.1),
-    "rmsprop_loop": lambda p: torch.optim.RMSprop(p, centered=True, foreach=False),
-    "rprop": lambda p: torch.optim.Rprop(p),
-    "rprop_loop": lambda p: torch.optim.Rprop(p, foreach=False),
+    "adamw_amsgrad": partial(torch.optim.AdamW, amsgrad=True, maximize=True),
+    "adamw_amsgrad_loop": partial(torch.optim.AdamW, amsgrad=True, foreach=False),
+    "adamw_fused": partial(torch.optim.AdamW, fused=True, amsgrad=True),
+    "nadam_decoupled": partial(torch.optim.NAdam, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam_loop": partial(torch.optim.RAdam, foreach=False, weight_decay=0.1),
+    "adadelta_loop": partial(torch.optim.Adadelta, foreach=False, weight_decay=0.1),
+    "adagrad_loop": partial(torch.optim.Adagrad, foreach=False, weight_decay=0.1),
+    "adagrad_fused": partial(torch.optim.Adagrad, fused=True),
+    "rmsprop_centered": partial(torch.optim.RMSprop, centered=True, momentum=0.9, weight_decay=0.1),
+    "rmsprop_loop": partial(torch.optim.RMSprop, centered=True, foreach=False),
 }
+
+
+def _optimized(loss: Step, optimizer: Any, kept: bool = False, after: Step = lambda: None) -> Step:
+    """Forget the gradients, or zero those that are ``kept``; then a backward, and a step of the optimizer."""
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=not kept)
+        loss().backward()
+        optimizer.step()
+        after()
+
+    return step
 
 
 @probe(of=tuple(_OPTIMIZERS))
 def _trained_by(device: str, of: str) -> Step:
     model, x = _mlp(device), _rows(device)
-    optimizer = _OPTIMIZERS[of](model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    return step
+    return _optimized(lambda: model(x).square().mean(), _OPTIMIZERS[of](model.parameters()))
 
 
 @probe(of=("sgd_momentum", "adam", "adamw_amsgrad_loop", "adamw_fused", "rmsprop_centered"))
@@ -101,15 +119,12 @@ def _trained_in_bfloat16_by(device: str, of: str) -> Step:
 
 @probe(kept=(False, True))
 def _trained_with_muon(device: str, kept: bool) -> Step:
-    weights = [torch.randn(r, c, device=device).requires_grad_() for r, c in ((390, 1210), (1210, 390), (517, 517))]
-    optimizer = torch.optim.Muon(weights, lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=not kept)
-        sum((w.square().mean() for w in weights), torch.zeros((), device=device)).backward()
-        optimizer.step()
-
-    return step
+    weights = [leaf(device, *shape) for shape in ((390, 1210), (1210, 390), (517, 517))]
+    return _optimized(
+        lambda: sum((w.square().mean() for w in weights), torch.zeros((), device=device)),
+        torch.optim.Muon(weights, lr=0.01),
+        kept,
+    )
 
 
 @probe()
@@ -119,14 +134,7 @@ def _groups_and_a_schedule(device: str) -> Step:
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 1e-2}])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        model(x).square().mean().backward()
-        optimizer.step()
-        schedule.step()
-
-    return step
+    return _optimized(lambda: model(x).square().mean(), optimizer, kept=True, after=schedule.step)
 
 
 @probe()
@@ -171,9 +179,9 @@ _CLIPS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
 
 @probe(of=tuple(_CLIPS))
 def _clipped_by(device: str, of: str) -> Step:
-    model, x = _mlp(device), _rows(device)
-    run = train_step(model, lambda: model(x).square().mean())
-    return lambda: (run(), _CLIPS[of](list(model.parameters())))
+    parameters: list[torch.Tensor] = []
+    run = _trained(device, lambda model: parameters.extend(model.parameters()))
+    return lambda: (run(), _CLIPS[of](parameters))
 
 
 @probe(pieces=(2, 5))
@@ -199,18 +207,14 @@ def _average_of_the_weights(device: str, of: str) -> Step:
         averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True)
     shadow = [p.detach().clone() for p in model.parameters()]
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+    def average() -> None:
         if averaged is not None:
             averaged.update_parameters(model)
             return
-        with torch.no_grad():
-            for old, new in zip(shadow, model.parameters(), strict=True):
-                old.mul_(0.99).add_(new, alpha=0.01)
+        for old, new in zip(shadow, model.parameters(), strict=True):
+            old.mul_(0.99).add_(new, alpha=0.01)
 
-    return step
+    return _optimized(lambda: model(x).square().mean(), optimizer, after=torch.no_grad()(average))
 
 
 # ---------------------------------------------------------------- mixed precision
@@ -310,57 +314,42 @@ def _checkpoint_sequential(device: str, segments: int) -> Step:
 
 
 # ---------------------------------------------------------------- hooks
-@probe(pinned=(False, True))
-def _saved_on_the_host(device: str, pinned: bool) -> Step:
-    model, x = _mlp(device), _rows(device)
-
-    def loss() -> torch.Tensor:
-        with torch.autograd.graph.save_on_cpu(pin_memory=pinned):
-            return model(x).square().mean()
-
-    return train_step(model, loss)
-
-
-@probe(dtype=(bf16, torch.float8_e4m3fn))
-def _saved_smaller(device: str, dtype: torch.dtype) -> Step:
-    model, x = _mlp(device), _rows(device)
-
-    def loss() -> torch.Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(dtype), lambda t: t.to(f32)):
-            return model(x).square().mean()
-
-    return train_step(model, loss)
+probe("saved_on_the_host", pinned=(False, True))(
+    lambda device, pinned: _trained(device, around=lambda: torch.autograd.graph.save_on_cpu(pin_memory=pinned))
+)
+probe("saved_smaller", dtype=(bf16, torch.float8_e4m3fn))(
+    lambda device, dtype: _trained(
+        device, around=lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(dtype), lambda t: t.to(f32))
+    )
+)
 
 
-@probe(of=("tensor", "module", "backward", "pre_backward", "retained"))
-def _hooked(device: str, of: str) -> Step:
-    model, x = _mlp(device), _rows(device)
-    if of == "module":
-        for layer in model:
-            layer.register_forward_hook(lambda module, inputs, output: output * 2)
-    if of == "backward":
-        model[1].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,))
-    if of == "pre_backward":
-        model[1].register_full_backward_pre_hook(lambda module, outer: (outer[0].clamp(-1, 1),))
+def _normalize_gradient(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+    output.register_hook(lambda gradient: gradient / gradient.norm())
 
-    def loss() -> torch.Tensor:
-        y = model[:6](x)
-        if of == "tensor":
-            y.register_hook(lambda gradient: gradient / gradient.norm())
-        if of == "retained":
-            y.retain_grad()
-        return model[6:](y).square().mean()
 
-    return train_step(model, loss)
+_HOOKS: dict[str, Callable[[nn.Sequential], object]] = {
+    "tensor": lambda model: model[5].register_forward_hook(_normalize_gradient),
+    "module": lambda model: [m.register_forward_hook(lambda module, inputs, output: output * 2) for m in model],
+    "backward": lambda model: model[1].register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,)),
+    "pre_backward": lambda model: model[1].register_full_backward_pre_hook(
+        lambda module, outer: (outer[0].clamp(-1, 1),)
+    ),
+    "retained": lambda model: model[5].register_forward_hook(lambda module, inputs, output: output.retain_grad()),
+}
+
+probe("hooked", of=tuple(_HOOKS))(lambda device, of: _trained(device, _HOOKS[of]))
 
 
 @probe()
 def _activations_collected_by_hooks(device: str) -> Step:
-    model, x = _mlp(device), _rows(device)
-    kept: dict[str, torch.Tensor] = {}
-    for name, layer in model.named_children():
-        layer.register_forward_hook(lambda module, inputs, output, name=name: kept.update({name: output.detach()}))
-    return train_step(model, lambda: model(x).square().mean())
+    kept: dict[nn.Module, torch.Tensor] = {}
+
+    def collect(model: nn.Sequential) -> None:
+        for layer in model:
+            layer.register_forward_hook(lambda module, inputs, output: kept.update({module: output.detach()}))
+
+    return _trained(device, collect)
 
 
 # ---------------------------------------------------------------- evaluating and freezing
@@ -378,12 +367,13 @@ def _evaluated_in(device: str, of: str) -> Step:
 
 @probe(frozen=("first", "biases", "all_but_last"))
 def _partly_frozen(device: str, frozen: str) -> Step:
-    model, x = _mlp(device), _rows(device)
-    for name, p in model.named_parameters():
-        number = int(name.split(".")[0])
-        chosen = {"first": number < 4, "biases": "bias" in name, "all_but_last": number < 10}
-        p.requires_grad_(not chosen[frozen])
-    return train_step(model, lambda: model(x).square().mean())
+    def freeze(model: nn.Sequential) -> None:
+        for name, p in model.named_parameters():
+            number = int(name.split(".")[0])
+            chosen = {"first": number < 4, "biases": "bias" in name, "all_but_last": number < 10}
+            p.requires_grad_(not chosen[frozen])
+
+    return _trained(device, freeze)
 
 
 @probe(kept=(True, False))
