@@ -1,4 +1,4 @@
-"""Which modules the forms of an op live in, and a second load of them with changed source, in memory only."""
+"""The modules in which the forms of an op are written, and how to reload them in memory with changed source."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any
 from ..contract import Contract
 from ..errors import UsageError
 from ..registry import Source, all_contracts, source_of
-from .text import Text
+from .source import SourceFile
 
 
-def home_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The module in which a form is written, and the name of its function there; of an ``apply``, its ``forward``."""
+def definition_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """The module and the name of a form's function; for ``apply`` of an autograd function, ``forward``."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type):
         return owner.__module__, "forward"
@@ -32,33 +32,29 @@ def home_of(function: Callable[..., Any]) -> tuple[str, str]:
     return getattr(function, "__module__", "") or "", getattr(function, "__name__", "")
 
 
-def texts_of(contract: Contract, source: Source, forms: Sequence[str]) -> list[Text]:
-    """The modules that ``forms`` are written in, and those that they import from the same package.
+def source_files_of(contract: Contract, source: Source, forms: Sequence[str]) -> list[SourceFile]:
+    """The modules that define ``forms``, and those that they import from the same package.
 
-    Contracts and naive are left out, unless forms stand in the same file.
+    Contracts and naive are left out, unless a form is defined in the same file.
     """
-    homes = dict.fromkeys(home_of(contract.forms[form].function)[0] for form in forms)
-    packages = {home.rpartition(".")[0] for home in homes}
+    waiting = list(dict.fromkeys(definition_of(contract.forms[form].function)[0] for form in forms))
+    packages = {name.rpartition(".")[0] for name in waiting} - {""}
     contracts = {source_of(op).module for op in all_contracts()}
-    law = {source.module, home_of(contract.naive)[0], *contracts} - homes.keys()
-    found: dict[str, Text] = {}
-    waiting = list(homes)
-    while waiting:
-        name = waiting.pop(0)
-        if name in found or name in law:
-            continue
-        found[name] = _text(contract, name)
-        inside = [n for n in imported_by(found[name]) if n.rpartition(".")[0] in packages and n.rpartition(".")[0]]
-        waiting += [n for n in inside if _is_module(n)]
+    left_out = {source.module, definition_of(contract.naive)[0], *contracts} - {*waiting}
+    found: dict[str, SourceFile] = {}
+    for name in waiting:  # the list grows meanwhile
+        if name not in found and name not in left_out:
+            found[name] = _source_file(contract, name)
+            waiting += [n for n in imported_by(found[name]) if n.rpartition(".")[0] in packages and _is_module(n)]
     return list(found.values())
 
 
-def _text(contract: Contract, name: str) -> Text:
+def _source_file(contract: Contract, name: str) -> SourceFile:
     spec = importlib.util.find_spec(name) if name and name != "__main__" else None
     if spec is None or not isinstance(spec.origin, str) or not spec.origin.endswith(".py"):
         where = f"the module {name}" if name else "a function without a module"
         raise UsageError(f"{contract.name}: a form is in {where}, whose source cannot be read; put it in a .py file")
-    return Text.read(name, spec.origin)
+    return SourceFile.read(name, spec.origin)
 
 
 def _is_module(name: str) -> bool:
@@ -68,83 +64,77 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def imported_by(text: Text) -> Iterator[str]:
-    """Absolute names of what a module imports anywhere; ``from a import b`` may mean ``a`` or ``a.b``."""
-    is_package = text.path.endswith("__init__.py")
-    parts = text.module.split(".")
-    for node in ast.walk(text.tree):
+def imported_by(file: SourceFile) -> Iterator[str]:
+    """Absolute names of all that a module imports; ``from a import b`` may mean ``a`` or ``a.b``."""
+    parts = file.module.split(".")
+    depth = len(parts) + file.path.endswith("__init__.py")
+    for node in ast.walk(file.tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = parts[: len(parts) - node.level + is_package] if node.level else []
+            above = parts[: depth - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
-def spans_of_naive(contract: Contract, text: Text) -> list[tuple[int, int]]:
-    """The lines of naive where it stands in the same file as a form."""
-    module, name = home_of(contract.naive)
-    if module != text.module:
-        return []
-    functions = (function.node for function in text.functions() if function.name == name)
-    return [(node.lineno, node.end_lineno or node.lineno) for node in functions]
+def naive_lines(contract: Contract, file: SourceFile) -> list[tuple[int, int]]:
+    """The first and last lines of naive, where ``file`` defines it."""
+    module, name = definition_of(contract.naive)
+    found = [function.node for function in file.functions if (file.module, function.name) == (module, name)]
+    return [(node.lineno, node.end_lineno or node.lineno) for node in found]
 
 
-def using(texts: Sequence[Text]) -> list[Contract]:
-    """The contracts that would notice a change of one of these modules."""
-    changed, homes = {text.module for text in texts}, {name: source_of(name).module for name in all_contracts()}
-    noticing = _importing(changed, {*changed, *homes.values()})
-    return [contract for name, contract in all_contracts().items() if homes[name] in noticing]
+def contracts_using(files: Sequence[SourceFile]) -> list[Contract]:
+    """The contracts whose modules import one of these files, directly or through others."""
+    changed, modules = {file.module for file in files}, {name: source_of(name).module for name in all_contracts()}
+    importing = _importing(changed, {*changed, *modules.values()})
+    return [contract for name, contract in all_contracts().items() if modules[name] in importing]
 
 
-# ---------------------------------------------------------------- loading again
-def loaded_again(contract: Contract, source: Source, changed: Mapping[str, str]) -> Contract:
-    """``contract`` as its modules declare it with ``changed`` source, held against the naive that was there before."""
-    stale = _stale(contract, source, set(changed))
-    for name in stale:
+# ---------------------------------------------------------------- reloading
+
+
+def reload_contract(contract: Contract, source: Source, changed: Mapping[str, str]) -> Contract:
+    """``contract`` as its modules declare it with ``changed`` source, but with the naive that was there before."""
+    must_reload = {*changed, source.module}
+    for name in _importing(must_reload, must_reload) - ({definition_of(contract.naive)[0]} - must_reload):
         del sys.modules[name]
         parent, _, child = name.rpartition(".")
         if parent in sys.modules and vars(sys.modules[parent]).get(child) is not None:
             delattr(sys.modules[parent], child)
-    sys.meta_path.insert(0, _Changed(changed))
+    sys.meta_path.insert(0, _ChangedFinder(changed))
     again = next(found for found in source.declared() if found.name == contract.name)
     return replace(again, naive=contract.naive)
 
 
-def _stale(contract: Contract, source: Source, changed: set[str]) -> set[str]:
-    """Loaded modules that must be loaded again: those that import a changed one, directly or through others."""
-    must_go = {*changed, source.module}
-    return _importing(must_go, must_go) - ({home_of(contract.naive)[0]} - must_go)
-
-
 def _importing(changed: set[str], near: set[str]) -> set[str]:
-    """Loaded modules among ``changed``, and those that import one of them, in the packages of ``near``."""
-    roots = tuple({f"{_root(name)}." for name in near})
-    inside = {
-        name: set(imported_by(Text(name, path, linecache_text(path))))
+    """The loaded modules of ``changed``, and those in the packages of ``near`` that import one of them, directly or
+    through others."""
+    packages = tuple(f"{_package(name)}." for name in near)
+    imports = {
+        name: _imports_of(name, path)
         for name, module in list(sys.modules.items())
-        if f"{name}.".startswith(roots) and (path := getattr(module, "__file__", None)) and path.endswith(".py")
+        if f"{name}.".startswith(packages) and (path := getattr(module, "__file__", None)) and path.endswith(".py")
     }
-    stale = changed & sys.modules.keys()
-    while more := {name for name, imports in inside.items() if name not in stale and imports & stale}:
-        stale |= more
-    return stale
+    found = changed & sys.modules.keys()
+    while more := {name for name, imported in imports.items() if name not in found and imported & found}:
+        found |= more
+    return found
 
 
 @functools.cache
-def linecache_text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+def _imports_of(name: str, path: str) -> frozenset[str]:
+    return frozenset(imported_by(SourceFile.read(name, path)))
 
 
-def _root(name: str) -> str:
+def _package(name: str) -> str:
+    """The top-level package, or that inside memfix."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "memfix" else parts[0]
 
 
-class _Changed:
-    """Finds changed modules. Triton reads the source of its kernels: it is told the changed lines, too."""
+class _ChangedFinder:
+    """Finds changed modules. Triton reads the source of its kernels from ``linecache``, so that is changed too."""
 
     def __init__(self, changed: Mapping[str, str]) -> None:
         self._changed = changed
@@ -172,7 +162,7 @@ class _FromMemory(SourceFileLoader):
 
 
 def same_code(one: str, other: str) -> bool:
-    """Do two texts compile to the same instructions?"""
+    """Whether two texts compile to the same instructions."""
     return _instructions(compile(one, "", "exec")) == _instructions(compile(other, "", "exec"))
 
 

@@ -1,6 +1,6 @@
-"""Regressions of this field, as edits of a function's text. They follow from how code is written, never from one form.
+"""Typical regressions of memory fixes, as edits of a function's source. They know how code is written, and no op.
 
-Each operator is a generator: a function in, ``(node, edits)`` out, where ``node`` is the place that is changed.
+Each operator is a generator: it takes a function and yields ``(node, *edits)``, where ``node`` is the changed place.
 """
 
 from __future__ import annotations
@@ -11,21 +11,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .text import Edit, Function, Text, header_lines
+from .source import Edit, Function, SourceFile, called_name, header_lines
 
-Planted = Iterator[tuple[ast.AST, list[Edit]]]
+Plant = tuple[ast.AST, *tuple[Edit, ...]]
+Planted = Iterator[Plant]
 Operator = Callable[[Function], Planted]
 
-_FOR_GOOD = "it keeps a tensor for good, of which no meter counts a view or what is on the CPU"
-_WRONG = "{0} = {0} * 1.5"
+_KEPT_FOR_GOOD = "it keeps a tensor for good, of which no meter counts a view or what is on the CPU"
+_OTHER_REFUSAL = "it changes what is refused, and no bad input of the contract is at that edge"
 _UPSTREAM = re.compile(r"^(d|grad|upstream)(_|$)|upstream|grad_out")
-_OF_THE_SHAPE = {"shape", "dtype", "device", "ndim", "stride", "dim", "size", "numel", "requires_grad", "is_contiguous"}
+_METADATA = {"shape", "dtype", "device", "ndim", "stride", "dim", "size", "numel", "requires_grad", "is_contiguous"}
 _IN_PLACE = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
-_HAVE_IN_PLACE = (
-    "add sub mul div exp neg clamp masked_fill sigmoid tanh relu addcmul index_add sqrt log softcap"
-).split()
+_HAVE_IN_PLACE = set(
+    "add sub mul div exp neg clamp masked_fill sigmoid tanh relu addcmul index_add sqrt log softcap".split()
+)
 _OTHER_EDGE = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _UNINITIALISED = {"zeros": "empty", "zeros_like": "empty_like", "new_zeros": "new_empty"}
+_CONDITIONS = {
+    "wrong in one dtype": [f"{{}}.dtype == torch.{name}" for name in ("float64", "float32", "bfloat16", "float16")],
+    "wrong in one layout": ["not {}.is_contiguous()", "{}.stride(-1) != 1", "{}.storage_offset()"],
+    "wrong with one option": [],  # they depend on the function
+    "wrong at one size": ["{}.shape[0] == 1", "{}.shape[-1] == 1", "{}.shape[0] % 16 == 0", "{}.numel() > 100_000"],
+}
+"""Conditions on the first floating input. The answer is made wrong where they hold."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,9 @@ class Mutant:
     diff: str
     lines: tuple[int, int]
     doubt: str = ""
-    """Why the same bits and bytes everywhere do not show that it changes nothing."""
+    """Why equal bits and bytes everywhere do not prove that the mutant changes nothing."""
     must_run: int | None = None
-    """A line of ``changed`` that does harm where it runs, and must have run before anything is said."""
+    """The line of ``changed`` that makes the answer wrong. Unless it runs, nothing is known about the mutant."""
 
 
 @dataclass(frozen=True)
@@ -51,31 +59,32 @@ class Known:
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def mutants_of(text: Text, known: Known, *, skip: Sequence[tuple[int, int]] = ()) -> list[Mutant]:
-    """Every regression that can be planted in a module, but for the lines in ``skip``; each text once."""
+def mutants_of(file: SourceFile, known: Known, *, skip: Sequence[tuple[int, int]] = ()) -> list[Mutant]:
+    """Every regression that can be planted in a module, except in the lines of ``skip``. Each text comes once."""
     found: dict[str, Mutant] = {}
-    for function in text.functions():
-        for kind, plant in operators(function, known):
-            for node, edits in plant(function):
-                lines = header_lines(text.statement(node))
-                if any(first <= lines[0] <= last for first, last in skip):
-                    continue
-                changed = text.edited(edits)
-                if changed in found or changed == text.text or not _compiles(changed):
-                    continue
-                must_run = lines[0] + 1 if kind in _CONDITIONS else None
-                doubt = _doubt(text, node) or (_FOR_GOOD if "globals()" in edits[0].new else "")
-                found[changed] = Mutant(kind, text.module, changed, text.diff(changed), lines, doubt, must_run)
+    for function in file.functions:
+        for kind, (node, *edits) in _planted_in(function, known):
+            statement = file.statement(node)
+            lines = header_lines(statement)
+            if any(first <= lines[0] <= last for first, last in skip):
+                continue
+            changed = file.edited(edits)
+            if changed in found or changed == file.text or not _compiles(changed):
+                continue
+            must_run = lines[0] + 1 if kind in _CONDITIONS else None
+            doubt = _KEPT_FOR_GOOD if "globals()" in edits[0].new else ""
+            if isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body):
+                doubt = _OTHER_REFUSAL
+            found[changed] = Mutant(kind, file.module, changed, file.diff(changed), lines, doubt, must_run)
     return list(found.values())
 
 
-def operators(function: Function, known: Known) -> Iterator[tuple[str, Operator]]:
-    yield from OPERATORS.items()
-    if function.name in known.entries or (function.has_context and function.name == "backward"):
-        for kind, conditions in _CONDITIONS.items():
-            yield kind, lambda f, conditions=conditions: _wrong_where(f, conditions(f, known))  # type: ignore[misc]
-        yield "upcast", _upcast_inputs
-        yield "clone", _clone_inputs
+def _planted_in(f: Function, known: Known) -> Iterator[tuple[str, Plant]]:
+    found = [(kind, operator(f)) for kind, operator in OPERATORS.items()]
+    if f.name in known.entries or f.is_backward:
+        found += [(kind, _wrong_where(f, some or _options(f, known))) for kind, some in _CONDITIONS.items()]
+        found += [("upcast", _upcast_inputs(f)), ("clone", _clone_inputs(f))]
+    return ((kind, plant) for kind, planted in found for plant in planted)
 
 
 def _compiles(text: str) -> bool:
@@ -86,57 +95,47 @@ def _compiles(text: str) -> bool:
     return True
 
 
-def _doubt(text: Text, node: ast.AST) -> str:
-    statement = text.statement(node)
-    if isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body):
-        return "it changes what is refused, and no bad input of the contract is at that edge"
-    return ""
-
-
 # ---------------------------------------------------------------- memory
 def keep_alive(f: Function) -> Planted:
-    """Every chunk's tensor until the loop ends, what a name held before it got a new value, or one tensor for good."""
+    """Keep every chunk's tensor until the loop ends, the old value of a name, or one tensor for good."""
     bound = {parameter.arg for parameter in f.parameters}
-    first = None
-    for statement, name in f.assignments():
-        first = first or (statement, name)
+    assignments = [*f.assignments()]
+    for statement, name in assignments:
         if loop := f.loop_around(statement):
-            yield statement, [f.text.before(loop, "kept = []"), f.text.after(statement, f"kept.append({name})")]
+            yield statement, f.insert_before(loop, "kept = []"), f.insert_after(statement, f"kept.append({name})")
         elif name in bound:
-            yield statement, [f.text.before(statement, f"{name}_before = {name}")]
+            yield statement, f.insert_before(statement, f"{name}_before = {name}")
         bound.add(name)
-    if first is not None:
-        statement, name = first
-        yield statement, [f.text.after(statement, f'globals().setdefault("kept", []).append({name})')]
+    for statement, name in assignments[:1]:
+        yield statement, f.insert_after(statement, f'globals().setdefault("kept", []).append({name})')
 
 
 def drop_del(f: Function) -> Planted:
-    for node in f.nodes():
+    for node in f.nodes:
         if isinstance(node, ast.Delete) and all(isinstance(target, ast.Name) for target in node.targets):
-            yield node, [f.text.without(node)]
+            yield node, f.delete(node)
 
 
 def upcast(f: Function) -> Planted:
     for statement, name in f.assignments():
         if f.is_tensor(name, floating=True):
-            yield statement, [f.text.after(statement, _widened(name))]
+            yield statement, f.insert_after(statement, _widened(name))
 
 
 def clone(f: Function) -> Planted:
     for statement, _ in f.assignments():
-        yield statement, [f.text.instead(statement.value, f"{f.text.operand(statement.value)}.clone()")]
+        yield statement, f.replace(statement.value, f"{f.operand(statement.value)}.clone()")
 
 
 def _upcast_inputs(f: Function) -> Planted:
     for name in f.tensor_parameters(floating=True):
-        yield f.first_statement, [f.text.before(f.first_statement, _widened(name))]
+        yield f.first_statement, f.insert_before(f.first_statement, _widened(name))
 
 
 def _clone_inputs(f: Function) -> Planted:
     for name in f.tensor_parameters():
-        optional = isinstance(f.defaults.get(name), ast.Constant)
-        line = f"{name} = None if {name} is None else {name}.clone()" if optional else f"{name} = {name}.clone()"
-        yield f.first_statement, [f.text.before(f.first_statement, line)]
+        unless_none = f"None if {name} is None else " if isinstance(f.defaults.get(name), ast.Constant) else ""
+        yield f.first_statement, f.insert_before(f.first_statement, f"{name} = {unless_none}{name}.clone()")
 
 
 def _widened(name: str) -> str:
@@ -144,136 +143,111 @@ def _widened(name: str) -> str:
 
 
 def save_for_backward(f: Function) -> Planted:
-    """One more tensor is kept from forward to backward: an input, or what the forward made."""
+    """Save one more tensor for backward: an input, or what forward computed."""
     if not f.has_context or f.name not in ("forward", "setup_context"):
         return
-    saves = [f.text.statement(call) for call, _ in f.calls("save_for_backward")]
-    returns = [node for node in f.nodes() if isinstance(node, ast.Return)]
-    if not saves + returns:
-        return
-    at = (saves + returns)[-1] if not saves else saves[0]
+    saves = [f.file.statement(call) for call in f.calls("save_for_backward")]
+    places = saves[:1] or [node for node in f.nodes if isinstance(node, ast.Return)][-1:]
     saved = {node.id for save in saves for node in ast.walk(save) if isinstance(node, ast.Name)}
-    made = [
-        name for statement, name in f.assignments() if statement.lineno < at.lineno and not f.loop_around(statement)
-    ]
-    for name in dict.fromkeys([*f.tensor_parameters(), *made]):
-        if name not in saved:
-            yield at, [f.text.before(at, f"ctx.also_saved = {name}")]
+    for at in places:
+        made = [name for node, name in f.assignments() if node.lineno < at.lineno and not f.loop_around(node)]
+        for name in dict.fromkeys([*f.tensor_parameters(), *made]):
+            if name not in saved:
+                yield at, f.insert_before(at, f"ctx.also_saved = {name}")
 
 
 def cache_by_shape(f: Function) -> Planted:
     tensors = f.tensor_parameters()
     for statement, name in f.assignments() if tensors else ():
         key = f'("{name}", {tensors[0]}.shape, {tensors[0]}.dtype)'
-        made = f'globals().setdefault("cache", {{}}).setdefault({key}, {f.text.of(statement.value)})'
-        yield statement, [f.text.instead(statement.value, made)]
+        cached = f'globals().setdefault("cache", {{}}).setdefault({key}, {f.of(statement.value)})'
+        yield statement, f.replace(statement.value, cached)
 
 
 def hold_graph(f: Function) -> Planted:
-    """Without a detach, a no_grad or a checkpoint."""
-    for call, _ in f.calls("detach", "requires_grad_"):
-        if isinstance(call.func, ast.Attribute):
-            yield call, [f.text.instead(call, f.text.of(call.func.value))]
-    for call, _ in f.calls("no_grad", "inference_mode", "set_grad_enabled"):
-        if isinstance(f.text.parents[call], ast.withitem):
-            yield call, [f.text.instead(call, "torch.enable_grad()")]
-    for call, _ in f.calls("checkpoint"):
+    """Leave out a detach, a no_grad or a checkpoint."""
+    for call, method in f.method_calls("detach", "requires_grad_"):
+        yield call, f.replace(call, f.of(method.value))
+    for call in f.calls("no_grad", "inference_mode", "set_grad_enabled"):
+        if isinstance(f.file.parents[call], ast.withitem):
+            yield call, f.replace(call, "torch.enable_grad()")
+    for call in f.calls("checkpoint"):
         if call.args:
-            arguments = ", ".join(map(f.text.of, call.args[1:]))
-            yield call, [f.text.instead(call, f"{f.text.operand(call.args[0])}({arguments})")]
+            yield call, f.replace(call, f"{f.operand(call.args[0])}({', '.join(map(f.of, call.args[1:]))})")
 
 
 # ---------------------------------------------------------------- chunks and edges
 def skip_last_chunk(f: Function) -> Planted:
-    for node in f.nodes():
-        if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
-            continue
-        call = node.iter
-        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        if name in ("range", "static_range") and call.args:
-            stop = call.args[min(1, len(call.args) - 1)]
-            step = f.text.operand(call.args[2]) if len(call.args) == 3 else "1"
-            yield node, [f.text.instead(stop, f"{f.text.operand(stop)} - {step}")]
-        elif not f.is_kernel:
-            yield node, [f.text.instead(call, f"list({f.text.of(call)})[:-1]")]
+    for node in f.nodes:
+        match node:
+            case ast.For(iter=ast.Call(args=[*_, _] as args) as call) if called_name(call) in ("range", "static_range"):
+                stop, step = args[min(1, len(args) - 1)], f.operand(args[2]) if len(args) == 3 else "1"
+                yield node, f.replace(stop, f"{f.operand(stop)} - {step}")
+            case ast.For(iter=ast.Call() as call) if not f.is_kernel:
+                yield node, f.replace(call, f"list({f.of(call)})[:-1]")
 
 
 def off_by_one(f: Function) -> Planted:
-    for node in f.nodes():
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OTHER_EDGE:
-            sign = _OTHER_EDGE[type(node.ops[0])]
-            yield node, [f.text.instead(node, f"{f.text.of(node.left)} {sign} {f.text.of(node.comparators[0])}")]
-        elif isinstance(node, ast.Slice):
-            if node.upper is not None:
-                yield node.upper, [f.text.instead(node.upper, f"{f.text.operand(node.upper)} - 1")]
-            if node.lower is not None:
-                yield node.lower, [f.text.instead(node.lower, f"{f.text.operand(node.lower)} + 1")]
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)) and _is_one(node.right):
-            yield node, [f.text.instead(node, f.text.operand(node.left))]
-        elif isinstance(node, ast.UnaryOp) and (rounded := _rounded_up(node)) is not None:
-            yield node, [f.text.instead(node, f"({f.text.operand(rounded[0])} // {f.text.operand(rounded[1])})")]
-    for call, _ in f.calls("cdiv", "ceil_div"):
+    for node in f.nodes:
+        match node:
+            case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _OTHER_EDGE:
+                yield node, f.replace(node, f"{f.of(left)} {_OTHER_EDGE[type(sign)]} {f.of(right)}")
+            case ast.Slice(lower=lower, upper=upper):
+                for bound, change in ((upper, "- 1"), (lower, "+ 1")):
+                    if bound is not None:
+                        yield bound, f.replace(bound, f"{f.operand(bound)} {change}")
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=ast.Constant(value=int(1) as one)):
+                if one is not True:
+                    yield node, f.replace(node, f.operand(left))
+            case ast.UnaryOp(
+                ast.USub(), ast.BinOp(left=ast.UnaryOp(ast.USub(), left), op=ast.FloorDiv(), right=right)
+            ):  # -(-a // b) rounds up
+                yield node, f.replace(node, f"({f.operand(left)} // {f.operand(right)})")
+    for call in f.calls("cdiv", "ceil_div"):
         if len(call.args) == 2:
-            down = f"({f.text.operand(call.args[0])} // {f.text.operand(call.args[1])})"
-            yield call, [f.text.instead(call, down)]
-
-
-def _is_one(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) is int and node.value == 1
-
-
-def _rounded_up(node: ast.UnaryOp) -> tuple[ast.expr, ast.expr] | None:
-    """``a, b`` of ``-(-a // b)``."""
-    inner = node.operand
-    if isinstance(node.op, ast.USub) and isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.FloorDiv):
-        left = inner.left
-        if isinstance(left, ast.UnaryOp) and isinstance(left.op, ast.USub):
-            return left.operand, inner.right
-    return None
+            yield call, f.replace(call, f"({f.operand(call.args[0])} // {f.operand(call.args[1])})")
 
 
 def drop_mask(f: Function) -> Planted:
-    for call, _ in f.calls("load", "store", "atomic_add"):
-        masks = [keyword for keyword in call.keywords if keyword.arg in ("mask", "other")]
-        if masks:
-            kept = [
-                *map(f.text.of, call.args),
-                *(f"{k.arg}={f.text.of(k.value)}" for k in call.keywords if k not in masks),
-            ]
-            yield call, [f.text.instead(call, f"{f.text.of(call.func)}({', '.join(kept)})")]
-    for call, _ in f.calls("where"):
+    for call in f.calls("load", "store", "atomic_add"):
+        kept = [keyword for keyword in call.keywords if keyword.arg not in ("mask", "other")]
+        if len(kept) < len(call.keywords):
+            arguments = [*map(f.of, call.args), *(f"{keyword.arg}={f.of(keyword.value)}" for keyword in kept)]
+            yield call, f.replace(call, f"{f.of(call.func)}({', '.join(arguments)})")
+    for call in f.calls("where"):
         if len(call.args) == 3:
-            yield call, [f.text.instead(call, f.text.operand(call.args[1]))]
-    for call, _ in f.calls("masked_fill", "masked_fill_", "tril", "triu", "tril_", "triu_"):
-        if isinstance(call.func, ast.Attribute):
-            is_method = not (isinstance(call.func.value, ast.Name) and call.func.value.id in ("torch", "tl"))
-            unmasked = call.func.value if is_method else call.args[0]
-            yield call, [f.text.instead(call, f.text.operand(unmasked))]
-    for node in f.nodes():
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-            yield node, [f.text.instead(node, f.text.operand(node.left))]
-            yield node, [f.text.instead(node, f.text.operand(node.right))]
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitAnd):
-            yield node, [f.text.without(node)]
+            yield call, f.replace(call, f.operand(call.args[1]))
+    for call, method in f.method_calls("masked_fill", "masked_fill_", "tril", "triu", "tril_", "triu_"):
+        is_function = isinstance(method.value, ast.Name) and method.value.id in ("torch", "tl")
+        yield call, f.replace(call, f.operand(call.args[0] if is_function else method.value))
+    for node in f.nodes:
+        match node:
+            case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+                yield node, f.replace(node, f.operand(left))
+                yield node, f.replace(node, f.operand(right))
+            case ast.AugAssign(op=ast.BitAnd()):
+                yield node, f.delete(node)
 
 
 # ---------------------------------------------------------------- factors
+def _products(node: ast.AST) -> list[tuple[ast.BinOp, ast.expr, ast.expr]]:
+    """A product, each of its factors, and the other factor."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [(node, node.left, node.right), (node, node.right, node.left)]
+    return []
+
+
 def lose_rescale(f: Function) -> Planted:
-    """A product with what is already there, or with an exponential, that does not happen."""
-    for node in f.nodes():
+    """Leave out a product with the old value, or with an exponential."""
+    for node in f.nodes:
         if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div)):
-            yield node, [f.text.without(node)]
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            for factor, kept in ((node.left, node.right), (node.right, node.left)):
-                if _is_exponential(factor) or _is_target(f.text.statement(node), kept):
-                    yield node, [f.text.instead(node, f.text.operand(kept))]
-    for call, _ in f.calls("mul_", "div_", "mul"):
-        if isinstance(call.func, ast.Attribute) and call.args:
-            parent = f.text.parents[call]
-            if isinstance(parent, ast.Expr):
-                yield call, [f.text.without(parent)]
-            else:
-                yield call, [f.text.instead(call, f.text.of(call.func.value))]
+            yield node, f.delete(node)
+        for product, factor, other in _products(node):
+            if _is_exponential(factor) or _is_target(f.file.statement(node), other):
+                yield product, f.replace(product, f.operand(other))
+    for call, method in f.method_calls("mul_", "div_", "mul"):
+        if call.args:
+            yield call, f.undo_method(call, method)
 
 
 def _is_exponential(node: ast.expr) -> bool:
@@ -286,87 +260,61 @@ def _is_target(statement: ast.stmt, node: ast.expr) -> bool:
 
 
 def forget_upstream(f: Function) -> Planted:
-    """A gradient of ones for the one that arrives."""
-    is_backward = f.has_context and f.name == "backward"
-    arriving = {p.arg for p in f.parameters[1:]} if is_backward else set()
-    arriving |= {p.arg for p in f.parameters if _UPSTREAM.search(p.arg)}
-    for node in f.nodes():
-        if isinstance(node, ast.Name) and node.id in arriving and isinstance(node.ctx, ast.Load) and not f.is_kernel:
-            parent = f.text.parents[node]
-            is_asked = isinstance(parent, ast.Compare) or getattr(parent, "attr", "") in _OF_THE_SHAPE
-            if not is_asked and f.is_tensor(node.id, floating=True):
-                yield node, [f.text.instead(node, f"torch.ones_like({node.id})")]
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            for factor, kept in ((node.left, node.right), (node.right, node.left)):
-                if isinstance(factor, ast.Name) and (factor.id in arriving or _UPSTREAM.search(factor.id)):
-                    yield node, [f.text.instead(node, f.text.operand(kept))]
+    """Use ones in place of the upstream gradient."""
+    upstream = {p.arg for p in f.parameters if _UPSTREAM.search(p.arg)}
+    if f.is_backward:
+        upstream |= {p.arg for p in f.parameters[1:]}
+    for node in f.nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name in upstream and f.is_tensor(name, floating=True):
+                parent = f.file.parents[node]
+                if not isinstance(parent, ast.Compare) and getattr(parent, "attr", "") not in _METADATA:
+                    yield node, f.replace(node, f"torch.ones_like({name})")
+        for product, factor, other in _products(node):
+            if isinstance(factor, ast.Name) and (factor.id in upstream or _UPSTREAM.search(factor.id)):
+                yield product, f.replace(product, f.operand(other))
 
 
 def write_into_input(f: Function) -> Planted:
     inputs = set(f.tensor_parameters())
-    for node in f.nodes():
-        owner = getattr(node, "left", getattr(node, "value", None))
-        if not isinstance(owner, ast.Name) or owner.id not in inputs:
-            continue
-        if isinstance(node, ast.BinOp) and type(node.op) in _IN_PLACE:
-            yield node, [f.text.instead(node, f"{owner.id}.{_IN_PLACE[type(node.op)]}({f.text.of(node.right)})")]
-        elif isinstance(node, ast.Attribute) and node.attr in _HAVE_IN_PLACE:
-            yield node, [f.text.instead(node, f"{owner.id}.{node.attr}_")]
+    for node in f.nodes:
+        match node:
+            case ast.BinOp(left=ast.Name(id=name), op=op, right=right) if name in inputs and type(op) in _IN_PLACE:
+                yield node, f.replace(node, f"{name}.{_IN_PLACE[type(op)]}({f.of(right)})")
+            case ast.Attribute(value=ast.Name(id=name), attr=method) if name in inputs and method in _HAVE_IN_PLACE:
+                yield node, f.replace(node, f"{name}.{method}_")
 
 
 def empty_for_zeros(f: Function) -> Planted:
-    for call, name in f.calls(*_UNINITIALISED):
-        if isinstance(call.func, ast.Attribute) and not f.is_kernel:
-            yield call, [f.text.instead(call.func, f"{f.text.of(call.func.value)}.{_UNINITIALISED[name]}")]
-    for call, _ in f.calls("new_full", "zero_", "fill_"):
-        if isinstance(call.func, ast.Attribute):
-            owner, parent = f.text.of(call.func.value), f.text.parents[call]
-            if call.func.attr == "new_full" and len(call.args) == 2:
-                without_value = Edit(f.text.stop(call.args[0]), f.text.stop(call.args[1]), "")
-                yield call, [f.text.instead(call.func, f"{owner}.new_empty"), without_value]
-            elif call.func.attr != "new_full":
-                yield call, [f.text.without(parent) if isinstance(parent, ast.Expr) else f.text.instead(call, owner)]
+    for call, method in () if f.is_kernel else f.method_calls(*_UNINITIALISED):
+        yield call, f.replace(method, f"{f.of(method.value)}.{_UNINITIALISED[method.attr]}")
+    for call, method in f.method_calls("new_full", "zero_", "fill_"):
+        if method.attr != "new_full":
+            yield call, f.undo_method(call, method)
+        elif len(call.args) == 2:
+            without_value = Edit(f.file.span(call.args[0])[1], f.file.span(call.args[1])[1], "")
+            yield call, f.replace(method, f"{f.of(method.value)}.new_empty"), without_value
 
 
 # ---------------------------------------------------------------- wrong in one place only
 def _wrong_where(f: Function, conditions: Sequence[str]) -> Planted:
-    names = f.tensor_parameters(floating=True)
-    for condition in conditions if names else ():
-        lines = (f"if {condition.format(names[0])}:", f"    {_WRONG.format(names[0])}")
-        yield f.first_statement, [f.text.before(f.first_statement, *lines)]
-
-
-def _dtypes(f: Function, known: Known) -> list[str]:
-    return [f"{{}}.dtype == torch.{dtype}" for dtype in ("float64", "float32", "bfloat16", "float16")]
-
-
-def _layouts(f: Function, known: Known) -> list[str]:
-    return ["not {}.is_contiguous()", "{}.stride(-1) != 1", "{}.storage_offset()"]
+    for name in f.tensor_parameters(floating=True)[:1]:
+        for condition in conditions:
+            lines = f"if {condition.format(name)}:", f"    {name} = {name} * 1.5"
+            yield f.first_statement, f.insert_before(f.first_statement, *lines)
 
 
 def _options(f: Function, known: Known) -> list[str]:
-    found = []
+    """Conditions under which an option of ``f`` does not have its default."""
+    found: list[str] = []
     for parameter in f.parameters:
-        name, default = parameter.arg, f.defaults.get(parameter.arg)
+        name, default = parameter.arg, getattr(f.defaults.get(parameter.arg), "value", ...)
         if name in known.options:
             found += [f"{name} is None" if v is None else f"{name} == {v!r}" for v in known.options[name][1:]]
-        elif isinstance(default, ast.Constant) and default.value is None:
-            found.append(f"{name} is not None")
-        elif isinstance(default, ast.Constant) and isinstance(default.value, bool):
-            found.append(f"{name} is {not default.value}")
+        elif default is None or isinstance(default, bool):
+            found.append(f"{name} is {'not None' if default is None else not default}")
     return found
 
-
-def _sizes(f: Function, known: Known) -> list[str]:
-    return ["{}.shape[0] == 1", "{}.shape[-1] == 1", "{}.shape[0] % 16 == 0", "{}.numel() > 100_000"]
-
-
-_CONDITIONS: dict[str, Callable[[Function, Known], list[str]]] = {
-    "wrong in one dtype": _dtypes,
-    "wrong in one layout": _layouts,
-    "wrong with one option": _options,
-    "wrong at one size": _sizes,
-}
 
 OPERATORS: dict[str, Operator] = {
     "keep a tensor alive": keep_alive,
@@ -385,5 +333,5 @@ OPERATORS: dict[str, Operator] = {
     "empty for zeros": empty_for_zeros,
 }
 KINDS = (*OPERATORS, *_CONDITIONS)
-OF_MEMORY = frozenset(KINDS[:7])
-"""Kinds that a meter is likelier to see than a comparison."""
+MEMORY_KINDS = frozenset(KINDS[:7])
+"""Kinds that a meter is likelier to catch than a comparison of answers."""

@@ -8,28 +8,27 @@ from pathlib import Path
 import pytest
 
 from memfix.checks.effort import get_effort
+from memfix.checks.plan import Check
 from memfix.ops.embedding import gather
-from memfix.selftest import keeper as keeper_module
-from memfix.selftest.keeper import Keeper, Question
+from memfix.selftest import fork_server
+from memfix.selftest.fork_server import ForkServer, Request, Setup
 from memfix.selftest.modules import same_code
-from memfix.selftest.parts import Part
 
 TEXT = Path(gather.__file__).read_text()
+GROUP = (Check("embedding", "equality", "gather", dtype="float32"),)
 FIRST = '    require_shape("ids", ids_N, "N")\n'
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     patch = pytest.MonkeyPatch()
-    patch.setattr(keeper_module, "MOST_BYTES", 1 << 30)
-    patch.setattr(keeper_module.Judge, "parts", lambda *_, **__: [Part("gather", "equality", "float32")])
-    kept = Keeper(
-        "embedding", ["gather"], [gather.__file__], get_effort("dev"), None,
-        interpreted=False, cache=str(tmp_path_factory.mktemp("cache")),
-    )  # fmt: skip
-    assert kept.receive().failure is None
-    yield kept
-    kept.close()
+    patch.setattr(fork_server, "MOST_BYTES", 1 << 30)
+    patch.setattr(fork_server, "check_groups", lambda *_, **__: [GROUP])
+    cache = str(tmp_path_factory.mktemp("cache"))
+    started = ForkServer(Setup("embedding", ("gather",), (gather.__file__,), get_effort("dev"), None, False, cache))
+    assert started.receive().failure is None
+    yield started
+    started.close()
     patch.undo()
 
 
@@ -44,12 +43,11 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
     ],
     ids=["hangs", "takes all memory", "crashes", "raises", "nothing planted"],
 )
-def test_it_is_caught_and_said_by_what(keeper: Keeper, planted: str, check: str) -> None:
+def test_it_is_caught_and_said_by_what(server: ForkServer, planted: str, check: str) -> None:
     changed = TEXT.replace(FIRST, f"    {planted}\n{FIRST}") if planted else TEXT
-    parts = (Part("gather", "equality", "float32"),)
-    keeper.ask(Question(7, {gather.__name__: changed}, parts, seconds=2.0))
-    reply = keeper.receive()
-    assert (reply.number, reply.verdict, reply.check) == (7, "caught" if planted else "passed", check), reply.why
+    server.ask(7, Request({gather.__name__: changed}, (GROUP,), seconds=2.0))
+    number, reply = server.receive()
+    assert (number, reply.verdict, reply.check) == (7, "caught" if planted else "passed", check), reply.why
 
 
 def test_the_same_instructions_are_seen_without_asking() -> None:

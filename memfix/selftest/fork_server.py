@@ -1,0 +1,295 @@
+"""A server process that imports torch and the op, runs every check once, and then forks a child for each request.
+
+A child loads the changed module in its own memory, so nothing has to be undone. Its time and memory are limited by the
+operating system, because a mutant may hang or allocate without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checks.children import start_method, take_one_core
+from ..checks.effort import Effort
+from ..checks.finding import Finding
+from ..checks.interpreter import VARIABLE, prepare_to_interpret
+from ..checks.plan import Found
+from ..checks.preload import import_for_equality, import_for_meters
+from ..contract import Contract
+from ..errors import MeasurementError, MemfixError
+from ..gate.lock import Key
+from ..registry import Source, all_contracts, source_of
+from .coverage import Coverage, line_coverage
+from .fingerprint import Fingerprint, compare_fingerprints, fingerprint_of
+from .judge import Group, Judge, check_groups, is_memory
+from .modules import reload_contract
+
+MOST_BYTES = 4 << 30  # above what the server itself takes
+LEAST_SECONDS = 30.0
+FINGERPRINT_SECONDS = 60.0
+_TIMES_LONGER = 5.0  # than the unchanged op, before a mutant is ended
+_OUT_OF_MEMORY = ("allocate memory", "not enough memory", "MemoryError")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a server checks: forms of one op, in Triton's interpreter or not. Lines of ``paths`` are traced."""
+
+    op: str
+    forms: tuple[str, ...]
+    paths: tuple[str, ...]
+    effort: Effort
+    lock: Mapping[Key, int] | None
+    interpreted: bool
+    triton_cache: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """Run ``groups`` of checks with ``changed`` modules. With a ``form``, take its fingerprint instead, and compare it
+    with ``before`` where that is given."""
+
+    changed: Mapping[str, str]
+    groups: tuple[Group, ...] = ()
+    form: str = ""
+    before: Fingerprint | None = None
+    must_run: tuple[str, int] | None = None
+    """A file and the line of it without which equal fingerprints mean nothing."""
+    seconds: float = LEAST_SECONDS
+
+
+@dataclass(frozen=True)
+class Reply:
+    """``verdict`` is caught (by ``check``), passed, not reached, or that of :func:`compare_fingerprints`."""
+
+    verdict: str
+    check: str = ""
+    why: str = ""
+    fingerprint: Fingerprint | None = None
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the checks did with the unchanged op: line coverage and time of each group."""
+
+    coverage: dict[Group, Coverage]
+    seconds: dict[Group, float]
+    failure: Finding | None = None
+
+
+class ForkServer:
+    """The parent's end. Several requests may be pending; each reply comes with the number of its request."""
+
+    baseline: Baseline
+
+    def __init__(self, setup: Setup) -> None:
+        # an imported Triton has decided already whether it interprets
+        method: Any = "spawn" if setup.interpreted and "triton" in sys.modules else start_method()
+        context: Any = multiprocessing.get_context(method)
+        self.op, self.fingerprints = setup.op, dict[str, Fingerprint]()
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, setup), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def receive(self) -> Any:
+        """The baseline, and then ``(number, reply)`` for each request."""
+        try:
+            received = self.connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise MeasurementError(f"the process that asks mutants ended with {self._process.exitcode}") from None
+        if isinstance(received, MemfixError):
+            raise received
+        return received
+
+    def ask(self, number: int, request: Request) -> None:
+        self.connection.send((number, request))
+
+    def close(self) -> None:
+        self.connection.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def groups_at(self, path: str, lines: tuple[int, int]) -> list[Group]:
+        """The groups that run one of the lines from the first to the last, the quickest first."""
+        changed = range(lines[0], lines[1] + 1)
+        groups = [group for group, ran in self.baseline.coverage.items() if not ran.lines[path].isdisjoint(changed)]
+        return sorted(groups, key=self.baseline.seconds.__getitem__)
+
+    def checking(self, changed: Mapping[str, str], groups: Sequence[Group]) -> Request:
+        seconds = LEAST_SECONDS + _TIMES_LONGER * sum(self.baseline.seconds[group] for group in groups)
+        return Request(changed, tuple(groups), seconds=seconds)
+
+
+# ---------------------------------------------------------------- in the server process
+def _serve(connection: Connection, setup: Setup) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by closing the pipe
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # mutants are checked by the gate without a GPU
+    os.environ["TRITON_CACHE_DIR"] = setup.triton_cache
+    take_one_core()
+    import_for_equality()
+    torch.backends.mkldnn.set_flags(False)  # on Arm oneDNN's threads do not survive a fork: a child would wait for ever
+    if setup.interpreted:
+        os.environ[VARIABLE] = "1"
+        prepare_to_interpret()
+    else:
+        import_for_meters()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        contract, judge = all_contracts()[setup.op], Judge(setup.effort, setup.lock)
+        server = _Server(connection, contract, source_of(setup.op), judge, setup.interpreted)
+        connection.send(_baseline(judge, contract, setup))
+    except MemfixError as error:
+        connection.send(error)
+        return
+    server.serve()
+
+
+def _baseline(judge: Judge, contract: Contract, setup: Setup) -> Baseline:
+    baseline = Baseline({}, {})
+    for group in check_groups(contract, setup.forms, interpreted=setup.interpreted):
+        run = partial(_run_traced, judge, contract, group, setup.paths)
+        start = time.monotonic()
+        # a simulated step starts autograd's threads, and a child of a process that has them cannot run a backward
+        coverage, failure, judge.naive = _run_in_child(run) if is_memory(group) else run()
+        if failure is not None:
+            return Baseline({}, {}, failure)
+        baseline.coverage[group], baseline.seconds[group] = coverage, time.monotonic() - start
+    return baseline
+
+
+def _run_traced(
+    judge: Judge, contract: Contract, group: Group, paths: Sequence[str]
+) -> tuple[Coverage, Finding | None, Found]:
+    with line_coverage(paths) as coverage:
+        failure = judge.first_failure(contract, [group])
+    return coverage, failure, judge.naive
+
+
+def _run_in_child(function: Callable[[], Any]) -> Any:
+    process, pipe = _fork(function)
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        raise MeasurementError("the checks with nothing planted ended their process") from None
+    finally:
+        os.waitpid(process, 0)
+
+
+def _fork(function: Callable[[], Any]) -> tuple[int, Any]:
+    """Start a child, and return it with the pipe through which the result of ``function`` arrives."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = os.fork()
+    if process == 0:
+        with contextlib.suppress(BaseException):
+            theirs.send_bytes(pickle.dumps(function()))
+        os._exit(0)
+    theirs.close()
+    return process, ours
+
+
+@dataclass
+class _Server:
+    connection: Connection
+    contract: Contract
+    source: Source
+    judge: Judge
+    interpreted: bool
+    _children: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    """Process and number of the request, by pipe."""
+
+    def serve(self) -> None:
+        while True:
+            for ready in wait([self.connection, *self._children]):
+                if ready is not self.connection:
+                    self._collect(ready)
+                    continue
+                try:
+                    number, request = self.connection.recv()
+                except (EOFError, ConnectionError):
+                    for process, _ in self._children.values():
+                        os.kill(process, signal.SIGKILL)
+                        os.waitpid(process, 0)
+                    return
+                process, pipe = _fork(partial(self._answer, request))
+                self._children[pipe] = (process, number)
+
+    def _collect(self, pipe: Any) -> None:
+        process, number = self._children.pop(pipe)
+        reply = None
+        with contextlib.suppress(EOFError, OSError):
+            reply = pickle.loads(pipe.recv_bytes())
+        pipe.close()
+        exit_code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        self.connection.send((number, reply or _reply_of_exit(exit_code)))
+
+    def _answer(self, request: Request) -> Reply:
+        _limit_this_process(request.seconds)
+        contract = self.contract
+        try:
+            if request.changed:
+                contract = reload_contract(contract, self.source, request.changed)
+        except Exception as error:
+            return Reply("caught", "import", f"{type(error).__name__}: {error}")
+        if request.form:
+            return self._compare(contract, request)
+        # nobody reads the smallest call at which a mutant fails
+        judge = replace(self.judge, effort=replace(self.judge.effort, shrinks=0))
+        finding = judge.first_failure(contract, request.groups)
+        if finding is None:
+            return Reply("passed")
+        if any(words in finding.message for words in _OUT_OF_MEMORY):
+            return Reply("caught", "limit on memory", finding.message)
+        return Reply("caught", finding.check, f"{finding.subject}: {finding.message}")
+
+    def _compare(self, contract: Contract, request: Request) -> Reply:
+        until = time.monotonic() + FINGERPRINT_SECONDS
+        path, line = request.must_run or ("", 0)
+        with line_coverage([path]) if path else contextlib.nullcontext(Coverage()) as ran:
+            now = fingerprint_of(contract, request.form, self.judge.effort, interpreted=self.interpreted, until=until)
+        if request.before is None:
+            return Reply("fingerprint", fingerprint=now)
+        verdict, why = compare_fingerprints(contract, request.form, request.before, now)
+        if verdict == "equal" and path and line not in ran.lines[path]:
+            verdict, why = "not reached", f"its condition was never met, nor in {len(now.answers)} more calls"
+        return Reply(verdict, why=why)
+
+
+def _limit_this_process(seconds: float) -> None:
+    """Let the system end this process after ``seconds``, and refuse it memory above the limit."""
+    faulthandler.disable()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        taken = 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData:")))
+        resource.setrlimit(resource.RLIMIT_DATA, (taken + MOST_BYTES, taken + MOST_BYTES))
+
+
+def _reply_of_exit(exit_code: int) -> Reply:
+    if exit_code == -signal.SIGALRM:
+        return Reply("caught", "limit on time", "it ran past its time")
+    if exit_code in (0, -signal.SIGKILL):
+        return Reply("caught", "limit on memory", "the system ended it, or it could not even answer")
+    return Reply("caught", "crash", f"it ended its process with {exit_code}")
