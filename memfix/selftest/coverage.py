@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -15,10 +16,12 @@ import torch
 
 @dataclass
 class Coverage:
-    """By file: lines that ran, and local names that held a tensor (:data:`memfix.selftest.source.TensorNames`)."""
+    """By file: lines that ran, and local names that held a tensor (:data:`memfix.selftest.source.TensorNames`). And how
+    long it took."""
 
     lines: dict[str, set[int]] = field(default_factory=dict)
     tensors: dict[str, dict[tuple[int, str], bool]] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @contextlib.contextmanager
@@ -38,7 +41,7 @@ def line_coverage(paths: Collection[str]) -> Iterator[Coverage]:
     def trace_call(frame: FrameType, event: str, argument: Any) -> Any:
         return trace_line if frame.f_code.co_filename in coverage.lines else None
 
-    before = sys.gettrace()
+    before, start = sys.gettrace(), time.monotonic()
     sys.settrace(trace_call)
     threading.settrace(trace_call)
     try:
@@ -46,3 +49,4 @@ def line_coverage(paths: Collection[str]) -> Iterator[Coverage]:
     finally:
         sys.settrace(before)
         threading.settrace(None)
+        coverage.seconds = time.monotonic() - start

@@ -83,25 +83,19 @@ class Reply:
     fingerprint: Fingerprint | None = None
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """What the checks did with the unchanged op: line coverage and time of each group."""
-
-    coverage: dict[Group, Coverage]
-    seconds: dict[Group, float]
-    failure: Finding | None = None
-
-
 class ForkServer:
-    """The parent's end. Several requests may be pending; each reply comes with the number of its request."""
+    """The parent's end. Several requests may be pending; each reply comes with the number of its request.
 
-    baseline: Baseline
+    ``baseline`` is what each group of checks ran with nothing planted, and ``fingerprints`` are those of the unchanged
+    forms. The caller fills in both.
+    """
 
     def __init__(self, setup: Setup) -> None:
         # an imported Triton has decided already whether it interprets
         method: Any = "spawn" if setup.interpreted and "triton" in sys.modules else start_method()
         context: Any = multiprocessing.get_context(method)
-        self.op, self.fingerprints = setup.op, dict[str, Fingerprint]()
+        self.baseline: dict[Group, Coverage] = {}
+        self.fingerprints: dict[str, Fingerprint] = {}
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, setup), daemon=True)
         self._process.start()
@@ -131,11 +125,11 @@ class ForkServer:
     def groups_at(self, path: str, lines: tuple[int, int]) -> list[Group]:
         """The groups that run one of the lines from the first to the last, the quickest first."""
         changed = range(lines[0], lines[1] + 1)
-        groups = [group for group, ran in self.baseline.coverage.items() if not ran.lines[path].isdisjoint(changed)]
-        return sorted(groups, key=self.baseline.seconds.__getitem__)
+        groups = [group for group, ran in self.baseline.items() if not ran.lines[path].isdisjoint(changed)]
+        return sorted(groups, key=lambda group: self.baseline[group].seconds)
 
     def checking(self, changed: Mapping[str, str], groups: Sequence[Group]) -> Request:
-        seconds = LEAST_SECONDS + _TIMES_LONGER * sum(self.baseline.seconds[group] for group in groups)
+        seconds = LEAST_SECONDS + _TIMES_LONGER * sum(self.baseline[group].seconds for group in groups)
         return Request(changed, tuple(groups), seconds=seconds)
 
 
@@ -165,16 +159,18 @@ def _serve(connection: Connection, setup: Setup) -> None:
     server.serve()
 
 
-def _baseline(judge: Judge, contract: Contract, setup: Setup) -> Baseline:
-    baseline = Baseline({}, {})
+def _baseline(judge: Judge, contract: Contract, setup: Setup) -> dict[Group, Coverage]:
+    """The line coverage of each group of checks with nothing planted. They must pass."""
+    baseline: dict[Group, Coverage] = {}
     for group in check_groups(contract, setup.forms, interpreted=setup.interpreted):
         run = partial(_run_traced, judge, contract, group, setup.paths)
-        start = time.monotonic()
         # a simulated step starts autograd's threads, and a child of a process that has them cannot run a backward
-        coverage, failure, judge.naive = _run_in_child(run) if is_memory(group) else run()
-        if failure is not None:
-            return Baseline({}, {}, failure)
-        baseline.coverage[group], baseline.seconds[group] = coverage, time.monotonic() - start
+        baseline[group], found, judge.naive = _run_in_child(run) if is_memory(group) else run()
+        if found is not None:
+            raise MeasurementError(
+                f"{contract.name} fails with nothing planted, so that nothing can be learnt from it; run memfix gate "
+                f"{contract.name}: {found.subject}: {found.check}: {found.message}"
+            )
     return baseline
 
 

@@ -35,6 +35,11 @@ def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     return {kind: some for kind, some in found.items() if some}
 
 
+def caught_by(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many each check caught, the most first."""
+    return dict(Counter(outcome.check for outcome in outcomes if outcome.verdict == "caught").most_common())
+
+
 def as_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ops = dict.fromkeys(outcome.op for outcome in outcomes)
     return {
@@ -49,15 +54,9 @@ def as_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _of_some(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    caught_by = Counter(outcome.check for outcome in outcomes if outcome.verdict == "caught")
-    return {
-        **counts(outcomes),
-        "share_caught": share_caught(outcomes),
-        "caught_by": dict(caught_by.most_common()),
-        "kinds": {
-            kind: {**counts(some), "share_caught": share_caught(some)} for kind, some in by_kind(outcomes).items()
-        },
-    }
+    kinds = {kind: {**counts(some), "share_caught": share_caught(some)} for kind, some in by_kind(outcomes).items()}
+    shares = {"share_caught": share_caught(outcomes), "caught_by": caught_by(outcomes), "kinds": kinds}
+    return {**counts(outcomes), **shares}
 
 
 def print_report(outcomes: Sequence[Outcome], console: Console) -> None:
@@ -74,9 +73,7 @@ def print_report(outcomes: Sequence[Outcome], console: Console) -> None:
         table.add_row(kind, *_cells(some))
     table.add_row("all", *_cells(outcomes), style="bold")
     console.print(table)
-    caught_by = Counter(outcome.check for outcome in outcomes if outcome.verdict == "caught")
-    if caught_by:
-        said = ", ".join(f"{check} {number}" for check, number in caught_by.most_common())
+    if said := ", ".join(f"{check} {number}" for check, number in caught_by(outcomes).items()):
         console.print(Text(f"caught by: {said}"), soft_wrap=True)
     if not_asked := counts(outcomes)["not asked"]:
         console.print(Text(f"the time was over: {not_asked} of {len(outcomes)} were not asked"), soft_wrap=True)

@@ -85,7 +85,7 @@ def run_selftest(
             if until is not None and not server.connection.poll(max(0.0, until - time.monotonic())):
                 raise TimeIsOver
         for server in servers:
-            _receive_baseline(server)
+            server.baseline = server.receive()
         _require_reloadable(contract, files, servers)
         mutants = _planted(contract, forms, files, servers, seed)[:most]
         return list(_outcomes(contract, mutants, files, servers, until, say))
@@ -105,19 +105,10 @@ def _not_known_unequal(contract: Contract) -> list[str]:
     return [name for name, form in contract.forms.items() if not form.known_unequal]
 
 
-def _receive_baseline(server: ForkServer) -> None:
-    server.baseline = server.receive()
-    if (found := server.baseline.failure) is not None:
-        raise MeasurementError(
-            f"{server.op} fails with nothing planted, so that nothing can be learnt from it; run memfix gate "
-            f"{server.op}: {found.subject}: {found.check}: {found.message}"
-        )
-
-
 def _require_reloadable(contract: Contract, files: Sequence[SourceFile], servers: Sequence[ForkServer]) -> None:
     """The control: the forms' modules, reloaded without a change, must pass what they passed before."""
     for server in servers:
-        server.ask(0, server.checking({file.module: file.text for file in files}, tuple(server.baseline.coverage)))
+        server.ask(0, server.checking({file.module: file.text for file in files}, tuple(server.baseline)))
         reply: Reply = server.receive()[1]
         if reply.verdict != "passed":
             raise MeasurementError(f"{contract.name} fails when it is loaded a second time: {reply.check}: {reply.why}")
@@ -131,7 +122,7 @@ def _planted(
     by_kind: dict[str, list[Mutant]] = {}
     for file in files:
         tensors: dict[tuple[int, str], bool] = {}
-        for group, ran in itertools.chain.from_iterable(server.baseline.coverage.items() for server in servers):
+        for group, ran in itertools.chain.from_iterable(server.baseline.items() for server in servers):
             for key, floating in ran.tensors[file.path].items() if group[0].kind != "bad input" else ():
                 tensors[key] = tensors.get(key, False) or floating
         for mutant in mutants_of(replace(file, tensors=tensors), known, skip=naive_lines(contract, file)):
