@@ -6,13 +6,14 @@ from typing import Any
 
 from ..contract import BadInput, Contract, parameters_of
 from .finding import Finding, Status
-from .inputs import Draw, make_inputs, read_to_end
+from .form_call import FormCall
+from .inputs import Draw, read_to_end
 
 
 def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:
     """Change a good call into the bad one, run it, and compare what it raises with the contract."""
     case = contract.case_of("bad input", {dim: spec.nearest(5) for dim, spec in contract.dims.items()})
-    arguments: dict[str, Any] = {**make_inputs(contract, Draw(case), "cpu"), **contract.options(form, case)}
+    arguments: dict[str, Any] = {**FormCall(contract, form, Draw(case)).inputs("cpu"), **contract.options(form, case)}
     bad.change(arguments)
     tensors = [arguments.pop(spec.name, None) for spec in contract.inputs]
 

@@ -20,7 +20,8 @@ from ..meters.base import Meter, Simulation
 from ..meters.simulated import SimulatedMeter
 from ..meters.timeline import Line
 from .finding import Finding
-from .inputs import Draw, StepOf, phases_of
+from .form_call import FormCall
+from .inputs import StepOf
 from .interpreter import VARIABLE, is_interpreting
 from .measured import SharedMemory
 
@@ -86,12 +87,11 @@ def compile_ahead(steps: Iterable[StepOf]) -> None:
 
 def _launches(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
     """Every launch with its case and phase."""
-    for case in contract.cases.values():
-        for phase in phases_of(contract):
-            if phase == "held":  # train begins with it
-                continue
-            for launch in meter.launches(StepOf(contract, form, Draw(case), phase)):
-                yield case.name, phase, launch
+    for case in contract.cases:
+        call = FormCall.at_case(contract, form, case)
+        for phase in call.phases:
+            if phase != "held":  # train begins with it
+                yield from ((case, phase, launch) for launch in meter.launches(call.step(phase)))
 
 
 # ---------------------------------------------------------------- a compiler without a GPU

@@ -24,7 +24,7 @@ from .compiling import compile_ahead
 from .draws import smallest_failure
 from .finding import Finding
 from .form_call import FormCall
-from .inputs import Draw, StepOf, phases_of
+from .inputs import Draw, phases_of
 from .interpreter import CannotInterpret, InterpreterEnded, in_interpreter
 from .interpreter_faults import interpreter_fault
 from .kernel_coverage import WATCH
@@ -60,15 +60,15 @@ def check_equality_at(contract: Contract, form: str, draw: Draw, *, place: Place
 
 def compare_once(contract: Contract, form: str, draw: Draw, place: Place = "cpu") -> None:
     """Compare one call with naive. Raises ``Unequal`` or whatever the form raises."""
+    call = FormCall(contract, form, draw)
     if contract.has_objects:
-        compare_objects(contract, form, draw)
+        compare_objects(call)
         return
     device = "cuda" if place == "cuda" else "cpu"
     if place == "cuda":
         make_way_on_gpu()  # kernels are compiled for every call, a minute for a form
     elif place == "interpreter":
         WATCH.turn_to(contract.forms[form].function)
-    call = FormCall(contract, form, draw)
     reference = reference_at(call, device)
     answer = run_form(call, device)
     if draw.mode == "autocast":
@@ -110,7 +110,7 @@ def _compared(
     for number in (examples, 10 * examples) if known else (examples,):
         calls = equality_calls(contract, form, dtype, number, place=place, seed=seed)
         if place == "cuda" and contract.forms[form].has_kernels:
-            compile_ahead([StepOf(contract, form, call.draw, phases_of(contract)[-1]) for call in calls])
+            compile_ahead([FormCall(contract, form, call.draw).step(phases_of(contract)[-1]) for call in calls])
         with gpu_beside_others() if place == "cuda" else contextlib.nullcontext():
             failure = smallest_failure(
                 lambda draw: compare_once(contract, form, draw, place),

@@ -1,4 +1,4 @@
-"""One form at one drawn call: what the rooms of equality pass on to each other in place of a contract."""
+"""One form at one call: the object that equality and memory checks pass on, instead of a contract with its parts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..contract import Contract
-from ..laws import NAIVE
-from .inputs import Draw, call_form, make_inputs, output_tensors
+from ..laws import NAIVE, Phase
+from .finding import Finding, Status
+from .inputs import Draw, StepOf, call_form, make_inputs, output_tensors, phases_of
 
 Tensors = Mapping[str, torch.Tensor]
 _REFUSALS = ("second derivative", "differentiate twice")
@@ -19,16 +20,50 @@ _REFUSALS = ("second derivative", "differentiate twice")
 
 @dataclass(frozen=True)
 class FormCall:
-    """A quarter of the calls of a dtype come second, after another call of the same shape, so that a cached answer is
-    the wrong one. Another quarter repeats backward, where the op promises that. Each draw does both, in other dtypes.
+    """A form, and the draw that fixes its call.
+
+    In equality checks a quarter of the calls of a dtype come second, after another call of the same shape, so that a
+    cached answer is wrong. Another quarter repeats backward, where the op promises that. Each draw does both, in
+    different dtypes.
     """
 
     contract: Contract
     form: str
     draw: Draw
 
-    def of_naive(self) -> FormCall:
-        return replace(self, form=NAIVE)
+    @staticmethod
+    def at_case(contract: Contract, form: str, case: str) -> FormCall:
+        return FormCall(contract, form, Draw(contract.cases[case]))
+
+    def of(self, form: str) -> FormCall:
+        """The same call of another form."""
+        return replace(self, form=form)
+
+    def shortened(self) -> FormCall:
+        """The same call with short axes: a few chunks of two."""
+        contract, case = self.contract, self.draw.case
+        axes = contract.shape_dims()
+
+        def short(dim: str) -> int:
+            spec = contract.dims[dim]
+            wanted = max(1, spec.low) * (4 if dim in axes else 2)
+            return -(-wanted // spec.multiple_of) * spec.multiple_of
+
+        dims = {dim: min(size, short(dim)) for dim, size in case.dims.items()}
+        return replace(self, draw=replace(self.draw, case=replace(case, dims=dims)))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return phases_of(self.contract)
+
+    def step(self, phase: Phase) -> StepOf:
+        """What a meter measures."""
+        return StepOf(self.contract, self.form, self.draw, phase)
+
+    def finding(self, check: str, status: Status, message: str, phase: Phase | None = None, **more: Any) -> Finding:
+        """A finding about this form at this case."""
+        case = self.draw.case.name
+        return Finding(check, self.contract.name, self.form, status, message, case, phase, **more)
 
     def inputs(self, device: str, *, other: bool = False, values: bool = True) -> dict[str, torch.Tensor]:
         """The input tensors, or ``other`` ones of the same shape. Without ``values`` they are only laid out."""

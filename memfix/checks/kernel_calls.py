@@ -19,7 +19,8 @@ import torch
 
 from ..contract import Contract
 from .draws import Drawn, Options, equality_draws, made, options_of, options_taken, pairs, usual_draws
-from .inputs import Draw, call_form, make_inputs, output_tensors
+from .form_call import FormCall
+from .inputs import Draw, output_tensors
 from .lowered import lowered_constants
 
 Kernels = frozenset[str]
@@ -133,7 +134,7 @@ def launched(contract: Contract, form: str, draw: Draw) -> Kernels:
 
 
 def _call(contract: Contract, form: str, draw: Draw) -> None:
-    tensors = make_inputs(contract, draw, "cpu")
-    outputs = [tensor for tensor in output_tensors(call_form(contract, form, draw, tensors)) if tensor.requires_grad]
+    call = FormCall(contract, form, draw)
+    outputs = [tensor for tensor in output_tensors(call.result(call.inputs("cpu"))) if tensor.requires_grad]
     if outputs:
         torch.autograd.backward(outputs, [torch.zeros_like(output) for output in outputs])

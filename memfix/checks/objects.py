@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..contract import Contract
 from ..laws import NAIVE
 from .comparing import Unequal
-from .inputs import Draw, call_form, make_inputs
+from .form_call import FormCall
 from .reference import blaming_naive
 
 _SHOWN = 80  # characters of a result in a message
 
 
-def compare_objects(contract: Contract, form: str, draw: Draw) -> None:
-    """Raise ``Unequal`` where ``form`` does not return what naive returns, or changes its inputs."""
+def compare_objects(call: FormCall) -> None:
+    """Raise ``Unequal`` where the form does not return what naive returns, or changes its inputs."""
     with blaming_naive():
-        expected = _read(call_form(contract, NAIVE, draw, make_inputs(contract, draw, "cpu")))
-    inputs, fresh = make_inputs(contract, draw, "cpu"), make_inputs(contract, draw, "cpu")
+        expected = _read(call.of(NAIVE).result(call.inputs("cpu")))
+    inputs, fresh = call.inputs("cpu"), call.inputs("cpu")
     comparable = [name for name in inputs if are_same(inputs[name], fresh[name])]  # an open file equals no other
-    result = _read(call_form(contract, form, draw, inputs))
+    result = _read(call.result(inputs))
     for name in comparable:
         if not are_same(inputs[name], fresh[name]):
             raise Unequal(f"writes into its input {name}")

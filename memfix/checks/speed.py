@@ -6,16 +6,16 @@ from ..contract import Contract
 from ..laws import NAIVE, SpeedBudget
 from ..meters.clock import race
 from .finding import Finding, Status
-from .inputs import Draw, StepOf
+from .form_call import FormCall
 from .measured import Ratio
 
 
 def check_speed(contract: Contract, law: SpeedBudget, *, pairs: int = 15) -> Finding:
     """Time the form and naive alternately, at the law's case and on its device."""
-    draw = Draw(contract.cases[law.case])
-    form, naive = (StepOf(contract, f, draw, law.phase)(law.device) for f in (law.form, NAIVE))
+    call = FormCall.at_case(contract, law.form, law.case)
+    form, naive = (each.step(law.phase)(law.device) for each in (call, call.of(NAIVE)))
     result = race(form, naive, device=law.device, pairs=pairs)
     measured = Ratio(result.ratio, result.second_s, "naive", law.times_naive, result.pairs)
     message = measured.message("naive's time", law.device)
     status: Status = "pass" if result.ratio <= law.times_naive else "fail"
-    return Finding("speed", contract.name, law.form, status, message, law.case, law.phase, measured=measured)
+    return call.finding("speed", status, message, law.phase, measured=measured)
