@@ -111,7 +111,8 @@ def _findings(contract: Contract, check: Check, session: Session) -> list[Findin
 
 def _memory_findings(contract: Contract, check: Check, session: Session) -> list[Finding]:
     """What is found of a form's memory; only why none of it can pass and what fails, where the form is not equal."""
-    from .checks.examine import judge_case
+    from .checks.form_call import FormCall
+    from .checks.memory import judge_case
 
     found = session.found(contract)
     budgets = contract.budgets_of(check.form, check.case) if check.kind == "memory" else []
@@ -124,7 +125,7 @@ def _memory_findings(contract: Contract, check: Check, session: Session) -> list
     findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
     readings = {(form, phase): r for form, outcome in outcomes.items() for phase, r in outcome.readings.items()}
     if check.kind == "memory":
-        findings += judge_case(contract, check.form, check.case, readings)
+        findings += judge_case(FormCall.at_case(contract, check.form, check.case), readings)
     standing = standing_of(contract, check.form, found)
     if standing.no_memory is not None:
         why = replace(standing.no_memory, status=standing.equality[-1].status)
@@ -149,7 +150,7 @@ def _compare_unless_known(contract: Contract, form: str, session: Session) -> No
 
 def _recorded(session: Session, key: tuple[str, str, str, Phase], reading: Reading) -> Sequence[Finding]:
     """The lock's word on a reading, which the session's reports show."""
-    from .checks.memory import bytes_of
+    from .checks.phase_bytes import bytes_of
 
     op, form, case, phase = key
     size = bytes_of(reading, phase)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from ..contract import Contract
-from ..laws import Phase
-from ..meters.base import Meter, Reading
+from collections.abc import Iterator
+
+from ..meters.base import Meter
 from ..meters.cuda import CudaMeter
-from .finding import Finding, Status
-from .inputs import Draw, phases_of
+from .finding import Finding
+from .form_call import FormCall
 from .measured import Agreement
-from .memory import bytes_of, explained, measure_phases, too_large_for
+from .measuring import measure_phases, too_large_for
+from .phase_bytes import bytes_of, explained
 
 
-def check_agreement(contract: Contract, form: str, case: str, simulated: Meter) -> list[Finding]:
+def check_agreement(call: FormCall, simulated: Meter) -> Iterator[Finding]:
     """One finding for each phase; none where this GPU cannot hold the case."""
-    draw, phases, gpu = Draw(contract.cases[case]), phases_of(contract), CudaMeter()
-    if too_large_for(gpu, contract, form, draw, phases):
-        return []
-    predicted = measure_phases(contract, form, draw, phases, simulated)
-    real = measure_phases(contract, form, draw, phases, gpu)
-    return [_compared(contract, form, case, phase, predicted[phase], real[phase]) for phase in phases]
-
-
-def _compared(contract: Contract, form: str, case: str, phase: Phase, predicted: Reading, real: Reading) -> Finding:
-    simulated, allocated = bytes_of(predicted, phase), bytes_of(real, phase)
-    status: Status = "pass" if simulated == allocated or not predicted.exact else "fail"
-    message = f"simulated {simulated:,} bytes, allocator {allocated:,}: {simulated - allocated:+,}"
-    if not predicted.exact:
-        message += f" (an estimate: {'; '.join(predicted.notes)})"
-    details = explained(predicted, phase) if status == "fail" else ()
-    measured = Agreement(simulated, allocated)
-    return Finding("agreement", contract.name, form, status, message, case, phase, details, measured=measured)
+    gpu = CudaMeter()
+    if too_large_for(gpu, call):
+        return
+    predicted, real = (measure_phases(call, call.phases, meter) for meter in (simulated, gpu))
+    for phase, reading in predicted.items():
+        measured = Agreement(bytes_of(reading, phase), bytes_of(real[phase], phase))
+        message = f"simulated {measured.simulated_bytes:,} bytes, allocator {measured.allocator_bytes:,}"
+        message += f": {measured.simulated_bytes - measured.allocator_bytes:+,}"
+        if not reading.exact:
+            message += f" (an estimate: {'; '.join(reading.notes)})"
+        is_wrong = reading.exact and measured.simulated_bytes != measured.allocator_bytes
+        details = explained(reading, phase) if is_wrong else ()
+        yield call.finding(
+            "agreement", "fail" if is_wrong else "pass", message, phase, details=details, measured=measured
+        )

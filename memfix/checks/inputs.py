@@ -188,8 +188,7 @@ class StepOf:
     phase: Phase
 
     def __call__(self, device: str) -> Step:
-        steps: dict[Phase, Step] = _Steps(self.contract, self.form, self.draw, device).by_phase()
-        return steps[self.phase]
+        return _Steps(self.contract, self.form, self.draw, device).by_phase()[self.phase]
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ class _Steps:
 
     def forward(self) -> object:
         with torch.no_grad():
-            return read_to_end(call_form(self._contract, self._form, self._draw, self._tensors))
+            return read_to_end(self.held())
 
     def held(self) -> object:
         return call_form(self._contract, self._form, self._draw, self._tensors)
@@ -278,8 +277,3 @@ class _Steps:
 def phases_of(contract: Contract) -> tuple[Phase, ...]:
     """A contract without gradients has only a forward."""
     return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)
-
-
-def phases_beside(phases: Sequence[Phase]) -> list[Phase]:
-    """The phases that are read along with ``phases``, without a step of their own; entries of 0 bytes are left out."""
-    return ["saved", "kept"] if "train" in phases else ["kept"]

@@ -10,21 +10,22 @@ from ..laws import Scaling
 from ..meters.base import Meter
 from ..units import format_bytes
 from .finding import Finding, Status
+from .form_call import FormCall
+from .inputs import Draw
 from .measured import Growth
-from .memory import bytes_of, measure_phases
+from .measuring import measure_phases
+from .phase_bytes import bytes_of
 
 TOLERATED_EXCESS = 0.05
 
 
 def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
     """Measure the form at two sizes of the law's dim, and judge the exponent between them."""
-    from .inputs import Draw
-
     case = contract.cases[law.case]
     # in the lower half constants hide the growth; the two ends of the upper half give its slope
     sizes = [case.dims[law.dim] << ((law.doublings + 1) // 2), case.dims[law.dim] << law.doublings]
     draws = [Draw(replace(case, dims={**case.dims, law.dim: size})) for size in sizes]
-    readings = [measure_phases(contract, law.form, draw, [law.phase], meter)[law.phase] for draw in draws]
+    readings = [measure_phases(FormCall(contract, law.form, draw), [law.phase], meter)[law.phase] for draw in draws]
     peaks = [bytes_of(reading, law.phase) for reading in readings]
     grain = readings[0].granularity_bytes  # below it bytes are no growth
     exponent = math.log(max(grain, peaks[1]) / max(grain, peaks[0])) / math.log(sizes[1] / sizes[0])

@@ -45,8 +45,9 @@ def explain(
     json_path: str | None,
 ) -> int:
     """What is alive at the peak of OP, largest first, with the source line behind each buffer."""
+    from ..checks.form_call import FormCall
     from ..checks.inputs import Draw
-    from ..checks.memory import measure
+    from ..checks.measuring import measure
     from ..gate import report
     from ..meters import usable_meter
     from ..pictures import check_path, save
@@ -58,7 +59,7 @@ def explain(
     contract, form, case = call_of(op, form_name, case_name)
     other_form = call_of(op, against, case_name)[1] if against else None
     meter, _ = usable_meter("simulated", gpu)
-    reading = measure(contract, form, Draw(case), phase, meter)
+    reading = measure(FormCall(contract, form, Draw(case)), phase, meter)
     title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
     console = report_console(to_stderr=json_path == "-")
     sure = "exact" if reading.exact else "an estimate"
@@ -73,7 +74,7 @@ def explain(
     for note in reading.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     if other_form:
-        other = measure(contract, other_form, Draw(case), phase, meter)
+        other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
         console.print(Text(f"against {other_form} ({format_bytes(other.peak_bytes)}):", style="bold"))
         for change in reading.diff(other):
             console.print(Text(f"  {change}"), soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import Any
 from ..checks.effort import Effort
 from ..checks.examine import Examination
 from ..checks.finding import Finding
-from ..checks.memory import bytes_of
+from ..checks.phase_bytes import bytes_of
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..meters import usable_meter

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..checks.form_call import FormCall
 from ..checks.inputs import Draw
-from ..checks.memory import bytes_of, measure_phases
+from ..checks.measuring import measure_phases
+from ..checks.phase_bytes import bytes_of
 from ..contract import Case, Contract
 from ..formula import Formula
 from ..laws import NAIVE, Phase
@@ -88,7 +90,7 @@ class Evidence:
             self.say(" ".join(words))
             # a train step also measures what is held after its forward
             phases: tuple[Phase, ...] = ("held", "train") if phase == "train" else (phase,)
-            known.update(measure_phases(contract, form, Draw(case), phases, self.meter))
+            known.update(measure_phases(FormCall(contract, form, Draw(case)), phases, self.meter))
         return known[phase]
 
     def peak(self, form: str, phase: Phase, **of: Any) -> int:

@@ -19,8 +19,10 @@ from ..checks.calls import SHARE
 from ..checks.draws import drawn, equality_draws, memory_draws, usual
 from ..checks.effort import Effort
 from ..checks.equality import check_equality_at
-from ..checks.inputs import Draw, phases_beside, phases_of
-from ..checks.memory import bytes_of, measure_phases
+from ..checks.form_call import FormCall
+from ..checks.inputs import Draw
+from ..checks.measuring import measure_phases, phases_beside
+from ..checks.phase_bytes import bytes_of
 from ..checks.plan import place_of
 from ..checks.running import answer_at
 from ..contract import Contract
@@ -113,9 +115,9 @@ def _hash_at(contract: Contract, form: str, draw: Draw) -> str | None:
 
 
 def _bytes_at(contract: Contract, form: str, draw: Draw) -> dict[str, int] | None:
-    phases = phases_of(contract)
+    call = FormCall(contract, form, draw)
     try:
-        readings = measure_phases(contract, form, draw, [*phases, *phases_beside(phases)], get_meter("simulated"))
+        readings = measure_phases(call, [*call.phases, *phases_beside(call.phases)], get_meter("simulated"))
     except Exception:
         return None
     return {phase: bytes_of(reading, phase) for phase, reading in readings.items()}

@@ -35,9 +35,10 @@ from memfix.checks.children import take_one_core
 from memfix.checks.draws import memory_calls
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import compare_once
-from memfix.checks.inputs import Draw, phases_of
+from memfix.checks.form_call import FormCall
 from memfix.checks.interpreter import in_interpreter
-from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge, measure_phases
+from memfix.checks.measuring import measure_phases
+from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge
 from memfix.checks.plan import place_of
 from memfix.checks.reference import NaiveFailed
 from memfix.checks.scaling import check_scaling
@@ -121,27 +122,26 @@ def _budgets(contract: Contract) -> Iterator[bool]:
     meter = get_meter("simulated")
     for case in _cases(contract):
         budgets = [budget for budget in contract.budgets_of(FORM, case) if not budget.known_broken]
-        for finding in measure_and_judge(contract, budgets, Draw(contract.cases[case]), meter):
+        for finding in measure_and_judge(FormCall.at_case(contract, FORM, case), budgets, meter):
             yield finding.status == "fail"
     at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
     for call in memory_calls(contract, EFFORT.memory_examples):
-        findings = measure_and_judge(contract, at_any_shape, call.draw, meter)
+        findings = measure_and_judge(FormCall(contract, FORM, call.draw), at_any_shape, meter)
         yield any(finding.status == "fail" for finding in findings)
 
 
 def _leaks(contract: Contract) -> Iterator[bool]:
     meter = get_meter("simulated")
-    for case in map(contract.cases.__getitem__, _cases(contract)):
-        readings = measure_phases(contract, FORM, Draw(case), phases_of(contract), meter)
-        for phase, reading in readings.items():
-            yield judge_leak(contract, FORM, case, phase, reading) is not None
+    for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
+        for phase, reading in measure_phases(call, call.phases, meter).items():
+            yield judge_leak(call, phase, reading) is not None
 
 
 def _kept(contract: Contract) -> Iterator[bool]:
     meter = get_meter("simulated")
-    for case in map(contract.cases.__getitem__, _cases(contract)):
-        reading = measure_phases(contract, FORM, Draw(case), ["kept"], meter)["kept"]
-        yield judge_kept(contract, FORM, case, {(FORM, "kept"): reading}) is not None
+    for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
+        reading = measure_phases(call, ["kept"], meter)["kept"]
+        yield judge_kept(call, {(FORM, "kept"): reading}) is not None
 
 
 def _laws_of_growth(contract: Contract) -> Iterator[bool]:

@@ -111,12 +111,16 @@ def compiled(form: Form, gpu: str = "H200") -> Finding:
     return check_compiles(contract_of(form), "kernel", get_meter("simulated", gpu))
 
 
-def law_of(form: Form) -> Finding:
+def law_of(form: Form, asked_for: str = "simulated") -> Finding:
     """As an examination finds it."""
-    contract, meter = contract_of(form), get_meter("simulated")
+    contract, meter = contract_of(form), get_meter(asked_for)
     (check,) = (check for check in gate_plan(contract, meter) if check.kind == "compile")
     (law,) = run_check(check, contract, OneMeter(meter, PROFILES["dev"])).findings
     return law
+
+
+def test_kernels_are_compiled_where_the_host_meter_is_asked_for() -> None:
+    assert law_of(form_of(double), "host") == law_of(form_of(double)) == compiled(form_of(double))
 
 
 def test_each_way_of_launching_a_kernel_is_compiled_once() -> None:

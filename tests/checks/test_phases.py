@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from memfix import Budget, Contract, Dim, Integers, TensorSpec
-from memfix.checks import memory
+from memfix.checks import measuring
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import examine
+from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw, phases_of
-from memfix.checks.memory import bytes_of, check_drawn_budgets, measure, measure_phases
+from memfix.checks.measuring import measure, measure_phases
+from memfix.checks.memory import check_drawn_budgets
+from memfix.checks.phase_bytes import bytes_of
 from memfix.gate.judge import judge_lock
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
@@ -38,22 +41,22 @@ def contract(form: Callable[..., Any], **more: Any) -> Contract:
 
 
 def both(made: Contract, case: str, form: str = "form") -> list[tuple[Any, Any]]:
-    draw = Draw(made.cases[case])
-    together = measure_phases(made, form, draw, phases_of(made), METER)
+    call = FormCall.at_case(made, form, case)
+    together = measure_phases(call, call.phases, METER)
     assert list(together) == list(phases_of(made))
-    return [(reading, measure(made, form, draw, phase, METER)) for phase, reading in together.items()]
+    return [(reading, measure(call, phase, METER)) for phase, reading in together.items()]
 
 
 @pytest.fixture
 def num_measured_alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     phases: list[str] = []
-    alone = memory.measure
+    alone = measuring.measure
 
-    def noted(contract: Contract, form: str, draw: Draw, phase: Any, meter: Any) -> Any:
+    def noted(call: FormCall, phase: Any, meter: Any) -> Any:
         phases.append(phase)
-        return alone(contract, form, draw, phase, meter)
+        return alone(call, phase, meter)
 
-    monkeypatch.setattr(memory, "measure", noted)
+    monkeypatch.setattr(measuring, "measure", noted)
     return phases
 
 
@@ -69,7 +72,7 @@ def test_readings_of_every_form_are_those_of_each_phase_for_itself(op: str) -> N
 def test_a_form_that_repeats_itself_is_never_measured_alone(num_measured_alone: list[str]) -> None:
     made = contract(lambda x: (x * x).exp())
     for case in made.cases:
-        measure_phases(made, "form", Draw(made.cases[case]), phases_of(made), METER)
+        measure_phases(FormCall.at_case(made, "form", case), phases_of(made), METER)
     assert num_measured_alone == []
 
 
@@ -101,11 +104,11 @@ def test_what_a_first_call_leaves_for_the_next_is_in_no_reading(from_size: int) 
 @pytest.mark.parametrize("from_size", [0, 1000])
 def test_what_a_first_call_keeps_is_a_reading_of_its_own_with_its_line(from_size: int) -> None:
     made = contract(KeepsATable(from_size))
-    kept = measure_phases(made, "form", Draw(made.cases["large"]), [*phases_of(made), "kept"], METER)["kept"]
+    kept = measure_phases(FormCall.at_case(made, "form", "large"), [*phases_of(made), "kept"], METER)["kept"]
     assert bytes_of(kept, "kept") == 4000
     assert "test_phases.py" in kept.alive_at_peak[0].place
     assert kept.alive_at_peak[0].code == "self.tables[world] = torch.empty(1000, device=x.device)"
-    nothing = measure_phases(made, "naive", Draw(made.cases["large"]), ["kept"], METER)["kept"]
+    nothing = measure_phases(FormCall.at_case(made, "naive", "large"), ["kept"], METER)["kept"]
     assert bytes_of(nothing, "kept") == 0
 
 
@@ -120,7 +123,7 @@ def test_a_cache_that_simulations_share_is_kept_in_each() -> None:
 
     made = contract(caches)
     for _ in range(2):
-        readings = [measure(made, "form", Draw(made.cases["large"]), phase, METER) for phase in phases_of(made)]
+        readings = [measure(FormCall.at_case(made, "form", "large"), phase, METER) for phase in phases_of(made)]
         assert [sum(row.bytes for row in reading.kept) for reading in readings] == [4000] * 3
 
 
@@ -179,7 +182,7 @@ def test_a_phase_that_cannot_be_measured_raises_its_own_error() -> None:
 
     made = contract(reads_values)
     with pytest.raises(Exception, match="the step needs the values of a tensor"):
-        measure_phases(made, "form", Draw(made.cases["small"]), phases_of(made), METER)
+        measure_phases(FormCall.at_case(made, "form", "small"), phases_of(made), METER)
 
 
 def test_of_several_budgets_at_drawn_shapes_the_broken_one_is_named() -> None:
@@ -221,7 +224,7 @@ def test_an_input_of_integers_is_saved_as_any_other(keeps: bool, size: int) -> N
         cases={"small": {"N": 16, "V": 8}},
     )
     draw = Draw(looking.cases["small"])
-    readings = measure_phases(looking, "form", draw, ["train", "saved"], get_meter("simulated"))
+    readings = measure_phases(FormCall(looking, "form", draw), ["train", "saved"], get_meter("simulated"))
     assert readings["saved"].peak_bytes == size
 
 

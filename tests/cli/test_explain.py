@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command_line import Ended
 
-from memfix.checks import memory
+from memfix.checks import measuring
 from memfix.meters.base import Reading
 
 NAIVE_LOSS = ("explain", "linear_cross_entropy", "--case", "small")
@@ -25,7 +25,7 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr(memory, "measure", measured)
+    monkeypatch.setattr(measuring, "measure", measured)
 
 
 # ---------------------------------------------------------------- what is said

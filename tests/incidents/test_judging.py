@@ -262,13 +262,15 @@ def test_what_is_measured_is_measured_once() -> None:
 
 
 def test_readings_are_those_of_each_phase_alone() -> None:
+    from memfix.checks.form_call import FormCall
     from memfix.checks.inputs import Draw
-    from memfix.checks.memory import bytes_of, measure
+    from memfix.checks.measuring import measure
+    from memfix.checks.phase_bytes import bytes_of
 
     evidence = KdaEvidence()
     case = evidence.contract().case_of("incident", SMALL)
     for phase in ("forward", "held", "train"):
-        alone = measure(evidence.contract(), "wy", Draw(case), phase, evidence.meter)
+        alone = measure(FormCall(evidence.contract(), "wy", Draw(case)), phase, evidence.meter)
         assert evidence.peak("wy", phase, **SMALL) == bytes_of(alone, phase)
 
 

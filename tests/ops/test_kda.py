@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw, StepOf
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.memory import measure_and_judge
@@ -410,6 +411,8 @@ def test_wy_at_2048_tokens_takes_no_tensor_of_tokens_by_key_by_key() -> None:
 def test_budgets_of_the_wy_form_hold_where_rows_are_short_and_chunks_long(op: str, batch: str, shape: str) -> None:
     contract = all_contracts()[op]
     draw = Draw.parsed(contract, f"{batch},T=300,H=2,{shape},scale=None,dtype=float32")
-    found = measure_and_judge(contract, contract.budgets_of("wy", "drawn"), draw, get_meter("simulated"))
+    found = measure_and_judge(
+        FormCall(contract, "wy", draw), contract.budgets_of("wy", "drawn"), get_meter("simulated")
+    )
     assert len(found) == 3
     assert [finding.text() for finding in found if finding.status != "pass"] == []

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from memfix.checks.equality import check_equality
+from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw
-from memfix.checks.memory import measure
+from memfix.checks.measuring import measure
 from memfix.meters import get_meter
 from memfix.ops.linear_cross_entropy import (
     LinearCrossEntropy,
@@ -278,7 +279,7 @@ def test_a_bias_costs_no_more_than_a_few_rows_of_logits(form: str, dtype: str) -
     contract, meter = all_contracts()["linear_cross_entropy"], get_meter("simulated")
     medium = replace(contract.cases["medium"], dtype=dtype)
     without, with_bias = (
-        measure(contract, form, Draw(replace(medium, present=present)), "train", meter).peak_bytes
+        measure(FormCall(contract, form, Draw(replace(medium, present=present))), "train", meter).peak_bytes
         for present in ((), ("bias",))
     )
     assert with_bias - without < 40 * medium.dims["V"]
