@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     patch.setattr(fork_server, "check_groups", lambda *_, **__: [GROUP])
     cache = str(tmp_path_factory.mktemp("cache"))
     started = ForkServer(Setup("embedding", ("gather",), (gather.__file__,), get_effort("dev"), None, False, cache))
-    assert started.receive().keys() == {GROUP}
+    assert GROUP in started.receive()  # and others, where the server had to be spawned and knows of no patch
     yield started
     started.close()
     patch.undo()
