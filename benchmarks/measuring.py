@@ -28,11 +28,11 @@ from .workload import Workload
 WRONG_ABOVE = 0.05  # of the norm: far beyond what bfloat16 rounds away, far below a term that is left out
 CPU_LIMIT_BYTES = 64 * MiB
 CROWDED_SHARE = 0.7
-"""Of the GPU's memory: beyond it the allocator cannot keep the blocks of all contenders at once."""
+"""The share of the GPU's memory beyond which the allocator cannot keep the blocks of all contenders at once."""
 
 Figures = dict[str, Any]
 Rows = dict[str, Figures]
-"""By contender. One with a ``trouble`` shows no more than that."""
+"""Figures by contender. One with a ``trouble`` is not measured further."""
 
 
 def running(rows: Mapping[str, Figures]) -> list[str]:
@@ -59,7 +59,7 @@ def simulated(work: Workload, names: Iterable[str], phase: str, device: str) -> 
 
 # ---------------------------------------------------------------- error
 def errors_at(work: Workload, names: Iterable[str], device: str) -> Rows:
-    """By contender the relative error of every output and gradient against naive in float64, or its trouble.
+    """Compare every contender's outputs and gradients with naive in float64: relative errors, or its trouble.
 
     Empty where naive cannot run in float64, with the reason under ``naive``.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import statistics
 import sys
 import time
@@ -29,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfix
 from memfix.atomic_write import write_whole
+from memfix.meters.resident import process_peak_bytes
 from memfix.meters.simulated import fake_device
 from memfix.ops.linear_cross_entropy import linear_cross_entropy
 from memfix.provenance import describe
@@ -187,7 +187,7 @@ def full_size() -> dict[str, Any]:
     reading = memfix.peak(decoder_step)
     return {
         "seconds": round(time.perf_counter() - start, 2),
-        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "process_peak_bytes": process_peak_bytes(),
         "peak_bytes": reading.peak_bytes,
         "base_bytes": reading.base_bytes,
         "exact": reading.exact,

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfix.checks.inputs import HELD, Draw, make_inputs, output_tensors
+from memfix.checks.reference import in_dtype
 from memfix.contract import FLOOR, Contract, Form
 from memfix.errors import UsageError, did_you_mean
 from memfix.laws import NAIVE
@@ -73,7 +74,7 @@ class Workload:
         return tensors
 
     def rotated_inputs(self, device: str) -> list[Tensors]:
-        """As many as a GPU's cache cannot hold; one alone where that is large."""
+        """Enough copies of the inputs to overflow a GPU's cache; one copy where that is large."""
         first = self.inputs(device)
         copies = min(ROTATED_BYTES // max(1, sum(tensor.nbytes for tensor in first.values())), MOST_COPIES)
         return [first, *(self.inputs(device, seed=seed) for seed in range(1, copies))]
@@ -137,13 +138,7 @@ class Workload:
 
     def truth(self, device: str) -> Tensors:
         """Naive in float64, on the same values."""
-        wide = {
-            name: tensor.detach().double().requires_grad_(tensor.requires_grad)
-            if tensor.is_floating_point()
-            else tensor
-            for name, tensor in self.inputs(device).items()
-        }
-        return self._answer(NAIVE, wide)
+        return self._answer(NAIVE, in_dtype(self.inputs(device), torch.float64))
 
     def _answer(self, form: str, tensors: Tensors) -> Tensors:
         """Outputs and gradients by name."""
@@ -167,7 +162,7 @@ class Workload:
 
 
 def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
-    """In norm, against a ``true`` that is float64; of a true zero, 0 where it was found and infinity elsewhere."""
+    """The norm of the difference over the norm of ``true``, which is float64. If ``true`` is zero: 0 or infinity."""
     off, size = float((found.double() - true).norm()), float(true.double().norm())
     return off / size if size else (0.0 if off == 0 else float("inf"))
 

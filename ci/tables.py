@@ -52,8 +52,7 @@ def incidents_table() -> list[str]:
     for path in sorted((ROOT / "memfix/incidents").glob("*/claims.toml")):
         verdicts = Counter(claim["verdict"] for claim in tomllib.loads(path.read_text(encoding="utf-8"))["claim"])
         counts = " | ".join(str(verdicts[verdict]) for verdict in ("holds", "wrong", "not testable"))
-        name = path.parent.name
-        lines.append(f"| [`{name}`](docs/incidents/{name}.md) | {verdicts.total()} | {counts} |")
+        lines.append(f"| `{path.parent.name}` | {verdicts.total()} | {counts} |")
     return lines
 
 

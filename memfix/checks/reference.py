@@ -39,7 +39,7 @@ def reference_at(call: FormCall, device: str) -> Reference:
 def _run_naive(call: FormCall, device: str) -> Reference:
     run, inputs = partial(evaluate, call), call.inputs(device)
     with blaming_naive():
-        wide = _in_dtype(inputs, torch.float64)
+        wide = in_dtype(inputs, torch.float64)
         truth = run(wide)
         if getattr(torch, call.draw.case.dtype) == torch.float64:
             naive = _off_as_in_float32(run, inputs, truth)
@@ -81,9 +81,9 @@ def blaming_naive() -> Iterator[None]:
 
 def _off_as_in_float32(run: Callable[[Tensors], Answer], inputs: Tensors, truth: Answer) -> Answer:
     """Naive in float64, which is the truth itself, off by what naive loses in float32, as much finer as float64 is."""
-    narrow = _in_dtype(inputs, torch.float32)
+    narrow = in_dtype(inputs, torch.float32)
     rounded = run(narrow).tensors
-    exact = run(_in_dtype(narrow, torch.float64)).tensors
+    exact = run(in_dtype(narrow, torch.float64)).tensors
     finer = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
     moved: dict[str, torch.Tensor | None] = {}
     for name, true in truth.tensors.items():
@@ -101,7 +101,8 @@ def _with_narrow_ones_of(rounded: Answer, answer: Answer) -> Answer:
     return Answer({**answer.tensors, **narrow}, rounded.dtypes)
 
 
-def _in_dtype(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def in_dtype(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Copies of the floating tensors in ``dtype``, which need a gradient where the originals do; others as they are."""
     return {
         name: tensor.detach().to(dtype).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
         for name, tensor in tensors.items()

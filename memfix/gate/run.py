@@ -93,7 +93,7 @@ def _not_run(examinations: Sequence[Examination], meter: str) -> list[str]:
     """Forms that the meter's GPU cannot hold: what the simulated meter says they would take."""
     largest: dict[tuple[str, str, str], Reading] = {}
     for (op, form, case, _), reading in readings_by_key(examinations).items():
-        if reading.meter not in (meter, "host"):
+        if reading.meter == "simulated" != meter:
             largest[op, form, case] = max(largest.get((op, form, case), reading), reading, key=lambda r: r.peak_bytes)
     return [
         f"{op}/{form} [{case}] was not run: it would take {format_bytes(reading.peak_bytes)} above "

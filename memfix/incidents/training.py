@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import MeasurementError, UsageError
+from ..meters.resident import process_peak_bytes
 from .checkpoint_file import (
     Checkpoint,
     put_random_state,
@@ -209,11 +210,7 @@ def _peak(device: torch.device) -> tuple[int, str]:
     """The peak and the name of its meter: of the step on a GPU, of the whole process so far on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), "cuda"
-    import resource
-    import sys
-
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return resident * (1 if sys.platform == "darwin" else 1024), "host RSS"
+    return process_peak_bytes(), "host RSS"
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:

@@ -53,15 +53,17 @@ def _from_status(field: str) -> int:
 def _by_rusage(step: Callable[[], object], why: str) -> Growth:
     """Read the peak since the process began, which shows growth only above every earlier peak. This is the fallback."""
     try:
-        import resource
+        before = process_peak_bytes()
     except ImportError:  # Windows
         return Growth(None, f"resident memory was not read: {why}, and this system has no getrusage")
-
-    def highest() -> int:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    before = highest()
     step()
     note = f"resident memory is a lower bound: {why}, so only growth above the process's highest peak shows"
-    return Growth(highest() - before, note)
+    return Growth(process_peak_bytes() - before, note)
+
+
+def process_peak_bytes() -> int:
+    """The highest resident memory of this process since it began."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

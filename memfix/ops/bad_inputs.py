@@ -1,4 +1,4 @@
-"""Bad inputs that many ops share: chunk sizes that are none, and tensors whose dtypes or devices do not fit."""
+"""Bad inputs that many ops share: invalid chunk sizes, and tensors whose dtypes or devices do not fit."""
 
 from __future__ import annotations
 

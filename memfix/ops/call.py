@@ -1,4 +1,4 @@
-"""How a form is called: by tensors in order and options by name, of which it gets two objects that are checked."""
+"""A decorator for forms with many keywords: callers give tensors and options, and the form gets two checked objects."""
 
 from __future__ import annotations
 
