@@ -77,6 +77,15 @@ def lockable_readings(examinations: Sequence[Examination]) -> dict[Any, Reading]
     return {key: reading for key, reading in readings_by_key(examinations).items() if reading.meter != "host"}
 
 
+def not_run(examinations: Sequence[Examination], meter: str) -> dict[tuple[str, str, str], Reading]:
+    """The forms and cases that ``meter``'s GPU cannot hold, each with the largest of its simulated readings."""
+    largest: dict[tuple[str, str, str], Reading] = {}
+    for (op, form, case, _), reading in readings_by_key(examinations).items():
+        if reading.meter == "simulated" != meter:
+            largest[op, form, case] = max(largest.get((op, form, case), reading), reading, key=lambda r: r.peak_bytes)
+    return largest
+
+
 def judge(
     examinations: Sequence[Examination],
     *,

@@ -14,11 +14,10 @@ from ..checks.phase_bytes import bytes_of
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..meters import usable_meter
-from ..meters.base import Reading
 from ..provenance import describe
 from ..units import format_bytes, format_change
 from .base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
-from .judge import Verdict, judge, lockable_readings, readings_by_key
+from .judge import Verdict, judge, lockable_readings, not_run, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
 from .peaks import Peaks, peaks_path, read_peaks, write_peaks
 from .workers import examine_all
@@ -90,15 +89,11 @@ def _estimates(examinations: Sequence[Examination]) -> list[str]:
 
 
 def _not_run(examinations: Sequence[Examination], meter: str) -> list[str]:
-    """Forms that the meter's GPU cannot hold: what the simulated meter says they would take."""
-    largest: dict[tuple[str, str, str], Reading] = {}
-    for (op, form, case, _), reading in readings_by_key(examinations).items():
-        if reading.meter == "simulated" != meter:
-            largest[op, form, case] = max(largest.get((op, form, case), reading), reading, key=lambda r: r.peak_bytes)
+    """Says of forms that the meter's GPU cannot hold what they would take."""
     return [
         f"{op}/{form} [{case}] was not run: it would take {format_bytes(reading.peak_bytes)} above "
         f"{format_bytes(reading.base_bytes)} of inputs and does not fit this GPU; its bytes are simulated"
-        for (op, form, case), reading in largest.items()
+        for (op, form, case), reading in not_run(examinations, meter).items()
     ]
 
 

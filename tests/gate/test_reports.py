@@ -541,3 +541,13 @@ def test_asking_whether_a_report_can_be_written_keeps_an_old_one(tmp_path: Path)
 def test_no_report_and_standard_output_need_no_file(target: str | None, tmp_path: Path) -> None:
     report.require_writable(target)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_of_host_memory_ran_whichever_meter_was_asked_for() -> None:
+    made = make_verdict(PASS)
+    (examined,) = made.examinations
+    host = {place: replace(one, meter="host") for place, one in examined.readings.items()}
+    words = [row.cells[-1] for row in table_rows(replace(made, examinations=(replace(examined, readings=host),)))]
+    assert not any("not run" in word for word in words)
+    on_a_gpu = replace(made, meter="cuda")
+    assert all("not run" in row.cells[-1] for row in table_rows(on_a_gpu) if row.cells[1] == "naive")

@@ -11,7 +11,7 @@ from ...checks.measured import Bytes, Ratio
 from ...checks.phase_bytes import bytes_of
 from ...laws import NAIVE, Phase
 from ...units import format_bytes
-from ..judge import Verdict, readings_by_key
+from ..judge import Verdict, not_run
 
 _PHASES: tuple[Phase, ...] = ("forward", "held", "train")
 COLUMNS = ("op", "form", "case", *_PHASES, "train below naive", "verdict")
@@ -33,6 +33,7 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
 
     A form that was not measured, because it is not equal to naive, has one row without figures.
     """
+    not_run_here = not_run(verdict.examinations, verdict.meter)
     for examination in verdict.examinations:
         readings = examination.readings
         measured = dict.fromkeys((form, case) for form, case, _ in readings)
@@ -45,19 +46,20 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
             if form != NAIVE and {(form, case, "train"), (NAIVE, case, "train")} <= readings.keys():
                 times = readings[form, case, "train"].times_below(readings[NAIVE, case, "train"])
                 below = f"{times:.1f}x" if math.isfinite(times) else "-"
-            yield _row(verdict, examination.op, form, case, [*sizes, below])
+            ran = (examination.op, form, case) not in not_run_here
+            yield _row(verdict, examination.op, form, case, [*sizes, below], ran=ran)
         for form in examination.forms:
             if not any(form == measured_form for measured_form, _ in measured):
                 yield _row(verdict, examination.op, form, None, ["-", "-", "-", ""])
 
 
-def _row(verdict: Verdict, op: str, form: str, case: str | None, figures: Sequence[str]) -> Row:
+def _row(verdict: Verdict, op: str, form: str, case: str | None, figures: Sequence[str], *, ran: bool = True) -> Row:
     here = [f for f in verdict.findings if (f.op, f.form) == (op, form) and (case is None or f.case in (case, None))]
     failed = list(dict.fromkeys(finding.check for finding in here if finding.status == "fail"))
     word = f"FAIL {', '.join(failed)}" if failed else _word_without_failure(here)
     if not word:
         word = "reference" if form == NAIVE else "pass"
-        word += ", not run: does not fit" if _was_not_run(verdict, op, form, case) else ""
+        word += "" if ran else ", not run: does not fit"
     return Row((op, form, case or "-", *figures, word), bool(failed))
 
 
@@ -69,12 +71,6 @@ def _word_without_failure(findings: Sequence[Finding]) -> str:
         return f"{known}, as known"
     in_lock = [finding.measured for finding in findings if finding.check == "lock"]
     return "below the lock" if any(isinstance(size, Bytes) and size.growth < 0 for size in in_lock) else ""
-
-
-def _was_not_run(verdict: Verdict, op: str, form: str, case: str | None) -> bool:
-    """Whether the readings are simulated because the GPU cannot hold the form."""
-    readings = readings_by_key(verdict.examinations)
-    return any(key[:3] == (op, form, case) and reading.meter != verdict.meter for key, reading in readings.items())
 
 
 def time_rows(verdict: Verdict) -> Iterator[Row]:
