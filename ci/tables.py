@@ -56,6 +56,22 @@ def incidents_table() -> list[str]:
     return lines
 
 
+def one_hot_figure() -> list[str]:
+    """What one-hot rows take at the report's sizes: a bar for every form of the embedding and of the loss."""
+    lock = read_lock(ROOT / "benchmarks/memory.lock")
+    largest = max(lock["embedding", NAIVE, "report", "train"], lock["one_hot_loss", NAIVE, "incident", "train"])
+    lines = ["```text"]
+    for words, cases in (("50,000", ("report", "incident")), ("10,000", ("capped", "capped"))):
+        for phase in ("forward", "train"):
+            lines.append(f"{words} words, {phase}")
+            for op, case in zip(("embedding", "one_hot_loss"), cases, strict=True):
+                for form in [form for o, form, c, p in _naive_first(lock) if (o, c, p) == (op, case, phase)]:
+                    size = lock[op, form, case, phase]
+                    bar = "█" * max(1, round(60 * size / largest))
+                    lines.append(f"  {op:12} {form:6} {format_bytes(size):>11}  {bar}")
+    return [*lines, "```"]
+
+
 def agreement_table() -> list[str]:
     """Peaks of the loss's train steps that the H200's allocator counted, beside the simulated ones."""
     data = json.loads((RESULTS / "linear_cross_entropy_tokens.json").read_text())
@@ -336,6 +352,7 @@ TABLES = {
     "best": best_table,
     "incidents": incidents_table,
     "ops": ops_table,
+    "one_hot": one_hot_figure,
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
     "kda_speed": kda_speed_table,

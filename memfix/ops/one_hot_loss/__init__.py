@@ -1,0 +1,34 @@
+"""Cross entropy of logits without a one-hot matrix. :mod:`memfix.ops.embedding` does without the one of a lookup."""
+
+from __future__ import annotations
+
+import torch
+
+from ..dispatch import Dispatcher
+
+DISPATCHER = Dispatcher("one_hot_loss", __name__, forms=("gather", "index"), otherwise="index")
+FORMS = DISPATCHER.names
+
+
+def one_hot_loss(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    form: str = "auto",
+) -> torch.Tensor:
+    """Equals ``-(F.one_hot(target, V) * F.log_softmax(logits, -1)).sum(-1)``, reduced over the targets that count.
+
+    ``logits`` is ``[..., V]`` and ``target`` is ``[...]``. Where the logits are a matrix product, take
+    :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`: it does not make them at all.
+    """
+    if logits.dim() == 0 or target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"target must have the shape of logits without its last dim, got {list(target.shape)} "
+            f"for logits {list(logits.shape)}"
+        )
+    compute = DISPATCHER.function(form, logits)
+    logits_NV = logits.reshape(-1, logits.shape[-1])
+    loss: torch.Tensor = compute(logits_NV, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
+    return loss.reshape(target.shape) if reduction == "none" else loss

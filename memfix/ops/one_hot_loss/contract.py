@@ -1,0 +1,93 @@
+"""What the loss without one-hot rows promises. The incident: 32 sequences of 128 tokens, 50,000 words, float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, Form, Integers, TensorSpec, setting
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import mixed, not_floating, not_integer
+from .gather import gather_one_hot_loss
+from .index import index_one_hot_loss
+from .naive import naive_one_hot_loss
+
+# masks, columns and losses of every token
+_SMALL = "48*N + KiB"
+# log-probabilities of a tile, in float32 or wider
+_TILE = "min(N*V, 4*MiB + V)*max(e, 4)"
+
+
+def _target_of(value: int) -> Any:
+    def change(arguments: dict[str, Any]) -> None:
+        arguments["target"] = torch.tensor([0, 1, value, 2, 3])
+
+    return change
+
+
+contract = Contract(
+    "one_hot_loss",
+    naive=naive_one_hot_loss,
+    forms={
+        "gather": gather_one_hot_loss,
+        # small calls then have several tiles
+        "index": Form(index_one_hot_loss, compared_with={f"{__package__}.index.TILE_BYTES": 512}),
+    },
+    dims={"N": Dim(1, 128), "V": Dim(2, 160)},
+    choices={"reduction": ("mean", "sum", "none"), "ignore_index": (-100, 0)},
+    inputs=[
+        TensorSpec("logits", "N V", grad=True),
+        TensorSpec("target", "N", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
+    ],
+    cases={
+        "incident": {"N": 4096, "V": 50_000, "dtype": "float32"},
+        # the vocabulary that the report cut it to
+        "capped": {"N": 4096, "V": 10_000, "dtype": "float32"},
+        "medium": {"N": 4096, "V": 10_000, "dtype": "bfloat16"},
+        "small": {"N": 256, "V": 2000, "dtype": "float32"},
+    },
+    # the loss of a sure token is a small difference of logits
+    tolerance=Tolerance(ulps=2, absolute_ulps=4),
+    budgets=[
+        # log_softmax copies logits that are not contiguous
+        Budget("gather", phase="forward", bytes=f"2*N*V*e + {_SMALL}"),
+        Budget("gather", phase="held", bytes=f"N*V*e + {_SMALL}"),
+        Budget("gather", phase="train", bytes=f"3*N*V*e + {_SMALL}"),
+        Budget("index", phase="forward", case="incident", times_below_naive=100),
+        Budget("index", phase="held", case="incident", times_below_naive=1000),
+        Budget("index", phase="train", case="incident", times_below_naive=2.9),
+        Budget("index", phase="train", case="incident", times_below={"gather": 2.9}),
+        Budget("index", phase="saved", bytes="N*V*e + 8*N"),  # the logits
+        Budget("index", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
+        Budget("index", phase="held", bytes=_SMALL),
+        # softmax copies logits and result of a tile where they are not contiguous
+        Budget("index", phase="train", bytes=f"N*V*e + 2*{_TILE} + {_SMALL}"),
+    ],
+    scaling=[
+        Scaling("index", dim="N", at_most=1, case="small", doublings=3),
+        Scaling("index", dim="V", at_most=1, case="small", doublings=3),
+    ],
+    speed=[
+        SpeedBudget("gather", case="small", times_naive=1.0),
+        SpeedBudget("index", case="small", times_naive=1.0),
+        SpeedBudget("index", case="incident", times_naive=0.6, device="cuda"),
+    ],
+    bad_inputs=[
+        *not_floating("logits"),
+        *not_integer("target", rule="int64"),
+        *mixed("device", "logits", "target"),
+        BadInput("flat logits", setting(logits=lambda t: t.flatten()), "logits must be [N, V], got shape [25]"),
+        BadInput("two-dimensional target", setting(target=lambda t: t[None]), "target must be [N], got shape [1, 5]"),
+        BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
+        BadInput("no classes", setting(logits=lambda t: t[:, :0]), "at least one row and one class, got shape [5, 0]"),
+        BadInput("unknown reduction", setting(reduction="max"), "reduction must be one of mean, sum, none, got 'max'"),
+        BadInput(
+            "target above the vocabulary",
+            _target_of(7),
+            "target must be at least 0 and below the vocabulary of 5, or ignore_index -100; got 7 at index 2",
+        ),
+        BadInput("negative target", _target_of(-1), "or ignore_index -100; got -1 at index 2"),
+    ],
+    repeats_backward=True,
+)

@@ -1,0 +1,80 @@
+"""The loss a tile of rows at a time. The logits are kept for backward, where their gradient is written once."""
+
+# N tokens, V vocabulary, R rows of a tile
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..derivatives import first_derivative_only
+from .arguments import reduced, require_loss_arguments
+
+TILE_BYTES = 16 * 2**20
+"""The size of a tile of log-probabilities. On a GPU smaller ones take longer to launch than to run."""
+
+
+def index_one_hot_loss(
+    logits_NV: torch.Tensor, target_N: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean"
+) -> torch.Tensor:
+    """Equals ``-(F.one_hot(target_N, V) * F.log_softmax(logits_NV, 1)).sum(1)``, reduced.
+
+    Forward makes the log-probabilities of a tile of rows, looks up the targets and drops the tile. Backward makes the
+    softmax where the gradient goes, and subtracts 1 at the target. So one number a token is made and kept.
+
+    Peak above inputs: one tile of float32 forward, and the gradient, ``N*V*e``, in a train step. The logits themselves
+    are kept for backward.
+    """
+    require_loss_arguments(logits_NV, target_N, ignore_index, reduction)
+    counts_N = target_N != ignore_index
+    column_N = target_N.where(counts_N, 0)
+    loss_N = _Surprise.apply(logits_NV, column_N)
+    loss: torch.Tensor = reduced(loss_N.where(counts_N, 0), counts_N, reduction)
+    return loss.to(logits_NV.dtype)
+
+
+class _Surprise(torch.autograd.Function):
+    """``-log_softmax(logits)`` at one column of each row, in float32 or wider."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        log_p_N = logits_NV.new_empty(column_N.shape, dtype=wide)
+        buffer_RV = logits_NV.new_empty(_rows_of_a_tile(logits_NV), logits_NV.shape[1], dtype=wide)
+        for logits_RV, column_R, log_p_R in _tiles(logits_NV, column_N, log_p_N):
+            tile_RV = buffer_RV[: logits_RV.shape[0]]
+            torch.log_softmax(_readable(logits_RV, tile_RV), 1, out=tile_RV)
+            torch.gather(tile_RV, 1, column_R.unsqueeze(1), out=log_p_R.unsqueeze(1))
+        ctx.save_for_backward(logits_NV, column_N, log_p_N)
+        return -log_p_N
+
+    @staticmethod
+    @first_derivative_only("one_hot_loss")
+    def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits_NV, column_N, log_p_N = ctx.saved_tensors
+        gradient_NV = torch.empty_like(logits_NV)
+        # p - 1 at the target, with all its digits where p is nearly 1
+        at_target_N = upstream_N * log_p_N.expm1()
+        for tile in _tiles(logits_NV, column_N, gradient_NV, upstream_N, at_target_N):
+            logits_RV, column_R, gradient_RV, upstream_R, at_target_R = tile
+            torch.softmax(_readable(logits_RV, gradient_RV), 1, out=gradient_RV)
+            gradient_RV.mul_(upstream_R.unsqueeze(1))
+            gradient_RV.scatter_(1, column_R.unsqueeze(1), at_target_R.to(gradient_RV.dtype).unsqueeze(1))
+        return gradient_NV, None
+
+
+def _readable(logits_RV: torch.Tensor, out_RV: torch.Tensor) -> torch.Tensor:
+    """The logits as a softmax into ``out`` reads them: without a copy of its own, and in the dtype of ``out``."""
+    is_readable = logits_RV.dtype == out_RV.dtype and logits_RV.is_contiguous()
+    return logits_RV if is_readable else out_RV.copy_(logits_RV)
+
+
+def _rows_of_a_tile(logits_NV: torch.Tensor) -> int:
+    return min(logits_NV.shape[0], max(1, TILE_BYTES // (4 * logits_NV.shape[1])))
+
+
+def _tiles(logits_NV: torch.Tensor, *more: torch.Tensor) -> zip[tuple[torch.Tensor, ...]]:
+    """The rows of each tensor, a tile at a time."""
+    rows = _rows_of_a_tile(logits_NV)
+    return zip(*(tensor.split(rows) for tensor in (logits_NV, *more)), strict=True)

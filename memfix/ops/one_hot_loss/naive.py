@@ -1,0 +1,23 @@
+"""What is true: the loss of a small framework that has no indexing, a product of one-hot rows and log-probabilities."""
+
+# N tokens, V vocabulary
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def naive_one_hot_loss(
+    logits_NV: torch.Tensor, target_N: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean"
+) -> torch.Tensor:
+    """``-(one_hot(target) * log_softmax(logits)).sum(1)``, reduced over the tokens whose target is not ignored.
+
+    The one-hot matrix is ``N*V`` int64 and again in the working dtype; log-probabilities and product are two more.
+    """
+    counts_N = target_N != ignore_index
+    one_hot_NV = F.one_hot(target_N.where(counts_N, 0), logits_NV.shape[1]).to(logits_NV.dtype)
+    loss_N = -(one_hot_NV * F.log_softmax(logits_NV, 1)).sum(1).where(counts_N, 0)
+    if reduction == "none":
+        return loss_N
+    return loss_N.sum() / counts_N.sum() if reduction == "mean" else loss_N.sum()
