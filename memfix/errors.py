@@ -35,6 +35,10 @@ class LockError(UsageError):
     """The lock file cannot be read, or does not say what a lock file says."""
 
 
+class CorpusError(UsageError, ValueError):
+    """A text or a file of token ids cannot be read, or is not what it must be."""
+
+
 class MeterUnavailable(MemfixError):
     """A meter cannot run here; the message says why and what to use instead."""
 

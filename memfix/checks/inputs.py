@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -72,7 +73,7 @@ class Draw:
         frozen: set[str] = set()
         present: list[str] = []
         names = {spec.name for spec in contract.inputs}
-        for part in text.split(","):
+        for part in re.split(r",(?![^(]*\))", text):  # a choice may be a tuple
             key, equals, value = part.strip().partition("=")
             if not equals:
                 raise UsageError(f"--at is a list of name=value, got {part!r}")

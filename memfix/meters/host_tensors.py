@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from .simulated.source_lines import Site, SourceLines
 
@@ -65,10 +64,15 @@ class CpuTensors(TorchDispatchMode):
 
 
 def _cpu_tensors_in(values: Any) -> list[torch.Tensor]:
-    return [
-        leaf
-        for leaf in tree_leaves(values)
-        if type(leaf) in (torch.Tensor, torch.nn.Parameter)
-        and leaf.device.type == "cpu"
-        and leaf.layout is torch.strided
-    ]
+    """The CPU tensors in nested sequences and dictionaries. It runs twice per operator: ``tree_leaves`` is too slow."""
+    found, to_visit = [], [values]
+    while to_visit:
+        value = to_visit.pop()
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            if value.device.type == "cpu" and value.layout is torch.strided:
+                found.append(value)
+        elif isinstance(value, (tuple, list)):
+            to_visit += value
+        elif isinstance(value, dict):
+            to_visit += value.values()
+    return found

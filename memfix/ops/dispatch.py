@@ -51,17 +51,17 @@ class Dispatcher:
         """What ``form=`` may be."""
         return (AUTO, *self.forms)
 
-    def chosen(self, form: str, tensor: torch.Tensor) -> str:
+    def chosen(self, form: str, tensor: torch.Tensor | None = None) -> str:
         """``form`` itself, or for ``auto`` the form that suits ``tensor``. An unknown form is refused."""
         require_one_of("form", form, self.names)
         if form != AUTO:
             return form
-        if self.kernels is None or not tensor.is_cuda or tensor.dtype in self.not_for or not triton_is_there():
+        if self.kernels is None or tensor is None or not tensor.is_cuda or tensor.dtype in self.not_for:
             return self.otherwise
-        return self.kernels
+        return self.kernels if triton_is_there() else self.otherwise
 
-    def function(self, form: str, tensor: torch.Tensor) -> Callable[..., Any]:
-        """The function of the chosen form."""
+    def function(self, form: str, tensor: torch.Tensor | None = None) -> Callable[..., Any]:
+        """The function of the chosen form. An op on the host has no tensor."""
         name = self.chosen(form, tensor)
         function: Callable[..., Any] = getattr(importlib.import_module(f"{self.package}.{name}"), f"{name}_{self.op}")
         return function

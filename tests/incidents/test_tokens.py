@@ -99,7 +99,9 @@ def test_a_file_that_numpy_wrote_is_read(tmp_path: Path) -> None:
     tokens = open_tokens(data(source="file", path=str(tmp_path / "ids.npy")), 100)
     assert tokens.sequence(0).tolist() == [0, 1, 2, 3, 4, 5, 6]
     numpy.save(tmp_path / "ids.npy", numpy.zeros((2, 9)))
-    with pytest.raises(UsageError, match=r"must hold one row of uint16, int32, int64 ids, got dtype '<f8' and shape"):
+    with pytest.raises(
+        UsageError, match=r"must hold one row of uint16, uint32, int32, int64 ids, got dtype '<f8' and shape"
+    ):
         open_tokens(data(source="file", path=str(tmp_path / "ids.npy")), 100)
 
 
@@ -112,14 +114,14 @@ def test_an_id_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("ids.bin", b"\0" * 12, "6 ids, and one sequence needs 7; shorten data.context_length"),
+        ("ids.bin", b"\0" * 12, "the corpus has 6 tokens, and one example takes 7: shorten the examples"),
         ("ids.bin", b"\0" * 15, "has 15 bytes: no whole number of uint16 ids"),
-        ("ids.bin", b"", "has 0 bytes: no whole number of uint16 ids"),
+        ("ids.bin", b"", "is empty: it has no token ids"),
         ("ids.npy", b"\0" * 80, "is not a .npy file: it does not start as one"),
         ("ids.npy", b"\x93NUMPY\x01\x00\x05", "is not a .npy file: "),
         ("ids.npy", b"\x93NUMPY\x01\x00\x05\x00{'a':", "is not a .npy file: "),
         ("ids.txt", b"1 2 3", "ids are read from .bin or .npy, got "),
-        ("ids.bin", None, "data.path: no file "),
+        ("ids.bin", None, "no file "),
     ],
 )
 def test_what_is_no_file_of_ids_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

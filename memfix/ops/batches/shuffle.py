@@ -1,0 +1,33 @@
+"""A permutation that is computed place by place, so that no array as long as the corpus is held.
+
+It is a Feistel network over pairs ``(left, right)`` of numbers below ``half``, the smallest number whose square is at
+least ``count``. A result of ``count`` or more is permuted again until it is smaller (cycle walking).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .mixing import GOLDEN, int64, mixed, mixed_, shifted
+
+ROUNDS = 6
+
+
+def shuffled(places: torch.Tensor, count: int, *, seed: int, epoch: int = 0) -> torch.Tensor:
+    """What a permutation of ``range(count)`` has at ``places``, an int64 tensor. Each epoch has one of its own."""
+    half = math.isqrt(count - 1) + 1
+    first_key = mixed(mixed(seed) + GOLDEN * (epoch + 1))
+    keys = [mixed(first_key + GOLDEN * (number + 1)) for number in range(ROUNDS)]
+    found = _permuted(places, half, keys)
+    while (outside := found >= count).any():
+        found = torch.where(outside, _permuted(found, half, keys), found)
+    return found
+
+
+def _permuted(numbers: torch.Tensor, half: int, keys: list[int]) -> torch.Tensor:
+    left, right = numbers // half, numbers % half
+    for key in keys:
+        left, right = right, (shifted(mixed_(right ^ int64(key)), 1) % half).add_(left).remainder_(half)
+    return left * half + right

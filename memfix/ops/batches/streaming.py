@@ -1,0 +1,64 @@
+"""Batches are made when they are asked for; nothing of the corpus is kept but the batch that was made last."""
+
+# B examples of a batch, T tokens of an example
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..arguments import require_at_least_one, require_int
+from .windows import Batch, Corpus, Windows
+
+
+def streaming_batches(
+    corpus: Corpus,
+    *,
+    batch_size: int,
+    length: int,
+    seed: int | None = None,
+    epoch: int = 0,
+    start: int = 0,
+    shard: tuple[int, int] = (0, 1),
+    drop_last: bool = False,
+) -> Iterator[Batch]:
+    """Equals ``iter(naive_batches(...))``, which reads the whole corpus first.
+
+    Peak above the corpus: two batches of ``8*B*(T+1)`` bytes, one that the caller holds and one that is made, the ids
+    as they are read, and the order of 1024 examples. None of it depends on the length of the corpus.
+    """
+    plan = BatchPlan(batch_size=batch_size, epoch=epoch, start=start, shard=shard, drop_last=drop_last)
+    windows = Windows(corpus, length, seed=seed)
+    return (windows.batch(plan.examples(number, windows)) for number in plan.numbers(windows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Which batches of an epoch are made. ``start`` counts the batches of all shards that are done already, and
+    ``shard=(rank, world)`` takes every ``world``-th batch."""
+
+    batch_size: int
+    epoch: int = 0
+    start: int = 0
+    shard: tuple[int, int] = (0, 1)
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least_one("batch_size", self.batch_size)
+        require_int("epoch", self.epoch, at_least=0)
+        require_int("start", self.start, at_least=0)
+        rank, world = self.shard
+        require_at_least_one("the number of shards", world)
+        if require_int("the rank of a shard", rank, at_least=0) >= world:
+            raise ValueError(f"shard must be (rank, world) with rank below world, got {self.shard}")
+
+    def numbers(self, windows: Windows) -> range:
+        """The numbers of the batches, in order."""
+        count, (rank, world) = len(windows), self.shard
+        num_batches = count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+        return range(self.start + (rank - self.start) % world, num_batches, world)
+
+    def examples(self, number: int, windows: Windows) -> range:
+        """The numbers of the examples in a batch. The last batch may have fewer."""
+        count, first = len(windows), number * self.batch_size
+        return range(self.epoch * count + first, self.epoch * count + min(first + self.batch_size, count))
