@@ -45,7 +45,7 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     """By the hash of the kernel."""
     tuned: dict[str, None] = {}
     with _compiling_for(gpu):
-        for case, phase, launch in _launches(contract, form, simulation):
+        for case, phase, launch in launches_of(contract, form, simulation):
             if launch.is_tuned:
                 tuned[launch.name] = None
                 continue
@@ -85,7 +85,7 @@ def compile_ahead(steps: Iterable[StepOf]) -> None:
                         launch.compile()
 
 
-def _launches(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
+def launches_of(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
     """Every launch with its case and phase."""
     for case in contract.cases:
         call = FormCall.at_case(contract, form, case)

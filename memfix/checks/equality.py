@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from ..contract import Contract
+from ..cuda_kernels.emulated import cannot_emulate
 from ..errors import ContractError
 from ..meters.cuda import gpu_beside_others, make_way_on_gpu
 from .calls import equality_calls
@@ -82,7 +83,11 @@ def compare_once(contract: Contract, form: str, draw: Draw, place: Place = "cpu"
 # ---------------------------------------------------------------- where
 def _at_place(compared: Callable[[Contract], Finding], contract: Contract, form: str, place: Place) -> Finding:
     if place != "interpreter":
-        return compared(contract)
+        reason = cannot_emulate() if place == "cpu" and contract.forms[form].language == "cuda" else None
+        if reason is None:
+            return compared(contract)
+        message = f"not compared on the CPU, where its kernels must be emulated: {reason}"
+        return Finding("equality", contract.name, form, "note", message)
     try:
         # the functions that make bad inputs of good ones cannot be pickled
         return in_interpreter(partial(compared, replace(contract, bad_inputs=())))
@@ -109,7 +114,7 @@ def _compared(
     known = contract.forms[form].known_unequal.get(dtype)
     for number in (examples, 10 * examples) if known else (examples,):
         calls = equality_calls(contract, form, dtype, number, place=place, seed=seed)
-        if place == "cuda" and contract.forms[form].has_kernels:
+        if place == "cuda" and contract.forms[form].is_interpreted:
             compile_ahead([FormCall(contract, form, call.draw).step(phases_of(contract)[-1]) for call in calls])
         with gpu_beside_others() if place == "cuda" else contextlib.nullcontext():
             failure = smallest_failure(

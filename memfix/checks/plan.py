@@ -2,7 +2,8 @@
 
 It is decided here alone, for ``memfix gate``, its workers, ``memfix check`` and the tests of ``memfix.suite``:
 
-- Kernels are compared on the GPU where there is one, and interpreted elsewhere. Other forms are compared on the CPU.
+- Kernels are compared on the GPU where there is one; elsewhere Triton's are interpreted, and CUDA's are emulated on the
+  CPU. Other forms are compared on the CPU.
 - One dtype in which a form is unequal is enough: the other dtypes would say it again.
 - A form that is known to be unequal is compared, and its memory is not measured.
 - Cases are measured by the meter that was asked for. A meter that really runs is spared a form that gave a wrong
@@ -109,10 +110,10 @@ def place_of(contract: Contract, form: str, device: str | None = None) -> Place:
     """Where a form is compared: on ``device``, or where kernels can run."""
     from ..meters.cuda import gpu_unavailable_reason
 
-    has_kernels = contract.forms[form].has_kernels
-    if device == "cuda" or (device is None and has_kernels and gpu_unavailable_reason() is None):
+    declared = contract.forms[form]
+    if device == "cuda" or (device is None and declared.has_kernels and gpu_unavailable_reason() is None):
         return "cuda"
-    return "interpreter" if has_kernels else "cpu"
+    return "interpreter" if declared.is_interpreted else "cpu"
 
 
 def meter_of(contract: Contract, meter: Meter) -> Meter:

@@ -1,6 +1,7 @@
 """Run a form at one call: its outputs, its gradients, and whether it changes what is not its own.
 
-Meanwhile memory that nobody initialised holds NaN, and constants are as ``Form.compared_with`` has them.
+Meanwhile memory that nobody initialised holds NaN, constants are as ``Form.compared_with`` has them, and CUDA kernels
+are emulated on the CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from ..contract import Contract
+from ..cuda_kernels.emulated import emulated
 from .comparing import Answer, Unequal, same_bits
 from .form_call import FormCall, Tensors
 from .gradients import Gradients, gradients_of
@@ -23,7 +25,7 @@ from .poison import poisoned_memory
 def run_form(call: FormCall, device: str) -> Answer:
     """What a form gives. Raises ``Unequal`` where it writes into its inputs, and whatever the form raises."""
     lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
-    with poisoned_memory(device), lowered:
+    with poisoned_memory(device), lowered, emulated():
         if call.comes_second:
             other = call.inputs(device, other=True)
             evaluate(call, other)
@@ -38,7 +40,7 @@ def run_form(call: FormCall, device: str) -> Answer:
 
 def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
     """What a form gives at one call on the CPU, after another call of the same shape."""
-    with poisoned_memory("cpu"):
+    with poisoned_memory("cpu"), emulated():
         for each in (replace(draw, seed=draw.seed + 1), draw):
             call = FormCall(contract, form, each)
             answer = evaluate(call, call.inputs("cpu"))

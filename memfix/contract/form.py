@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..laws import Tolerance
 
@@ -21,8 +21,9 @@ class Form:
     its backward must refuse the second one by the name of the op.
     ``known_unequal``: for a reported form that gives a wrong answer, the dtypes in which it does and why, such as
     ``{"bfloat16": "positions above 256 are rounded"}``. The gate checks that it still does; its memory is not judged.
-    ``has_kernels``: it launches Triton kernels. They are interpreted where the tensors are on the CPU, and compiled for
-    the GPU that is simulated.
+    ``has_kernels``: it launches kernels, which need a GPU. Without one they are compiled for the GPU that is simulated,
+    and compared on the CPU: those in the ``language`` ``triton`` are interpreted, those in ``cuda``
+    (``memfix.cuda_kernels``) are emulated.
     ``compared_with``: constants of its modules, by their dotted names, and the values they have while it is compared on
     the CPU. With smaller tiles and thresholds, such as ``{"package.kernels.BLOCK": 16}``, small calls cross them too.
     """
@@ -33,7 +34,13 @@ class Form:
     known_unequal: Mapping[str, str] = field(default_factory=dict)
     repeats_backward: bool | None = None
     has_kernels: bool = False
+    language: Literal["triton", "cuda"] = "triton"
     compared_with: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether its kernels run in Triton's interpreter where there is no GPU."""
+        return self.has_kernels and self.language == "triton"
 
     def spelled(self) -> str:
         own = f", tolerance {self.tolerance.spelled()}" if self.tolerance else ""

@@ -47,7 +47,7 @@ def fingerprint_of(contract: Contract, form: str, effort: Effort, *, interpreted
     """Call ``form`` with more shapes, more calls and all choices, until the time ``until``."""
     found = Fingerprint()
     shapes = () if interpreted else more_shapes(contract, effort)
-    is_run = contract.forms[form].has_kernels == interpreted
+    is_run = contract.forms[form].is_interpreted == interpreted
     calls = more_calls(contract, effort, interpreted=interpreted) if is_run else ()
     asked = itertools.chain(((draw, True) for draw in shapes), ((draw, False) for draw in calls))
     for draw, is_measured in asked:

@@ -77,7 +77,7 @@ def run_selftest(
         for op, its_forms in [(contract, forms), *(other for other in others if other[1])]:
             entries = {key: size for key, size in (lock or {}).items() if key[0] == op.name} or None
             # one process for the interpreted kernels, if there are any, and one for all else
-            for interpreted in sorted({False, *(op.forms[name].has_kernels for name in its_forms)}):
+            for interpreted in sorted({False, *(op.forms[name].is_interpreted for name in its_forms)}):
                 paths = tuple(file.path for file in files)
                 setup = Setup(op.name, tuple(its_forms), paths, effort, entries, interpreted, cache)
                 servers.append(stack.enter_context(closing(ForkServer(setup))))

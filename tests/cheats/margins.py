@@ -82,7 +82,7 @@ def load(name: str) -> ModuleType:
 def margin(name: str, *, enough: int | None = None) -> Margin:
     """Count where the cheat shows; stop looking where ``enough`` places have shown it."""
     counted = partial(_counted, name, enough)
-    return in_interpreter(counted) if _contract_with(load(name)).forms[FORM].has_kernels else counted()
+    return in_interpreter(counted) if _contract_with(load(name)).forms[FORM].is_interpreted else counted()
 
 
 def _contract_with(cheat: ModuleType) -> Contract:

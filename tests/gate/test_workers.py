@@ -158,7 +158,7 @@ def test_what_does_not_fit_the_gpu_is_simulated_and_not_run() -> None:
     (examination,) = found
     assert max(meter.ran) <= meter.capacity
     simulated = {key[:2] for key, reading in examination.readings.items() if reading.meter == "simulated"}
-    assert simulated == {(NAIVE, "incident")}
+    assert simulated == {(NAIVE, "incident"), (NAIVE, "report")}
     ratios = [f for f in examination.findings if f.case == "incident" and "below naive" in f.message]
     assert ratios, "budgets beside naive are held against its simulated bytes"
     assert {f.status for f in ratios} == {"pass"}

@@ -70,7 +70,7 @@ class SimulatedMeter:
             return [self._reading(tracker, step) for step in build("cuda")]
 
     def launches(self, build: StepBuilder) -> list[Launch]:
-        """The Triton kernels that the step launches at its first call. Nothing is measured."""
+        """The Triton and CUDA kernels that the step launches at its first call. Nothing is measured."""
         with self._simulated() as tracker:
             step = build("cuda")
             tracker.launches = []

@@ -1,4 +1,4 @@
-"""Records the Triton kernels that a simulated step would launch, with arguments, so that they can be compiled."""
+"""Records the kernels that a simulated step would launch, Triton's with arguments, so that they can be compiled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments. ``kernel`` is a Triton function, or an autotuner around one."""
+    """A kernel with its arguments. ``kernel`` is a Triton function, or an autotuner around one; or a ``CudaKernel``,
+    which is compiled without arguments."""
 
     kernel: Any
     arguments: tuple[Any, ...]

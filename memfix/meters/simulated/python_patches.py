@@ -16,6 +16,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...cuda_kernels import CudaKernel
 from .launches import Launch
 from .patches import Patch, nothing
 from .tracking import StorageTracker
@@ -25,7 +26,7 @@ from .workspace.memory_formats import suggested_format
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
         *_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_sharded(),
-        *_triton(tracker),
+        *_triton(tracker), *_cuda_kernels(tracker),
     ]  # fmt: skip
 
 
@@ -183,6 +184,17 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
         has_run = hasattr(interpreted, "run")  # before Triton 3.6 each function has its own run
         launchers.append((interpreted, "run") if has_run else (interpreter.GridExecutor, "__call__"))
     return [(launcher, name, launch) for launcher, name in launchers]
+
+
+def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
+    """Skip CUDA kernels, whose launch allocates nothing either, but check their arguments."""
+
+    def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any) -> None:
+        kernel.tensors_of(arguments)
+        if tracker.launches is not None:
+            tracker.launches.append(Launch(kernel, (), {}))
+
+    return [(CudaKernel, "launch", launch)]
 
 
 def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:

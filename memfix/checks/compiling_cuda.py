@@ -1,0 +1,40 @@
+"""CUDA kernels compile for the simulated GPU, within the shared memory that a block may take.
+
+A compiler of the host takes what NVRTC refuses, such as functions that a GPU does not have.
+"""
+
+from __future__ import annotations
+
+from ..contract import Contract
+from ..cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
+from ..meters.base import Meter
+from .compiling import launches_of
+from .finding import Finding
+from .measured import SharedMemory
+
+_LINES = 6
+
+
+def check_cuda_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
+    """Compile every kernel that ``form`` launches at its cases. Without a compiler the finding says so."""
+    simulation = meter.simulation
+    assert simulation is not None
+    gpu = simulation.gpu
+    if reason := no_compiler():
+        return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
+    shared: dict[str, int] = {}
+    for case, phase, launch in launches_of(contract, form, simulation):
+        kernel = launch.kernel
+        if kernel.name in shared:
+            continue
+        try:
+            binary = cubin_of(kernel, gpu.capability)
+        except CompilerRefused as error:
+            first, *more = str(error).splitlines()
+            message = f"{kernel.name} does not compile for {gpu.name}: {first}"
+            details = tuple(f"  {line}" for line in more[:_LINES])
+            return Finding("compile", contract.name, form, "fail", message, case, phase, details)
+        shared[kernel.name] = shared_bytes(binary, kernel.name, gpu.capability)
+    largest = max(shared.values(), default=0)
+    message = f"{len(shared)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory"
+    return Finding("compile", contract.name, form, "pass", message, measured=SharedMemory(largest))

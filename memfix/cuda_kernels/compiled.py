@@ -1,0 +1,184 @@
+"""Compile kernels for a GPU, by NVRTC or nvcc, and launch them by the driver. Torch's CUDA wheels bring NVRTC."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from . import CudaKernel, Parameter
+
+_C_TYPES = {"int": ctypes.c_int, "long long": ctypes.c_longlong, "float": ctypes.c_float, "double": ctypes.c_double}
+_OPTIONS = ("--std=c++17",)
+
+
+class CompilerRefused(Exception):
+    """The source does not compile; the message is the compiler's own."""
+
+
+# ---------------------------------------------------------------- source to binary
+def no_compiler() -> str | None:
+    """Why nothing can be compiled for a GPU here; None where it can."""
+    if _nvrtc() is None and shutil.which("nvcc") is None:
+        return "neither NVRTC nor nvcc is here; pip install nvidia-cuda-nvrtc"
+    return None
+
+
+def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
+    """The binary of the kernel's file for a GPU. Raises ``CompilerRefused`` with what the compiler said."""
+    architecture = "sm_{}{}".format(*capability)
+    nvrtc = _nvrtc()
+    return _by_nvcc(kernel.path, architecture) if nvrtc is None else _by_nvrtc(nvrtc, kernel, architecture)
+
+
+def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
+    """The shared memory that a kernel declares for a block: the size of the section ``.nv.shared.NAME`` of an ELF file.
+    From sm_90 on the section also has the 1 KiB that the system reserves in every block."""
+    (offset,), (size, number, names_at) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
+    sections = [struct.unpack_from("<2I4Q", cubin, offset + size * i) for i in range(number)]
+    names = sections[names_at][4]
+    for at, *_, length in sections:
+        start = names + at
+        if cubin[start : cubin.index(b"\0", start)] == f".nv.shared.{name}".encode():
+            return int(length) - (1024 if capability >= (9, 0) else 0)
+    return 0
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL | None:
+    """NVRTC of the system, or of the package that torch's CUDA wheels bring."""
+    import torch
+
+    majors = [torch.version.cuda.split(".")[0]] if torch.version.cuda else ["13", "12"]
+    names: list[str] = [f"libnvrtc.so.{major}" for major in majors]
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        names += [str(path) for name in names[: len(majors)] for path in sorted(Path(folder).glob(f"*/lib/{name}"))]
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _by_nvrtc(nvrtc: ctypes.CDLL, kernel: CudaKernel, architecture: str) -> bytes:
+    program = ctypes.c_void_p()
+    options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS)]
+    _ok(nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), kernel.source.encode(), kernel.path.name.encode(), 0, None, None
+    ), "NVRTC")  # fmt: skip
+    try:
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        if failed:
+            raise CompilerRefused(_read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode().strip())
+        return _read(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    _ok(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "NVRTC")
+    buffer = ctypes.create_string_buffer(size.value)
+    _ok(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), "NVRTC")
+    return buffer.raw
+
+
+def _by_nvcc(path: Path, architecture: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="memfix-nvcc-") as folder:
+        out = Path(folder, "kernels.cubin")
+        command = ["nvcc", "--cubin", f"-arch={architecture}", *_OPTIONS, "-o", str(out), str(path)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise CompilerRefused((ended.stderr or ended.stdout).strip())
+        return out.read_bytes()
+
+
+# ---------------------------------------------------------------- a binary on a GPU
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def function_on(kernel: CudaKernel, device: torch.device) -> ctypes.c_void_p:
+    """The kernel, compiled and loaded for a device. Both are cached for the life of the process."""
+    import torch
+
+    if reason := no_compiler():
+        raise RuntimeError(f"the kernel {kernel.name} cannot be compiled: {reason}")
+    cubin = cubin_of(kernel, torch.cuda.get_device_capability(device))
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    with torch.cuda.device(device):
+        _make_current(_index_of(device))
+        _ok(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "CUDA")
+        _ok(_driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.name.encode()), "CUDA")
+    return function
+
+
+def launch_on(
+    device: torch.device,
+    function: ctypes.c_void_p,
+    grid: Sequence[int],
+    block: Sequence[int],
+    parameters: Sequence[Parameter],
+    arguments: Sequence[Any],
+) -> None:
+    """Launch on the current stream of ``device``, whichever device is the current one."""
+    import torch
+
+    sizes = [ctypes.c_uint(size) for size in (*three(grid), *three(block))]
+    pointers, _values = as_c(parameters, arguments)
+    with torch.cuda.device(device):
+        _make_current(_index_of(device))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        _ok(_driver().cuLaunchKernel(function, *sizes, ctypes.c_uint(0), stream, pointers, None), "CUDA")
+
+
+def as_c(parameters: Sequence[Parameter], arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
+    """Pointers to the arguments as a kernel takes them, and the arguments, which must live as long as the pointers."""
+    values: list[Any] = [
+        ctypes.c_void_p(argument.data_ptr()) if parameter.is_pointer else _C_TYPES[parameter.type](argument)
+        for parameter, argument in zip(parameters, arguments, strict=True)
+    ]
+    return (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)), values
+
+
+def three(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of a grid or a block with all three dimensions."""
+    return (*sizes, 1, 1)[:3]
+
+
+def _index_of(device: torch.device) -> int:
+    import torch
+
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _make_current(index: int) -> None:
+    """Bind torch's context of a device to this thread: the driver needs one, and torch binds it as late as it can."""
+    _ok(_driver().cuCtxSetCurrent(_primary_context(index)), "CUDA")
+
+
+@functools.cache
+def _primary_context(index: int) -> ctypes.c_void_p:
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _ok(_driver().cuDeviceGet(ctypes.byref(device), index), "CUDA")
+    _ok(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "CUDA")
+    return context
+
+
+def _ok(result: int, library: str) -> None:
+    if result:
+        raise RuntimeError(f"{library} failed with error {result}")

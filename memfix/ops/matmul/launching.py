@@ -1,0 +1,31 @@
+"""Launches of the kernels of ``matmul.cu``."""
+
+# M rows, N columns, K terms
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ...cuda_kernels import CudaKernel
+
+SOURCE = Path(__file__).with_name("matmul.cu")
+TILE = 16
+"""Threads of a block in both directions, as in the source."""
+MOST_BLOCKS = 65_535
+"""CUDA's limit in the second direction of a grid."""
+
+
+def product_by(kernel: CudaKernel, left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
+    """``left @ right`` by a kernel with a thread for each element. Strides are passed on, so nothing is copied."""
+    (M, K), N = left_MK.shape, right_KN.shape[1]
+    if M > TILE * MOST_BLOCKS:
+        raise ValueError(f"the product must have at most {TILE * MOST_BLOCKS:,} rows, got {M:,}; use torch.matmul")
+    out_MN = left_MK.new_empty(M, N)
+    grid = (-(-N // TILE), -(-M // TILE))
+    if out_MN.numel():
+        kernel.launch(
+            grid, (TILE, TILE), left_MK, right_KN, out_MN, M, N, K, *left_MK.stride(), *right_KN.stride()
+        )  # fmt: skip
+    return out_MN

@@ -1,0 +1,18 @@
+"""One thread an element of the product, each with its own loads: what a first CUDA kernel looks like."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ...cuda_kernels import CudaKernel
+from .differentiable import differentiable_product
+from .launching import SOURCE, product_by
+
+ONE_THREAD = CudaKernel(SOURCE, "matmul_one_thread")
+
+
+def one_thread_matmul(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
+    """Equals ``left_MK @ right_KN``. It makes ``2*M*N*K`` loads from global memory, and no memory but the output."""
+    return differentiable_product(partial(product_by, ONE_THREAD), left_MK, right_KN)

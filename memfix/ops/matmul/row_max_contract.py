@@ -1,0 +1,48 @@
+"""What ``row_max`` promises: the answer of a fold of ``torch.fmax``, NaN for NaN and -inf for -inf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...laws import Budget, SpeedBudget, Tolerance
+from .naive import naive_row_max
+from .row_maxima import cuda_row_max
+
+
+def _with_nans(shape: tuple[int, ...], generator: torch.Generator, dims: Any) -> torch.Tensor:
+    """Normal numbers, of which every third is NaN, and a row in eight that has nothing else."""
+    x_RC = torch.randn(shape, generator=generator)
+    is_nan = torch.rand(shape, generator=generator) < 1 / 3
+    is_nan |= torch.rand(shape[0], 1, generator=generator) < 1 / 8
+    return x_RC.masked_fill_(is_nan, float("nan"))
+
+
+contract = Contract(
+    "row_max",
+    naive=naive_row_max,
+    forms={"cuda": Form(cuda_row_max, has_kernels=True, language="cuda")},
+    # a block has 256 threads: rows are up to three times as long
+    dims={"R": Dim(1, 12), "C": Dim(1, 700)},
+    inputs=[TensorSpec("x", "R C", values=_with_nans)],
+    dtypes=("float32",),
+    cases={
+        "large": {"R": 16_384, "C": 1024, "dtype": "float32"},
+        "small": {"R": 256, "C": 100, "dtype": "float32"},
+    },
+    tolerance=Tolerance(factor=0, rms_factor=0, ulps=0, sum_ulps=0),  # a maximum rounds nothing
+    budgets=[Budget("cuda", phase="forward", bytes="R*e")],
+    speed=[SpeedBudget("cuda", case="small", phase="forward", times_naive=1.0, device="cuda")],
+    bad_inputs=[
+        BadInput("wide x", setting(x=lambda t: t.double()), "x must be float32, got torch.float64"),
+        BadInput("flat x", setting(x=lambda t: t.flatten()), "x must be [R, C], got shape [25]"),
+        BadInput(
+            "x with a gradient",
+            setting(x=lambda t: t.requires_grad_()),
+            "row_max has no gradient; detach x",
+            RuntimeError,
+        ),
+    ],
+)

@@ -1,0 +1,113 @@
+"""CUDA kernels compiled for a GPU where NVRTC or nvcc is there; and launched where a GPU is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfix.checks.compiling_cuda import check_cuda_compiles
+from memfix.cuda_kernels import CudaKernel, compiled
+from memfix.cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+
+needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=str(no_compiler()))
+DOUBLED = 'extern "C" __global__ void doubled(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }'
+
+
+@pytest.fixture
+def doubled(tmp_path: Path) -> CudaKernel:
+    path = tmp_path / "doubled.cu"
+    path.write_text(DOUBLED, encoding="utf-8")
+    return CudaKernel(path, "doubled")
+
+
+@needs_compiler
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_shared_memory_is_what_the_kernel_declares(doubled: CudaKernel, capability: tuple[int, int]) -> None:
+    shared = DOUBLED.replace("{", "{ __shared__ float all[100]; all[n] = x[0]; __syncthreads(); x[1] = all[n - 1];", 1)
+    assert shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 0
+    doubled.path.write_text(shared, encoding="utf-8")
+    assert shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 400
+
+
+@needs_compiler
+def test_what_the_compiler_refuses_is_said_in_its_words(doubled: CudaKernel) -> None:
+    doubled.path.write_text(DOUBLED.replace("< n", "< m"), encoding="utf-8")
+    with pytest.raises(CompilerRefused, match=r'doubled\.cu\(1\): error: identifier "m" is undefined'):
+        cubin_of(doubled, (9, 0))
+
+
+@needs_compiler
+def test_the_gate_fails_a_kernel_that_does_not_compile(doubled: CudaKernel) -> None:
+    doubled.path.write_text(DOUBLED.replace("*= 2", "*= of_the_host(2)"), encoding="utf-8")
+
+    def form(x_RC: torch.Tensor) -> torch.Tensor:
+        out_R = x_RC.new_empty(x_RC.shape[0])
+        doubled.launch((1,), (1,), out_R, 1)
+        return out_R
+
+    contract = all_contracts()["row_max"].with_form("broken", form, like="cuda")
+    found = check_cuda_compiles(contract, "broken", get_meter("simulated"))
+    assert found.status == "fail"
+    assert found.message.startswith("doubled does not compile for H200: ")
+    assert 'identifier "of_the_host" is undefined' in found.message
+
+
+def test_without_a_compiler_the_gate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_nvrtc", lambda: None)
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    found = check_cuda_compiles(all_contracts()["matmul"], "tiled", get_meter("simulated"))
+    assert found.status == "note"
+    assert found.message == "kernels not compiled for H200: " + str(no_compiler())
+
+
+def test_the_simulated_meter_refuses_a_call_that_the_kernel_would(doubled: CudaKernel) -> None:
+    def build(device: str) -> Callable[[], None]:
+        x = torch.zeros(4, device=device, dtype=torch.float64)
+        return lambda: doubled.launch((1,), (4,), x, 4)
+
+    with pytest.raises(TypeError, match=r"doubled: x must be torch\.float32, got torch\.float64"):
+        get_meter("simulated").measure(build)
+
+
+@pytest.mark.gpu(use="beside")
+def test_a_launch_runs_on_the_current_stream(doubled: CudaKernel) -> None:
+    x = torch.ones(32, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(3)
+        doubled.launch((1,), (32,), x, 32)
+    stream.synchronize()
+    assert x.tolist() == [6.0] * 32, "a launch on another stream would not have waited for the 3"
+
+
+@pytest.mark.gpu(use="beside")
+def test_a_launch_from_another_thread_finds_its_context(doubled: CudaKernel) -> None:
+    x = torch.ones(8, device="cuda")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(doubled.launch, (1,), (8,), x, 8).result()
+    assert x.tolist() == [2.0] * 8
+
+
+@pytest.mark.gpu(use="beside")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_launch_runs_where_its_tensors_are(doubled: CudaKernel) -> None:
+    x = torch.ones(8, device="cuda:1")
+    doubled.launch((1,), (8,), x, 8)
+    assert x.tolist() == [2.0] * 8
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu(use="beside")
+def test_a_kernel_is_compiled_once_for_a_device(doubled: CudaKernel) -> None:
+    x = torch.ones(8, device="cuda")
+    first = compiled.function_on(doubled, x.device)
+    assert compiled.function_on(replace(doubled), x.device) is first
