@@ -1,0 +1,59 @@
+"""Chooses the most frequent words of counts that may come in parts, without sorting all of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from ..arguments import require_at_least_one
+
+UNKNOWN = "<unk>"
+Entry = tuple[str, int]
+
+
+class Ranking:
+    """The ``cap`` entries of a vocabulary, specials included: the specials, then the words that occur most often.
+
+    The counts of a word must all be in one part. The first special counts the words that have no entry.
+    """
+
+    def __init__(self, cap: int | None, specials: tuple[str, ...]) -> None:
+        if not specials or len(set(specials)) < len(specials) or any(word.split() != [word] for word in specials):
+            raise ValueError(f"specials must be one or more different words without whitespace, got {specials!r}")
+        if cap is not None and require_at_least_one("cap", cap) < len(specials):
+            raise ValueError(f"cap must be at least {len(specials)}, the number of specials, got {cap}")
+        self._num_words = None if cap is None else cap - len(specials)
+        self._specials = dict.fromkeys(specials, 0)
+        self._best: list[Entry] = []
+        self._num_seen = 0
+
+    def add(self, counts: Counter[str]) -> None:
+        """Take the counts of a part. Specials are removed from ``counts``."""
+        self._num_seen += counts.total()
+        for special in self._specials:
+            self._specials[special] += counts.pop(special, 0)
+        best = self._best + most_frequent(counts, self._num_words)
+        self._best = sorted(best, key=_rank)[: self._num_words]
+
+    def entries(self) -> list[Entry]:
+        """Words and their counts, in the order of their ids."""
+        (unknown, _), *others = self._specials.items()
+        known = others + self._best
+        return [(unknown, self._num_seen - sum(count for _, count in known)), *known]
+
+
+def most_frequent(counts: Counter[str], number: int | None) -> list[Entry]:
+    """The ``number`` most frequent words, in no order; of words that occur equally often, the first by alphabet."""
+    if number is None or len(counts) <= number:
+        return list(counts.items())
+    words_by_count = sorted(Counter(counts.values()).items())
+    left, (least, words) = number, words_by_count.pop()
+    while words < left:  # the words with the count ``least`` are all kept
+        left -= words
+        least, words = words_by_count.pop()
+    ties = heapq.nsmallest(left, (word for word, count in counts.items() if count == least))
+    return [item for item in counts.items() if item[1] > least] + [(word, least) for word in ties]
+
+
+def _rank(entry: Entry) -> tuple[int, str]:
+    return -entry[1], entry[0]
