@@ -1,13 +1,14 @@
 """An op's forms, its peers and its floor in turns: time, peak memory and error, for any op that has a contract.
 
     python -m benchmarks.compare kda                             # the first table of benchmarks/peers/kda.py
+    python -m benchmarks.compare kda --table all --json benchmarks/results/h200    # a file for each table
     python -m benchmarks.compare kda --table shapes --case long --json PATH --add
     python -m benchmarks.compare rope --case small --forms naive,shared_table
     python -m benchmarks.compare linear_cross_entropy N=8192 V=32000 share=0.5 --peers none
 
-Everybody runs in one process. Each shape first has its errors taken, against naive in float64 at a smaller size; one
-that is wrong is not timed. Then each contender is called once, in which kernels are compiled and tuned, and its peak is
-read above its inputs. Times are medians over rounds (``memfix.meters.clock.take_turns``), with half their range.
+Everybody runs in one process. At each shape each contender is first called once, in which kernels are compiled and
+tuned, and its peak is read above its inputs. Then errors are taken against naive in float64 at a smaller size; one that
+is wrong is not timed. Times are medians over rounds (``memfix.meters.clock.take_turns``), with half their range.
 """
 
 from __future__ import annotations
@@ -33,24 +34,31 @@ from memfix.meters.clock import Rounds
 from memfix.meters.cuda import gpu_to_ourselves, gpu_unavailable_reason
 from memfix.provenance import describe
 from memfix.registry import contracts
+from memfix.units import format_bytes, format_seconds
 
 from .contenders import PHASES, Contenders, longest_phase
-from .measuring import Rows, errors_at, measured, running, simulated, wrong_in
+from .measuring import Figures, Rows, called_first, errors_at, running, simulated, timed, wrong_in
 from .peers import Comparison, Entry, Table
 from .tables import print_comparison
+from .tuning import quick_tuning
 from .workload import Workload, draw_of
 
+ALL = "all"
 SAME = ("commit", "torch", "triton", "gpu", "driver")
 """What two runs must share for their figures to be kept in one file."""
 
 
 # ---------------------------------------------------------------- what runs
-def table_of(
+def tables_of(
     contract: Contract, comparison: Comparison, name: str | None, case: str | None, settings: Sequence[str]
-) -> Table:
-    """The table that is named; or the case and the settings that are; or the op's first table, or all its cases."""
+) -> dict[str, Table]:
+    """Tables by name: the named one or all; or the case and the settings; or the op's first table, or its cases."""
     if name is not None and settings:
         raise UsageError("--table has its own shapes; leave out DIM=VALUE, or --table")
+    if name == ALL and comparison.tables:
+        if case is not None:
+            raise UsageError("--table all has all shapes; leave out --case, or name a table")
+        return dict(comparison.tables)
     if name is not None and name not in comparison.tables:
         raise UsageError(f"--table: {contract.name} has no table {name!r}{did_you_mean(name, comparison.tables)}")
     if name is None and comparison.tables and case is None and not settings:
@@ -60,17 +68,15 @@ def table_of(
         known = [entry.name for entry in table.entries]
         if case is not None and case not in known:
             raise UsageError(f"--case: the table {name} has no {case!r}{did_you_mean(case, known)}")
-        return replace(table, entries=[entry for entry in table.entries if case in (None, entry.name)])
-    values = tuple(comparison.values)[:1]
-    if case is None and not settings:
-        return Table([Entry(each) for each in contract.cases], (longest_phase(contract),), values)
+        return {name: replace(table, entries=[entry for entry in table.entries if case in (None, entry.name)])}
     draw_of(contract, case, settings)  # refused before anything is measured
-    shown = case or "as given"
-    return Table([Entry(shown, " ".join(settings))], (longest_phase(contract),), values)
+    asked = case is not None or settings
+    entries = [Entry(case or "as given", " ".join(settings))] if asked else [Entry(each) for each in contract.cases]
+    return {"asked": Table(entries, (longest_phase(contract),), tuple(comparison.values)[:1])}
 
 
 class Comparing:
-    """What is known so far, on disk after each shape, since the next may take long."""
+    """What is known so far, on disk after each row, since the next may take long."""
 
     def __init__(self, contenders: Contenders, path: Path | None, *, add: bool) -> None:
         self.contenders, self.path = contenders, path
@@ -90,27 +96,35 @@ class Comparing:
         case = entry.name if entry.name in contract.cases else None
         draw = draw_of(contract, case, entry.settings.split())
         work = Workload(contract, self.contenders.comparison, draw, table.values[0] if table.values else None)
-        known: dict[str, Rows] = {}
+        measured: dict[str, Figures] = {}
+        begun = self.data["begun"] = {
+            "case": entry.name, "settings": draw.spelled(), "dims": dict(draw.case.dims), "dtype": draw.case.dtype,
+            "values": work.values, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "phases": measured,
+        }  # fmt: skip
         for phase in phases:
             names = self.contenders.at(entry, phase)
-            known[phase] = {name: {} for name in names}
-            known[phase] |= simulated(work, self.contenders.simulated_ones(names), phase, device)
-        able = [
-            name for name in known[phases[0]] if name != FLOOR and all(name in running(rows) for rows in known.values())
-        ]
+            rows: Rows = {name: {} for name in names}
+            if device == "cpu" or table.simulated:
+                rows |= simulated(work, self.contenders.simulated_ones(names), phase, device)
+            measured[phase] = {"rounds": 0, "rows": rows}
+        all_rows = {phase: of["rows"] for phase, of in measured.items()}
+        able = [n for n in all_rows[phases[0]] if n != FLOOR and all(n in running(rows) for rows in all_rows.values())]
+        for phase, rows in all_rows.items():
+            for name in running(rows):
+                called_first(work, name, rows[name], phase, device)
+                self._write()
+                click.echo(f"  {phase}, {name}: {_first_figures(rows[name])}", err=True)
         for values in table.values or (None,):
             self._check(replace(work, values=values), able)
         errors = self._errors_of(work)
-        measured_phases = {}
-        for phase, rows in known.items():
+        for phase, rows in all_rows.items():
             for name in running(rows):
                 wrong = wrong_in(errors.get(name, {}))
                 rows[name] |= {} if wrong is None else {"trouble": wrong}
-            measured_phases[phase] = measured(work, rows, phase, device, rounds)
-        self._put("speed", {
-            "case": entry.name, "settings": draw.spelled(), "dims": dict(draw.case.dims), "dtype": draw.case.dtype,
-            "values": work.values, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "phases": measured_phases,
-        })  # fmt: skip
+            measured[phase]["rounds"] = timed(work, rows, phase, device, rounds)
+            click.echo(f"  {phase}: {measured[phase]['rounds']} rounds", err=True)
+        del self.data["begun"]
+        self._put("speed", begun)
 
     def _check(self, work: Workload, names: Sequence[str]) -> None:
         """Errors, of those that are not known yet: several shapes of a table may come down to one small size."""
@@ -123,6 +137,7 @@ class Comparing:
                 "settings": small.draw.spelled(), "dims": dict(case.dims), "dtype": case.dtype, "values": work.values,
                 "rows": rows,
             })  # fmt: skip
+            click.echo(f"  errors of {len(missing)} at {small.draw.case.spelled()}", err=True)
 
     def _errors_of(self, work: Workload) -> Rows:
         key = (work.at_error_size().draw.spelled(), work.values)
@@ -134,6 +149,10 @@ class Comparing:
 
         entries = self.data[kind]
         entries[:] = [old for old in entries if key(old) != key(new)] + [new]
+        self._write()
+
+    def _write(self) -> None:
+        """The shape that is being measured is under ``begun``, for whoever cuts the run off."""
         if self.path is not None:
             write_whole(self.path, json.dumps(self.data, indent=1) + "\n", "the figures")
 
@@ -148,6 +167,14 @@ class Comparing:
         sources = {**earlier["sources"], **self.data["sources"]}
         left_out = {name: why for name, why in self.data["left_out"].items() if name not in sources}
         self.data = {**earlier, "surroundings": now, "sources": sources, "left_out": left_out}
+        self.data.pop("begun", None)
+
+
+def _first_figures(row: Figures) -> str:
+    if "trouble" in row:
+        return str(row["trouble"])
+    peak = "" if row["peak_bytes"] is None else f", peak {format_bytes(row['peak_bytes'])}"
+    return f"first call {format_seconds(row['first_call_s'])}{peak}"
 
 
 # ---------------------------------------------------------------- the command
@@ -157,13 +184,13 @@ class Comparing:
 @click.option(
     "--case", help="A case of the contract, which DIM=VALUE changes (without it, the first); or a shape of the table."
 )
-@click.option("--table", "table_name", metavar="NAME", help="A table of benchmarks/peers/OP.py.")
+@click.option("--table", "table_name", metavar="NAME", help="A table of benchmarks/peers/OP.py, or all.")
 @click.option("--forms", metavar="NAME,...", help="These forms; the floor always runs.")
 @click.option("--peers", metavar="NAME,...", help="These peers, or none.")
 @click.option("--phase", type=click.Choice(PHASES), help="Without it, those of the table, or the longest.")
 @click.option("--values", metavar="NAME", help="Input values of benchmarks/peers/OP.py.")
-@click.option("--rounds", "num_rounds", type=click.IntRange(2), help="Without it, 3 to 10, by the time that there is.")
-@click.option("--seconds", type=click.FloatRange(0), default=120.0, show_default=True, help="For the rounds of all.")
+@click.option("--rounds", "num_rounds", type=click.IntRange(2), help="Without it, 2 to 10, by --seconds.")
+@click.option("--seconds", type=click.FloatRange(0), default=6.0, show_default=True, help="Of rounds, at each shape.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda where there is one]")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
 @click.option("--add", is_flag=True, help="Keep what PATH has of other shapes.")
@@ -180,23 +207,30 @@ def main(
     (contract,) = contracts([op])
     contenders = Contenders.of(contract, device).chosen(forms, peers)
     comparison = contenders.comparison
-    table = table_of(contract, comparison, table_name, case, settings)
+    tables = tables_of(contract, comparison, table_name, case, settings)
     if values is not None:
         if values not in comparison.values:
             raise UsageError(f"--values: {op} has no values {values!r}{did_you_mean(values, comparison.values)}")
-        table = replace(table, values=(values,))
+        tables = {name: replace(table, values=(values,)) for name, table in tables.items()}
     if phase is not None and phase not in phases_of(contract):
         raise UsageError(f"--phase: {op} has no gradients, so its only phase is forward")
-    phases = [phase] if phase is not None else list(table.phases)
-    number = num_rounds or table.rounds
-    share_s = seconds / (len(table.entries) * len(phases))
-    rounds = Rounds(seconds=share_s) if number is None else Rounds(number, number)
-    comparing = Comparing(contenders, json_path, add=add)
-    with gpu_to_ourselves() if device == "cuda" else contextlib.nullcontext():
-        for entry in table.entries:
-            click.echo(f"{op}, {entry.name} {entry.settings} ...", err=True)
-            comparing.measure(entry, table, phases, rounds)
-    print_comparison(comparing.data, Console(width=None if sys.stdout.isatty() else 200))
+    if table_name == ALL and json_path is not None and not json_path.is_dir():
+        raise UsageError(f"--json: with --table all it is a folder, which {json_path} is not")
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    for name, table in tables.items():
+        path = json_path if json_path is None or table_name != ALL else json_path / f"{op}_{name}.json"
+        comparing = Comparing(contenders, path, add=add)
+        phases = [phase] if phase is not None else list(table.phases)
+        number = num_rounds or table.rounds
+        rounds = Rounds(2, seconds=seconds / len(phases)) if number is None else Rounds(number, number)
+        with contextlib.ExitStack() as stack:
+            if device == "cuda":
+                stack.enter_context(gpu_to_ourselves())
+                stack.enter_context(quick_tuning())
+            for entry in table.entries:
+                click.echo(f"{op}, {entry.name} {entry.settings}", err=True)
+                comparing.measure(entry, table, phases, rounds)
+        print_comparison(comparing.data, console)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ from .workload import Workload
 
 WRONG_ABOVE = 0.05  # of the norm: far beyond what bfloat16 rounds away, far below a term that is left out
 CPU_LIMIT_BYTES = 64 * MiB
+SLOW_S = 5.0
+"""A contender whose step takes longer is timed once, outside the rounds."""
+SETTLE_S = 0.25  # a GPU that has just idled is faster, until it nears its power limit
 CROWDED_SHARE = 0.7
 """The share of the GPU's memory beyond which the allocator cannot keep the blocks of all contenders at once."""
 
@@ -88,46 +91,69 @@ def wrong_in(errors: Mapping[str, Any]) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- time and memory
-def measured(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> Figures:
-    """Peaks and times of everybody in ``rows`` who has no trouble yet. Adds to ``rows``."""
-    for name in running(rows):
-        _attempt(rows[name], device, _first_call_and_peak, work, name, phase, device)
-    times = _timed(work, rows, phase, device, rounds)
-    for name in running(rows):
-        rows[name] |= _time_figures(name, times, running(rows))
-    return {"rounds": max((len(of_one.times_s) for of_one in times.values()), default=0), "rows": rows}
+# ---------------------------------------------------------------- first call and peak
+def called_first(work: Workload, name: str, row: Figures, phase: str, device: str) -> None:
+    """Adds to ``row`` what the first call takes, in which kernels are compiled and tuned, and the peak of the next."""
+    _attempt(row, device, _first_call_and_peak, work, name, phase, device)
 
 
 def _first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> Figures:
-    """In its first call at a shape a contender compiles and tunes its kernels."""
-    start = time.perf_counter()
-    work.builder(name, phase)(device)()
+    begin, calls_s = time.perf_counter(), []
+
+    def build(device: str) -> Step:
+        step = work.builder(name, phase)(device)
+
+        def timed() -> object:
+            start = time.perf_counter()
+            result = step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            end = time.perf_counter()
+            calls_s.append(end - start if calls_s else end - begin)
+            return result
+
+        return timed
+
     if device == "cpu":
-        return {"first_call_s": time.perf_counter() - start, "peak_bytes": None}
-    torch.cuda.synchronize()
-    first_call_s = time.perf_counter() - start
-    reading = memfix.peak(work.builder(name, phase), meter="cuda")
-    return {
-        "first_call_s": first_call_s,
-        "peak_bytes": reading.peak_bytes,
-        "allocated_bytes": reading.allocated_bytes,
-        # a train step marks the point between forward and backward
-        "held_bytes": next((m.start_bytes - reading.base_bytes for m in reading.stages if m.name == HELD), None),
-    }
+        build(device)()
+        figures: Figures = {"first_call_s": calls_s[0], "peak_bytes": None}
+    else:
+        reading = memfix.peak(build, meter="cuda")
+        figures = {
+            "first_call_s": calls_s[0],
+            "peak_bytes": reading.peak_bytes,
+            "allocated_bytes": reading.allocated_bytes,
+            # a train step marks the point between forward and backward
+            "held_bytes": next((m.start_bytes - reading.base_bytes for m in reading.stages if m.name == HELD), None),
+        }
+    if calls_s[-1] > SLOW_S:
+        figures |= {"seconds": calls_s[-1], "times_s": calls_s[-1:], "repeats": 1, "note": "timed once"}
+    return figures
 
 
-def _timed(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> dict[str, Times]:
-    steps: dict[str, Step] = {}
-    if not running(rows):
+# ---------------------------------------------------------------- time
+def timed(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> int:
+    """Adds times to the rows of everybody who has no trouble; returns the number of rounds."""
+    times = _times_in_turns(work, rows, phase, device, rounds)
+    num_rounds = max((len(of_one.times_s) for of_one in times.values()), default=0)
+    times |= {name: Times(row["times_s"]) for name, row in rows.items() if "seconds" in row}
+    for name in running(rows):
+        rows[name] |= _time_figures(name, times, running(rows))
+    return num_rounds
+
+
+def _times_in_turns(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> dict[str, Times]:
+    names = [name for name in running(rows) if "seconds" not in rows[name]]
+    if not names:
         return {}
+    steps: dict[str, Step] = {}
     inputs = work.rotated_inputs(device)
 
     def build(name: str) -> Figures:
         steps[name] = work.step(name, phase, inputs)
         return {}
 
-    for name in running(rows):
+    for name in names:
         _attempt(rows[name], device, build, name)
     is_crowded = _is_crowded(rows, device)
     to_release = False
@@ -146,7 +172,7 @@ def _timed(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) 
         to_release = False
 
     return take_turns(
-        steps, device=device, rounds=rounds, failed=failed, settle_s=0.0 if device == "cpu" else 0.25,
+        steps, device=device, rounds=rounds, failed=failed, settle_s=0.0 if device == "cpu" else SETTLE_S,
         before_each=before_each,
     )  # fmt: skip
 
@@ -158,9 +184,9 @@ def _time_figures(name: str, times: Mapping[str, Times], everybody: Iterable[str
         if reference in everybody and name != reference:
             other = times[reference]
             figures[f"times_{reference}"] = own.median_s / other.median_s
-            figures[f"pairs_over_{reference}"] = spread(
-                [a / b for a, b in zip(own.times_s, other.times_s, strict=True)]
-            )
+            if len(own.times_s) == len(other.times_s):  # in the same rounds
+                pairs = zip(own.times_s, other.times_s, strict=True)
+                figures[f"pairs_over_{reference}"] = spread([a / b for a, b in pairs])
     return figures
 
 

@@ -72,7 +72,7 @@ def _speed_cell(row: Mapping[str, Any]) -> str:
         parts.append(format_bytes(row["peak_bytes"]))
     elif "simulated_bytes" in row:
         parts.append(f"{format_bytes(row['simulated_bytes'])} simulated")
-    return "  ".join(parts)
+    return "  ".join([*parts, *([row["note"]] if "note" in row else [])])
 
 
 def _error_cell(row: Mapping[str, Any]) -> str:

@@ -74,6 +74,8 @@ class Table:
     phases: Sequence[str] = ("train",)
     values: Sequence[str] = ()
     rounds: int | None = None
+    simulated: bool = False
+    """Whether the simulated meter predicts the peaks too. It does in any case on a CPU, to refuse what is too large."""
 
 
 @dataclass(frozen=True)

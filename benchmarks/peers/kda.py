@@ -81,7 +81,7 @@ COMPARISON = Comparison(
             [Entry("incident", f"chunk_size={size}", forms=("naive", "streamed"), peers=()) for size in (32, 64, 128)],
             phases=("train", "forward"),
             values=("mild",),
-            rounds=11,
+            rounds=5,
         ),
     },
     values={"mild": mild},

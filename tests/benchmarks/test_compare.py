@@ -10,7 +10,7 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +19,10 @@ from click.testing import CliRunner
 
 import benchmarks.peers
 import memfix
-from benchmarks import compare, measuring
+from benchmarks import compare, contenders, measuring
 from benchmarks.compare import Comparing, main
 from benchmarks.contenders import Contenders
-from benchmarks.measuring import measured
+from benchmarks.measuring import Figures, Rows, called_first, timed
 from benchmarks.peers import Comparison, Entry, Peer, Table, Unavailable, comparison_of
 from benchmarks.workload import Workload, draw_of, with_peers
 from memfix.contract import Contract, Dim, Form, TensorSpec
@@ -50,6 +50,12 @@ def a_contract(**forms: Any) -> Contract:
     )  # fmt: skip
 
 
+def measured(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> Figures:
+    for name in rows:
+        called_first(work, name, rows[name], phase, device)
+    return {"rounds": timed(work, rows, phase, device, rounds), "rows": rows}
+
+
 # ---------------------------------------------------------------- the command
 def test_every_form_and_peer_is_a_row_or_is_left_out_by_name(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
@@ -69,7 +75,7 @@ def test_every_form_and_peer_is_a_row_or_is_left_out_by_name(tmp_path: Path) -> 
     assert rows.keys() == {"floor", *data["sources"]}
     for name in ("naive", "recompute", "auto"):
         row = rows[name]
-        assert len(row["times_s"]) == entry["phases"]["train"]["rounds"] == 3
+        assert len(row["times_s"]) == entry["phases"]["train"]["rounds"] == 2
         assert row["seconds"] == statistics.median(row["times_s"])
         assert row["times_floor"] == row["seconds"] / rows["floor"]["seconds"]
         assert row["simulated_bytes"] > 0
@@ -173,8 +179,66 @@ def test_the_tables_of_a_peers_file_speak_of_what_there_is(op: str) -> None:
 
 def test_a_table_may_be_measured_shape_by_shape() -> None:
     (contract,) = contracts(["kda"])
-    names = [entry.name for entry in compare.table_of(contract, comparison_of("kda"), "shapes", "incident", ()).entries]
-    assert names == ["incident", "incident"], "in bfloat16 and in float32"
+    table = compare.tables_of(contract, comparison_of("kda"), "shapes", "incident", ())["shapes"]
+    assert [entry.name for entry in table.entries] == ["incident", "incident"], "in bfloat16 and in float32"
+
+
+def test_all_tables_are_measured_in_one_run_and_each_has_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {"a": Table([Entry("a")]), "b": Table([Entry("a", "N=7")], phases=("forward",), rounds=4)}
+    monkeypatch.setattr(compare, "contracts", lambda names: [a_contract()])
+    monkeypatch.setattr(contenders, "comparison_of", lambda op: Comparison(tables=tables))
+    assert run("scaled", "--table", "all", "--rounds", "2", "--json", str(tmp_path)).exit_code == 0
+    found = {path.name: json.loads(path.read_text())["speed"] for path in tmp_path.iterdir()}
+    assert {name: [entry["dims"]["N"] for entry in of] for name, of in found.items()} == {
+        "scaled_a.json": [4], "scaled_b.json": [7],
+    }  # fmt: skip
+    for options, message in ((["--case", "a"], "--table all has all shapes"), (["--json", "no"], "it is a folder")):
+        with pytest.raises(UsageError, match=message):
+            run("scaled", "--table", "all", *options)
+
+
+def test_rows_are_on_disk_before_the_next_one_runs(tmp_path: Path, pretended_gpu: str) -> None:
+    path, entry = tmp_path / "out.json", Entry("a")
+
+    def measure(**forms: Any) -> None:
+        everybody = replace(Contenders.of(a_contract(**forms), "cpu"), device=pretended_gpu)
+        Comparing(everybody, path, add=True).measure(entry, Table([entry]), ["forward"], TWO)
+
+    def cut_off(x: Tensor, w: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(last=cut_off)
+    data = json.loads(path.read_text())
+    assert data["speed"] == []
+    rows = data["begun"]["phases"]["forward"]["rows"]
+    assert [name for name, row in rows.items() if "first_call_s" in row] == ["naive", "same"]
+    measure()
+    data = json.loads(path.read_text())
+    assert "begun" not in data
+    assert len(data["speed"]) == 1
+
+
+def test_a_slow_contender_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "SLOW_S", 0.2)
+    calls = 0
+
+    def slow(x: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.25)
+        return x * w
+
+    contract = a_contract(slow=slow)
+    work = Workload(contract, Comparison(), draw_of(contract, None, []))
+    found = measured(work, {"naive": {}, "slow": {}}, "forward", "cpu", TWO)
+    row = found["rows"]["slow"]
+    assert calls == 1
+    assert (len(row["times_s"]), row["note"], found["rounds"]) == (1, "timed once", 2)
+    assert row["times_naive"] > 1
+    assert "pairs_over_naive" not in row
 
 
 def test_several_shapes_share_errors_that_come_down_to_one_size(tmp_path: Path) -> None:
@@ -278,8 +342,8 @@ def out_of_memory(*inputs: Any) -> Any:
 def test_who_is_wrong_or_fails_is_a_row_with_the_reason_and_is_not_timed(culprit: Any, trouble: str) -> None:
     (contract,) = contracts(["kda"])
     comparison = replace(comparison_of("kda"), forms={"culprit": culprit})
-    contenders = Contenders(with_peers(contract, comparison, {}), comparison, "cpu", ("naive", "culprit"), (), {})
-    comparing = Comparing(contenders, None, add=False)
+    everybody = Contenders(with_peers(contract, comparison, {}), comparison, "cpu", ("naive", "culprit"), (), {})
+    comparing = Comparing(everybody, None, add=False)
     entry = Entry("tiny", "B=1 T=9 H=1 K=8 V=8 dtype=bfloat16")
     comparing.measure(entry, Table([entry], values=("mild",)), ["train", "forward"], TWO)
     for phase in comparing.data["speed"][0]["phases"].values():
@@ -377,6 +441,49 @@ def test_a_ratio_is_the_median_of_ratios_within_rounds(monkeypatch: pytest.Monke
     assert (pairs["low"], pairs["median"], pairs["high"]) == pytest.approx((1.05, 1.05, 1.05))
     assert pairs["pairs"] == 11
     assert max(found["times_s"]) > 2 * min(found["times_s"])
+
+
+# "cpu:0" is a CPU that the code takes for a GPU: it runs every line that needs one, with torch.cuda replaced
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    def peak(build: Any, *, meter: str = "simulated") -> Any:
+        if meter != "cuda":
+            return memfix.measure.peak(build)
+        step = build("cpu:0")
+        step(), step()
+        stages = [SimpleNamespace(name="held", start_bytes=9)]
+        return SimpleNamespace(peak_bytes=5, allocated_bytes=6, base_bytes=2, stages=stages)
+
+    monkeypatch.setattr(memfix, "peak", peak)
+    monkeypatch.setattr(measuring, "SETTLE_S", 0.0)
+    for name, value in {
+        "synchronize": None,
+        "empty_cache": None,
+        "memory_allocated": 1,
+        "mem_get_info": (1, 4),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    return "cpu:0"
+
+
+def test_the_lines_for_a_gpu_run_every_form_of_the_tables_at_small_sizes(pretended_gpu: str, tmp_path: Path) -> None:
+    for op, small in (
+        ("linear_cross_entropy", "N=9 D=8 V=50 dtype=bfloat16"),
+        ("kda", "B=1 T=9 H=1 K=8 V=8 chunk_size=4 dtype=bfloat16 dtype.g=float32"),
+    ):
+        (contract,) = contracts([op])
+        path = tmp_path / f"{op}.json"
+        everybody = replace(Contenders.of(contract, "cpu"), device=pretended_gpu)
+        comparing = Comparing(everybody, path, add=False)
+        for table in comparison_of(op).tables.values():
+            entry = replace(table.entries[0], settings=small)
+            comparing.measure(entry, replace(table, simulated=False), table.phases, Rounds(1, 1))
+        data = json.loads(path.read_text())
+        for of in (of for entry in data["speed"] for of in entry["phases"].values()):
+            for name, row in of["rows"].items():
+                assert "trouble" not in row, (op, name)
+                assert (row["peak_bytes"], row["held_bytes"], len(row["times_s"])) == (5, 7, 1)
+                assert "simulated_bytes" not in row, "nothing is simulated that the GPU measures"
 
 
 @pytest.mark.gpu
