@@ -37,7 +37,7 @@ from memfix.registry import contracts
 from memfix.units import format_bytes, format_seconds
 
 from .contenders import PHASES, Contenders, longest_phase
-from .measuring import Figures, Rows, called_first, errors_at, running, simulated, timed, wrong_in
+from .measuring import Figures, Rows, attempt, errors_at, first_call_and_peak, running, simulated, timed, wrong_in
 from .peers import Comparison, Entry, Table
 from .tables import print_comparison
 from .tuning import quick_tuning
@@ -111,7 +111,7 @@ class Comparing:
         able = [n for n in all_rows[phases[0]] if n != FLOOR and all(n in running(rows) for rows in all_rows.values())]
         for phase, rows in all_rows.items():
             for name in running(rows):
-                called_first(work, name, rows[name], phase, device)
+                attempt(rows[name], device, first_call_and_peak, work, name, phase, device)
                 self._write()
                 click.echo(f"  {phase}, {name}: {_first_figures(rows[name])}", err=True)
         for values in table.values or (None,):

@@ -23,7 +23,7 @@ from memfix.meters.clock import Rounds, Times, take_turns
 from memfix.units import MiB, format_bytes
 
 from .peers import trouble_of
-from .workload import Workload
+from .workload import Workload, forget_gradients
 
 WRONG_ABOVE = 0.05  # of the norm: far beyond what bfloat16 rounds away, far below a term that is left out
 CPU_LIMIT_BYTES = 64 * MiB
@@ -66,17 +66,18 @@ def errors_at(work: Workload, names: Iterable[str], device: str) -> Rows:
 
     Empty where naive cannot run in float64, with the reason under ``naive``.
     """
-    wide = replace(work, draw=replace(work.draw, case=replace(work.draw.case, dtype="float64")))
-    refused = simulated(wide, [NAIVE], "train", device)[NAIVE].get("trouble") if device == "cpu" else None
     try:
-        if refused is not None:
-            return {NAIVE: {"not_checked": f"naive in float64 {refused}"}}
+        if device == "cpu":
+            wide = replace(work, draw=replace(work.draw, case=replace(work.draw.case, dtype="float64")))
+            refused = simulated(wide, [NAIVE], "train", device)[NAIVE].get("trouble")
+            if refused is not None:
+                return {NAIVE: {"not_checked": f"naive in float64 {refused}"}}
         truth = work.truth(device)
     except Exception as error:
         return {NAIVE: {"not_checked": f"naive in float64: {trouble_of(error)}"}}
     rows: Rows = {name: {} for name in names}
     for name, row in rows.items():
-        _attempt(row, device, work.errors, name, device, truth)
+        attempt(row, device, work.errors, name, device, truth)
     return rows
 
 
@@ -92,12 +93,8 @@ def wrong_in(errors: Mapping[str, Any]) -> str | None:
 
 
 # ---------------------------------------------------------------- first call and peak
-def called_first(work: Workload, name: str, row: Figures, phase: str, device: str) -> None:
-    """Adds to ``row`` what the first call takes, in which kernels are compiled and tuned, and the peak of the next."""
-    _attempt(row, device, _first_call_and_peak, work, name, phase, device)
-
-
-def _first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> Figures:
+def first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> Figures:
+    """The time of the first call, in which kernels are compiled and tuned, and the peak of the next one."""
     begin, calls_s = time.perf_counter(), []
 
     def build(device: str) -> Step:
@@ -154,7 +151,7 @@ def _times_in_turns(work: Workload, rows: Rows, phase: str, device: str, rounds:
         return {}
 
     for name in names:
-        _attempt(rows[name], device, build, name)
+        attempt(rows[name], device, build, name)
     is_crowded = _is_crowded(rows, device)
     to_release = False
 
@@ -162,8 +159,8 @@ def _times_in_turns(work: Workload, rows: Rows, phase: str, device: str, rounds:
         nonlocal to_release
         to_release = True  # the frames of the error hold tensors until it is gone
         rows[name]["trouble"] = trouble_of(error)
-        for tensor in (tensor for tensors in inputs for tensor in tensors.values()):
-            tensor.grad = None
+        for tensors in inputs:
+            forget_gradients(tensors)
 
     def before_each() -> None:
         nonlocal to_release
@@ -201,7 +198,8 @@ def _is_crowded(rows: Rows, device: str) -> bool:
     return bool(in_all > CROWDED_SHARE * torch.cuda.mem_get_info()[1])
 
 
-def _attempt(row: Figures, device: str, action: Callable[..., Figures], *arguments: object) -> None:
+def attempt(row: Figures, device: str, action: Callable[..., Figures], *arguments: object) -> None:
+    """Add the figures of ``action`` to ``row``, or its error."""
     try:
         row |= action(*arguments)
     except Exception as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from memfix.meters.simulated.patches import applied
 
-WARMUP_MS, TIMED_MS = 5, 20
+WARMUP_MS, TIMED_MS = 3, 10
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ class Workload:
             outputs = self._differentiable(function(*arguments, **options))
             stage(HELD)
             torch.autograd.backward(outputs, upstreams)
-            _forget_gradients(tensors)
+            forget_gradients(tensors)
 
         return train
 
@@ -167,6 +167,6 @@ def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
     return off / size if size else (0.0 if off == 0 else float("inf"))
 
 
-def _forget_gradients(tensors: Tensors) -> None:
+def forget_gradients(tensors: Tensors) -> None:
     for tensor in tensors.values():
         tensor.grad = None

@@ -22,7 +22,7 @@ import memfix
 from benchmarks import compare, contenders, measuring
 from benchmarks.compare import Comparing, main
 from benchmarks.contenders import Contenders
-from benchmarks.measuring import Figures, Rows, called_first, timed
+from benchmarks.measuring import Figures, Rows, attempt, first_call_and_peak, timed
 from benchmarks.peers import Comparison, Entry, Peer, Table, Unavailable, comparison_of
 from benchmarks.workload import Workload, draw_of, with_peers
 from memfix.contract import Contract, Dim, Form, TensorSpec
@@ -52,7 +52,7 @@ def a_contract(**forms: Any) -> Contract:
 
 def measured(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> Figures:
     for name in rows:
-        called_first(work, name, rows[name], phase, device)
+        attempt(rows[name], device, first_call_and_peak, work, name, phase, device)
     return {"rounds": timed(work, rows, phase, device, rounds), "rows": rows}
 
 
