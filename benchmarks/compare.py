@@ -205,6 +205,8 @@ def main(
     if device == "cuda" and no_gpu is not None:
         raise UsageError(f"{no_gpu}; use --device cpu")
     (contract,) = contracts([op])
+    if contract.memory == "host":
+        raise UsageError(f"{op} takes host memory, and compare measures a device's; use memfix check {op}")
     contenders = Contenders.of(contract, device).chosen(forms, peers)
     comparison = contenders.comparison
     tables = tables_of(contract, comparison, table_name, case, settings)

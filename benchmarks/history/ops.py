@@ -74,11 +74,13 @@ def _described(benchmark: Any, setup: Any, pretty: str, **attributes: Any) -> An
 
 def fingerprint(contract: Contract, case: Case) -> str:
     """A hash of the shape and the inputs: ASV compares only results with the same one. What a spec leaves at its
-    default is left out, so that a field that specs get later begins no new history."""
-    inputs = []
-    for spec in contract.inputs:
-        defaults = {field.name: field.default for field in dataclasses.fields(spec)}
-        inputs.append({name: value for name, value in vars(spec).items() if value != defaults[name]})
+    default is left out, so that a field that specs get later begins no new history, and so is what is not printed: a
+    function's address."""
+    inputs = [
+        {field.name: value for field in dataclasses.fields(spec)
+         if field.repr and (value := getattr(spec, field.name)) != field.default}
+        for spec in contract.inputs
+    ]  # fmt: skip
     return hashlib.sha256(f"{case.spelled()} {inputs}".encode()).hexdigest()[:16]
 
 

@@ -136,6 +136,7 @@ def test_chosen_forms_and_peers_run_with_the_floor_alone(tmp_path: Path) -> None
         (["kda", "--case", "smal"], "kda has no case 'smal'; did you mean 'small'?"),
         (["kda", "--case", "small", "--values", "wild"], "--values: kda has no values 'wild'; did you mean 'mild'?"),
         (["rope", "--table", "any"], "--table: rope has no table 'any'"),
+        (["batches"], "batches takes host memory, and compare measures a device's; use memfix check batches"),
     ],
 )
 def test_bad_options_are_refused_in_words(options: list[str], message: str) -> None:

@@ -69,6 +69,22 @@ def test_history_begins_anew_with_the_shape_or_the_inputs_and_not_with_a_default
     )
 
 
+def test_an_op_of_the_host_has_peaks_and_keeps_its_history_from_process_to_process() -> None:
+    def contract() -> Contract:
+        def words(dims: Any, seed: int) -> list[int]:
+            return [seed] * dims["N"]
+
+        spec = memfix.ObjectSpec("words", "N", make=words)
+        dims = {"N": Dim(1, 9)}
+        return Contract(
+            "own", naive=list, forms={"same": list}, dims=dims, inputs=[spec], cases={"a": {"N": 4}}, memory="host"
+        )
+
+    one, other = contract(), contract()
+    assert ops.fingerprint(one, one.cases["a"]) == ops.fingerprint(other, other.cases["a"])
+    assert figures.times_below_naive("batches", "streaming", "small", "forward") > 1
+
+
 def test_two_names_that_make_one_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     twins = Contract(
         "own",
