@@ -12,7 +12,14 @@ from typing import Any
 
 from memfix.contract import FLOOR
 from memfix.gate.lock import read_lock
+from memfix.incidents.config import load_config
+from memfix.incidents.judging import decimal
+from memfix.incidents.pythia_vocabulary.calculator import breakdown
+from memfix.incidents.pythia_vocabulary.incident import incident as pythia
+from memfix.incidents.pythia_vocabulary.incident import report_breakdown
+from memfix.incidents.pythia_vocabulary.model import PythiaConfig
 from memfix.laws import NAIVE, PHASES
+from memfix.pictures.bars import Bar, as_svg
 from memfix.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,18 +107,51 @@ def profile_table() -> list[str]:
     """The incident's train step by stages: the report's figure, ours simulated, and the H200's for dense attention."""
     nsa, dense = (json.loads((ROOT / f"benchmarks/results/cpu/profile_{a}.json").read_text()) for a in ("nsa", "dense"))
     real = json.loads((RESULTS / "profile.json").read_text())
-    lines = [
-        "| stage, highest bytes in it | report | NSA, simulated | dense, simulated | dense, H200 |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for of_nsa, of_dense, of_real in zip(nsa["stages"], dense["stages"], real["stages"], strict=True):
-        cells = [format_bytes(stage["peak_bytes"]) for stage in (of_nsa, of_dense, of_real)]
-        if of_real["failed"]:
-            cells[-1] = "out of memory"
-        name = ("· " if of_nsa["aside"] else "") + of_nsa["name"]
-        report = of_nsa["report"]["figure"] if of_nsa["report"] else ""
-        lines.append(f"| {name} | {report} | {' | '.join(cells)} |")
+    return _stages_table({"NSA, simulated": nsa, "dense, simulated": dense, "dense, H200": real})
+
+
+def pythia_profile_table() -> list[str]:
+    """The Pythia's train step by stages: the report's figure, ours simulated, and the H200's."""
+    profiles = (
+        json.loads((folder / "profile_pythia.json").read_text()) for folder in (RESULTS.parent / "cpu", RESULTS)
+    )
+    return _stages_table(dict(zip(("simulated", "H200"), profiles, strict=True)))
+
+
+def _stages_table(profiles: dict[str, Any]) -> list[str]:
+    """The stages of several profiles of one step, side by side."""
+    columns = " | ".join(profiles)
+    lines = [f"| stage, highest bytes in it | report | {columns} |", "|---|--:|" + "--:|" * len(profiles)]
+    for stages in zip(*(profile["stages"] for profile in profiles.values()), strict=True):
+        first = stages[0]
+        cells = ["out of memory" if stage["failed"] else format_bytes(stage["peak_bytes"]) for stage in stages]
+        report = first["report"]["figure"] if first["report"] else ""
+        lines.append(f"| {'· ' if first['aside'] else ''}{first['name']} | {report} | {' | '.join(cells)} |")
     return lines
+
+
+def pythia_breakdown_table() -> list[str]:
+    """The breakdown of the Pythia's report with the right numbers beside, by arithmetic."""
+    lines = ["| part | the report | right | claim |", "|---|--:|--:|---|"]
+    for name, figure, size, claim in report_breakdown(load_config(pythia, pythia.config)):
+        lines.append(f"| {name} | {figure} | {decimal(size, 'MB')} | {claim} |")
+    return lines
+
+
+def pythia_picture() -> str:
+    """What the report of the Pythia blamed, and what its train steps take."""
+    blamed = (("parameters", 5_500_000_000), ("gradients and Adam's states", 40_000_000_000))
+    bars = [Bar("the report, before its fix: 50,000 words, batch 8", blamed, "5-6 GB and 40 GB+")]
+    for words, batch_size in ((50_000, 8), (50_000, 32), (10_000, 32)):
+        of = breakdown(PythiaConfig(vocab_size=words, dropout=0.1), batch_size=batch_size, context_length=128)
+        parts = (
+            ("parameters", of.parameters),
+            ("gradients and Adam's states", of.adam_states),
+            ("activations", of.activations),
+            ("logits", of.logits),
+        )
+        bars.append(Bar(f"a step of the same model: {words:,} words, batch {batch_size}", parts, decimal(of.peak)))
+    return as_svg("What the report blamed, and what takes the memory", bars)
 
 
 def third_party_table() -> list[str]:
@@ -358,6 +398,8 @@ TABLES = {
     "kda_speed": kda_speed_table,
     "gate_power": gate_power_table,
     "profile": profile_table,
+    "pythia_breakdown": pythia_breakdown_table,
+    "pythia_profile": pythia_profile_table,
     "agreement": agreement_table,
     "third_party": third_party_table,
     "oracle": oracle_table,
@@ -367,8 +409,7 @@ TABLES = {
 }
 
 
-def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PICTURES = {"docs/pictures/pythia_vocabulary.svg": pythia_picture}
 
 
 def filled(texts: dict[Path, str]) -> dict[Path, str]:
@@ -385,11 +426,17 @@ def filled(texts: dict[Path, str]) -> dict[Path, str]:
     }
 
 
+def stale() -> dict[Path, str]:
+    """The pages and pictures that are not what they would be if they were made now, with what they should be."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    made = filled({path: path.read_text(encoding="utf-8") for path in pages})
+    made |= {ROOT / name: picture() for name, picture in PICTURES.items()}
+    return {path: text for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text}
+
+
 def main() -> None:
-    before = {path: path.read_text(encoding="utf-8") for path in pages()}
-    stale = {path: text for path, text in filled(before).items() if text != before[path]}
-    for path, text in stale.items():
-        print(f"{path.relative_to(ROOT)} has a stale table")
+    for path, text in stale().items():
+        print(f"{path.relative_to(ROOT)} is stale")
         if "--write" in sys.argv[1:]:
             path.write_text(text, encoding="utf-8")
 

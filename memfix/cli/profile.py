@@ -75,7 +75,7 @@ def _print(console: Console, found: Profile, rows: int) -> None:
     console.print(Text(found.title, style="bold"), soft_wrap=True)
     console.print(_table(found))
     if any(row.aside for row in found.rows):
-        console.print(Text(f"{_ASIDE}tried beside the step, as the report did it, and dropped again", style="dim"))
+        console.print(Text(f"{_ASIDE}tried beside the step and dropped again", style="dim"))
     for conclusion in found.conclusions:
         console.print(Text(conclusion), soft_wrap=True)
     for note in found.reading.notes:

@@ -60,7 +60,9 @@ def train(
             if world.is_first:
                 console.print(Text(line), soft_wrap=True)
 
-        say(f"{incident}: {config.training.steps} steps, processes: {world.size}, {world.device}, "
+        training = config.training
+        length = f"{training.epochs} epochs" if training.steps is None else f"{training.steps} steps"
+        say(f"{incident}: {length}, processes: {world.size}, {world.device}, "
             f"{config.training.precision}")  # fmt: skip
         write({
             "event": "start", "incident": incident, "processes": world.size, "device": str(world.device),
@@ -68,19 +70,19 @@ def train(
         })  # fmt: skip
         for step in run(of, config, world, resume=resume_path, say=say):
             write({"event": "step", **vars(step)})
-            if step.step % config.training.log_every == 0 or step.step in (1, config.training.steps):
-                say(_progress(step, config.training.steps))
+            if step.step % config.training.log_every == 0 or step.step in (1, step.steps):
+                say(_progress(step))
         write({"event": "end"})
     return 0
 
 
-def _progress(step: Any, steps: int) -> str:
+def _progress(step: Any) -> str:
     from ..units import format_bytes
 
     is_tokens = step.tokens_per_s is not None
     speed = f"{step.tokens_per_s:,.0f} tokens/s" if is_tokens else f"{step.examples_per_s:,.0f} examples/s"
     return (
-        f"step {step.step:>{len(str(steps))}}/{steps}  loss {step.loss:.4f}  rate {step.learning_rate:.2e}  "
+        f"step {step.step:>{len(str(step.steps))}}/{step.steps}  loss {step.loss:.4f}  rate {step.learning_rate:.2e}  "
         f"norm {step.gradient_norm:.3f}  {speed}  "
         f"peak {format_bytes(step.peak_bytes)} {step.peak_meter}"
     )

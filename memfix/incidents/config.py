@@ -29,7 +29,8 @@ class DataConfig:
 class TrainingConfig:
     """The ``training`` section: steps, batch sizes and precision."""
 
-    steps: int = setting(low=1, about="optimizer steps in all, those before a resume included")
+    steps: int | None = setting(None, low=1, about="optimizer steps in all, those before a resume included")
+    epochs: int | None = setting(None, low=1, about="times through data that end; with steps, whichever ends first")
     batch_size: int = setting(1, low=1, about="examples of one forward, on each process")
     batch_tokens: int | None = setting(
         None, low=1, about="tokens of one forward, in place of batch_size: so many sequences of data.context_length"
@@ -47,6 +48,8 @@ class TrainingConfig:
     log_every: int = setting(1, low=1, about="steps from one line of progress to the next")
 
     def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("give steps, optimizer steps in all, or epochs of data that end")
         if self.batch_tokens is not None and self.batch_size != 1:
             raise ValueError("batch_tokens stands in place of batch_size: give one of them")
 

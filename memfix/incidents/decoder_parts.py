@@ -40,11 +40,15 @@ def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str,
             parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if writes_residual else 0.02)
 
 
-def run_layer(layer: nn.Module, x_BTD: torch.Tensor, *, gradient_checkpointing: bool) -> torch.Tensor:
-    """``layer(x_BTD)``. With checkpointing, only its input is kept and the rest is recomputed in backward."""
+def run_layer(
+    layer: nn.Module, x_BTD: torch.Tensor, *, gradient_checkpointing: bool, draws: bool = False
+) -> torch.Tensor:
+    """``layer(x_BTD)``. With checkpointing, only its input is kept and the rest is recomputed in backward.
+
+    A layer that ``draws`` random numbers, such as dropout's, draws the same ones again.
+    """
     if gradient_checkpointing and torch.is_grad_enabled():
-        # no layer draws random numbers, so no generator state is saved
-        out_BTD: torch.Tensor = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=False)
+        out_BTD: torch.Tensor = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=draws)
     else:
         out_BTD = layer(x_BTD)
     return out_BTD

@@ -20,6 +20,7 @@ from ..checks.form_call import FormCall
 from ..checks.inputs import Draw
 from ..checks.measuring import measure_phases
 from ..checks.phase_bytes import bytes_of
+from ..checks.plan import meter_of
 from ..contract import Case, Contract
 from ..formula import Formula
 from ..laws import NAIVE, Phase
@@ -30,7 +31,7 @@ from ..registry import contracts
 from . import get_incident
 from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
-from .judging import NeedsGpu
+from .judging import NotMeasured
 from .measured_step import repeated_reading
 from .profile import Profile, Row
 from .profile_step import profile
@@ -56,6 +57,7 @@ class Evidence:
         self.meter = get_meter("simulated", "H200")
         self._readings: dict[tuple[str, str, str], dict[Phase, Reading]] = {}
         self._profiles: dict[tuple[object, ...], Profile] = {}
+        self._later_steps: dict[tuple[object, ...], int] = {}
 
     # ---------------------------------------------------------------- sizes
     @property
@@ -90,7 +92,7 @@ class Evidence:
             self.say(" ".join(words))
             # a train step also measures what is held after its forward
             phases: tuple[Phase, ...] = ("held", "train") if phase == "train" else (phase,)
-            known.update(measure_phases(FormCall(contract, form, Draw(case)), phases, self.meter))
+            known.update(measure_phases(FormCall(contract, form, Draw(case)), phases, meter_of(contract, self.meter)))
         return known[phase]
 
     def peak(self, form: str, phase: Phase, **of: Any) -> int:
@@ -145,11 +147,14 @@ class Evidence:
 
     def later_step_bytes(self, *overrides: str, world_size: int = 1) -> int:
         """The peak of a step after the first, including everything that existed before the step."""
-        config = self.config(*overrides)
-        stand_ins = self.incident.stand_ins(config, self.meter, self.say)
-        self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
-        reading = repeated_reading(self.incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
-        return reading.base_bytes + reading.peak_bytes
+        key = (overrides, world_size)
+        if key not in self._later_steps:
+            config = self.config(*overrides)
+            stand_ins = self.incident.stand_ins(config, self.meter, self.say)
+            self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
+            reading = repeated_reading(self.incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
+            self._later_steps[key] = reading.base_bytes + reading.peak_bytes
+        return self._later_steps[key]
 
     # ---------------------------------------------------------------- results of a GPU
     def h200(self, file: str, key: str, *, command: str) -> Any:
@@ -157,7 +162,7 @@ class Evidence:
         path = self._results / file
         found = json.loads(path.read_text(encoding="utf-8")).get(key) if path.is_file() else None
         if not found:
-            raise NeedsGpu(f"needs a GPU: {command}")
+            raise NotMeasured(f"needs a GPU: {command}")
         return found
 
     def speed_ratios(self, form: str, *, op: str = "") -> dict[str, float]:
@@ -170,7 +175,7 @@ class Evidence:
             if (found["check"], found["op"], found["form"]) == ("speed", op, form)
         }
         if not ratios:
-            raise NeedsGpu(f"needs a GPU: {command}")
+            raise NotMeasured(f"needs a GPU: {command}")
         return ratios
 
 

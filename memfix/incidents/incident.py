@@ -71,6 +71,7 @@ class Incident:
       parameters are whole only inside that call.
     - ``num_targets(batch)``: how many targets that sum has. A step's loss is the mean over the targets of all its
       forwards and processes.
+    - ``examples_per_epoch(config)``: how many examples the data have; None if they do not end.
     - ``layers(model)``: modules that are sharded one by one, so that only one of them is whole at a time.
 
     For the profile and the fit:
@@ -93,6 +94,7 @@ class Incident:
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor]
     data_schema: type[DataConfig] = DataConfig
     num_targets: Callable[[Batch], int] = num_examples
+    examples_per_epoch: Callable[[RunConfig], int] | None = None
     layers: Callable[[Any], Iterable[torch.nn.Module]] = lambda model: ()
     config: str
     capacity: str | None = None

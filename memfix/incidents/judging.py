@@ -36,8 +36,8 @@ from .claims import (
 METER, ARITHMETIC, ON_CPU, ON_H200 = "simulated meter", "arithmetic", "run on the CPU", "measured on the H200"
 
 
-class NeedsGpu(MemfixError):
-    """A figure needs a GPU and has not been measured yet. Its claim is not testable here, and has not drifted."""
+class NotMeasured(MemfixError):
+    """A figure needs a tool that is not here, such as a GPU. Its claim is not testable here, and has not drifted."""
 
 
 # ---------------------------------------------------------------- what a check returns
@@ -227,7 +227,7 @@ def judge_claim(claim: Claim, check: ClaimCheck | None, evidence: Any) -> Judged
         return compared_with_record(claim, found, name)
     except (ClaimsError, FormulaError):
         raise  # an error in the claims file, not in the check
-    except NeedsGpu as error:
+    except NotMeasured as error:
         return JudgedClaim(claim, name, NOT_TESTABLE, str(error))
     except Exception as error:
         return JudgedClaim(claim, name, None, failed=f"{type(error).__name__}: {error}")

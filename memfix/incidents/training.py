@@ -34,6 +34,7 @@ class StepReport:
     """The report of an optimizer step; ``step`` counts from 1."""
 
     step: int
+    steps: int  # in all
     loss: float  # mean over the step's targets, with the parameters before the step
     num_targets: int
     learning_rate: float
@@ -53,9 +54,10 @@ def train(
     resume: Path | None = None,
     say: Say = silent,
 ) -> Iterator[StepReport]:
-    """Train for ``training.steps`` steps and yield a report after each. Every process of ``world`` must call.
+    """Train for ``training.steps`` or ``training.epochs`` and yield a report after each step.
 
-    ``resume`` is a checkpoint to resume from, with any number of processes; ``say`` is told what changed since.
+    Every process of ``world`` must call. ``resume`` is a checkpoint to resume from, with any number of processes;
+    ``say`` is told what changed since.
     """
     path = config.checkpoint.path
     if path is not None and Path(path).is_dir():
@@ -64,9 +66,9 @@ def train(
     if resume is not None:
         for line in run.resume(resume):
             say(line)
-    while run.step < config.training.steps:
+    while run.step < run.steps:
         report = run.take_step()
-        if path is not None and (run.step % config.checkpoint.every == 0 or run.step == config.training.steps):
+        if path is not None and (run.step % config.checkpoint.every == 0 or run.step == run.steps):
             run.save(Path(path))
         yield report
 
@@ -76,6 +78,7 @@ class Run:
 
     def __init__(self, incident: Incident, config: RunConfig, world: World) -> None:
         self.incident, self.config, self.world = incident, config, world
+        self.steps = self._steps_in_all()
         self.step = self.examples = self.num_targets = 0
         self._batch = incident.data(config)
         # on the CPU, so that the initial parameters do not depend on the device or the number of processes
@@ -91,7 +94,7 @@ class Run:
         _reset_peak(self.world.device)
         batches = list(self._batches())
         (num_targets,) = self.world.sums(sum(map(self.incident.num_targets, batches)))
-        rate = learning_rate(self.config.optimizer, self.config.training.steps, self.step)
+        rate = learning_rate(self.config.optimizer, self.steps, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, norm = self.train_step.take(batches, num_targets, self._checked(num_targets))
@@ -106,6 +109,7 @@ class Run:
         length = self.config.context_length
         return StepReport(
             step=self.step,
+            steps=self.steps,
             loss=loss,
             num_targets=int(num_targets),
             learning_rate=rate,
@@ -167,10 +171,9 @@ class Run:
         other_data = [f"{key} {change}" for key, change in changed.items() if key.startswith("data.")]
         if other_data:
             raise UsageError(f"{path}: its place in the data means nothing in other data: {', '.join(other_data)}")
-        if checkpoint.step >= self.config.training.steps:
-            raise UsageError(
-                f"{path}: {checkpoint.step} steps are done and training.steps is {self.config.training.steps}; raise it"
-            )
+        if checkpoint.step >= self.steps:
+            key = "steps" if self.steps == self.config.training.steps else "epochs"
+            raise UsageError(f"{path}: {checkpoint.step} steps are done of {self.steps}; raise training.{key}")
         ours = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         theirs = {name: tuple(tensor.shape) for name, tensor in checkpoint.model.items()}
         for name in {**ours, **theirs}:
@@ -186,6 +189,15 @@ class Run:
         for forward in range(self.config.training.gradient_accumulation_steps):
             first = self.examples + (forward * self.world.size + self.world.rank) * batch_size
             yield self._batch(Examples(range(first, first + batch_size), self.config.data.seed))
+
+    def _steps_in_all(self) -> int:
+        training, per_epoch = self.config.training, self.incident.examples_per_epoch
+        limits = [] if training.steps is None else [training.steps]
+        if training.epochs is not None:
+            if per_epoch is None:
+                raise UsageError(f"training.epochs: the data of {self.incident.name} do not end; use training.steps")
+            limits.append(math.ceil(training.epochs * per_epoch(self.config) / self._examples_a_step()))
+        return min(limits)
 
     def _examples_a_step(self) -> int:
         training = self.config.training

@@ -88,7 +88,7 @@ def test_every_key_is_described_with_what_it_takes_and_its_default() -> None:
     rows = {key: (takes, about) for key, takes, about in described(sections(INCIDENT))}
     assert rows["model.kda_memory_chunk_size"] == ("an int, at least 1  [64]", "tokens of a chunk")
     assert rows["model.kda_mode"][0] == "scan | sequential  [scan]"
-    assert rows["training.steps"][0] == "an int, at least 1"
+    assert rows["training.steps"][0] == "an int, at least 1 or null  [null]"
     assert rows["optimizer.clip_norm"][0] == "a number, more than 0 or null  [1.0]"
     assert rows["training.gradient_checkpointing"][0] == "true or false  [false]"
 
@@ -153,8 +153,8 @@ def test_differences_of_two_runs_are_named_by_key(load: Any) -> None:
             "data:\n  context_length: 8\n  source: file\n" + "training:\n  steps: 3\n",
             "run.yaml:1: data: path is the file to read: it goes with source: file, and only with it",
         ),
-        ("data:\n  context_length: 8\ntraining:\n", "run.yaml:3: training.steps is missing: optimizer steps in all"),
-        ("data:\n  context_length: 8\n", "run.yaml: training.steps is missing: optimizer steps in all"),
+        ("data:\n  context_length: 8\ntraining:\n", "run.yaml:3: training: give steps, optimizer steps in all"),
+        ("data:\n  context_length: 8\n", "run.yaml: training: give steps, optimizer steps in all"),
         ("- 1\n", "run.yaml:1: a config must not be a list"),
         ("tiny\n", "run.yaml:1: a config is sections of keys, got 'tiny'"),
         ("", "run.yaml: the file is empty; write sections such as model, data, training"),
@@ -179,7 +179,7 @@ def test_all_faults_are_named_at_once(refusal: Any) -> None:
     ("override", "message"),
     [
         ("training.stepps=3", "override training.stepps=3: unknown key training.stepps; did you mean 'steps'?"),
-        ("training.steps=few", "override training.steps=few: training.steps must be an int, got 'few'"),
+        ("training.steps=few", "override training.steps=few: training.steps must be an int or null, got 'few'"),
         ("optimiser.eps=1", "override optimiser.eps=1: unknown section 'optimiser'; did you mean 'optimizer'?"),
         ("steps=3", "an override is section.key=value, such as training.steps=10; got 'steps=3'"),
         ("training.steps", "an override is section.key=value, such as training.steps=10; got 'training.steps'"),

@@ -22,7 +22,7 @@ from memfix.incidents.evidence import Evidence, default_of, fixed_seed, raised
 from memfix.incidents.judging import (
     CheckResult,
     ClaimCheck,
-    NeedsGpu,
+    NotMeasured,
     as_expected,
     check,
     collected_checks,
@@ -232,7 +232,7 @@ def test_a_check_that_breaks_is_drift_and_says_how() -> None:
 
 def test_what_only_a_gpu_gives_is_not_testable_and_no_drift() -> None:
     def unmeasured(_: object) -> CheckResult:
-        raise NeedsGpu("needs a GPU: python -m benchmarks")
+        raise NotMeasured("needs a GPU: python -m benchmarks")
 
     got = judged_by(unmeasured)
     assert (got.verdict, got.drifted, got.true) == (NOT_TESTABLE, False, "needs a GPU: python -m benchmarks")

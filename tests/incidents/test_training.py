@@ -227,7 +227,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("settings", "message"),
     [
         ({"data_seed": 1}, "its place in the data means nothing in other data: data.seed 0 -> 1"),
-        ({"steps": 1}, "1 steps are done and training.steps is 1; raise it"),
+        ({"steps": 1}, "1 steps are done of 1; raise training.steps"),
         ({"width": 9}, "another model: embedding.weight is [40, 8] there, [40, 9] here"),
     ],
 )

@@ -1,0 +1,59 @@
+"""What the checks of this report measure: the model's parameters, and train steps of it."""
+
+# B batch, T tokens, L layers, D width, V vocabulary
+
+from __future__ import annotations
+
+import functools
+
+from ... import evidence
+from ...profile import PARAMETERS
+from ..model import LOSS, Pythia, create_pythia_70m
+
+ORIGINAL_WORDS = 50_000  # of the vocabulary before the fix, by the report
+DENSE = "model.use_sparse_attention=false"  # as its breakdown counts; its command trains sparse
+ORIGINAL = (f"model.vocab_size={ORIGINAL_WORDS}", DENSE)
+
+# hardly any words: the same loop, in seconds on a CPU
+SHRUNKEN = (
+    "model.vocab_size=60", "model.layers=2", "model.width=16", "model.heads=2", "model.max_positions=12",
+    "model.window=4", "model.dropout=0", "data.context_length=12", "data.types=200", "data.tokens=5000",
+    "training.batch_size=4", "training.device=cpu",
+)  # fmt: skip
+
+
+class Evidence(evidence.Evidence):
+    incident_name = "pythia_vocabulary"
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """B batch, T tokens, L layers, D width, V vocabulary, e item size, all of the report's run."""
+        config = self.config()
+        model = config.model
+        return {
+            "B": config.batch_size, "T": config.data.context_length, "L": model.layers, "D": model.width,
+            "V": model.vocab_size, "e": 4,
+        }  # fmt: skip
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 (one evidence a process, and it lives as long)
+    def model(self, words: int = 10_000) -> Pythia:
+        """The report's model without values."""
+        model, _ = create_pythia_70m(words, False, "meta")
+        return model
+
+    def parameters(self, words: int = 10_000) -> int:
+        """Counted over the model's tensors."""
+        return sum(parameter.numel() for parameter in self.model(words).parameters())
+
+    def kept_for_backward(self, *overrides: str) -> int:
+        """What a forward leaves, the log-probabilities included."""
+        rows = self.rows(*overrides)
+        return rows[LOSS].stage.end_bytes - rows[PARAMETERS].stage.end_bytes
+
+    def alive_at_peak(self, stage: str, *overrides: str) -> list[int]:
+        """The sizes of all tensors that are alive when a stage is at its highest."""
+        timeline = self.profile(*overrides).reading.timeline
+        assert timeline is not None
+        ((start, end),) = ((start, end) for start, end, name in timeline.stage_spans() if name == stage)
+        event = max(range(start, end), key=timeline.live_bytes.__getitem__)
+        return [buffer.bytes for buffer in timeline.alive_at(event)]

@@ -1,0 +1,112 @@
+"""Checks of the matmul kernels: the shipped source, emulated on the host, and what an H200 showed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+
+import torch
+
+from ....cuda_kernels.emulated import Traffic, cannot_emulate, emulated
+from ....ops.matmul import row_max
+from ....ops.matmul.launching import SOURCE
+from ....ops.matmul.one_thread import one_thread_matmul
+from ....ops.matmul.tiled import tiled_matmul
+from ...judging import ON_H200, CheckResult, NotMeasured, check, compared, result
+from .evidence import Evidence
+
+EMULATED = "the kernel's source, emulated"
+M, N, K = 48, 32, 64
+TILE_LOOP = re.compile(r"#pragma unroll\s*\n\s*for \(int step = 0; step < TILE; \+\+step\)")
+
+
+def _traffic(form: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Traffic:
+    _require_emulation()
+    with emulated() as traffic:
+        form(torch.ones(M, K), torch.ones(K, N))
+    return traffic
+
+
+def _require_emulation() -> None:
+    if reason := cannot_emulate():
+        raise NotMeasured(f"needs a C++ compiler: {reason}")
+
+
+@check("PYT-13")
+def loads_without_tiles(evidence: Evidence) -> CheckResult:
+    loads = _traffic(one_thread_matmul).loads
+    return result(loads == 2 * M * N * K, EMULATED, loads=loads, m=M, n=N, k=K)
+
+
+@check("PYT-14")
+def tiles(evidence: Evidence) -> CheckResult:
+    """Loads of both kernels; the tiles that the source declares, and the threads that share them."""
+    times = _traffic(one_thread_matmul).loads / _traffic(tiled_matmul).loads
+    source = SOURCE.read_text(encoding="utf-8")
+    tile = int(re.findall(r"#define TILE (\d+)", source)[0])
+    shared_bytes = 4 * tile * tile * len(re.findall(r"__shared__ float \w+\[TILE\]\[TILE\];", source))
+    return result(times == tile == 16, EMULATED, times=f"{times:.0f}", shared_bytes=shared_bytes, threads=tile * tile)
+
+
+@check("PYT-16")
+def source_is_shipped(evidence: Evidence) -> CheckResult:
+    kernels = re.findall(r"__global__ void (\w+)", SOURCE.read_text(encoding="utf-8"))
+    return result(bool(kernels), "the package's files", file=f"memfix/ops/matmul/{SOURCE.name}", kernels=len(kernels))
+
+
+@check("PYT-17")
+def make_rebuilds(evidence: Evidence) -> CheckResult:
+    """What make would run; the tests build it where nvcc is."""
+    if shutil.which("make") is None:
+        raise NotMeasured("needs make")
+    command = ["make", "-n", "--always-make", "clean", "matmul.cubin"]
+    ended = subprocess.run(command, cwd=SOURCE.parent, capture_output=True, text=True, check=False)
+    return result(ended.returncode == 0, "make -n", commands=len(ended.stdout.splitlines()))
+
+
+@check("PYT-39")
+def coalesced(evidence: Evidence) -> CheckResult:
+    """Sectors of 32 bytes that a load of 32 threads takes: 4 is the fewest."""
+    traffic = _traffic(tiled_matmul)
+    return result(
+        traffic.sectors == 4 * traffic.requests, EMULATED, sectors=f"{traffic.sectors / traffic.requests:.0f}"
+    )
+
+
+@check("PYT-40")
+def unrolled(evidence: Evidence) -> CheckResult:
+    found = len(TILE_LOOP.findall(SOURCE.read_text(encoding="utf-8")))
+    return result(found == 1, f"memfix/ops/matmul/{SOURCE.name}", loops=found)
+
+
+@check("PYT-41")
+def maximum_drops_nan(evidence: Evidence) -> CheckResult:
+    """A row with a NaN, and a row of nothing else, beside torch's amax."""
+    _require_emulation()
+    nan = float("nan")
+    x_RC = torch.tensor([[1.0, nan, 3.0], [nan, nan, nan]])
+    with emulated():
+        of_kernel = row_max(x_RC).tolist()
+    amax = x_RC.amax(1).tolist()
+    return result(of_kernel == [3.0, float("-inf")], EMULATED, kernel=str(of_kernel), amax=str(amax))
+
+
+@check("PYT-42")
+def two_to_three_times_as_fast(evidence: Evidence) -> CheckResult:
+    """One thread an element over tiles, at each size from 512 to 8192."""
+    entries = evidence.h200("matmul_sizes.json", "speed", command="python -m benchmarks.compare matmul --table sizes")
+    seconds = {
+        entry["dims"]["M"]: {name: row["seconds"] for name, row in entry["phases"]["forward"]["rows"].items()}
+        for entry in entries
+    }
+    times = {size: of["one_thread"] / of["tiled"] for size, of in sorted(seconds.items())}
+    of_cublas = {size: of["tiled"] / of["naive"] for size, of in seconds.items()}
+    return compared(
+        ON_H200,
+        statistics.median(times.values()),
+        by_size=", ".join(f"{value:.2f} at {size}" for size, value in times.items()),
+        over_cublas=f"{min(of_cublas.values()):.0f} to {max(of_cublas.values()):.0f}",
+    )

@@ -1,0 +1,76 @@
+"""Checks of what the report says its model has: counts over real tensors, without values."""
+
+from __future__ import annotations
+
+import itertools
+
+from ...judging import CheckResult, check, compared, decimal, result
+from ..model import LEARNED, ROTARY, Layer, create_pythia_70m
+from .evidence import ORIGINAL_WORDS, Evidence
+
+COUNTED = "counted over the model's tensors"
+REPORT_LAYER = 11_000_000  # parameters of a layer, by the report
+
+
+@check("PYT-06")
+def inflated_model(evidence: Evidence) -> CheckResult:
+    """With 50,000 words, and with the report's own layers."""
+    model = evidence.model(ORIGINAL_WORDS)
+    count = evidence.parameters(ORIGINAL_WORDS)
+    of_layers = sum(parameter.numel() for parameter in model.layers.parameters())
+    own = count - of_layers + len(model.layers) * REPORT_LAYER
+    return compared(COUNTED, count, own, count=count, own=own)
+
+
+@check("PYT-07", factor=4, words=ORIGINAL_WORDS)
+@check("PYT-08", factor=12, words=ORIGINAL_WORDS)
+@check("PYT-25", factor=16, words=10_000)
+@check("PYT-31", factor=4, words=10_000)
+def bytes_a_parameter(evidence: Evidence, factor: int, words: int) -> CheckResult:
+    """4 bytes a parameter, 4 its gradient, 8 its moments."""
+    size = factor * evidence.parameters(words)
+    return compared(COUNTED, size, bytes=size, decimal=decimal(size))
+
+
+@check("PYT-24", words=10_000)
+@check("PYT-30", words=10_000)
+@check("PYT-43", words=50_304)
+def all_parameters(evidence: Evidence, words: int) -> CheckResult:
+    count = evidence.parameters(words)
+    return compared(COUNTED, count, count=count, megabytes=decimal(4 * count, "MB"))
+
+
+@check("PYT-28")
+def six_layers(evidence: Evidence) -> CheckResult:
+    layers = evidence.model().layers
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    assert all(isinstance(layer, Layer) for layer in layers)
+    size = 4 * sum(counts)
+    return compared(COUNTED, sum(counts), one=counts[0], count=sum(counts), megabytes=decimal(size, "MB"))
+
+
+@check("PYT-36")
+def counts_by_config(evidence: Evidence) -> CheckResult:
+    """``get_total_params`` against the sum over tensors, for every combination of a few values."""
+    tried = same = 0
+    for words, layers, width, positions in itertools.product((1, 10_000), (1, 3), (8, 64), (LEARNED, ROTARY)):
+        model, config = create_pythia_70m(
+            words, False, "meta", layers=layers, width=width, heads=2, positions=positions, max_positions=7
+        )
+        tried += 1
+        same += config.get_total_params() == sum(parameter.numel() for parameter in model.parameters())
+    return result(same == tried, COUNTED, configs=tried, equal=same)
+
+
+@check("PYT-37")
+def printed_count(evidence: Evidence) -> CheckResult:
+    """The last line of the report's check."""
+    _, config = create_pythia_70m(vocab_size=10_000, use_sparse_attention=False, device="meta")
+    line = f"Total params: {config.get_total_params() / 1e6:.1f}M"
+    return result("76" in line, "the report's own lines", printed=line)
+
+
+@check("PYT-38")
+def two_totals(evidence: Evidence) -> CheckResult:
+    count = evidence.parameters()
+    return result(round(count / 1e6) in (70, 76), COUNTED, count=count)

@@ -1,0 +1,84 @@
+"""Checks of the commands and switches that the report names, on the loop behind ``memfix train``."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+
+from ....errors import MemfixError
+from ...claims import Claim
+from ...config import load_config
+from ...distributed import World, joined
+from ...evidence import fixed_seed
+from ...judging import ON_CPU, CheckResult, as_expected, check, result
+from ...training import train
+from ..attention import dense_attention, window_attention
+from ..incident import incident
+from ..model import create_pythia_70m
+from .evidence import SHRUNKEN, Evidence
+
+# the options of the report's command, and the keys that stand in their place
+KEYS = {
+    "--dataset": "data.path=zipf",
+    "--vocab_size": "model.vocab_size=10000",
+    "--batch_size": "training.batch_size=32",
+    "--seq_len": "data.context_length=128",
+    "--epochs": "training.epochs=10",
+    "--sparse": "model.use_sparse_attention=true",
+    "--device": "training.device=cuda",
+}
+
+
+@check("PYT-15")
+def trains(evidence: Evidence) -> CheckResult:
+    """A small model of the same kind learns for 20 steps."""
+    config = evidence.config(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
+    with fixed_seed():
+        losses = [step.loss for step in train(incident, config, World(0, 1, torch.device("cpu")))]
+    falls = losses[-1] < losses[0]
+    return result(falls, "memfix train, shrunken", steps=len(losses), loss="falls" if falls else "does not fall")
+
+
+@check("PYT-18")
+def options(evidence: Evidence) -> CheckResult:
+    """The report's first command, key by key; the shipped config says the same."""
+    of_command = {name: key for name, key in KEYS.items() if name != "--device"}
+    given = load_config(incident, incident.config, of_command.values())
+    return result(
+        given == evidence.config(),
+        "configs/report.yaml",
+        keys=", ".join(key.split("=")[0] for key in of_command.values()),
+    )
+
+
+@check("PYT-19")
+def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
+    """What the shorter command leaves out, and a GPU that is not there."""
+    config = evidence.config("training.device=cuda")
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+        try:
+            with joined(config.training.device):
+                refused = "taken"
+        except MemfixError as error:
+            refused = type(error).__name__
+    return as_expected(
+        claim,
+        "configs/report.yaml",
+        length=config.data.context_length,
+        epochs=str(config.training.epochs),
+        without_gpu=refused,
+    )
+
+
+@check("PYT-20")
+def sparse(evidence: Evidence) -> CheckResult:
+    """A window as long as the text, and one longer, against dense; and the parameters of both models."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 10, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    dense = dense_attention(q, k, v)
+    equal = all(torch.equal(window_attention(q, k, v, window=window), dense) for window in (10, 11))
+    narrow = torch.equal(window_attention(q, k, v, window=9), dense)
+    counts = {create_pythia_70m(10_000, is_sparse, "meta")[1].get_total_params() for is_sparse in (False, True)}
+    holds = equal and not narrow and len(counts) == 1
+    return result(holds, ON_CPU, parameters=counts.pop())

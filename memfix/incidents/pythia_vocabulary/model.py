@@ -1,0 +1,222 @@
+"""A decoder of Pythia-70M's shape: six parallel layers of width 512, an untied head, and a vocabulary of any size.
+
+The report counts a learnt table of 128 positions; the published model has rotary positions and 50,304 words. Both are
+here, so that both counts can be checked.
+"""
+
+# B batch, T tokens, H heads, K head width, D width, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...errors import UsageError
+from ...meters.stages import stage
+from ...ops.embedding import embedding
+from ...ops.embedding.contract import contract as embedding_contract
+from ...ops.one_hot_loss import one_hot_loss
+from ...ops.one_hot_loss.contract import contract as one_hot_loss_contract
+from ...ops.rope import RotaryEmbedding
+from ..decoder_parts import next_token_loss, run_layer
+from ..schema import setting
+from ..tokens import IGNORED
+from .attention import dense_attention, window_attention
+
+# stages of the forward pass; each layer is one
+EMBEDDING, LOSS = "embedding", "head and loss"
+
+LEARNED, ROTARY = "learned", "rotary"
+PUBLISHED_VOCABULARY = 50_304  # of the published Pythia-70M
+
+GATHER, ONE_HOT = "gather", "one_hot"
+EMBEDDING_FORMS = (GATHER, ONE_HOT)
+STANDARD, INDEX, CHUNKED = "standard", "index", "chunked"
+LOSS_FORMS = (STANDARD, ONE_HOT, INDEX, CHUNKED)
+
+
+def layer_stage(number: int) -> str:
+    """``layer 1`` for the first."""
+    return f"layer {number + 1}"
+
+
+@dataclass(frozen=True)
+class PythiaConfig:
+    """The ``model`` section."""
+
+    vocab_size: int = setting(10_000, low=1, about="words of the vocabulary, <unk> among them")
+    use_sparse_attention: bool = setting(False, about="each token sees the last window tokens, not all before it")
+    window: int = setting(32, low=1, about="tokens that a token sees in sparse attention, itself included")
+    layers: int = setting(6, low=1, about="layers, each of attention and a feed-forward side by side")
+    width: int = setting(512, low=1, about="of the hidden states")
+    heads: int = setting(8, low=1, about="heads of attention")
+    positions: str | None = setting(
+        None,
+        choices=(LEARNED, ROTARY),
+        about="a learnt table, as the report counts, or rotary; null: rotary for the published 50,304 words",
+    )
+    max_positions: int = setting(128, low=1, about="rows of the learnt table")
+    dropout: float = setting(0.0, low=0, below=1, about="of attention weights and of what a layer adds")
+    embedding_form: str = setting(GATHER, choices=EMBEDDING_FORMS, about="copied rows, or a product with one-hot rows")
+    loss_form: str = setting(
+        STANDARD, choices=LOSS_FORMS, about="torch's, by one-hot rows, by memfix's index, or without all logits at once"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "window", "layers", "width", "heads", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, {self.heads}, got {self.width}")
+        if self.has_rotary and self.head_width % 2:
+            raise ValueError(f"rotary positions need heads of even width, got {self.head_width}")
+
+    @property
+    def has_rotary(self) -> bool:
+        return (self.positions or (ROTARY if self.vocab_size == PUBLISHED_VOCABULARY else LEARNED)) == ROTARY
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def layer_params(self) -> int:
+        """Of one layer: matrices of ``12*D*D``, their biases and two norms of ``13*D``."""
+        return 12 * self.width**2 + 13 * self.width
+
+    def get_total_params(self) -> int:
+        """The number of all parameters; equals the sum over the model's tensors."""
+        positions = 0 if self.has_rotary else self.max_positions * self.width
+        return 2 * self.vocab_size * self.width + positions + self.layers * self.layer_params + 2 * self.width
+
+
+def create_pythia_70m(
+    vocab_size: int = 10_000,
+    use_sparse_attention: bool = False,
+    device: torch.device | str | None = None,
+    **settings: Any,
+) -> tuple[Pythia, PythiaConfig]:
+    """The model and its config, as the report's check calls it. ``settings`` are other fields of the config."""
+    config = PythiaConfig(vocab_size=vocab_size, use_sparse_attention=use_sparse_attention, **settings)
+    return Pythia(config, device=device), config
+
+
+class Attention(nn.Module):
+    def __init__(self, config: PythiaConfig, rotate: RotaryEmbedding | None, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.config, self.rotate = config, rotate
+        self.qkv = nn.Linear(config.width, 3 * config.width, **where)
+        self.out = nn.Linear(config.width, config.width, **where)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        q_BTHK, k_BTHK, v_BTHK = self.qkv(x_BTD).unflatten(-1, (3, self.config.heads, -1)).unbind(-3)
+        if self.rotate is not None:
+            q_BTHK, k_BTHK = self.rotate(q_BTHK), self.rotate(k_BTHK)
+        q_BHTK, k_BHTK, v_BHTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
+        dropout = self.config.dropout if self.training else 0.0
+        if self.config.use_sparse_attention:
+            out_BHTK = window_attention(q_BHTK, k_BHTK, v_BHTK, window=self.config.window, dropout=dropout)
+        else:
+            out_BHTK = dense_attention(q_BHTK, k_BHTK, v_BHTK, dropout=dropout)
+        out_BTD: torch.Tensor = self.out(out_BHTK.transpose(1, 2).flatten(-2))
+        return out_BTD
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward side by side, as GPT-NeoX has them: ``x + attention(norm(x)) + ffn(norm(x))``."""
+
+    def __init__(self, config: PythiaConfig, rotate: RotaryEmbedding | None, where: dict[str, Any]) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width, **where)
+        self.attention = Attention(config, rotate, where)
+        self.ffn_norm = nn.LayerNorm(config.width, **where)
+        self.ffn_up = nn.Linear(config.width, 4 * config.width, **where)
+        self.ffn_down = nn.Linear(4 * config.width, config.width, **where)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        attended_BTD = self.dropout(self.attention(self.attention_norm(x_BTD)))
+        ffn_BTD = self.dropout(self.ffn_down(F.gelu(self.ffn_up(self.ffn_norm(x_BTD)))))
+        added_BTD: torch.Tensor = x_BTD + attended_BTD + ffn_BTD
+        return added_BTD
+
+
+class Pythia(nn.Module):
+    """``model(ids_BT, target_BT)`` is the sum of the losses of all targets that are not ignored."""
+
+    def __init__(
+        self, config: PythiaConfig, *, gradient_checkpointing: bool = False, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        where: dict[str, Any] = {"device": device}
+        self.config, self.gradient_checkpointing = config, gradient_checkpointing
+        self.embedding = nn.Embedding(config.vocab_size, config.width, **where)
+        self.positions = None if config.has_rotary else nn.Embedding(config.max_positions, config.width, **where)
+        rotate = RotaryEmbedding(config.head_width, max_positions=config.max_positions) if config.has_rotary else None
+        self.layers = nn.ModuleList(Layer(config, rotate, where) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, **where)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False, **where)
+        self._init_weights()
+
+    @torch.no_grad()
+    def _init_weights(self) -> None:
+        """Matrices from N(0, 0.02), smaller with depth where a layer adds to the residual; biases 0; norms 1."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                adds = name.endswith(("attention.out.weight", "ffn_down.weight"))
+                parameter.normal_(std=0.02 / (2 * self.config.layers) ** 0.5 if adds else 0.02)
+            else:
+                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+
+    def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """What the head sees, ``[B, T, D]``."""
+        stage(EMBEDDING)
+        x_BTD = self._embedded(ids_BT)
+        for number, layer in enumerate(self.layers):
+            stage(layer_stage(number))
+            x_BTD = run_layer(
+                layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.config.dropout > 0
+            )
+        hidden_BTD: torch.Tensor = self.norm(x_BTD)
+        return hidden_BTD
+
+    def _embedded(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        weight_VD, num_tokens = self.embedding.weight, ids_BT.shape[-1]
+        x_BTD = (embedding if self.config.embedding_form == GATHER else one_hot_embedding)(ids_BT, weight_VD)
+        if self.positions is None:
+            return x_BTD
+        if num_tokens > self.config.max_positions:
+            raise UsageError(
+                f"{num_tokens} tokens, and the table of positions has {self.config.max_positions}: "
+                "raise model.max_positions"
+            )
+        return x_BTD + self.positions.weight[:num_tokens]
+
+    def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
+        hidden_BTD, form = self.hidden_states(ids_BT), self.config.loss_form
+        stage(LOSS)
+        if form == CHUNKED:
+            return next_token_loss(hidden_BTD, self.head.weight, target_BT)
+        logits_NV = self.head(hidden_BTD).flatten(0, 1).float()
+        return logits_loss(form, logits_NV, target_BT.flatten())
+
+
+def one_hot_embedding(ids_BT: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    """As a small framework computes it: by a one-hot row for each token."""
+    x_ND: torch.Tensor = embedding_contract.naive(ids_BT.flatten(), weight_VD)
+    return x_ND.unflatten(0, ids_BT.shape)
+
+
+def logits_loss(form: str, logits_NV: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+    """The sum of the losses of all targets that are not ignored."""
+    by_form: dict[str, Callable[..., torch.Tensor]] = {
+        STANDARD: F.cross_entropy,
+        ONE_HOT: one_hot_loss_contract.naive,
+        INDEX: one_hot_loss,
+    }
+    return by_form[form](logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
