@@ -130,6 +130,24 @@ def _stages_table(profiles: dict[str, Any]) -> list[str]:
     return lines
 
 
+def matmul_table() -> list[str]:
+    """The products from 512 to 8192 on the H200, and what tiles gain over one thread an element."""
+    data = json.loads((RESULTS / "matmul_sizes.json").read_text())
+    where = data["surroundings"]
+    lines = [
+        f"{where['gpu']}, torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}.",
+        "",
+        "| rows, columns, terms | cuBLAS | `one_thread` | `tiled` | `triton` | `one_thread` over `tiled` |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    for entry in data["speed"]:
+        seconds = {name: row["seconds"] for name, row in entry["phases"]["forward"]["rows"].items()}
+        cells = [format_seconds(seconds[name]) for name in (NAIVE, "one_thread", "tiled", "triton")]
+        times = seconds["one_thread"] / seconds["tiled"]
+        lines.append(f"| {entry['dims']['M']:,} | {' | '.join(cells)} | {times:.2f}x |")
+    return lines
+
+
 def pythia_breakdown_table() -> list[str]:
     """The breakdown of the Pythia's report with the right numbers beside, by arithmetic."""
     lines = ["| part | the report | right | claim |", "|---|--:|--:|---|"]
@@ -398,6 +416,7 @@ TABLES = {
     "kda_speed": kda_speed_table,
     "gate_power": gate_power_table,
     "profile": profile_table,
+    "matmul_speed": matmul_table,
     "pythia_breakdown": pythia_breakdown_table,
     "pythia_profile": pythia_profile_table,
     "agreement": agreement_table,
