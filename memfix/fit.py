@@ -147,13 +147,16 @@ def fit_growing(
         _require_one_limit(tried)
         return tried[value]
 
-    smallest = try_units(lowest)
-    if not smallest.fits:
-        return Fit(0, capacity_bytes, (smallest,), bounded=False)
+    guess = min(max(start // multiple_of, lowest), highest)
+    if try_units(guess).fits:
+        try_units(max(guess // 2, lowest))  # near enough for a line that holds at larger values
+    else:
+        smallest = try_units(lowest)
+        if not smallest.fits:
+            return Fit(0, capacity_bytes, (smallest,), bounded=False)
     for value in known:
         if value % multiple_of == 0 and low <= value <= high:
             try_units(value // multiple_of)
-    guess = min(max(start // multiple_of, lowest), highest)
     guesses: list[Tried] = []
     gaps: list[int] = []
     while True:

@@ -208,6 +208,13 @@ def test_by_lines_the_answer_is_that_of_bisection_in_few_readings(capacity: str)
     assert all(value % 64 == 0 for value in asked)
 
 
+def test_where_the_start_fits_nothing_far_below_it_is_read() -> None:
+    """A fixed cost makes the line through the smallest value overshoot, and large values take long to simulate."""
+    asked: list[int] = []
+    found = fit_growing(line_by_line(asked, lambda v: max(5000, 3 * v)), 30_000, start=4000)
+    assert (found.value, asked) == (10_000, [4000, 2000, 10_000, 10_001])
+
+
 def test_a_jump_is_found_to_the_last_unit() -> None:
     asked: list[int] = []
     found = fit_growing(line_by_line(asked, lambda v: v + (GiB if v >= 777 else 0)), MiB, start=4096, high=100_000)
