@@ -1,4 +1,4 @@
-"""Token data: a learnable synthetic stream, or a memory-mapped file of ids."""
+"""Token data: a learnable synthetic stream, or a file of ids."""
 
 # B sequences, T tokens per sequence
 
@@ -119,7 +119,7 @@ class MarkovChain:
 
 
 class FileSequences:
-    """A memory-mapped file cut into sequences, which are read in a new order in each epoch."""
+    """A file cut into sequences, which are read in a new order in each epoch."""
 
     def __init__(self, config: TokenData, vocabulary_size: int) -> None:
         assert config.path is not None

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from memfix.errors import CorpusError, UsageError
 from memfix.meters.resident import resident_growth
 from memfix.ops.batches import Batch, BatchStream, TokenFile, Windows, ZipfCorpus, batches, write_tokens
-from memfix.ops.batches import token_file as token_files
 from memfix.ops.batches.naive import GOLDEN, mixed, naive_batches
 from memfix.ops.batches.shuffle import shuffled
 from memfix.units import MiB
@@ -92,20 +91,24 @@ def test_a_token_file_is_numpys_own_format(tmp_path: Path) -> None:
     assert tokens_of(TokenFile(tmp_path / "raw.bin", 10, dtype="uint32")) == [1]
 
 
-def test_mapped_pages_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [None, 0])
+def test_resident_memory_does_not_grow_with_the_file(tmp_path: Path, seed: int | None) -> None:
     path = tmp_path / "zeros.bin"
     with path.open("wb") as file:
-        file.truncate(64 * MiB)
+        file.truncate(16 * MiB)
 
     def read() -> None:
-        tokens = TokenFile(path, 1)
-        for start in range(0, len(tokens), 2 * MiB):
-            tokens.rows(torch.arange(start, start + 2 * MiB, 2**15), 2)
+        assert (
+            sum(len(inputs) for inputs, _ in batches(TokenFile(path, 1), batch_size=8, length=2**13, seed=seed)) == 1023
+        )
 
     read()
-    assert (resident_growth(read).bytes or 0) < 16 * MiB
-    monkeypatch.setattr(token_files, "_MAPPED_AT_MOST", 2**40)
-    assert (resident_growth(read).bytes or 64 * MiB) > 48 * MiB
+    assert (resident_growth(read).bytes or 0) < 8 * MiB
+
+
+def test_rows_beyond_the_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(IndexError, match="a row ends after the last of 100 ids"):
+        counting_file(tmp_path).rows(torch.tensor([95]), 6)
 
 
 # ---------------------------------------------------------------- examples by number

@@ -1,4 +1,8 @@
-"""Memory-mapped files of token ids: .npy, whose header has the dtype and the length, or raw ids as .bin."""
+"""Files of token ids: .npy, whose header has the dtype and the length, or raw ids as .bin.
+
+Rows are read by position. A mapped file would count as resident memory wherever it was read, up to 2 MiB around each
+row, and one that is cut off while it is read would end the process with SIGBUS instead of an error.
+"""
 
 # B rows
 
@@ -7,10 +11,8 @@ from __future__ import annotations
 import array
 import ast
 import contextlib
-import mmap
 import os
 import struct
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
@@ -27,14 +29,12 @@ _MASKS = {"uint16": 2**16 - 1, "uint32": 2**32 - 1}
 _NPY_DTYPES = {"<u2": "uint16", "<u4": "uint32", "<i4": "int32", "<i8": "int64"}
 _NPY_MAGIC = b"\x93NUMPY"
 _HEADER_BYTES = 128
-_MAPPED_AT_MOST = 8 * 2**20  # bytes that may be resident before they are given back to the page cache
-_MAPPED_AROUND = 64 * 2**10  # Linux maps the pages around one that is read, 64 KiB by default
 
 
 class TokenFile:
-    """A memory-mapped file of token ids below ``vocabulary_size``. ``dtype`` is that of a .bin, which has no header.
+    """A file of token ids below ``vocabulary_size``. ``dtype`` is that of a .bin, which has no header.
 
-    Mapped pages are given back after every 8 MiB, so the resident memory does not grow with the file.
+    Nothing of the file is held. A file that changes while it is read is refused, by its size and time.
     """
 
     def __init__(self, path: str | os.PathLike[str], vocabulary_size: int, *, dtype: str = "uint16") -> None:
@@ -45,33 +45,34 @@ class TokenFile:
         if not self.path.is_file():
             raise CorpusError(f"no file {path}")
         with self.path.open("rb") as file:
-            header_bytes, self.dtype = _npy_header(file, self.path) if self.path.suffix == ".npy" else (0, dtype)
+            self._header_bytes, self.dtype = _npy_header(file, self.path) if self.path.suffix == ".npy" else (0, dtype)
             self._file = os.dup(file.fileno())
         self._stamp = self._stamp_now()
-        item_bytes = DTYPES[self.dtype].itemsize
-        ids_bytes = self._stamp[0] - header_bytes
-        if ids_bytes % item_bytes:
+        self._item_bytes = DTYPES[self.dtype].itemsize
+        ids_bytes = self._stamp[0] - self._header_bytes
+        if ids_bytes % self._item_bytes:
             raise CorpusError(f"{path} has {self._stamp[0]:,} bytes: no whole number of {self.dtype} ids")
         if ids_bytes <= 0:
             raise CorpusError(f"{path} is empty: it has no token ids")
-        self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
-        with warnings.catch_warnings():  # that a tensor of a read-only file must not be written to
-            warnings.simplefilter("ignore", UserWarning)
-            self._ids = torch.frombuffer(self._map, dtype=DTYPES[self.dtype], offset=header_bytes)
-        self._mapped_bytes = 0
+        self._count = ids_bytes // self._item_bytes
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._count
 
     def rows(self, starts_B: torch.Tensor, width: int) -> torch.Tensor:
         """The ``width`` ids from each start on, int64 ``[B, width]``. Refuses an id outside the vocabulary."""
+        if not len(starts_B):
+            return torch.empty(0, width, dtype=torch.int64)
+        row_bytes = width * self._item_bytes
+        content = bytearray(len(starts_B) * row_bytes)
+        for row, start in enumerate(starts_B.tolist()):
+            self._read_into(memoryview(content)[row * row_bytes :][:row_bytes], start * self._item_bytes)
         self._require_unchanged()
-        rows = self._ids.unfold(0, width, 1).index_select(0, starts_B).to(torch.int64)
-        self._give_back(len(starts_B) * max(_MAPPED_AROUND, width * self._ids.itemsize))
+        rows = torch.frombuffer(content, dtype=DTYPES[self.dtype]).view(-1, width).to(torch.int64)
         mask = _MASKS.get(self.dtype)
         if mask is not None:
             rows.bitwise_and_(mask)
-        if rows.numel() and (int(rows.max()) >= self.vocabulary_size or (mask is None and int(rows.min()) < 0)):
+        if int(rows.max()) >= self.vocabulary_size or (mask is None and int(rows.min()) < 0):
             row, place = ((rows < 0) | (rows >= self.vocabulary_size)).nonzero()[0].tolist()
             raise CorpusError(
                 f"{self.path}: id {int(rows[row, place])} at place {int(starts_B[row]) + place} "
@@ -79,18 +80,19 @@ class TokenFile:
             )
         return rows
 
-    def _give_back(self, num_bytes: int) -> None:
-        self._mapped_bytes += num_bytes
-        if self._mapped_bytes > _MAPPED_AT_MOST and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._mapped_bytes = 0
+    def _read_into(self, buffer: memoryview, first_byte: int) -> None:
+        while buffer:  # one call reads at most 2 GiB
+            num_bytes = os.preadv(self._file, [buffer], self._header_bytes + first_byte)
+            if not num_bytes:
+                self._require_unchanged()
+                raise IndexError(f"{self.path}: a row ends after the last of {len(self):,} ids")
+            buffer, first_byte = buffer[num_bytes:], first_byte + num_bytes
 
     def _stamp_now(self) -> tuple[int, int]:
         status = os.fstat(self._file)
         return status.st_size, status.st_mtime_ns
 
     def _require_unchanged(self) -> None:
-        """A mapped file that became shorter would end the process, so this is asked before each read."""
         if (now := self._stamp_now()) != self._stamp:
             raise CorpusError(
                 f"{self.path} changed while it was read: {self._stamp[0]:,} bytes when it was opened, {now[0]:,} now; "
