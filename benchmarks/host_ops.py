@@ -111,7 +111,7 @@ def _write(path: Path, pieces: Iterator[str]) -> Path:
 
 def _zeros(path: Path, num_bytes: int) -> Path:
     with path.open("wb") as file:
-        file.truncate(num_bytes)  # sparse: reading it costs what reading cached pages costs
+        file.truncate(num_bytes & ~1)  # sparse: reading it costs what reading cached pages costs
     return path
 
 
@@ -186,7 +186,7 @@ def main(op: str, json_path: Path | None, rounds: int, scale: float, contender: 
         results = (vocabularies if op == "vocabulary" else streams)(Path(folder), rounds, scale)
     if json_path is not None:
         where = {**describe(), "tokenizers": installed_version("tokenizers"), "threads": str(torch.get_num_threads())}
-        write_whole(json_path, json.dumps({"provenance": where, "results": results}, indent=1) + "\n", "the figures")
+        write_whole(json_path, json.dumps({"surroundings": where, "results": results}, indent=1) + "\n", "the figures")
 
 
 if __name__ == "__main__":

@@ -317,6 +317,35 @@ def _kda_cell(entry: dict[str, Any], name: str) -> str:
     return f"{format_seconds(train['seconds'])} / {alone}, {format_bytes(train['peak_bytes'])}"
 
 
+def vocabulary_speed_table() -> list[str]:
+    """Counting words beside what people use."""
+    return _host_table("vocabulary", "words")
+
+
+def batches_speed_table() -> list[str]:
+    """Streamed batches beside a list of all of them."""
+    return _host_table("batches", "tokens")
+
+
+def _host_table(op: str, items: str) -> list[str]:
+    data = json.loads((RESULTS.parent / f"cpu/{op}.json").read_text())
+    lines = [f"| input | contender | {items} a second | time | CPU time | memory | ratio of times | of CPU times |"]
+    lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
+    for result in data["results"]:
+        for name, row in result["rows"].items():
+            times = " | ".join(format_seconds(row[key]) for key in ("seconds", "cpu_seconds"))
+            rate = f"{row['items'] / row['seconds'] / 1e6:.1f} M" if row["items"] else ""
+            ratios = f"{row['ratio_seconds']:.2f} | {row['ratio_cpu_seconds']:.2f}"
+            memory = format_bytes(int(row["resident_bytes"]))
+            lines.append(f"| {result['title']} | `{name}` | {rate} | {times} | {memory} | {ratios} |")
+    where = data["surroundings"]
+    lines += [
+        "",
+        f"{where['machine']}, Python {where['python']}, torch {where['torch']}, tokenizers {where['tokenizers']}.",
+    ]
+    return lines
+
+
 def gate_power_table() -> list[str]:
     """How often the time gate fails, by how much slower the code was made, on each machine that was asked."""
     measured = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob("*/gate_power*.json"))]
@@ -415,6 +444,8 @@ TABLES = {
     "loss_sizes": loss_sizes_table,
     "kda_speed": kda_speed_table,
     "gate_power": gate_power_table,
+    "vocabulary_speed": vocabulary_speed_table,
+    "batches_speed": batches_speed_table,
     "profile": profile_table,
     "matmul_speed": matmul_table,
     "pythia_breakdown": pythia_breakdown_table,

@@ -39,7 +39,7 @@ from memfix.checks.form_call import FormCall
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.measuring import measure_phases
 from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge
-from memfix.checks.plan import place_of
+from memfix.checks.plan import meter_of, place_of
 from memfix.checks.reference import NaiveFailed
 from memfix.checks.scaling import check_scaling
 from memfix.meters import get_meter
@@ -119,7 +119,7 @@ def _calls(contract: Contract) -> Iterator[bool]:
 
 
 def _budgets(contract: Contract) -> Iterator[bool]:
-    meter = get_meter("simulated")
+    meter = meter_of(contract, get_meter("simulated"))
     for case in _cases(contract):
         budgets = [budget for budget in contract.budgets_of(FORM, case) if not budget.known_broken]
         for finding in measure_and_judge(FormCall.at_case(contract, FORM, case), budgets, meter):
@@ -131,14 +131,14 @@ def _budgets(contract: Contract) -> Iterator[bool]:
 
 
 def _leaks(contract: Contract) -> Iterator[bool]:
-    meter = get_meter("simulated")
+    meter = meter_of(contract, get_meter("simulated"))
     for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
         for phase, reading in measure_phases(call, call.phases, meter).items():
             yield judge_leak(call, phase, reading) is not None
 
 
 def _kept(contract: Contract) -> Iterator[bool]:
-    meter = get_meter("simulated")
+    meter = meter_of(contract, get_meter("simulated"))
     for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
         reading = measure_phases(call, ["kept"], meter)["kept"]
         yield judge_kept(call, {(FORM, "kept"): reading}) is not None
@@ -147,7 +147,7 @@ def _kept(contract: Contract) -> Iterator[bool]:
 def _laws_of_growth(contract: Contract) -> Iterator[bool]:
     for law in contract.scaling:
         if law.form == FORM:
-            yield check_scaling(contract, law, get_meter("simulated")).status == "fail"
+            yield check_scaling(contract, law, meter_of(contract, get_meter("simulated"))).status == "fail"
 
 
 def _bad_inputs(contract: Contract) -> Iterator[bool]:

@@ -48,7 +48,7 @@ contract = Contract(
     },
     cases={
         "incident": {"N": 524_288, "V": 10_000, "batch_size": 32, "length": 128, "seed": None},
-        "small": {"N": 131_072, "V": 1000, "batch_size": 64, "length": 128},
+        "small": {"N": 65_536, "V": 1000, "batch_size": 64, "length": 128},
     },
     budgets=[
         Budget("streaming", case="incident", phase="forward", times_below_naive=50),

@@ -1,0 +1,31 @@
+"""Draws each example anew: some come twice in an epoch and others never."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from memfix.ops.batches.streaming import streaming_batches
+from memfix.ops.batches.windows import Windows
+
+OP, LIKE, CAUGHT_BY = "batches", "streaming", "equality"
+
+
+class _WithReplacement(Windows):
+    def _starts_of_block(self, epoch, block):
+        starts = super()._starts_of_block(epoch, block)
+        if self.seed is None:
+            return starts
+        generator = torch.Generator().manual_seed(abs(self.seed) % 2**32 + epoch)
+        return self.length * torch.randint(len(self), starts.shape, generator=generator)
+
+
+@functools.wraps(streaming_batches)
+def form(corpus, **options):
+    made = streaming_batches.__globals__
+    honest, made["Windows"] = made["Windows"], _WithReplacement
+    try:
+        return streaming_batches(corpus, **options)
+    finally:
+        made["Windows"] = honest
