@@ -153,12 +153,12 @@ def test_a_form_that_is_not_equal_is_kept_off_a_real_gpu() -> None:
 
 
 def test_what_does_not_fit_the_gpu_is_simulated_and_not_run() -> None:
-    meter = OnGpu(capacity=2**30)
+    meter = OnGpu(capacity=2**32)
     found = examine_all([all_contracts()["embedding"]], meter, EFFORT, lambda _: None)
     (examination,) = found
     assert max(meter.ran) <= meter.capacity
     simulated = {key[:2] for key, reading in examination.readings.items() if reading.meter == "simulated"}
-    assert simulated == {(NAIVE, "incident"), (NAIVE, "report")}
+    assert simulated == {(NAIVE, "incident")}
     ratios = [f for f in examination.findings if f.case == "incident" and "below naive" in f.message]
     assert ratios, "budgets beside naive are held against its simulated bytes"
     assert {f.status for f in ratios} == {"pass"}
