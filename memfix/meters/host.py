@@ -65,13 +65,14 @@ class HostMeter:
         if "torch" in sys.modules:
             from . import host_tensors  # noqa: F401  imported before tracing starts
         # automatic collections stay on, as without a meter: they decide how much garbage is alive at the peak
-        with only_our_own_cycles(automatic=True), _tracing():
-            step = build("cpu")
-            for _ in range(warmup):
-                _count(step)  # following tensors fills caches of Python's, such as those of attribute names
-            counted = _count(step)
-            again = _count(step, rows_near=counted.peak_bytes)
-        growth = None if was_tracing else resident_growth(step)
+        with only_our_own_cycles(automatic=True):
+            with _tracing():
+                step = build("cpu")
+                for _ in range(warmup):
+                    _count(step)  # following tensors fills caches of Python's, such as those of attribute names
+                counted = _count(step)
+                again = _count(step, rows_near=counted.peak_bytes)
+            growth = None if was_tracing else resident_growth(step)
         resident_bytes = growth.bytes if growth else None
         notes = [note for note in (_RUNNING if growth is None else growth.note,) if note]
         doubts = [_TENSORS] if counted.has_tensors else []
