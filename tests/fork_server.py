@@ -12,11 +12,14 @@ import importlib
 import json
 import os
 import runpy
+import subprocess
 import sys
 import threading
 import traceback
 import types
-from typing import Any
+from typing import IO, Any
+
+from forked_python import SERVERS, Server, forked_python
 
 # what memfix, its benchmarks and a pytest session import, in the order in which a fresh process would
 IMPORTED = ("pytest", "numpy", "torch", "torch._dynamo", "hypothesis.strategies", "rich.table", "click", "yaml")
@@ -28,9 +31,12 @@ def main() -> None:
     assert "memfix" not in sys.modules, "each command imports its own memfix"
     threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else [""]
     assert len(threads) == 1, "a fork copies the calling thread only; another one may hold a lock"
-    gc.freeze()  # a collection in a child looks at what the child made, and copies no page of ours for that
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
+    gc.collect()  # so that no child soon does: it would look at all of torch, and copy its pages
+    serve(sys.stdin, os.fdopen(os.dup(1), "w"))
+
+
+def serve(requests: IO[str], answers: IO[str]) -> None:
+    for line in requests:
         child = os.fork()
         if child == 0:
             run(json.loads(line))
@@ -49,6 +55,8 @@ def run(request: dict[str, Any]) -> None:
         file = os.open(name, flags)
         os.dup2(file, number)
         os.close(file)
+    if request["forks"]:
+        fork_commands()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -58,6 +66,29 @@ def run(request: dict[str, Any]) -> None:
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     importlib.invalidate_caches()
     os._exit(_ended(*request["command"]))
+
+
+def fork_commands() -> None:
+    """Have the Python commands that this process runs by ``subprocess.run`` forked from a copy of it as it is now."""
+    (theirs, ours), (answers, their_answers) = os.pipe(), os.pipe()
+    server = os.fork()
+    if server == 0:
+        os.close(ours)
+        os.close(answers)
+        serve(os.fdopen(theirs), os.fdopen(their_answers, "w"))
+        os._exit(0)
+    os.close(theirs)
+    os.close(their_answers)
+    SERVERS.append(Server(server, os.fdopen(ours, "wb"), answers))
+    atexit.register(SERVERS[-1].close)
+    run_anew = subprocess.run
+
+    def run_forked(command: Any, *, cwd: Any = None, env: Any = None, **options: Any) -> Any:
+        if command[0] == sys.executable and command[1] in ("-m", "-c"):
+            return forked_python(*command[1:], cwd=cwd, env=env)
+        return run_anew(command, cwd=cwd, env=env, **options)
+
+    subprocess.run = run_forked  # type: ignore[assignment]
 
 
 def _ended(option: str, program: str, *arguments: str) -> int:

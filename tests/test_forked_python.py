@@ -65,3 +65,13 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_path: Pat
 def test_a_command_that_is_no_module_and_no_code_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^command must be -m MODULE or -c CODE, got \('script.py',\)$"):
         forked_python("script.py")
+
+
+def test_what_a_command_runs_is_forked_too_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("")
+    inner = "import sys; print('torch' in sys.modules, 'own' in sys.modules, sys.argv[1:]); raise SystemExit(3)"
+    code = "import subprocess, sys, own\n"
+    code += f"done = subprocess.run([sys.executable, '-c', {inner!r}, 'a'], capture_output=True, encoding='utf-8')\n"
+    code += "print(done.returncode, done.stdout, subprocess.run(['echo', 'other'], capture_output=True).stdout)"
+    assert forked_python("-c", code, cwd=tmp_path, forks=True).stdout == "3 True False ['a']\n b'other\\n'\n"
+    assert forked_python("-c", code, cwd=tmp_path).stdout == "3 False False ['a']\n b'other\\n'\n"

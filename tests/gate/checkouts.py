@@ -110,4 +110,6 @@ def gate(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProc
     """``memfix gate`` with the memfix of ``folder``; ``more`` are variables of its environment."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "160", "MEMFIX_PROFILE": "dev"}
     environment.pop("GITHUB_ACTIONS", None)
-    return forked_python("-m", "memfix", "gate", *arguments, cwd=folder, env={**environment, **more})
+    # the gate of a base runs others
+    forks = "--base" in arguments
+    return forked_python("-m", "memfix", "gate", *arguments, cwd=folder, env={**environment, **more}, forks=forks)
