@@ -45,7 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 )
 def test_it_is_caught_and_said_by_what(server: ForkServer, planted: str, check: str) -> None:
     changed = TEXT.replace(FIRST, f"    {planted}\n{FIRST}") if planted else TEXT
-    server.ask(7, Request({gather.__name__: changed}, (GROUP,), seconds=2.0))
+    seconds = 0.5 if check == "limit on time" else 30.0
+    server.ask(7, Request({gather.__name__: changed}, (GROUP,), seconds=seconds))
     number, reply = server.receive()
     assert (number, reply.verdict, reply.check) == (7, "caught" if planted else "passed", check), reply.why
 
