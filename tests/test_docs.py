@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forked_python import forked_python
+from sub_sessions import OPTIONS
 
 import memfix
 
@@ -71,20 +73,8 @@ def test_the_first_proof_passes_as_it_stands_and_fails_as_it_says(tmp_path: Path
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--memfix-profile",
-        "dev",
-        *arguments,
-        "tests",
-    ]
-    environment = {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": "", "HOME": str(folder)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    return forked_python("-m", "pytest", "-q", *OPTIONS, *arguments, "tests", cwd=folder, env=environment)
 
 
 def test_the_step_on_the_page_about_peaks_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 
@@ -82,6 +83,12 @@ test_doubling = memfix.suite(contract)
 """
 
 
+def require_triton() -> None:
+    """Without importing it: a pytester's session forgets what was imported in it, and Triton can be imported once."""
+    if find_spec("triton") is None:
+        pytest.skip("triton not installed")
+
+
 def test_every_kind_of_check_passes_an_honest_form_and_fails_a_broken_one(
     pytester: pytest.Pytester, run: Callable
 ) -> None:
@@ -97,7 +104,7 @@ def test_every_kind_of_check_passes_an_honest_form_and_fails_a_broken_one(
 
 
 def test_kernels_that_no_compiler_takes_fail(pytester: pytest.Pytester, run: Callable) -> None:
-    pytest.importorskip("triton")
+    require_triton()
     pytester.makepyfile(KERNELS)
     result = run("-k", "compiles", "-v")
     result.assert_outcomes(passed=1, failed=1)
@@ -140,7 +147,7 @@ def test_a_form_is_compared_once_for_all_memory_tests(pytester: pytest.Pytester,
 
 
 def test_memory_of_kernels_that_cannot_be_compared_here_is_skipped(pytester: pytest.Pytester, run: Callable) -> None:
-    pytest.importorskip("triton")
+    require_triton()
     pytester.makepyfile(KERNELS)
     pytester.makeconftest(
         "from memfix.checks import interpreter\ninterpreter._missing_package = lambda: 'numpy is not installed'\n"

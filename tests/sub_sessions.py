@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-OPTIONS = ["--memfix-profile=dev", "-p", "no:cacheprovider"]
+# pytest looks for exceptions that nobody saw by two collections of all objects, which takes longer than most sessions
+OPTIONS = ["--memfix-profile=dev", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
 if not any(entry.name == "memfix" for entry in entry_points(group="pytest11")):
     OPTIONS += ["-p", "memfix.pytest_plugin"]
