@@ -191,7 +191,7 @@ def test_the_profiled_step_runs_on_real_tensors() -> None:
 
 
 def test_what_is_tried_is_tried_once_in_a_step_of_several_forwards() -> None:
-    config = tiny_config("training.gradient_accumulation_steps=2")
+    config = tiny_config("training.gradient_accumulation_steps=2", "data.context_length=20")
     measurable = MeasurableStep(incident, config, simulated=False)
     step = measurable.staged("cpu")
     step()
