@@ -204,6 +204,7 @@ class NoWorkers:
 def test_where_little_is_asked_no_worker_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "ProcessPoolExecutor", NoWorkers)
     monkeypatch.setattr(workers, "start_interpreter", lambda method: None)
+    monkeypatch.setattr(workers, "_draw_once", lambda *_: None)
     contract = all_contracts()["embedding"]
     (found,) = examine_all([contract], METER, get_effort("dev"), lambda _: None)
     assert found.op == "embedding"
@@ -231,7 +232,7 @@ PROFILES["dev"] = Effort("dev", equality_examples=2, memory_examples=1)
 workers._WORTH_A_START = 0
 workers.os.cpu_count = lambda: 2
 said = []
-contracts = [all_contracts()[op] for op in ("rope", "embedding")]
+contracts = [all_contracts()[op] for op in ("rope_positions", "embedding")]
 found = workers.examine_all(contracts, get_meter("simulated"), PROFILES["dev"], said.append)
 findings = [finding for examination in found for finding in examination.findings]
 bad = [finding.message for finding in findings if finding.status not in ("pass", "note")]
@@ -243,11 +244,11 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done() -> None
     child = forked_python("-c", BY_WORKERS, cwd=ROOT)
     assert child.returncode == 0, child.stderr
     ops, num_findings, bad, said = json.loads(child.stdout)
-    assert ops == ["rope", "embedding"]
+    assert ops == ["rope_positions", "embedding"]
     assert num_findings > 10
     assert bad == []
     done = [line.split(" is examined")[0] for line in said if " is examined" in line]
-    assert sorted(done) == ["embedding", "rope"]
+    assert sorted(done) == ["embedding", "rope_positions"]
     assert said[-1].endswith("is examined")
 
 
@@ -271,6 +272,7 @@ def test_the_interpreter_is_started_before_any_worker(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(workers, "start_interpreter", lambda method: started.append("interpreter"))
+    monkeypatch.setattr(workers, "_draw_once", lambda *_: None)
     monkeypatch.setattr(workers, "ProcessPoolExecutor", start_workers)
     with pytest.raises(Started):
         examine_all(list(all_contracts().values()), METER, get_effort("dev"), lambda _: None)
