@@ -17,32 +17,48 @@ import mmap
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _CHECK = b"_ZN3c104impl21dispatch_mode_enabledEv"
 _CALLER = "libtorch_cpu.so"
+_GPU = torch.device("cuda", 0)
 
 _PYTHON_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).raw_repr()
 _ALL_BITS = (1 << 64) - 1
+_DEVICE = 0xFFFF << 16  # type and index of a tensor's device, in the word before its dispatch keys
+_CUDA_0 = 1 << 16  # c10::DeviceType::CUDA, index 0
 _Word = ctypes.c_uint64
+_Words = _Word * 2
 
 
 def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
     """Give fake tensors their Python key back, for FakeTensorMode."""
-    offset = _key_set_offset()
+    layout = _layout()
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
-            _Word.from_address(tensor._cdata + offset).value |= _PYTHON_KEY
+            words = _Words.from_address(tensor._cdata + layout.offset)
+            words[1] |= _PYTHON_KEY
+            if layout.asks_python and words[0] & _DEVICE == _CUDA_0:
+                words[0] = words[0] & ~_DEVICE | layout.meta | layout.asks_python
 
 
 def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
-    """Make fake tensors look like plain CUDA tensors to libtorch. Modes still see their operators."""
-    offset = _key_set_offset()
+    """Make fake tensors look like plain CUDA tensors to libtorch. Modes still see their operators.
+
+    Tensors on the GPU also get its number for a device, where they asked Python for it: libtorch wants to know it
+    several times an operator.
+    """
+    layout = _layout()
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
-            _Word.from_address(tensor._cdata + offset).value &= _ALL_BITS ^ _PYTHON_KEY
+            words = _Words.from_address(tensor._cdata + layout.offset)
+            words[1] &= _ALL_BITS ^ _PYTHON_KEY
+            if words[0] & layout.asks_python and tensor.fake_device == _GPU:
+                words[0] = words[0] & ~(_DEVICE | layout.asks_python) | _CUDA_0
 
 
 @contextlib.contextmanager
@@ -67,15 +83,37 @@ def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator
         show_python_key(thing for thing in gc.get_objects() if isinstance(thing, FakeTensor))
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where a tensor's C++ object has the word before its dispatch keys, and what is in that word."""
+
+    offset: int
+    asks_python: int
+    """The flags of a tensor that asks Python for its device; 0 if the word is not as expected, and is left alone."""
+    meta: int
+    """The device of a meta tensor."""
+
+
 @functools.cache
-def _key_set_offset() -> int:
-    """The offset of the dispatch keys in a tensor's C++ object, found by their value."""
-    tensor = torch.empty(1)
-    keys = torch._C._dispatch_keys(tensor).raw_repr()
-    found = [offset for offset in range(8, 320, 8) if _Word.from_address(tensor._cdata + offset).value == keys]
+def _layout() -> _Layout:
+    """Found by comparing tensors that differ in one property."""
+    with _disable_current_modes():
+        cpu, meta = torch.empty(1), torch.empty(1, device="meta")
+        asking, plain = (
+            torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=asks, device_for_backend_keys=_GPU)
+            for asks in (True, False)
+        )
+    keys = torch._C._dispatch_keys(cpu).raw_repr()
+    found = [offset for offset in range(8, 320, 8) if _Word.from_address(cpu._cdata + offset).value == keys]
     if len(found) != 1:
         raise RuntimeError(f"the dispatch keys of a tensor lie at one of {found}")
-    return found[0]
+    offset = found[0] - 8
+    of_cpu, of_meta, of_asking, of_plain = (
+        _Word.from_address(tensor._cdata + offset).value for tensor in (cpu, meta, asking, plain)
+    )
+    asks_python = of_asking ^ of_plain
+    is_as_expected = not (of_cpu ^ of_meta) & ~_DEVICE and not asks_python & (_DEVICE | of_plain)
+    return _Layout(offset, asks_python if is_as_expected else 0, of_meta & _DEVICE)
 
 
 # ---------------------------------------------------------------- finding the import slot in the loaded library
