@@ -12,6 +12,7 @@ import torch
 from ..laws import Tolerance
 
 _IN_16_BITS = (torch.bfloat16, torch.float16)
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ENOUGH_FOR_AN_AVERAGE = 16
 _TERMS_BELOW_NORMAL = 64
 _ROUNDINGS_OF_A_WIDE_SUM = 64
@@ -43,6 +44,8 @@ class Answer:
 class Reference:
     """What naive says of one call."""
 
+    inputs: Mapping[str, torch.Tensor]
+    """As they were drawn. Forms get copies."""
     naive: Answer
     """In the working dtype: what rounding alone costs."""
     truth: Answer
@@ -267,7 +270,8 @@ def _rms(values: torch.Tensor) -> float:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, NaNs included."""
+    """Whether two tensors of one dtype hold the same values, bit by bit: a NaN equals itself."""
     if not a.is_floating_point():
         return torch.equal(a, b)
-    return torch.equal(a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0)) and torch.equal(a.isnan(), b.isnan())
+    bits = _BITS[a.itemsize]
+    return torch.equal(a.view(bits), b.view(bits))

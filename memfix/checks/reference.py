@@ -12,7 +12,8 @@ import torch
 from ..laws import NAIVE
 from .comparing import Answer, Reference, sum_rounding
 from .form_call import FormCall, Tensors
-from .running import evaluate
+from .poison import poisoned_memory
+from .running import copies_of, evaluate
 
 _REMEMBERED: dict[tuple[object, ...], Reference] = {}
 _MOST_REMEMBERED = 256
@@ -37,16 +38,19 @@ def reference_at(call: FormCall, device: str) -> Reference:
 
 
 def _run_naive(call: FormCall, device: str) -> Reference:
-    run, inputs = partial(evaluate, call), call.inputs(device)
+    run = partial(evaluate, call)
+    with poisoned_memory(device):  # the gaps of a strided input hold NaN
+        inputs = call.inputs(device)
     with blaming_naive():
-        wide = in_dtype(inputs, torch.float64)
+        own = copies_of(inputs)
+        wide = in_dtype(own, torch.float64)
         truth = run(wide)
         if getattr(torch, call.draw.case.dtype) == torch.float64:
-            naive = _off_as_in_float32(run, inputs, truth)
-            if any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in inputs.values()):
-                naive = _with_narrow_ones_of(run(inputs), naive)
+            naive = _off_as_in_float32(run, own, truth)
+            if any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in own.values()):
+                naive = _with_narrow_ones_of(run(own), naive)
         else:
-            naive = run(inputs)
+            naive = run(own)
     nudge = sum_rounding(call.contract.tolerance, call.rounded_to)
 
     def make_nearby() -> list[Answer]:
@@ -54,7 +58,8 @@ def _run_naive(call: FormCall, device: str) -> Reference:
             return [run(wide, _Nudge(nudge, seed)) for seed in (1, 2)]
 
     floating = [t.detach() for t in wide.values() if t.is_floating_point() and t.numel()]
-    return Reference(naive, truth, make_nearby, nudge, scale=max([1.0, *(t.abs().max().item() for t in floating)]))
+    scale = max([1.0, *(t.abs().max().item() for t in floating)])
+    return Reference(inputs, naive, truth, make_nearby, nudge, scale)
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,29 @@ from .lowered import lowered_constants
 from .poison import poisoned_memory
 
 
-def run_form(call: FormCall, device: str) -> Answer:
-    """What a form gives. Raises ``Unequal`` where it writes into its inputs, and whatever the form raises."""
+def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
+    """What a form gives for copies of ``inputs``. Raises ``Unequal`` where it writes into them, and whatever the form
+    raises."""
     lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
     with poisoned_memory(device), lowered, emulated():
         if call.comes_second:
-            other = call.inputs(device, other=True)
-            evaluate(call, other)
-        tensors = call.inputs(device)
-        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            evaluate(call, call.inputs(device, other=True))
+        tensors = copies_of(inputs)
         answer = evaluate(call, tensors)
     for name, tensor in tensors.items():
-        if not same_bits(before[name], tensor.detach()):
+        if not same_bits(inputs[name].detach(), tensor.detach()):
             raise Unequal(f"writes into its input {name}")
     return answer
+
+
+def copies_of(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Leaves with memory of their own, laid out as ``tensors`` are, gaps included."""
+    return {
+        name: tensor.new_empty(0)
+        .set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        .requires_grad_(tensor.requires_grad)
+        for name, tensor in tensors.items()
+    }
 
 
 def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
