@@ -93,6 +93,16 @@ def test_bytes_that_every_call_keeps_are_a_leak() -> None:
     assert 50_000 <= reading.leaked_bytes <= 50_000 + host.GRANULARITY_BYTES
 
 
+def test_a_leak_of_a_few_bytes_a_tensor_is_seen_among_thousands_of_tensors() -> None:
+    kept: list[object] = []
+
+    def step() -> None:
+        kept.extend(object() for _ in [torch.ones(3) for _ in range(3000)])
+
+    assert peak(lambda: [torch.ones(3) for _ in range(3000)]).leaked_bytes < host.GRANULARITY_BYTES
+    assert peak(step).leaked_bytes >= 3000 * 16
+
+
 def test_bytes_that_one_call_keeps_are_no_leak() -> None:
     calls: list[object] = []
 
