@@ -32,9 +32,21 @@ def saved_reading(call: FormCall, like: Reading) -> Reading:
     )  # fmt: skip
 
 
+_SAVED: dict[tuple[object, ...], list[str]] = {}
+
+
 def saved_inputs(call: FormCall) -> list[str]:
-    """Inputs whose memory is in use when the forward has ended and the caller has dropped them."""
+    """Inputs whose memory is in use when the forward has ended and the caller has dropped them. Cached: most cases of a
+    form are alike when they are shortened."""
     small = call.shortened()
+    contract = call.contract
+    key = (contract.name, contract.function(call.form), tuple(contract.inputs), small.draw.spelled())
+    if key not in _SAVED:
+        _SAVED[key] = _measured(small)
+    return _SAVED[key]
+
+
+def _measured(small: FormCall) -> list[str]:
     found: list[str] = []
 
     def build(device: str) -> Step:
