@@ -23,7 +23,7 @@ from .ranking import UNKNOWN, Entry, Ranking
 from .text import Text, words_in
 
 _BITS = 4  # of a hash that choose a file
-_LINES = 8 * 2**10  # characters of lines that are read at once
+_LINES = 2 * 2**10  # characters of lines that are read at once
 _LEVELS = 64 // _BITS  # then all bits are used: words that are still together stay together
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import operator
+import sys
 from collections import Counter
 
 from ..arguments import require_at_least_one
@@ -22,7 +24,7 @@ class Ranking:
             raise ValueError(f"specials must be one or more different words without whitespace, got {specials!r}")
         if cap is not None and require_at_least_one("cap", cap) < len(specials):
             raise ValueError(f"cap must be at least {len(specials)}, the number of specials, got {cap}")
-        self._num_words = None if cap is None else cap - len(specials)
+        self._num_words = sys.maxsize if cap is None else cap - len(specials)
         self._specials = dict.fromkeys(specials, 0)
         self._best: list[Entry] = []
         self._num_seen = 0
@@ -32,8 +34,11 @@ class Ranking:
         self._num_seen += counts.total()
         for special in self._specials:
             self._specials[special] += counts.pop(special, 0)
-        best = self._best + most_frequent(counts, self._num_words)
-        self._best = sorted(best, key=_rank)[: self._num_words]
+        self._best += most_frequent(counts, self._num_words)
+        # two stable sorts: a pair of keys would be a new object for each word
+        self._best.sort(key=operator.itemgetter(0))
+        self._best.sort(key=operator.itemgetter(1), reverse=True)
+        del self._best[self._num_words :]
 
     def entries(self) -> list[Entry]:
         """Words and their counts, in the order of their ids."""
@@ -42,9 +47,9 @@ class Ranking:
         return [(unknown, self._num_seen - sum(count for _, count in known)), *known]
 
 
-def most_frequent(counts: Counter[str], number: int | None) -> list[Entry]:
+def most_frequent(counts: Counter[str], number: int) -> list[Entry]:
     """The ``number`` most frequent words, in no order; of words that occur equally often, the first by alphabet."""
-    if number is None or len(counts) <= number:
+    if len(counts) <= number:
         return list(counts.items())
     words_by_count = sorted(Counter(counts.values()).items())
     left, (least, words) = number, words_by_count.pop()
@@ -53,7 +58,3 @@ def most_frequent(counts: Counter[str], number: int | None) -> list[Entry]:
         least, words = words_by_count.pop()
     ties = heapq.nsmallest(left, (word for word, count in counts.items() if count == least))
     return [item for item in counts.items() if item[1] > least] + [(word, least) for word in ties]
-
-
-def _rank(entry: Entry) -> tuple[int, str]:
-    return -entry[1], entry[0]
