@@ -22,14 +22,15 @@ def equality_calls(
 ) -> list[Drawn]:
     """The calls at which ``form`` is compared in ``dtype``. Forms without kernels share all of them.
 
-    Kernels on a GPU are compared at half of them, since most calls compile one. Interpreted kernels are compared at
-    fewer, and at as many others as it takes for every two options to meet in every kernel.
+    On a GPU they are compared at half of them: most calls compile a kernel, and forms without kernels are compared at
+    all of them on a CPU. Interpreted kernels are compared at fewer, and at as many others as it takes for every two
+    options to meet in every kernel.
     """
     if place == "interpreter":
         examples = max(LEAST, examples // SHARE)
         calls = drawn_calls(contract, dtype, examples, seed=seed)
         return calls + _calls_for_kernels(contract, form, examples, seed).get(dtype, [])
-    if contract.forms[form].has_kernels:
+    if place == "cuda" or contract.forms[form].has_kernels:
         examples = max(LEAST, examples // 2)
     return drawn_calls(contract, dtype, examples, seed=seed)
 
