@@ -35,6 +35,9 @@ GRANULARITY_BYTES = 4 * KiB
 """The bytes that Python's own caches and free lists, and the measurement itself, may add to a count."""
 _FRAMES = 8  # frames traced per allocation, to find the user's line behind a library's
 _NEAR_PEAK = 0.95
+_PER_TENSOR, _MOST_KEPT = 67, 4096
+"""Torch looks up ``__torch_dispatch__`` by a new string of 67 bytes at every operator that is followed, and Python's
+cache of type attributes keeps some of them, 4,096 at most: they are no leak."""
 _NUMPY_DOMAIN = 389047  # the tracemalloc domain of numpy's arrays
 _UNCOUNTED = 16 * MiB  # a reading notes growth of resident memory that exceeds the count by more than this
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -126,7 +129,7 @@ def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
     tensors = _follow_tensors(live)
     lookup = _Lookup(live, tensors, int(_NEAR_PEAK * rows_near)) if rows_near else None
     with tensors or contextlib.nullcontext(), lookup.installed() if lookup else contextlib.nullcontext():
-        _empty_pythons_caches()
+        gc.collect()
         live.start()  # after the measurement has allocated all that it needs itself
         result = step()
         if not tracemalloc.is_tracing():
@@ -135,17 +138,9 @@ def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
         del result
         gc.collect()
         num_tensors = tensors.clear() if tensors is not None else 0
-        _empty_pythons_caches()
-        left_bytes = live.now()
+        gc.collect()  # empties Python's free lists
+        left_bytes = live.now() - _PER_TENSOR * min(num_tensors, _MOST_KEPT)
     return _Counted(live.base, peak_bytes, held_bytes, left_bytes, num_tensors > 0, lookup.rows if lookup else ())
-
-
-def _empty_pythons_caches() -> None:
-    """Empty the free lists and the cache of type attributes. Torch looks up ``__torch_dispatch__`` with a new string at
-    every operator, and that cache keeps up to 4,096 of them."""
-    gc.collect()
-    clear = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
-    clear()
 
 
 def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:
