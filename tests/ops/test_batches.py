@@ -106,6 +106,14 @@ def test_resident_memory_does_not_grow_with_the_file(tmp_path: Path, seed: int |
     assert (resident_growth(read).bytes or 0) < 8 * MiB
 
 
+@pytest.mark.parametrize(
+    "starts", [[3], [0, 5, 10], [0, 4, 8], [0, 6, 12], [9, 4, 0], [7, 7, 7], [0, 5, 10, 16], [0, 5, 11, 15], [94, 95]]
+)
+def test_rows_may_start_anywhere(tmp_path: Path, starts: list[int]) -> None:
+    rows = counting_file(tmp_path).rows(torch.tensor(starts), 5)
+    assert rows.tolist() == [list(range(start, start + 5)) for start in starts]
+
+
 def test_rows_beyond_the_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(IndexError, match="a row ends after the last of 100 ids"):
         counting_file(tmp_path).rows(torch.tensor([95]), 6)
@@ -178,12 +186,15 @@ def test_a_stream_goes_to_another_process(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- bad input
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    tokens = counting_file(tmp_path)
-    stream = batches(tokens, batch_size=2, length=5)
+    tokens = counting_file(tmp_path, 50_000)
+    stream = batches(tokens, batch_size=4000, length=5)
     next(stream)
     with tokens.path.open("ab") as file:
         file.truncate(150)
-    with pytest.raises(CorpusError, match=r"ids.npy changed while it was read: 328 bytes when it was opened, 150 now"):
+    with pytest.raises(
+        CorpusError,
+        match=r"ids.npy changed while it was read: 100,128 bytes when it was opened, 150 now; open it again",
+    ):
         next(stream)
 
 

@@ -48,13 +48,13 @@ contract = Contract(
     },
     cases={
         "incident": {"N": 524_288, "V": 10_000, "batch_size": 32, "length": 128, "seed": None},
-        "small": {"N": 65_536, "V": 1000, "batch_size": 64, "length": 128},
+        "small": {"N": 65_536, "V": 1000, "batch_size": 64, "length": 64},
     },
     budgets=[
-        Budget("streaming", case="incident", phase="forward", times_below_naive=50),
-        # the batch that the caller holds and the one that is made, the ids as they are in the file or the random
+        Budget("streaming", case="incident", phase="forward", times_below_naive=10),
+        # the read that the caller holds and the one that is made, the ids as they are in the file or the random
         # numbers of a Zipf corpus, and the order of 1024 examples
-        Budget("streaming", phase="forward", bytes="64*batch_size*(length+1) + 262144"),
+        Budget("streaming", phase="forward", bytes="64*max(batch_size*(length+1), 32768) + 262144"),
     ],
     scaling=[
         Scaling("streaming", dim="N", at_most=0, case="small", phase="forward", doublings=4),

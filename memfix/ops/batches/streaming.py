@@ -1,4 +1,4 @@
-"""Batches are made when they are asked for; nothing of the corpus is kept but the batch that was made last."""
+"""Batches are made when they are asked for; nothing of the corpus is kept but the batches that were read last."""
 
 # B examples of a batch, T tokens of an example
 
@@ -7,8 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from ..arguments import require_at_least_one, require_int
 from .windows import Batch, Corpus, Windows
+
+_TOKENS_PER_READ = 32_768  # a read has the same cost for few tokens
 
 
 def streaming_batches(
@@ -24,12 +28,22 @@ def streaming_batches(
 ) -> Iterator[Batch]:
     """Equals ``iter(naive_batches(...))``, which reads the whole corpus first.
 
-    Peak above the corpus: two batches of ``8*B*(T+1)`` bytes, one that the caller holds and one that is made, the ids
-    as they are read, and the order of 1024 examples. None of it depends on the length of the corpus.
+    Small batches are read several at a time, 32,768 tokens or one batch, and share their memory. Peak above the corpus:
+    8 bytes for each token of two reads, one that the caller holds and one that is made, the ids as they are read, and
+    the order of 1024 examples. None of it depends on the length of the corpus.
     """
     plan = BatchPlan(batch_size=batch_size, epoch=epoch, start=start, shard=shard, drop_last=drop_last)
-    windows = Windows(corpus, length, seed=seed)
-    return (windows.batch(plan.examples(number, windows)) for number in plan.numbers(windows))
+    return _stream(plan, Windows(corpus, length, seed=seed))
+
+
+def _stream(plan: BatchPlan, windows: Windows) -> Iterator[Batch]:
+    numbers, width = plan.numbers(windows), windows.length + 1
+    at_once = max(1, _TOKENS_PER_READ // (plan.batch_size * width))
+    for first in range(0, len(numbers), at_once):
+        examples = [plan.examples(number, windows) for number in numbers[first : first + at_once]]
+        rows = windows.corpus.rows(torch.cat([windows.starts(some) for some in examples]), width)
+        for ids_BT1 in rows.split([len(some) for some in examples]):
+            yield ids_BT1[:, :-1], ids_BT1[:, 1:]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,8 @@ class TokenFile:
         """The ``width`` ids from each start on, int64 ``[B, width]``. Refuses an id outside the vocabulary."""
         if not len(starts_B):
             return torch.empty(0, width, dtype=torch.int64)
-        row_bytes = width * self._item_bytes
-        content = bytearray(len(starts_B) * row_bytes)
-        for row, start in enumerate(starts_B.tolist()):
-            self._read_into(memoryview(content)[row * row_bytes :][:row_bytes], start * self._item_bytes)
+        rows = self._read(starts_B.tolist(), width).to(torch.int64)
         self._require_unchanged()
-        rows = torch.frombuffer(content, dtype=DTYPES[self.dtype]).view(-1, width).to(torch.int64)
         mask = _MASKS.get(self.dtype)
         if mask is not None:
             rows.bitwise_and_(mask)
@@ -80,13 +76,28 @@ class TokenFile:
             )
         return rows
 
-    def _read_into(self, buffer: memoryview, first_byte: int) -> None:
+    def _read(self, starts: list[int], width: int) -> torch.Tensor:
+        """The rows as they are in the file. Rows that follow each other without a gap are read at once."""
+        step = starts[1] - starts[0] if len(starts) > 1 else 1
+        if 0 < step <= width and starts == [*range(starts[0], starts[-1] + 1, step)]:
+            content = bytearray((starts[-1] - starts[0] + width) * self._item_bytes)
+            self._read_into(memoryview(content), starts[0])
+        else:
+            row_bytes, step = width * self._item_bytes, width
+            content = bytearray(len(starts) * row_bytes)
+            buffer = memoryview(content)
+            for row, start in enumerate(starts):
+                self._read_into(buffer[row * row_bytes : (row + 1) * row_bytes], start)
+        return torch.frombuffer(content, dtype=DTYPES[self.dtype]).unfold(0, width, step)
+
+    def _read_into(self, buffer: memoryview, start: int) -> None:
+        position = self._header_bytes + start * self._item_bytes
         while buffer:  # one call reads at most 2 GiB
-            num_bytes = os.preadv(self._file, [buffer], self._header_bytes + first_byte)
+            num_bytes = os.preadv(self._file, [buffer], position)
             if not num_bytes:
                 self._require_unchanged()
                 raise IndexError(f"{self.path}: a row ends after the last of {len(self):,} ids")
-            buffer, first_byte = buffer[num_bytes:], first_byte + num_bytes
+            buffer, position = buffer[num_bytes:], position + num_bytes
 
     def _stamp_now(self) -> tuple[int, int]:
         status = os.fstat(self._file)
