@@ -54,7 +54,11 @@ def contract_of(form: Form, **changed: Any) -> Contract:
 def test_a_gpu_is_spared_half_of_the_calls() -> None:
     contract = contract_of(Form(summed_in_parts))
     plain, spared = (
-        [call for call in equality_calls(contract, "parts", "float32", 32, place=place) if not (call.draw.spoiled or call.draw.mode != "plain")]
+        [
+            call
+            for call in equality_calls(contract, "parts", "float32", 32, place=place)
+            if not (call.draw.spoiled or call.draw.mode != "plain")
+        ]
         for place in ("cpu", "cuda")
     )
     assert (len(plain), len(spared)) == (32, 16)

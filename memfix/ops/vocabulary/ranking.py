@@ -34,7 +34,7 @@ class Ranking:
         self._num_seen += counts.total()
         for special in self._specials:
             self._specials[special] += counts.pop(special, 0)
-        self._best += most_frequent(counts, self._num_words)
+        self._best += candidates(counts, self._num_words)
         # two stable sorts: a pair of keys would be a new object for each word
         self._best.sort(key=operator.itemgetter(0))
         self._best.sort(key=operator.itemgetter(1), reverse=True)
@@ -47,8 +47,8 @@ class Ranking:
         return [(unknown, self._num_seen - sum(count for _, count in known)), *known]
 
 
-def most_frequent(counts: Counter[str], number: int) -> list[Entry]:
-    """The ``number`` most frequent words, in no order; of words that occur equally often, the first by alphabet."""
+def candidates(counts: Counter[str], number: int) -> list[Entry]:
+    """At most ``2 * number`` words in no order, among them the ``number`` that rank first, or all there are."""
     if len(counts) <= number:
         return list(counts.items())
     words_by_count = sorted(Counter(counts.values()).items())
@@ -56,5 +56,7 @@ def most_frequent(counts: Counter[str], number: int) -> list[Entry]:
     while words < left:  # the words with the count ``least`` are all kept
         left -= words
         least, words = words_by_count.pop()
+    if words <= number:  # a second pass over all words would take longer than to sort these
+        return [(word, count) for word, count in counts.items() if count >= least]
     ties = heapq.nsmallest(left, (word for word, count in counts.items() if count == least))
-    return [item for item in counts.items() if item[1] > least] + [(word, least) for word in ties]
+    return [(word, count) for word, count in counts.items() if count > least] + [(word, least) for word in ties]
