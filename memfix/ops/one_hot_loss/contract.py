@@ -16,7 +16,7 @@ from .naive import naive_one_hot_loss
 # masks, columns and losses of every token
 _SMALL = "48*N + KiB"
 # log-probabilities of a tile, in float32 or wider
-_TILE = "min(N*V, 4*MiB + V)*max(e, 4)"
+_TILE = "min(N*V, 8*MiB + V)*max(e, 4)"
 
 
 def _target_of(value: int) -> Any:
@@ -54,7 +54,7 @@ contract = Contract(
         Budget("gather", phase="forward", bytes=f"2*N*V*e + {_SMALL}"),
         Budget("gather", phase="held", bytes=f"N*V*e + {_SMALL}"),
         Budget("gather", phase="train", bytes=f"3*N*V*e + {_SMALL}"),
-        Budget("index", phase="forward", case="incident", times_below_naive=100),
+        Budget("index", phase="forward", case="incident", times_below_naive=70),
         Budget("index", phase="held", case="incident", times_below_naive=1000),
         Budget("index", phase="train", case="incident", times_below_naive=2.9),
         Budget("index", phase="train", case="incident", times_below={"gather": 2.9}),

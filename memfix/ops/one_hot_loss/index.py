@@ -11,7 +11,7 @@ import torch
 from ..derivatives import first_derivative_only
 from .arguments import reduced, require_loss_arguments
 
-TILE_BYTES = 16 * 2**20
+TILE_BYTES = 32 * 2**20
 """The size of a tile of log-probabilities. On a GPU smaller ones take longer to launch than to run."""
 
 
@@ -41,8 +41,9 @@ class _Surprise(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
         log_p_N = logits_NV.new_empty(column_N.shape, dtype=wide)
-        buffer_RV = logits_NV.new_empty(_rows_of_a_tile(logits_NV), logits_NV.shape[1], dtype=wide)
-        for logits_RV, column_R, log_p_R in _tiles(logits_NV, column_N, log_p_N):
+        rows = _rows_of_a_tile(logits_NV)
+        buffer_RV = logits_NV.new_empty(rows, logits_NV.shape[1], dtype=wide)
+        for logits_RV, column_R, log_p_R in _tiles(rows, logits_NV, column_N, log_p_N):
             tile_RV = buffer_RV[: logits_RV.shape[0]]
             torch.log_softmax(_readable(logits_RV, tile_RV), 1, out=tile_RV)
             torch.gather(tile_RV, 1, column_R.unsqueeze(1), out=log_p_R.unsqueeze(1))
@@ -56,7 +57,9 @@ class _Surprise(torch.autograd.Function):
         gradient_NV = torch.empty_like(logits_NV)
         # p - 1 at the target, with all its digits where p is nearly 1
         at_target_N = upstream_N * log_p_N.expm1()
-        for tile in _tiles(logits_NV, column_N, gradient_NV, upstream_N, at_target_N):
+        # where the gradient is the only tensor that is made, it is made at once
+        rows = logits_NV.shape[0] if gradient_NV.is_contiguous() else _rows_of_a_tile(logits_NV)
+        for tile in _tiles(rows, logits_NV, column_N, gradient_NV, upstream_N, at_target_N):
             logits_RV, column_R, gradient_RV, upstream_R, at_target_R = tile
             torch.softmax(_readable(logits_RV, gradient_RV), 1, out=gradient_RV)
             gradient_RV.mul_(upstream_R.unsqueeze(1))
@@ -74,7 +77,6 @@ def _rows_of_a_tile(logits_NV: torch.Tensor) -> int:
     return min(logits_NV.shape[0], max(1, TILE_BYTES // (4 * logits_NV.shape[1])))
 
 
-def _tiles(logits_NV: torch.Tensor, *more: torch.Tensor) -> zip[tuple[torch.Tensor, ...]]:
-    """The rows of each tensor, a tile at a time."""
-    rows = _rows_of_a_tile(logits_NV)
-    return zip(*(tensor.split(rows) for tensor in (logits_NV, *more)), strict=True)
+def _tiles(rows: int, *tensors: torch.Tensor) -> zip[tuple[torch.Tensor, ...]]:
+    """The rows of each tensor, a tile of ``rows`` at a time."""
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
