@@ -25,6 +25,11 @@ def measure(call: FormCall, phase: Phase, meter: Meter) -> Reading:
     return meter.measure(call.step(phase))
 
 
+def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
+    """The reading with the lines behind its bytes. The host meter looks them up in a measurement of its own."""
+    return get_meter("host").measure(call.step(phase)) if reading.meter == "host" else reading
+
+
 def measure_case(call: FormCall, meter: Meter) -> Outcome:
     """The readings of every phase, and a finding for each that has none. A phase that does not fit the GPU is
     simulated."""

@@ -16,7 +16,7 @@ from .finding import Finding, Status
 from .form_call import FormCall
 from .inputs import Draw
 from .measured import Bytes
-from .measuring import measure_phases
+from .measuring import measure_phases, with_lines
 from .phase_bytes import bytes_of, explained
 
 Readings = Mapping[tuple[str, Phase], Reading]
@@ -62,7 +62,7 @@ def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
     status: Status = "pass" if within != budget.known_broken else "fail"
     return call.finding(
         "budget", status, message, budget.phase,
-        details=() if within or budget.known_broken else explained(reading, budget.phase),
+        details=() if within or budget.known_broken else _explained(call, budget.phase, reading),
         measured=Bytes(used, limit, "budget"), known="breaks its budget" if budget.known_broken and not within else "",
     )  # fmt: skip
 
@@ -91,7 +91,11 @@ def judge_leak(call: FormCall, phase: Phase, reading: Reading) -> Finding | None
         return None
     leaked = format_bytes(reading.leaked_bytes)
     message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"
-    return call.finding("leak", "fail", message, phase, details=explained(reading, phase))
+    return call.finding("leak", "fail", message, phase, details=_explained(call, phase, reading))
+
+
+def _explained(call: FormCall, phase: Phase, reading: Reading) -> tuple[str, ...]:
+    return explained(with_lines(call, phase, reading), phase)
 
 
 def judge_kept(call: FormCall, readings: Readings) -> Finding | None:

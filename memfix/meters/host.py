@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 GRANULARITY_BYTES = 4 * KiB
 """The bytes that Python's own caches and free lists, and the measurement itself, may add to a count."""
-_FRAMES = 8  # frames traced per allocation, to find the user's line behind a library's
+_FRAMES = 4  # frames traced per allocation, to find the user's line behind a library's
 _NEAR_PEAK = 0.95
 _PER_TENSOR, _MOST_KEPT = 67, 4096
 """Torch looks up ``__torch_dispatch__`` by a new string of 67 bytes at every operator that is followed, and Python's
@@ -46,8 +46,13 @@ _RUNNING = "resident memory was not read: tracemalloc was running already, and i
 
 
 class HostMeter:
+    """Without ``lines`` a reading does not say what was alive at the peak, and takes a third of the time."""
+
     name = "host"
     simulation = None
+
+    def __init__(self, *, lines: bool = True) -> None:
+        self._lines = lines
 
     def unavailable_reason(self) -> str | None:
         if importlib.util.find_spec("_tracemalloc") is None:
@@ -58,8 +63,9 @@ class HostMeter:
         """No limit: a step that does not fit raises a MemoryError."""
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Run the step three times after the warm-up: for the peak; for the lines behind it and to confirm leaks; and
-        for resident memory. If tracemalloc is already running, it is used and left running."""
+        """Run the step four times: to warm it up; for the peak; for resident memory; and to confirm leaks, for which a
+        step is built anew where the lines behind the peak are looked up. If tracemalloc is already running, it is used
+        and left running."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"host meter unavailable: {reason}")
@@ -68,13 +74,16 @@ class HostMeter:
             from . import host_tensors  # noqa: F401  imported before tracing starts
         # automatic collections stay on, as without a meter: they decide how much garbage is alive at the peak
         with only_our_own_cycles(automatic=True):
-            with _tracing():
+            with _tracing(frames=1):  # the time of an allocation grows with the frames that are kept
                 step = build("cpu")
                 for _ in range(warmup):
                     _count(step)  # following tensors fills caches of Python's, such as those of attribute names
                 counted = _count(step)
-                again = _count(step, rows_near=counted.peak_bytes)
+                again = counted if self._lines else _count(step)
             growth = None if was_tracing else resident_growth(step)
+            if self._lines:
+                with _tracing(frames=_FRAMES):
+                    again = _count(build("cpu"), rows_near=counted.peak_bytes)
         resident_bytes = growth.bytes if growth else None
         notes = [note for note in (_RUNNING if growth is None else growth.note,) if note]
         doubts = [_TENSORS] if counted.has_tensors else []
@@ -99,12 +108,12 @@ class HostMeter:
 
 
 @contextlib.contextmanager
-def _tracing() -> Iterator[None]:
+def _tracing(frames: int) -> Iterator[None]:
     """Trace from before the step is built: tracemalloc counts all of an untraced block when it is resized."""
     if tracemalloc.is_tracing():
         yield
         return
-    tracemalloc.start(_FRAMES)
+    tracemalloc.start(frames)
     try:
         yield
     finally:
