@@ -141,7 +141,8 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path, content: str | None, m
 def test_files_are_read_in_pieces_and_end_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(text, "PIECE", 3)  # shorter than a word, and than some characters need with the one before
+    monkeypatch.setattr(text, "PIECE", 2)
+    monkeypatch.setattr(text, "READ_BYTES", 3)  # shorter than a word, and than some characters need with the one before
     (tmp_path / "one").write_text("語彙 語彙\u3000abc de", encoding="utf-8")
     (tmp_path / "two").write_text("de 𝒳𝒴", encoding="utf-8")
     made = vocabulary([tmp_path / "one", tmp_path / "two"], **form)
@@ -169,11 +170,11 @@ def test_a_text_file_becomes_a_token_file(tmp_path: Path) -> None:
         ("語語".encode() + b"\xe8a", "text is not UTF-8: invalid continuation byte at byte 6"),
     ],
 )
-@pytest.mark.parametrize("piece", [1, 2, 5, 100])
+@pytest.mark.parametrize("read_bytes", [1, 2, 5, 100])
 def test_a_file_that_is_no_text_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, message: str, piece: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, message: str, read_bytes: int
 ) -> None:
-    monkeypatch.setattr(text, "PIECE", piece)
+    monkeypatch.setattr(text, "READ_BYTES", read_bytes)
     if content is not None:
         (tmp_path / "text").write_bytes(content)
     with pytest.raises(CorpusError, match=message):
@@ -189,7 +190,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr(text, "PIECE", 4)
+    monkeypatch.setattr(text, "READ_BYTES", 4)
     path = tmp_path / "text"
     path.write_text("some words")
     words = text.words_in(path)
