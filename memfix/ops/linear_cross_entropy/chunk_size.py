@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from ...units import GiB, format_bytes, parse_bytes
+from ..products import sum_dtype
 from .options import Options
-from .products import sum_dtype
 from .recompute import TiledPass
 from .triton import ExponentialsPass
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 
 from ..derivatives import first_derivative_only
+from ..products import sum_dtype
 from .logits_gradient import LogitsGradient
 from .narrowing import WeightGradient
 from .options import LossTensors, Options
-from .products import sum_dtype
 from .targets import Counted, counted_targets
 from .terms import Coefficients, Sums, reduced_loss
 

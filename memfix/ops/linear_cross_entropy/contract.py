@@ -37,7 +37,7 @@ NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
 _SMALL_PARTS = {
     f"{__package__}.logits_gradient._ROWS_OF_A_SUM": 8,
     f"{__package__}.narrowing._FIRST_ELEMENTS": 64,
-    f"{__package__}.products._UPCAST_ELEMENTS": 512,
+    "memfix.ops.products._UPCAST_ELEMENTS": 512,
 }
 _SMALL_TILES = Tiles(
     tokens=16, classes=16, depth=16, scanned=16, many_classes=128,

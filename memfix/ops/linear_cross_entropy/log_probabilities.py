@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from ..dispatch import Dispatcher
+from ..products import sum_dtype
 from .chunk_size import Chunks, require_one_bound
 from .chunks import Passes, chunked_linear_cross_entropy
 from .options import ROWS_PER_CHUNK, LossTensors, Options, require_leading_dims
-from .products import sum_dtype
 from .recompute import TiledPass
 from .triton import KERNELS
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from .products import product_into, sum_dtype
+from ..products import product_into, sum_dtype
 
 _ROWS_OF_A_SUM = 512
 """From 1024 rows on CUDA sums columns in parts, in a workspace of up to twice the matrix in float32."""

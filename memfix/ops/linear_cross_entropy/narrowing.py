@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
+from ..products import sum_dtype
 from .logits_gradient import DenseGradient
-from .products import sum_dtype
 
 _FIRST_ELEMENTS = 1 << 20  # narrowed through a copy of their own; what follows lies clear of where it goes
 

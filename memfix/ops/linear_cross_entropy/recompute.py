@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
+from ..products import product_into, sum_dtype
 from .chunks import Head, Passes, chunked_linear_cross_entropy
 from .logits_gradient import DenseGradient
 from .options import LossTensors, Options, loss_form
-from .products import product_into, sum_dtype
 from .terms import Coefficients, Sums
 
 # the softmax of 16-bit logits runs in float32, a quarter of the chunk at a time:

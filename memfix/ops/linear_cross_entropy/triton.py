@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ..dispatch import is_interpreted, require_kernels
+from ..products import product_into
 from .chunks import Head, Passes, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
 from .options import LossTensors, Options, loss_form
-from .products import product_into
 from .recompute import TiledPass
 from .targets import Counted
 from .terms import Coefficients, Sums
