@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memfix.contract import FLOOR
-from memfix.gate.lock import read_lock
+from memfix.gate.lock import Key, read_lock
 from memfix.incidents.config import load_config
 from memfix.incidents.judging import decimal
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
@@ -31,11 +31,25 @@ def ops_table() -> list[str]:
     lock = read_lock(ROOT / "benchmarks/memory.lock")
     lines = ["| op | form | forward | held | train | train below naive |", "|---|---|--:|--:|--:|--:|"]
     for op, form in dict.fromkeys((op, form) for op, form, case, _ in _naive_first(lock) if case == "incident"):
-        forward, train, held = (lock[op, form, "incident", phase] for phase in PHASES)
-        below = "" if form == NAIVE else f"{lock[op, NAIVE, 'incident', 'train'] / train:.1f}x"
-        sizes = " | ".join(map(format_bytes, (forward, held, train)))
-        lines.append(f"| `{op}` | `{form}` | {sizes} | {below} |")
+        lines.append(f"| `{op}` | `{form}` | {_sizes(lock, op, form, 'incident')} |")
     return lines
+
+
+def npt_table() -> list[str]:
+    """The modulated linear layer at both widths of a feed-forward layer."""
+    lock = read_lock(ROOT / "benchmarks/memory.lock")
+    lines = ["| columns F | form | forward | held | train | train below naive |", "|--:|---|--:|--:|--:|--:|"]
+    for columns, case in (("11,008", "incident"), ("14,336", "llama_8b")):
+        forms = dict.fromkeys(form for op, form, *_ in _naive_first(lock) if op == "npt_linear")
+        lines += [f"| {columns} | `{form}` | {_sizes(lock, 'npt_linear', form, case)} |" for form in forms]
+    return lines
+
+
+def _sizes(lock: dict[Key, int], op: str, form: str, case: str) -> str:
+    """Cells of a row: the bytes of each phase, and how far a train step is below naive's."""
+    forward, train, held = (lock[op, form, case, phase] for phase in PHASES)
+    below = "" if form == NAIVE else f"{lock[op, NAIVE, case, 'train'] / train:.1f}x"
+    return " | ".join([*map(format_bytes, (forward, held, train)), below])
 
 
 def best_table() -> list[str]:
@@ -440,6 +454,7 @@ TABLES = {
     "incidents": incidents_table,
     "ops": ops_table,
     "one_hot": one_hot_figure,
+    "npt": npt_table,
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
     "kda_speed": kda_speed_table,

@@ -10,10 +10,15 @@ import torch
 from ..errors import nearest
 
 
-def require_shape(name: str, tensor: object, axes: str) -> torch.Tensor:
-    """``tensor`` as a tensor with one dimension per word of ``axes``, such as ``"V D"``."""
+def require_tensor(name: str, tensor: object) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    return tensor
+
+
+def require_shape(name: str, given: object, axes: str) -> torch.Tensor:
+    """``given`` as a tensor with one dimension per word of ``axes``, such as ``"V D"``."""
+    tensor = require_tensor(name, given)
     if tensor.dim() != len(axes.split()):
         raise ValueError(f"{name} must be [{', '.join(axes.split())}], got shape {list(tensor.shape)}")
     return tensor
