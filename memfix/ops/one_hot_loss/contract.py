@@ -71,7 +71,7 @@ contract = Contract(
     speed=[
         SpeedBudget("gather", case="small", times_naive=1.0),
         SpeedBudget("index", case="small", times_naive=1.0),
-        SpeedBudget("index", case="incident", times_naive=0.6, device="cuda"),
+        SpeedBudget("index", case="incident", times_naive=0.85, device="cuda"),
     ],
     bad_inputs=[
         *not_floating("logits"),
