@@ -182,7 +182,8 @@ def coverage_of_memfix() -> dict[str, list[str]]:
                 WATCH.turn_to(form.function)
                 for dtype in contract.dtypes:
                     for call in equality_calls(contract, name, dtype, 32, place="interpreter"):
-                        run_form(FormCall(contract, name, call.draw), "cpu")
+                        form_call = FormCall(contract, name, call.draw)
+                        run_form(form_call, form_call.inputs("cpu"), "cpu")
                 missing[form.function.__name__] = missing_coverage(form.function)
     return missing
 

@@ -48,6 +48,7 @@ def test_incidents_are_listed_with_their_verdicts(memfix: Any) -> None:
     assert [row.split() for row in rows] == [
         ["kda_transitions", "34", "24", "6", "4"],
         ["long_context_loss", "57", "26", "26", "5"],
+        ["pythia_vocabulary", "44", "25", "18", "1"],
     ]
     assert note == "as recorded; memfix incidents NAME computes them"
 
