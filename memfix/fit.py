@@ -150,15 +150,12 @@ def fit_growing(
     guess = min(max(start // multiple_of, lowest), highest)
     if try_units(guess).fits:
         try_units(max(guess // 2, lowest))  # near enough for a line that holds at larger values
-    else:
-        smallest = try_units(lowest)
-        if not smallest.fits:
-            return Fit(0, capacity_bytes, (smallest,), bounded=False)
+    elif not (smallest := try_units(lowest)).fits:
+        return Fit(0, capacity_bytes, (smallest,), bounded=False)
     for value in known:
         if value % multiple_of == 0 and low <= value <= high:
             try_units(value // multiple_of)
-    guesses: list[Tried] = []
-    gaps: list[int] = []
+    guesses, gaps = list[Tried](), list[int]()
     while True:
         good, bad = _nearest(tried.values())
         gaps.append(highest * multiple_of if bad is None else bad.value - good.value)
