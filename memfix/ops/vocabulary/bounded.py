@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
+from zlib import crc32
 
 from ..arguments import require_at_least_one
 from .ranking import UNKNOWN, Entry, Ranking
@@ -24,7 +25,7 @@ from .text import Text, words_in
 
 _BITS = 4  # of a hash that choose a file
 _LINES = 2 * 2**10  # characters of lines that are read at once
-_LEVELS = 64 // _BITS  # then all bits are used: words that are still together stay together
+_LEVELS = 32 // _BITS  # then all bits are used: words that are still together stay together
 
 
 def bounded_vocabulary(
@@ -77,7 +78,8 @@ def _append(counts: Counter[str], files: list[Path], level: int) -> None:
         writes = [file.write for file in opened]
         shift, mask = level * _BITS, 2**_BITS - 1
         for word, count in counts.items():
-            writes[hash(word) >> shift & mask](f"{word} {count}\n")
+            # Python's own hash differs from process to process, and so would the memory
+            writes[crc32(word.encode("utf-8", "surrogatepass")) >> shift & mask](f"{word} {count}\n")
 
 
 def _counts_in(path: Path) -> Iterator[Counter[str]]:

@@ -60,7 +60,7 @@ contract = Contract(
     scaling=[
         Scaling("streaming", dim="repeats", at_most=0, case="small", phase="forward", doublings=3),
         Scaling("streaming", dim="types", at_most=1, case="small", phase="forward", doublings=3),
-        Scaling("bounded", dim="types", at_most=0, case="small", phase="forward", doublings=3),
+        Scaling("bounded", dim="types", at_most=0, case="small", phase="forward", doublings=4),
         Scaling("bounded", dim="repeats", at_most=0, case="small", phase="forward", doublings=3),
     ],
     speed=[SpeedBudget("streaming", case="incident", phase="forward", times_naive=1.1)],
