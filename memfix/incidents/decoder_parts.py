@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ..meters.stages import stage
 from ..ops.linear_cross_entropy import linear_cross_entropy
 from .tokens import IGNORED
 
@@ -31,13 +33,33 @@ class FeedForward(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str, ...]) -> None:
-    """Set norms to 1 and draw matrices from N(0, 0.02); ``residual_writers`` get smaller with depth, as in GPT-2."""
+    """Set norms to 1 and biases to 0, and draw matrices from N(0, 0.02).
+
+    ``residual_writers`` get smaller with depth, as in GPT-2.
+    """
     for name, parameter in model.named_parameters():
-        if "norm" in name:
+        if name.endswith(".bias"):
+            parameter.zero_()
+        elif "norm" in name:
             parameter.fill_(1.0)
         elif parameter.dim() > 1:
             writes_residual = name.endswith(residual_writers)
             parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if writes_residual else 0.02)
+
+
+def layer_stage(number: int) -> str:
+    """``layer 1`` for the first."""
+    return f"layer {number + 1}"
+
+
+def run_layers(
+    layers: Iterable[nn.Module], x_BTD: torch.Tensor, *, gradient_checkpointing: bool, draws: bool = False
+) -> torch.Tensor:
+    """All layers one after the other, each in a stage of its own."""
+    for number, layer in enumerate(layers):
+        stage(layer_stage(number))
+        x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=gradient_checkpointing, draws=draws)
+    return x_BTD
 
 
 def run_layer(

@@ -16,6 +16,7 @@ from ...meters.base import Meter
 from ...meters.stages import Stage
 from ...units import format_bytes
 from ..config import RunConfig
+from ..decoder_parts import layer_stage
 from ..incident import Growth, Incident, Say, silent
 from ..measured_step import Measured, repeated_reading
 from ..profile import Beside
@@ -25,7 +26,7 @@ from ..step import Precision
 from ..tokens import TokenData, num_token_targets, token_batches
 from .block import KDA_MODES, REPLAYED, SCAN, SCAN_FORMS, SEQUENTIAL, attend_of
 from .chunk_size import DEFAULT_CHUNK_SIZE
-from .model import LanguageModel, layer_stage
+from .model import LanguageModel
 
 COMPARED = ("naive", "reported", "streamed", "wy")
 COMPARED_UP_TO = 1024  # tokens of a sequence: most forms go token by token, and above it that takes minutes

@@ -10,17 +10,12 @@ import torch
 from torch import nn
 
 from ...meters.stages import stage
-from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layer
+from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layers
 from .block import SCAN, KDABlock
 from .chunk_size import DEFAULT_CHUNK_SIZE
 
 # stages of the forward pass; each layer is one
 EMBEDDING, LOSS = "embedding", "loss"
-
-
-def layer_stage(number: int) -> str:
-    """``layer 1`` for the first."""
-    return f"layer {number + 1}"
 
 
 class Layer(nn.Module):
@@ -89,9 +84,7 @@ class LanguageModel(nn.Module):
         """What the head sees, ``[B, T, D]``."""
         stage(EMBEDDING)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
-        for number, layer in enumerate(self.layers):
-            stage(layer_stage(number))
-            x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing)
+        x_BTD = run_layers(self.layers, x_BTD, gradient_checkpointing=self.gradient_checkpointing)
         stage(LOSS)
         hidden_BTD: torch.Tensor = self.norm(x_BTD)
         return hidden_BTD

@@ -9,13 +9,14 @@ sooner: an embedding by one-hot rows, and a loss by one-hot targets, as a small 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
 from ...units import format_bytes
 from ..config import RunConfig
+from ..examples import Examples
 from ..incident import Growth, Incident
 from ..judging import decimal
 from ..measured_step import Asides, Measured
@@ -28,6 +29,11 @@ from .model import GATHER, LOSS, ONE_HOT, STANDARD, Pythia, PythiaConfig, logits
 
 ONE_HOT_EMBEDDING, ONE_HOT_LOSS = "embedding, one-hot", "loss, one-hot"
 ONE_HOT_EMBEDDING_BACKWARD, ONE_HOT_LOSS_BACKWARD = "embedding, one-hot: backward", "loss, one-hot: backward"
+
+
+def _data(config: RunConfig) -> Callable[[Examples], TokenBatch]:
+    windows = open_windows(config)
+    return lambda examples: windows.batch(examples.numbers)
 
 
 def _describe(config: RunConfig) -> list[str]:
@@ -133,7 +139,7 @@ incident = Incident(
     model_schema=PythiaConfig,
     data_schema=TextData,
     build=lambda config: Pythia(config.model, gradient_checkpointing=config.training.gradient_checkpointing),
-    data=lambda config: lambda examples: open_windows(config).batch(examples.numbers),
+    data=_data,
     examples_per_epoch=lambda config: len(open_windows(config)),
     loss=lambda model, batch: model(*batch),
     num_targets=num_token_targets,

@@ -23,12 +23,12 @@ from ...ops.embedding.contract import contract as embedding_contract
 from ...ops.one_hot_loss import one_hot_loss
 from ...ops.one_hot_loss.contract import contract as one_hot_loss_contract
 from ...ops.rope import RotaryEmbedding
-from ..decoder_parts import next_token_loss, run_layer
+from ..decoder_parts import init_weights, next_token_loss, run_layers
 from ..schema import setting
 from ..tokens import IGNORED
 from .attention import dense_attention, window_attention
 
-# stages of the forward pass; each layer is one
+# stages of the forward pass; each layer is one more
 EMBEDDING, LOSS = "embedding", "head and loss"
 
 LEARNED, ROTARY = "learned", "rotary"
@@ -38,11 +38,6 @@ GATHER, ONE_HOT = "gather", "one_hot"
 EMBEDDING_FORMS = (GATHER, ONE_HOT)
 STANDARD, INDEX, CHUNKED = "standard", "index", "chunked"
 LOSS_FORMS = (STANDARD, ONE_HOT, INDEX, CHUNKED)
-
-
-def layer_stage(number: int) -> str:
-    """``layer 1`` for the first."""
-    return f"layer {number + 1}"
 
 
 @dataclass(frozen=True)
@@ -161,27 +156,15 @@ class Pythia(nn.Module):
         self.layers = nn.ModuleList(Layer(config, rotate, where) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, **where)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False, **where)
-        self._init_weights()
-
-    @torch.no_grad()
-    def _init_weights(self) -> None:
-        """Matrices from N(0, 0.02), smaller with depth where a layer adds to the residual; biases 0; norms 1."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                adds = name.endswith(("attention.out.weight", "ffn_down.weight"))
-                parameter.normal_(std=0.02 / (2 * self.config.layers) ** 0.5 if adds else 0.02)
-            else:
-                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+        init_weights(self, config.layers, ("attention.out.weight", "ffn_down.weight"))
 
     def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """What the head sees, ``[B, T, D]``."""
         stage(EMBEDDING)
         x_BTD = self._embedded(ids_BT)
-        for number, layer in enumerate(self.layers):
-            stage(layer_stage(number))
-            x_BTD = run_layer(
-                layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.config.dropout > 0
-            )
+        x_BTD = run_layers(
+            self.layers, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.config.dropout > 0
+        )
         hidden_BTD: torch.Tensor = self.norm(x_BTD)
         return hidden_BTD
 

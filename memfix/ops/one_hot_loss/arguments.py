@@ -7,9 +7,8 @@ from __future__ import annotations
 import torch
 
 from ..arguments import require_floating, require_one_of, require_same, require_shape
+from ..linear_cross_entropy.options import REDUCTIONS
 from ..linear_cross_entropy.targets import require_targets_in_range
-
-REDUCTIONS = ("mean", "sum", "none")
 
 
 def require_loss_arguments(logits_NV: torch.Tensor, target_N: torch.Tensor, ignore_index: int, reduction: str) -> None:
