@@ -95,11 +95,13 @@ class Comparing:
         contract, device = self.contenders.contract, self.contenders.device
         case = entry.name if entry.name in contract.cases else None
         draw = draw_of(contract, case, entry.settings.split())
-        work = Workload(contract, self.contenders.comparison, draw, table.values[0] if table.values else None)
+        values = table.values[0] if table.values else None
+        work = Workload(contract, self.contenders.comparison, draw, values, table.calls)
         measured: dict[str, Figures] = {}
         begun = self.data["begun"] = {
             "case": entry.name, "settings": draw.spelled(), "dims": dict(draw.case.dims), "dtype": draw.case.dtype,
-            "values": work.values, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "phases": measured,
+            "values": work.values, "calls": work.calls, "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "phases": measured,
         }  # fmt: skip
         for phase in phases:
             names = self.contenders.at(entry, phase)

@@ -72,10 +72,11 @@ class Contenders:
         return tuple(name for name in here if name in wanted)
 
     def at(self, entry: Entry, phase: str) -> list[str]:
-        """Who runs at one shape. The floor is that of the longest phase."""
+        """Who runs at one shape. The contract's floor is that of the longest phase."""
         forms = [name for name in self.forms if entry.forms is None or name in entry.forms]
         peers = [name for name in self.peers if entry.peers is None or name in entry.peers]
-        has_floor = self.contract.floor is not None and phase == longest_phase(self.contract)
+        is_longest = phase == longest_phase(self.contract)
+        has_floor = phase in self.comparison.floors or (self.contract.floor is not None and is_longest)
         return [*([FLOOR] if has_floor else []), *forms, *peers]
 
     def simulated_ones(self, names: Iterable[str]) -> list[str]:

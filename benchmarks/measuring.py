@@ -23,7 +23,7 @@ from memfix.meters.clock import Rounds, Times, take_turns
 from memfix.units import MiB, format_bytes
 
 from .peers import trouble_of
-from .workload import Workload, forget_gradients
+from .workload import Workload
 
 WRONG_ABOVE = 0.05  # of the norm: far beyond what bfloat16 rounds away, far below a term that is left out
 CPU_LIMIT_BYTES = 64 * MiB
@@ -159,8 +159,6 @@ def _times_in_turns(work: Workload, rows: Rows, phase: str, device: str, rounds:
         nonlocal to_release
         to_release = True  # the frames of the error hold tensors until it is gone
         rows[name]["trouble"] = trouble_of(error)
-        for tensors in inputs:
-            forget_gradients(tensors)
 
     def before_each() -> None:
         nonlocal to_release
@@ -168,10 +166,11 @@ def _times_in_turns(work: Workload, rows: Rows, phase: str, device: str, rounds:
             _release(device)
         to_release = False
 
-    return take_turns(
+    taken = take_turns(
         steps, device=device, rounds=rounds, failed=failed, settle_s=0.0 if device == "cpu" else SETTLE_S,
         before_each=before_each,
     )  # fmt: skip
+    return {name: Times([time_s / work.calls for time_s in of.times_s], of.repeats) for name, of in taken.items()}
 
 
 def _time_figures(name: str, times: Mapping[str, Times], everybody: Iterable[str]) -> Figures:

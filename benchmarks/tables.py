@@ -51,7 +51,8 @@ def _print_rows(
 
 def _heading(entry: Mapping[str, Any]) -> str:
     rounds = max(of["rounds"] for of in entry["phases"].values())
-    return f"{entry['case']}, {entry['dtype']}, {rounds} rounds"
+    calls = entry.get("calls", 1)
+    return f"{entry['case']}, {entry['dtype']}, {rounds} rounds" + (f" of {calls} calls" if calls > 1 else "")
 
 
 def _error_heading(check: Mapping[str, Any]) -> str:

@@ -52,6 +52,8 @@ class Workload:
     comparison: Comparison
     draw: Draw
     values: str | None = None
+    calls: int = 1
+    """Of a timed step."""
 
     def at_error_size(self) -> Workload:
         """The same call, small enough for naive in float64."""
@@ -81,33 +83,44 @@ class Workload:
 
     # ------------------------------------------------------------ steps
     def builder(self, form: str, phase: str) -> StepBuilder:
-        """Builds the step that a meter measures."""
-        return lambda device: self.step(form, phase, [self.inputs(device)])
+        """Builds the step that a meter measures, of one call."""
+        return lambda device: replace(self, calls=1).step(form, phase, [self.inputs(device)])
 
     def step(self, form: str, phase: str, inputs: Sequence[Tensors]) -> Step:
-        """One call a step, each on the next of ``inputs``. The floor has no gradient: its forward is all its work."""
-        function, options = self._function(form)
-        in_turn = itertools.cycle([(self._arguments(tensors), tensors) for tensors in inputs])
+        """``calls`` calls, each on the next of ``inputs``. The floor has no gradient: its forward is all its work."""
+        function, options = self._function(form, phase)
+        leaves = [own_leaves(inputs[place % len(inputs)]) for place in range(max(len(inputs), self.calls))]
+        in_turn = itertools.cycle([(self._arguments(tensors), tensors) for tensors in leaves])
 
         def forward() -> object:
-            arguments, _ = next(in_turn)
-            with torch.no_grad():
-                return function(*arguments, **options)
+            result: object = None
+            for _ in range(self.calls):
+                arguments, _ = next(in_turn)
+                with torch.no_grad():
+                    result = function(*arguments, **options)
+            return result
 
         if phase == "forward" or form == FLOOR:
             return forward
         upstreams = self._upstreams(self._differentiable(function(*self._arguments(inputs[0]), **options)))
 
         def train() -> None:
-            arguments, tensors = next(in_turn)
-            outputs = self._differentiable(function(*arguments, **options))
+            asked = [next(in_turn) for _ in range(self.calls)]
+            outputs = [
+                output for arguments, _ in asked for output in self._differentiable(function(*arguments, **options))
+            ]
             stage(HELD)
-            torch.autograd.backward(outputs, upstreams)
-            forget_gradients(tensors)
+            try:
+                torch.autograd.backward(outputs, upstreams * self.calls)
+            finally:
+                for tensor in (tensor for _, tensors in asked for tensor in tensors.values()):
+                    tensor.grad = None
 
         return train
 
-    def _function(self, form: str) -> tuple[Callable[..., object], dict[str, object]]:
+    def _function(self, form: str, phase: str) -> tuple[Callable[..., object], dict[str, object]]:
+        if form == FLOOR and phase in self.comparison.floors:
+            return self.comparison.floors[phase], {}
         return self.contract.function(form), self.contract.options(form, self.draw.case)
 
     def _arguments(self, tensors: Tensors) -> list[torch.Tensor | None]:
@@ -142,7 +155,7 @@ class Workload:
 
     def _answer(self, form: str, tensors: Tensors) -> Tensors:
         """Outputs and gradients by name."""
-        function, options = self._function(form)
+        function, options = self._function(form, "train")
         outputs = output_tensors(function(*self._arguments(tensors), **options))
         names = ["output"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
         found = {name: output.detach() for name, output in zip(names, outputs, strict=True)}
@@ -167,6 +180,6 @@ def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
     return off / size if size else (0.0 if off == 0 else float("inf"))
 
 
-def forget_gradients(tensors: Tensors) -> None:
-    for tensor in tensors.values():
-        tensor.grad = None
+def own_leaves(tensors: Tensors) -> Tensors:
+    """The same memory, with gradients of its own: those of several calls are not added up."""
+    return {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}

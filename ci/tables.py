@@ -14,6 +14,7 @@ from memfix.contract import FLOOR
 from memfix.gate.lock import Key, read_lock
 from memfix.incidents.config import load_config
 from memfix.incidents.judging import decimal
+from memfix.incidents.npt_weight_delta.model import SIZES
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
 from memfix.incidents.pythia_vocabulary.incident import incident as pythia
 from memfix.incidents.pythia_vocabulary.incident import report_breakdown
@@ -37,11 +38,32 @@ def ops_table() -> list[str]:
 
 def npt_table() -> list[str]:
     """The modulated linear layer at both widths of a feed-forward layer."""
+    return _cases_table("npt_linear", "columns F", {"11,008": "incident", "14,336": "llama_8b"})
+
+
+def feed_forward_table() -> list[str]:
+    """The gated feed-forward layer at its incident, in both dtypes."""
+    return _cases_table("geglu_feed_forward", "dtype", {"float32": "incident", "bfloat16": "incident_bf16"})
+
+
+def attention_table() -> list[str]:
+    """Attention at its incident, with and without its map, in both dtypes, and to fewer keys."""
+    cases = {
+        "1,024 keys, float32": "incident",
+        "with the map": "incident_with_map",
+        "1,024 keys, bfloat16": "incident_bf16",
+        "256 keys, float32": "cross",
+    }
+    return _cases_table("attention", "1,024 queries to", cases)
+
+
+def _cases_table(op: str, heading: str, cases: dict[str, str]) -> list[str]:
+    """Every form of an op at some of its cases, each under a name."""
     lock = read_lock(ROOT / "benchmarks/memory.lock")
-    lines = ["| columns F | form | forward | held | train | train below naive |", "|--:|---|--:|--:|--:|--:|"]
-    for columns, case in (("11,008", "incident"), ("14,336", "llama_8b")):
-        forms = dict.fromkeys(form for op, form, *_ in _naive_first(lock) if op == "npt_linear")
-        lines += [f"| {columns} | `{form}` | {_sizes(lock, 'npt_linear', form, case)} |" for form in forms]
+    lines = [f"| {heading} | form | forward | held | train | train below naive |", "|--:|---|--:|--:|--:|--:|"]
+    forms = dict.fromkeys(form for o, form, *_ in _naive_first(lock) if o == op)
+    for name, case in cases.items():
+        lines += [f"| {name} | `{form}` | {_sizes(lock, op, form, case)} |" for form in forms]
     return lines
 
 
@@ -170,6 +192,60 @@ def pythia_breakdown_table() -> list[str]:
     return lines
 
 
+def npt_configurations_table() -> list[str]:
+    """The NPT report's table of configurations."""
+    return _runs_table("npt_weight_delta", "configuration")
+
+
+def scent_solutions_table() -> list[str]:
+    """The solutions of the decoder's report, and ours."""
+    return _runs_table("scent_decoder", "solution")
+
+
+def _runs_table(incident: str, heading: str) -> list[str]:
+    """Runs that a report compares: its figure, and a step of each, simulated and on the H200."""
+    files = [folder / f"profile_{incident}.json" for folder in (RESULTS.parent / "cpu", RESULTS)]
+    simulated, real = (json.loads(file.read_text())["runs"] if file.exists() else [] for file in files)
+    counted = {run["name"]: format_bytes(run["peak_bytes"]) if run["peak_bytes"] else "out of memory" for run in real}
+    lines = [f"| {heading} | report | simulated | H200 |", "|---|--:|--:|--:|"]
+    for run in simulated:
+        cells = (run["report"], format_bytes(run["peak_bytes"]), counted.get(run["name"], "not measured"))
+        lines.append(f"| {run['name']} | {' | '.join(cells)} |")
+    return lines
+
+
+def npt_picture() -> str:
+    """The report's figures of its configurations, and a step of each, simulated."""
+    simulated = json.loads((RESULTS.parent / "cpu/profile_npt_weight_delta.json").read_text())["runs"]
+    peaks = {run["name"]: run["peak_bytes"] for run in simulated}
+    bars = []
+    for name, gigabytes, size, item_size in (
+        ("+ CPU offload", 78, "llama_8b", 4),
+        ("+ fp16", 40, "llama_8b", 2),
+        ("+ fewer layers", 35, "llama_8b", 2),
+        ("small model", 2, "gpt2", 4),
+    ):
+        weights = SIZES[size].num_parameters * item_size
+        parts = (("frozen weights", weights), ("the rest of a step", peaks[name] - weights))
+        bars.append(Bar(f"the report: {name}", (("the report", gigabytes * 10**9),), f"~{gigabytes} GB"))
+        bars.append(Bar("a step of the same run", parts, decimal(peaks[name])))
+    return as_svg("What the report says, and what a step takes", bars)
+
+
+def scent_picture() -> str:
+    """A step of every solution of the decoder's report, and of ours, beside the report's figures."""
+    simulated = json.loads((RESULTS.parent / "cpu/profile_scent_decoder.json").read_text())["runs"]
+    peaks = {run["name"]: run["peak_bytes"] for run in simulated}
+    bars = []
+    for name, gigabytes in (("original", 40), ("1: feed-forwards alone", 5), ("3: batch 16", 10)):
+        bars.append(Bar(f"the report: {name}", (("the report", gigabytes * 10**9),), f"{gigabytes} GB"))
+        bars.append(Bar("a step of the same run", (("a step", peaks[name]),), decimal(peaks[name])))
+    others = dict.fromkeys(("2: attention to 256 latents", "4: checkpointing"), "a step")
+    others |= dict.fromkeys(("our attention", "our attention and feed-forward", "both, checkpointed"), "our forms")
+    bars += [Bar(f"a step: {name}", ((kind, peaks[name]),), decimal(peaks[name])) for name, kind in others.items()]
+    return as_svg("What the report expects of its solutions, and what a step takes", bars)
+
+
 def pythia_picture() -> str:
     """What the report of the Pythia blamed, and what its train steps take."""
     blamed = (("parameters", 5_500_000_000), ("gradients and Adam's states", 40_000_000_000))
@@ -251,6 +327,68 @@ def loss_sizes_table() -> list[str]:
         cells = [_over_floor(entry, name) for entry in entries]
         lines += [f"| {_label(name, source)} | {' | '.join(cells)} |"] if any(cells) else []
     return lines
+
+
+def feed_forward_speed_table() -> list[str]:
+    """The gated feed-forward layer beside its peers on the H200: train step over naive's, peak, largest error."""
+    data = json.loads((RESULTS / "geglu_feed_forward_incident.json").read_text())
+    where, entries = data["surroundings"], data["speed"]
+    headings = [f"{re.findall('activation=([a-z]+)', entry['settings'])[0]}, {entry['dtype']}" for entry in entries]
+    errors = [check["rows"] for check in data["errors"] if check["dtype"] == "bfloat16"]
+    lines = [
+        f"Train step, and its peak above the inputs, on {where['gpu']} (torch {where['torch']}, "
+        f"triton {where['triton']}, {where['date'][:10]}); errors are against float64.",
+        "",
+        f"| | {' | '.join(headings)} | largest error, bfloat16 |",
+        "|---|" + "--:|" * (len(headings) + 1),
+    ]
+    for name, source in data["sources"].items():
+        cells = [_over_naive_cell(_train(entry)[name]) for entry in entries]
+        lines.append(f"| {_label(name, source)} | {' | '.join(cells)} | {_largest_error(errors, name)} |")
+    return lines
+
+
+def _over_naive_cell(row: dict[str, Any]) -> str:
+    over = f", {row['times_naive']:.2f}x" if "times_naive" in row else ""
+    return f"{format_seconds(row['seconds'])}{over}, {format_bytes(row['peak_bytes'])}"
+
+
+def npt_speed_table() -> list[str]:
+    """The modulated layer beside its peers on the H200: eight layers in one step, over the products with the weight."""
+    both = [json.loads((RESULTS / f"npt_linear_{name}.json").read_text()) for name in ("layers", "lora")]
+    where, entries = both[0]["surroundings"], both[0]["speed"]
+    headings = [_npt_shape(entry["dims"]) for entry in entries]
+    floors = " | ".join(" / ".join(format_seconds(rows[FLOOR]["seconds"]) for rows in _both(e)) for e in entries)
+    lines = [
+        f"Train step / forward of a layer over the products with its weight alone, and the train step's peak, on "
+        f"{where['gpu']} (torch {where['torch']}, {where['date'][:10]}), bfloat16, weight frozen, "
+        f"{entries[0]['calls']} layers in a step.",
+        "",
+        f"| | {' | '.join(headings)} |",
+        "|---|" + "--:|" * len(headings),
+        f"| products with the weight | {floors} |",
+    ]
+    for data in both:
+        for name, source in data["sources"].items():
+            cells = [_npt_cell(entry, name) for entry in data["speed"]]
+            if any(cells) and (data is both[0] or name not in both[0]["speed"][0]["phases"]["train"]["rows"]):
+                lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _npt_shape(dims: dict[str, int]) -> str:
+    return f"{dims['B'] * dims['S']:,} tokens, F {dims['F']:,}, R {dims['R']}"
+
+
+def _npt_cell(entry: dict[str, Any], name: str) -> str:
+    train, forward = (rows.get(name) for rows in _both(entry))
+    if train is None or forward is None:
+        return ""
+    return f"{train['times_floor']:.2f}x / {forward['times_floor']:.2f}x, {format_bytes(train['peak_bytes'])}"
+
+
+def _both(entry: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    return [entry["phases"][phase]["rows"] for phase in ("train", "forward")]
 
 
 def _train(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -455,6 +593,10 @@ TABLES = {
     "ops": ops_table,
     "one_hot": one_hot_figure,
     "npt": npt_table,
+    "npt_speed": npt_speed_table,
+    "feed_forward_speed": feed_forward_speed_table,
+    "feed_forward": feed_forward_table,
+    "attention": attention_table,
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
     "kda_speed": kda_speed_table,
@@ -463,6 +605,8 @@ TABLES = {
     "batches_speed": batches_speed_table,
     "profile": profile_table,
     "matmul_speed": matmul_table,
+    "npt_configurations": npt_configurations_table,
+    "scent_solutions": scent_solutions_table,
     "pythia_breakdown": pythia_breakdown_table,
     "pythia_profile": pythia_profile_table,
     "agreement": agreement_table,
@@ -474,7 +618,11 @@ TABLES = {
 }
 
 
-PICTURES = {"docs/pictures/pythia_vocabulary.svg": pythia_picture}
+PICTURES = {
+    "docs/pictures/npt_weight_delta.svg": npt_picture,
+    "docs/pictures/pythia_vocabulary.svg": pythia_picture,
+    "docs/pictures/scent_decoder.svg": scent_picture,
+}
 
 
 def filled(texts: dict[Path, str]) -> dict[Path, str]:

@@ -127,7 +127,7 @@ def fit_growing(
 
     A guess is the value at which the line through the nearest readings on both sides reaches the capacity; after two
     guesses on one side, the line through those two. If three guesses have not halved the gap, the growth is not linear
-    there, and the middle is tried.
+    there, and the middle is tried, or twice the largest that fits where nothing is known that does not.
 
     ``known`` has the readings of earlier searches, and those of this one are added. If a value fits and a smaller one
     does not, there is no largest value that fits, and an error says so. If not even the lowest fits, the value is 0.
@@ -166,7 +166,7 @@ def fit_growing(
         least = good.value // multiple_of + 1
         most = highest if bad is None else bad.value // multiple_of - 1
         if len(gaps) > 3 and 2 * gaps[-1] > gaps[-4]:
-            guess = (least + most) // 2
+            guess = 2 * least if bad is None else (least + most) // 2
         elif len(tried) > 1:
             guess = _next_guess(good, bad, tried.values(), guesses, capacity_bytes) // multiple_of
         guesses.append(try_units(min(max(guess, least), most)))

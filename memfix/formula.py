@@ -1,9 +1,9 @@
 """Budget formulas: ``"2*T*D*e + max(V*D*e, 4*GiB)"`` as a value, parsed by us and never run as Python.
 
-A formula may use integers, decimals, the contract's dims, ``e`` (bytes per element of the working
-dtype), the units ``KiB MiB GiB TiB``, the operators ``+ - * / // % **`` and the functions
-``min max ceil_div round_up power_of_two``: the last is the largest power of two up to a number. Arithmetic is exact: a
-fraction of a byte is rounded down only at the end.
+A formula may use integers, decimals, the contract's dims, ``e`` (bytes per element of the working dtype), its switches
+(1 for a choice that is on and for an optional input that is there, else 0), the units ``KiB MiB GiB TiB``, the
+operators ``+ - * / // % **`` and the functions ``min max ceil_div round_up power_of_two``: the last is the largest
+power of two up to a number. Arithmetic is exact: a fraction of a byte is rounded down only at the end.
 """
 
 from __future__ import annotations

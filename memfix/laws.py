@@ -132,7 +132,10 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """ "The peak grows at most like T^1": over the upper half of a series that doubles ``dim`` from ``case`` on."""
+    """ "The peak grows at most like T^1": over the upper half of a series that doubles ``dim`` from ``case`` on.
+
+    Several dims, as in ``dim="Q K"``, are doubled together.
+    """
 
     form: str = field(kw_only=False)
     dim: str
@@ -143,13 +146,23 @@ class Scaling:
 
     def __post_init__(self) -> None:
         _require_phase(self.form, self.phase)
+        if not self.dims:
+            raise ContractError(f"scaling of {self.form!r}: dim must name a dim, got {self.dim!r}")
         if self.doublings < 3:
             raise ContractError(
                 f"scaling of {self.form!r}: doublings must be at least 3 to show growth, got {self.doublings}"
             )
 
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return tuple(self.dim.split())
+
+    def power(self, exponent: str) -> str:
+        """``T^2``, or ``(Q K)^2`` where both are doubled."""
+        return f"{self.dim if len(self.dims) == 1 else f'({self.dim})'}^{exponent}"
+
     def spelled(self) -> str:
-        law = f"grows at most like {self.dim}^{self.at_most:g} over {self.doublings} doublings"
+        law = f"grows at most like {self.power(f'{self.at_most:g}')} over {self.doublings} doublings"
         return f"{self.form} [{self.case}, {self.phase}] {law}"
 
 

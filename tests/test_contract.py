@@ -392,6 +392,14 @@ def test_a_contract_whose_name_is_no_word_is_refused(name: str) -> None:
             "scale: a scaling law names the dim 'row'; did you mean 'rows'?",
         ),
         (
+            {"scaling": [Scaling("chunked", dim="N row", case="small")]},
+            "scale: a scaling law names the dim 'row'; did you mean 'rows'?",
+        ),
+        (
+            {"budgets": [Budget("chunked", bytes="N*mode")]},
+            "scale: unknown name 'mode' in the budget formula 'N*mode'; known: D, N, e, rows",
+        ),
+        (
             {"budgets": [Budget("chunked", bytes="N*D*row")]},
             "scale: unknown name 'row' in the budget formula 'N*D*row'; did you mean 'rows'?",
         ),
@@ -433,6 +441,12 @@ def test_keywords_with_a_default_and_variadic_ones_need_no_dim() -> None:
 )
 def test_scaling_and_speed_refuse_an_unknown_phase_like_a_budget(law: Callable[[], Any]) -> None:
     assert "unknown phase 'trian'; did you mean 'train'?" in refusal(law)
+
+
+def test_a_scaling_law_without_a_dim_is_refused() -> None:
+    assert refusal(lambda: Scaling("chunked", dim=" ", case="small")) == (
+        "scaling of 'chunked': dim must name a dim, got ' '"
+    )
 
 
 def test_a_scaling_law_with_too_few_points_to_fit_is_refused() -> None:

@@ -208,6 +208,14 @@ def test_by_lines_the_answer_is_that_of_bisection_in_few_readings(capacity: str)
     assert all(value % 64 == 0 for value in asked)
 
 
+def test_guesses_that_stay_below_the_limit_do_not_lead_to_the_highest_value() -> None:
+    """The line through the first two is too steep, and so reaches the capacity too early."""
+    asked: list[int] = []
+    found = fit_growing(line_by_line(asked, lambda v: 30_390 + 2657 * v - 202 * (v == 1)), 80_000, start=1)
+    assert found.value == 18
+    assert max(asked) < 100
+
+
 def test_where_the_start_fits_nothing_far_below_it_is_read() -> None:
     """A fixed cost makes the line through the smallest value overshoot, and large values take long to simulate."""
     asked: list[int] = []

@@ -90,6 +90,8 @@ def test_a_function_of_three_arguments_is_taken_and_spelled_without_its_address(
 def test_dims_that_values_name_belong_to_the_input() -> None:
     assert TensorSpec("ids", "N 3", dtype="int64", values=Integers("low", "V")).dims == {"N", "low", "V"}
     assert TensorSpec("cuts", "S+1", dtype="int32", values=Cuts("T")).dims == {"S", "T"}
+    twice = TensorSpec("weight", "2*F D")
+    assert (twice.dims, twice.size({"F": 3, "D": 5})) == ({"F", "D"}, (6, 5))
 
 
 # ---------------------------------------------------------------- what is refused

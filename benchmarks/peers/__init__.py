@@ -74,6 +74,9 @@ class Table:
     phases: Sequence[str] = ("train",)
     values: Sequence[str] = ()
     rounds: int | None = None
+    calls: int = 1
+    """Of a timed step, before its one backward, as layers of a model: where a call is short, the start of a backward
+    would be most of what is timed."""
     simulated: bool = False
     """Whether the simulated meter predicts the peaks too. It does in any case on a CPU, to refuse what is too large."""
 
@@ -88,6 +91,8 @@ class Comparison:
     """Forms as users call them, where that is not how the contract calls them."""
     values: Mapping[str, Callable[[Tensors, torch.Generator], None]] = field(default_factory=dict)
     """Functions that change the drawn inputs in place; without any, inputs are as the contract draws them."""
+    floors: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """By phase, where that is not the one of the contract's floor: the work that no form can be without."""
     gradient_of: Sequence[int] | None = None
     """The outputs through which a gradient comes in; all of them where it is None."""
     error_at: Mapping[str, int] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     assert simulation is not None
     gpu = simulation.gpu
     if reason := _no_compiler():
-        return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
+        return not_compiled(contract, form, gpu, reason)
     shared_bytes: dict[str, int] = {}
     """By the hash of the kernel."""
     tuned: dict[str, None] = {}
@@ -59,11 +59,20 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
             shared_bytes[binary.hash] = binary.metadata.shared
             if binary.metadata.shared > gpu.shared_memory_bytes:
                 return _too_large(failing, launch, binary.metadata.shared, gpu)
-    largest = max(shared_bytes.values(), default=0)
+    left_out = f"; not compiled, since a GPU chooses how: {', '.join(tuned)}" if tuned else ""
+    return all_compile(contract, form, gpu, shared_bytes.values(), left_out)
+
+
+def not_compiled(contract: Contract, form: str, gpu: GPU, reason: str) -> Finding:
+    """The finding where there is no compiler."""
+    return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
+
+
+def all_compile(contract: Contract, form: str, gpu: GPU, shared_bytes: Collection[int], left_out: str = "") -> Finding:
+    """The finding where every kernel compiles, with the shared memory of each."""
+    largest = max(shared_bytes, default=0)
     message = f"{len(shared_bytes)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory, "
-    message += f"allowed {gpu.shared_memory_bytes:,}"
-    if tuned:
-        message += f"; not compiled, since a GPU chooses how: {', '.join(tuned)}"
+    message += f"allowed {gpu.shared_memory_bytes:,}{left_out}"
     return Finding("compile", contract.name, form, "pass", message, measured=SharedMemory(largest))
 
 

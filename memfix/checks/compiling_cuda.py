@@ -1,4 +1,4 @@
-"""CUDA kernels compile for the simulated GPU, within the shared memory that a block may take.
+"""CUDA kernels compile for the simulated GPU. The compiler refuses more shared memory than a block may declare.
 
 A compiler of the host takes what NVRTC refuses, such as functions that a GPU does not have.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from ..contract import Contract
 from ..cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
 from ..meters.base import Meter
-from .compiling import launches_of
+from .compiling import all_compile, launches_of, not_compiled
 from .finding import Finding
-from .measured import SharedMemory
 
 _LINES = 6
 
@@ -21,7 +20,7 @@ def check_cuda_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     assert simulation is not None
     gpu = simulation.gpu
     if reason := no_compiler():
-        return Finding("compile", contract.name, form, "note", f"kernels not compiled for {gpu.name}: {reason}")
+        return not_compiled(contract, form, gpu, reason)
     shared: dict[str, int] = {}
     for case, phase, launch in launches_of(contract, form, simulation):
         kernel = launch.kernel
@@ -35,6 +34,4 @@ def check_cuda_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
             details = tuple(f"  {line}" for line in more[:_LINES])
             return Finding("compile", contract.name, form, "fail", message, case, phase, details)
         shared[kernel.name] = shared_bytes(binary, kernel.name, gpu.capability)
-    largest = max(shared.values(), default=0)
-    message = f"{len(shared)} kernels compile for {gpu.name}, with at most {largest:,} bytes of shared memory"
-    return Finding("compile", contract.name, form, "pass", message, measured=SharedMemory(largest))
+    return all_compile(contract, form, gpu, shared.values())

@@ -244,20 +244,19 @@ class _Steps:
         return call_form(self._contract, self._form, self._draw, self._tensors)
 
     def train(self) -> None:
-        self._backward(self._differentiable_outputs())
+        self._backward(output_tensors(self.held()))
 
     def first_train(self) -> None:
-        outputs = self._differentiable_outputs()
+        outputs = output_tensors(self.held())
         stage(HELD)
         self._backward(outputs)
 
     def drop_upstreams(self) -> None:
         self._upstreams = []
 
-    def _differentiable_outputs(self) -> list[torch.Tensor]:
-        return [tensor for tensor in output_tensors(self.held()) if tensor.requires_grad]
-
-    def _backward(self, outputs: list[torch.Tensor]) -> None:
+    def _backward(self, results: list[torch.Tensor]) -> None:
+        """What has no gradient stays alive as well: a caller who asked for it keeps it."""
+        outputs = [tensor for tensor in results if tensor.requires_grad]
         if not self._upstreams:  # counted as an input, though its shape is only known after the forward
             with self._as_inputs():
                 self._upstreams = [torch.ones_like(output) for output in outputs]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..contract import Case, Contract
+from ..contract import Contract
 from ..laws import Budget, Phase
 from ..meters.base import Meter, Reading
 from ..units import format_bytes, format_change
@@ -23,10 +23,10 @@ Readings = Mapping[tuple[str, Phase], Reading]
 """The readings of one op at one case, by form and phase."""
 
 
-def limit_of(budget: Budget, case: Case, readings: Readings) -> int:
+def limit_of(call: FormCall, budget: Budget, readings: Readings) -> int:
     """The budget's limit at this case, in bytes."""
     if budget.formula is not None:
-        return budget.formula.evaluate(case.formula_values)
+        return budget.formula.evaluate(call.contract.formula_values(call.draw.case))
     reference, factor = budget.reference, budget.factor
     assert reference is not None
     assert factor is not None
@@ -50,7 +50,7 @@ def judge_case(call: FormCall, readings: Readings) -> Iterator[Finding]:
 def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
     """Is the form within its budget? A reported form whose budget is known to be broken must exceed it."""
     reading = readings[budget.form, budget.phase]
-    used, limit = bytes_of(reading, budget.phase), limit_of(budget, call.draw.case, readings)
+    used, limit = bytes_of(reading, budget.phase), limit_of(call, budget, readings)
     within = used < limit + reading.granularity_bytes  # the meter cannot tell smaller differences
     name = budget.phase if budget.phase in ("held", "saved", "kept") else "peak"
     ratio = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""

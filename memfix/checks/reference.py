@@ -57,8 +57,8 @@ def _run_naive(call: FormCall, device: str) -> Reference:
         with blaming_naive():
             return [run(wide, _Nudge(nudge, seed)) for seed in (1, 2)]
 
-    floating = [t.detach() for t in wide.values() if t.is_floating_point() and t.numel()]
-    scale = max([1.0, *(t.abs().max().item() for t in floating)])
+    finite = [t.detach()[t.isfinite()] for t in wide.values() if t.is_floating_point()]
+    scale = max([1.0, *(t.abs().max().item() for t in finite if t.numel())])
     return Reference(inputs, naive, truth, make_nearby, nudge, scale)
 
 

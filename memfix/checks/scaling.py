@@ -20,20 +20,21 @@ TOLERATED_EXCESS = 0.05
 
 
 def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
-    """Measure the form at two sizes of the law's dim, and judge the exponent between them."""
+    """Measure the form at two sizes of the law's dims, and judge the exponent between them."""
     case = contract.cases[law.case]
     # in the lower half constants hide the growth; the two ends of the upper half give its slope
-    sizes = [case.dims[law.dim] << ((law.doublings + 1) // 2), case.dims[law.dim] << law.doublings]
-    draws = [Draw(replace(case, dims={**case.dims, law.dim: size})) for size in sizes]
-    calls = [FormCall(contract, law.form, draw) for draw in draws]
+    doublings = ((law.doublings + 1) // 2, law.doublings)
+    sizes = [{dim: case.dims[dim] << times for dim in law.dims} for times in doublings]
+    calls = [FormCall(contract, law.form, Draw(replace(case, dims={**case.dims, **size}))) for size in sizes]
     readings = [measure_phases(call, [law.phase], meter)[law.phase] for call in calls]
     peaks = [bytes_of(reading, law.phase) for reading in readings]
     grain = readings[0].granularity_bytes  # below it bytes are no growth
-    exponent = math.log(max(grain, peaks[1]) / max(grain, peaks[0])) / math.log(sizes[1] / sizes[0])
+    exponent = math.log2(max(grain, peaks[1]) / max(grain, peaks[0])) / (doublings[1] - doublings[0])
     holds = exponent <= law.at_most + TOLERATED_EXCESS
+    first, last = (", ".join(f"{dim}={size[dim]}" for dim in law.dims) for size in sizes)
     message = (
-        f"grows like {law.dim}^{exponent:.2f} from {law.dim}={sizes[0]} ({format_bytes(peaks[0])}) to {sizes[-1]} "
-        f"({format_bytes(peaks[-1])}), allowed {law.dim}^{law.at_most:g}, meter {readings[0].meter}"
+        f"grows like {law.power(f'{exponent:.2f}')} from {first} ({format_bytes(peaks[0])}) to {last} "
+        f"({format_bytes(peaks[-1])}), allowed {law.power(f'{law.at_most:g}')}, meter {readings[0].meter}"
     )
     details: tuple[str, ...] = ()
     if not holds:

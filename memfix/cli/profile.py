@@ -76,6 +76,8 @@ def _print(console: Console, found: Profile, rows: int) -> None:
     console.print(_table(found))
     if any(row.aside for row in found.rows):
         console.print(Text(f"{_ASIDE}tried beside the step and dropped again", style="dim"))
+    if found.runs:
+        console.print(_runs_table(found))
     for conclusion in found.conclusions:
         console.print(Text(conclusion), soft_wrap=True)
     for note in found.reading.notes:
@@ -97,6 +99,20 @@ def _table(found: Profile) -> Table:
         table.add_column(name, justify="right" if name in ("at its end", "peak") else "left", overflow="fold")
     for row in found.rows:
         table.add_row(*_cells(row, found.capacity_bytes), style="dim" if row.aside else "")
+    return table
+
+
+def _runs_table(found: Profile) -> Table:
+    from ..units import format_bytes
+
+    names = ("configuration", found.reading.meter, "H200, kept", "report", "claim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in names[1:3] else "left", overflow="fold")
+    for row in found.runs:
+        peak = row.failed if row.peak_bytes is None else format_bytes(row.peak_bytes)
+        kept = "" if row.kept_bytes is None else format_bytes(row.kept_bytes)
+        table.add_row(row.run.name, peak, kept, row.run.figure, row.run.claim)
     return table
 
 

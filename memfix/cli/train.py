@@ -63,7 +63,7 @@ def train(
         training = config.training
         length = f"{training.epochs} epochs" if training.steps is None else f"{training.steps} steps"
         say(f"{incident}: {length}, processes: {world.size}, {world.device}, "
-            f"{config.training.precision}")  # fmt: skip
+            f"{', '.join([config.training.precision, *of.describe(config)])}")  # fmt: skip
         write({
             "event": "start", "incident": incident, "processes": world.size, "device": str(world.device),
             "config": config.as_dict(), "surroundings": describe(),
@@ -71,20 +71,22 @@ def train(
         for step in run(of, config, world, resume=resume_path, say=say):
             write({"event": "step", **vars(step)})
             if step.step % config.training.log_every == 0 or step.step in (1, step.steps):
-                say(_progress(step))
+                say(_progress(step, of.quality))
         write({"event": "end"})
     return 0
 
 
-def _progress(step: Any) -> str:
+def _progress(step: Any, quality: Callable[[float], str] | None = None) -> str:
     from ..units import format_bytes
 
     is_tokens = step.tokens_per_s is not None
     speed = f"{step.tokens_per_s:,.0f} tokens/s" if is_tokens else f"{step.examples_per_s:,.0f} examples/s"
+    shown = "" if quality is None else f"  {quality(step.loss)}"
     return (
-        f"step {step.step:>{len(str(step.steps))}}/{step.steps}  loss {step.loss:.4f}  rate {step.learning_rate:.2e}  "
-        f"norm {step.gradient_norm:.3f}  {speed}  "
+        f"step {step.step:>{len(str(step.steps))}}/{step.steps}  loss {step.loss:.4f}{shown}  "
+        f"rate {step.learning_rate:.2e}  norm {step.gradient_norm:.3f}  {speed}  "
         f"peak {format_bytes(step.peak_bytes)} {step.peak_meter}"
+        + (f"  skipped: gradients overflow at loss scale {step.loss_scale:g}" if step.skipped else "")
     )
 
 

@@ -130,6 +130,16 @@ class Contract:
         axes = {dim for spec in self.inputs for dim in spec.dims}
         return [dim for dim in self.dims if dim in axes]
 
+    def formula_values(self, case: Case) -> dict[str, int]:
+        """The names that a budget formula may use at a case: dims, ``e`` and, as 0 or 1, the switches."""
+        settings = {**case.choices, **dict.fromkeys(case.present, True)}
+        return case.formula_values | {name: int(settings.get(name, False)) for name in self.switches()}
+
+    def switches(self) -> list[str]:
+        """Choices that are on or off, and optional inputs, which are there or not."""
+        choices = [name for name, values in self.choices.items() if {*map(type, values)} == {bool}]
+        return [*choices, *(spec.name for spec in self.inputs if spec.optional)]
+
     def budgets_of(self, form: str, case: str) -> list[Budget]:
         return [budget for budget in self.budgets if budget.form == form and budget.applies_to(case)]
 
@@ -187,7 +197,8 @@ def _faults(contract: Contract) -> Iterator[str]:
         if law.case is not None:
             yield from _unless_known("a budget names the case", law.case, contract.cases)
     for series in contract.scaling:
-        yield from _unless_known("a scaling law names the dim", series.dim, contract.dims)
+        for dim in series.dims:
+            yield from _unless_known("a scaling law names the dim", dim, contract.dims)
     for budget in contract.budgets:
         yield from _faults_of_budget(contract, budget)
     for key, form in contract.forms.items():
@@ -271,7 +282,7 @@ def _faults_of_signatures(contract: Contract) -> Iterator[str]:
 
 def _faults_of_budget(contract: Contract, budget: Budget) -> Iterator[str]:
     if budget.formula is not None:
-        known = [*contract.dims, "e"]
+        known = [*contract.dims, *contract.switches(), "e"]
         for unknown in sorted(budget.formula.names - {*known}):
             nearest = did_you_mean(unknown, known)
             yield f"unknown name {unknown!r} in the budget formula {budget.formula.text!r}{nearest}"

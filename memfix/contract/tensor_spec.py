@@ -24,7 +24,8 @@ PATTERNS: tuple[Pattern, ...] = ("even", "runs", "alike")
 class TensorSpec:
     """One tensor argument, handed to every form in the order of the contract's ``inputs``.
 
-    ``shape`` names dims: ``"T D"``; a number stands for itself, ``"S+1"`` is one more than S, ``""`` is a scalar.
+    ``shape`` names dims: ``"T D"``; a number stands for itself, ``"S+1"`` is one more than S, ``"2*F"`` is twice F,
+    ``""`` is a scalar.
     ``dtype``: the working dtype of the case unless one is named; ``"wide"`` is float32, or float64 where the case works
     in that. ``grad``: the input may need a gradient; draws freeze it now and then.
 
@@ -114,7 +115,7 @@ class TensorSpec:
     @property
     def dims(self) -> set[str]:
         """The dims that the shape and the values name."""
-        return {axis.removesuffix("+1") for axis in self.axes if not axis.isdigit()} | self._kind.dims
+        return {_dim_of(axis) for axis in self.axes if not axis.isdigit()} | self._kind.dims
 
     def size(self, dims: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(_axis_size(axis, dims) for axis in self.axes)
@@ -136,4 +137,8 @@ class TensorSpec:
 def _axis_size(axis: str, dims: Mapping[str, int]) -> int:
     if axis.isdigit():
         return int(axis)
-    return dims[axis.removesuffix("+1")] + axis.endswith("+1")
+    return dims[_dim_of(axis)] * (2 if axis.startswith("2*") else 1) + axis.endswith("+1")
+
+
+def _dim_of(axis: str) -> str:
+    return axis.removeprefix("2*").removesuffix("+1")

@@ -16,7 +16,7 @@ from ..errors import UsageError
 from .distributed import World
 
 FORMAT = "memfix training checkpoint"
-VERSION = 2
+VERSION = 3
 WHAT = "the checkpoint file"
 
 
@@ -32,6 +32,7 @@ class Checkpoint:
     random: list[dict[str, torch.Tensor]]  # states of the generators, process by process
     model: dict[str, Any]
     optimizer: dict[str, Any]
+    loss_scale: dict[str, Any]  # empty where the loss is not scaled
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -15,7 +15,7 @@ from .schema import read_sections, setting
 if TYPE_CHECKING:
     from .incident import Incident
 
-PRECISIONS = ("float32", "bfloat16", "autocast", "pure_bfloat16")
+PRECISIONS = ("float32", "bfloat16", "float16", "autocast", "pure_bfloat16")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class TrainingConfig:
     precision: str = setting(
         "float32",
         choices=PRECISIONS,
-        about="bfloat16: computes with copies of float32 parameters; autocast: float32 parameters under autocast; "
-        "pure_bfloat16: parameters, gradients and optimizer states too",
+        about="bfloat16, float16: computes with copies of float32 parameters; autocast: float32 parameters under "
+        "autocast; pure_bfloat16: parameters, gradients and optimizer states too",
     )
     device: str = setting("auto", choices=("auto", "cpu", "cuda"), about="auto: the GPU where there is one")
     seed: int = setting(0, low=0, about="of the first parameters")
@@ -70,6 +70,12 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class OptimizationConfig:
+    """The ``optimization`` section, which has no keys of its own. An incident's ``optimization_schema`` adds those that
+    its report names."""
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Where and how often the run is saved."""
 
@@ -79,13 +85,14 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run. ``model`` and ``data`` are instances of the incident's own sections."""
+    """A whole run. ``model``, ``data`` and ``optimization`` are instances of the incident's own sections."""
 
     model: Any
     data: Any
     training: TrainingConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
+    optimization: Any = field(default_factory=OptimizationConfig)
     name: str = field(default="", compare=False)
     """The name of the config file, without its suffix."""
 
@@ -139,10 +146,10 @@ class RunConfig:
 def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
     """The run that a file describes, with keys overridden by ``section.key=value``.
 
-    ``file`` is a path, or the name of a config that comes with the incident.
+    ``file`` is a path, or the name of a config that comes with the incident, with or without ``.yaml``.
     """
     path = find_config(incident, Path(file))
-    return RunConfig(**read_sections(path, sections(incident), overrides), name=path.stem)
+    return incident.resolved(RunConfig(**read_sections(path, sections(incident), overrides), name=path.stem))
 
 
 def find_config(incident: Incident, path: Path) -> Path:
@@ -151,6 +158,7 @@ def find_config(incident: Incident, path: Path) -> Path:
         return path
     folder = Path(str(importlib.resources.files(incident.package) / "configs"))
     own = sorted(file.name for file in folder.glob("*.yaml"))
+    path = path if path.suffix else path.with_suffix(".yaml")
     if str(path) not in own:
         raise UsageError(
             f"no config file {path}, and {incident.name} brings none of that name{did_you_mean(str(path), own)}"
@@ -166,4 +174,5 @@ def sections(incident: Incident) -> dict[str, type[Any]]:
         "training": TrainingConfig,
         "optimizer": OptimizerConfig,
         "checkpoint": CheckpointConfig,
+        "optimization": incident.optimization_schema,
     }

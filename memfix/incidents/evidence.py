@@ -32,14 +32,10 @@ from . import get_incident
 from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
 from .judging import NotMeasured
-from .measured_step import repeated_reading
 from .profile import Profile, Row
-from .profile_step import profile
+from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes
 
 CASE = "incident"
-
-# results of a GPU, which are in the repository but not in the installed package
-H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
 
 
 class Evidence:
@@ -150,13 +146,20 @@ class Evidence:
         key = (overrides, world_size)
         if key not in self._later_steps:
             config = self.config(*overrides)
-            stand_ins = self.incident.stand_ins(config, self.meter, self.say)
             self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
-            reading = repeated_reading(self.incident, config, self.meter, world_size=world_size, stand_ins=stand_ins)
-            self._later_steps[key] = reading.base_bytes + reading.peak_bytes
+            self._later_steps[key] = later_step_bytes(
+                self.incident, config, self.meter, self.say, world_size=world_size
+            )
         return self._later_steps[key]
 
     # ---------------------------------------------------------------- results of a GPU
+    @functools.cache  # noqa: B019 (one evidence a process, and it lives as long)
+    def run_bytes(self, name: str) -> int:
+        """The peak of a later step of a row of the report's table of configurations."""
+        (run,) = (run for run in self.incident.runs if run.name == name)
+        self.say(f"{self.incident_name}: {name}")
+        return run_bytes(self.incident, run, self.meter, self.say)
+
     def h200(self, file: str, key: str, *, command: str) -> Any:
         """The value that ``command`` recorded on the H200 under ``key`` of a JSON file in the repository."""
         path = self._results / file

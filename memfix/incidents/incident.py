@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from .config import DataConfig, RunConfig
+from .config import DataConfig, OptimizationConfig, RunConfig
 from .examples import Examples
 
 if TYPE_CHECKING:
     from ..meters.base import Meter
     from .measured_step import Asides, Measured
-    from .profile import Beside
+    from .profile import Beside, ReportedRun
     from .stand_in import StandIns
     from .step import TrainStep
 
@@ -63,14 +63,17 @@ class Incident:
     Needed to train:
 
     - ``package``: the ``__package__`` of the incident's folder; its last part is the incident's name.
-    - ``model_schema``, ``data_schema``: frozen dataclasses of the config's ``model`` and ``data`` sections, with
-      fields made by :func:`memfix.incidents.schema.setting`.
+    - ``model_schema``, ``data_schema``, ``optimization_schema``: frozen dataclasses of the config's ``model``, ``data``
+      and ``optimization`` sections, with fields made by :func:`memfix.incidents.schema.setting`.
+    - ``resolved(config)``: the config with keys that follow from other keys; refuses keys that contradict each other.
+    - ``require_device(config, device)``: refuses a config that cannot run on the device.
     - ``build(config)``: makes the model in float32, on torch's default device, from torch's global generator.
     - ``data(config)``: opens the data of a run and returns a function from :class:`Examples` to their batch.
     - ``loss(model, batch)``: the sum of the losses of all targets of a batch. It calls the model once: sharded
       parameters are whole only inside that call.
     - ``num_targets(batch)``: how many targets that sum has. A step's loss is the mean over the targets of all its
       forwards and processes.
+    - ``quality(loss)``: a measure of the result that ``memfix train`` shows beside a step's loss, in words.
     - ``examples_per_epoch(config)``: how many examples the data have; None if they do not end.
     - ``layers(model)``: modules that are sharded one by one, so that only one of them is whole at a time.
 
@@ -85,6 +88,7 @@ class Incident:
     - ``asides(step, batch, asides)``: a context manager around the first step that measures other things on the way.
     - ``beside(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
+    - ``runs``: the report's table of configurations; measured when the report's own step is profiled.
     """
 
     package: str
@@ -93,7 +97,11 @@ class Incident:
     data: Callable[[RunConfig], Callable[[Examples], Batch]]
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor]
     data_schema: type[DataConfig] = DataConfig
+    optimization_schema: type[OptimizationConfig] = OptimizationConfig
+    resolved: Callable[[RunConfig], RunConfig] = lambda config: config
+    require_device: Callable[[RunConfig, torch.device], None] = lambda config, device: None
     num_targets: Callable[[Batch], int] = num_examples
+    quality: Callable[[float], str] | None = None
     examples_per_epoch: Callable[[RunConfig], int] | None = None
     layers: Callable[[Any], Iterable[torch.nn.Module]] = lambda model: ()
     config: str
@@ -107,6 +115,7 @@ class Incident:
     )
     beside: Callable[[Measured], Mapping[str, Beside]] = lambda measured: {}
     conclusions: Callable[[Measured], Iterable[str]] = lambda measured: ()
+    runs: tuple[ReportedRun, ...] = ()
 
     @property
     def name(self) -> str:

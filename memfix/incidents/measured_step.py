@@ -102,8 +102,10 @@ class MeasurableStep:
         # before a simulation begins, because inside it tensors have no values
         self._batch = incident.data(config)(Examples(range(config.batch_size), config.data.seed))
         self._ranges = {id(leaf): _range(leaf) for leaf in _pytree.tree_leaves(self._batch)}
-        self._num_forwards = config.training.gradient_accumulation_steps
-        self._num_targets = incident.num_targets(self._batch) * self._num_forwards * world_size
+        accumulated = config.training.gradient_accumulation_steps
+        # forwards after the second find the same memory as the second
+        self._num_forwards = min(2, accumulated)
+        self._num_targets = incident.num_targets(self._batch) * accumulated * world_size
         self.asides = Asides()
         self.parameter_bytes = 0
         """Set when the step is built."""
@@ -161,7 +163,7 @@ class MeasurableStep:
         return self._incident.warm_up(batch) if self._simulated else batch
 
     def _take(self, step: TrainStep, batches: list[Batch]) -> None:
-        step.take(batches, self._num_targets, lambda loss_sum, norm: None)
+        step.take(batches, self._num_targets, lambda loss_sum, norm: True)
 
 
 def _range(leaf: Any) -> tuple[int, int] | None:
@@ -194,8 +196,9 @@ def gpu_bytes(meter: Meter, gpu: str) -> int:
 def repeated_reading(
     incident: Incident, config: RunConfig, meter: Meter, *, world_size: int = 1, stand_ins: StandIns | None = None
 ) -> Reading:
-    """The simulated reading of a later step of a run."""
-    step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins)
+    """The reading of a later step of a run."""
+    simulated = meter.name == SIMULATED
+    step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins, simulated=simulated)
     reading = read_step(meter, step.repeated, world_size, stand_ins)
     # a search keeps many readings, whose timelines would take hundreds of megabytes
     return dataclasses.replace(reading, timeline=None)

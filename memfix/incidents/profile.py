@@ -70,6 +70,34 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ReportedRun:
+    """A row of a report's table of configurations: a config of the incident with keys overridden, and the figure."""
+
+    name: str
+    file: str
+    overrides: tuple[str, ...]
+    figure: str
+    """As the report prints it: ``~79 GB, fails``."""
+    claim: str
+    line_along: str | None = None
+    """A key with which the bytes grow in a line: a simulation measures 2 and 3 of it, which takes less time."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """The peak of a later step of a reported run, including everything that existed before; None where it failed."""
+
+    run: ReportedRun
+    peak_bytes: int | None
+    failed: str | None = None
+    kept_bytes: int | None = None
+    """The same on the H200, if a result is kept in the repository."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.run.name, "report": self.run.figure, "peak_bytes": self.peak_bytes, "failed": self.failed}
+
+
+@dataclass(frozen=True)
 class Profile:
     title: str
     settings: Mapping[str, Any]
@@ -78,6 +106,8 @@ class Profile:
     capacity_bytes: int | None = None
     """The memory of the GPU, if known."""
     conclusions: tuple[str, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
+    """The report's other configurations, measured by the same meter."""
 
     @property
     def peak_bytes(self) -> int:
@@ -97,6 +127,7 @@ class Profile:
             "peak_bytes": self.peak_bytes,
             "stages": [row.as_dict() for row in self.rows],
             "conclusions": list(self.conclusions),
+            "runs": [run.as_dict() for run in self.runs],
         }
 
 

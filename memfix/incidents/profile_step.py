@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
-from .config import RunConfig
+from ..meters.base import Meter
+from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
-from .measured_step import SIMULATED, MeasurableStep, Measured, gpu_bytes, read_step, stage_meter
-from .profile import Profile, Row
+from .measured_step import SIMULATED, MeasurableStep, Measured, gpu_bytes, read_step, repeated_reading, stage_meter
+from .profile import MeasuredRun, Profile, ReportedRun, Row
+
+# results of a GPU, which are in the repository but not in the installed package
+H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
 
 
 def profile(
@@ -29,6 +38,7 @@ def profile(
     simulated = meter == SIMULATED
     stand_ins = incident.stand_ins(config, chosen, say) if simulated else None
     step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins, simulated=simulated)
+    is_of_the_report = bool(incident.runs) and world_size == 1 and config == load_config(incident, incident.config)
     say(f"{incident.name} {config.name}: two train steps")
     reading = read_step(chosen, step.staged, world_size, stand_ins)
     measured = Measured(
@@ -49,7 +59,41 @@ def profile(
         rows=_rows(incident, measured),
         capacity_bytes=measured.capacity_bytes,
         conclusions=tuple(incident.conclusions(measured)),
+        runs=tuple(_runs(incident, chosen, say)) if is_of_the_report else (),
     )
+
+
+def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
+    """The report's table of configurations, by the same meter, beside what an H200 counted."""
+    path = H200_RESULTS / f"profile_{incident.name}.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    on_h200 = {run["name"]: run["peak_bytes"] for run in kept}
+    for run in incident.runs:
+        say(f"{incident.name}: {run.name}")
+        peak, failed = None, None
+        try:
+            peak = run_bytes(incident, run, meter, say)
+        except MeasurementError as error:
+            failed = str(error)
+        yield MeasuredRun(run, peak, failed, on_h200.get(run.name))
+
+
+def run_bytes(incident: Incident, run: ReportedRun, meter: Meter, say: Say = silent) -> int:
+    """The peak of a later step of a reported run."""
+    config, key = load_config(incident, run.file, run.overrides), run.line_along
+    if key is None or meter.name != SIMULATED:
+        return later_step_bytes(incident, config, meter, say)
+    at_2, at_3 = (later_step_bytes(incident, config.replaced({key: value}), meter, say) for value in (2, 3))
+    return at_2 + (at_3 - at_2) * (config.value(key) - 2)
+
+
+def later_step_bytes(
+    incident: Incident, config: RunConfig, meter: Meter, say: Say = silent, *, world_size: int = 1
+) -> int:
+    """The peak of a step after the first, including everything that existed before the step."""
+    stand_ins = incident.stand_ins(config, meter, say) if meter.name == SIMULATED else None
+    reading = repeated_reading(incident, config, meter, world_size=world_size, stand_ins=stand_ins)
+    return reading.base_bytes + reading.peak_bytes
 
 
 def _title(incident: Incident, measured: Measured) -> str:

@@ -11,12 +11,14 @@ precision                 parameters          forward and backward       gradien
 ========================  ==================  =========================  =================================
 ``float32``               float32             float32                    float32
 ``bfloat16``              float32             bfloat16, with copies      float32
+``float16``               float32             float16, with copies       float32
 ``autocast``              float32             as autocast chooses        float32
 ``pure_bfloat16``         bfloat16            bfloat16                   bfloat16
 ========================  ==================  =========================  =================================
 
-With ``bfloat16`` all activations are bfloat16. Autocast leaves the output of an embedding in float32, and so the input
-that each layer keeps.
+With ``bfloat16`` and ``float16`` all activations are in that dtype, and so are frozen parameters, which need no float32
+copy. With ``float16`` the loss is scaled, and a step whose gradients overflow is skipped. Autocast leaves the output of
+an embedding in float32, and so the input that each layer keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -34,9 +36,8 @@ from ..meters.stages import listening, stage
 from .config import PRECISIONS, OptimizerConfig, RunConfig
 from .distributed import World, shard
 from .incident import Batch, Incident
+from .loss_scale import LossScale
 from .profile import BACKWARD, LATER_FORWARDS, OPTIMIZER
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,23 @@ class Precision:
 
     @property
     def copies_parameters(self) -> bool:
-        """Whether a forward runs with copies of the parameters."""
+        """Whether a forward runs with copies of the parameters that train."""
         return self.parameters != self.compute and not self.autocast
+
+    @property
+    def frozen(self) -> torch.dtype:
+        """The dtype of parameters that do not train."""
+        return self.compute if self.copies_parameters else self.parameters
 
     @staticmethod
     def named(name: str) -> Precision:
         """The precision that ``training.precision`` names."""
         narrow, wide = torch.bfloat16, torch.float32
-        float32, bfloat16, autocast, pure_bfloat16 = PRECISIONS
+        float32, bfloat16, float16, autocast, pure_bfloat16 = PRECISIONS
         return {
             float32: Precision(wide, wide),
             bfloat16: Precision(wide, narrow),
+            float16: Precision(wide, torch.float16),
             autocast: Precision(wide, narrow, autocast=True),
             pure_bfloat16: Precision(narrow, narrow),
         }[name]
@@ -79,10 +86,11 @@ class TrainStep:
         prepare: Callable[[torch.nn.Module], None] = lambda model: None,
     ) -> None:
         self.config, self.world = config, world
+        incident.require_device(config, world.device)
         self.model = incident.build(config)
         prepare(self.model)
         precision = Precision.named(config.training.precision)
-        self.model.to(precision.parameters)
+        cast_parameters(self.model, precision)
         if world.size > 1:
             gathered = precision.parameters if precision.autocast else precision.compute
             shard(self.model, incident.layers(self.model), world, gathered=gathered, reduced=precision.parameters)
@@ -90,33 +98,46 @@ class TrainStep:
             self.model.to(world.device)
         self._pass = ForwardAndBackward(self.model, incident.loss, precision, world)
         self.optimizer = adamw(self.model, config.optimizer)
+        self.loss_scale = LossScale() if precision.compute == torch.float16 else None
 
     @property
     def parameter_bytes(self) -> int:
-        """The bytes of this process's parameters."""
-        return sum(getattr(parameter, "_local_tensor", parameter).nbytes for parameter in self.model.parameters())
+        """The bytes of this process's parameters and buffers."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in tensors)
 
     def take(
-        self, batches: Iterable[Batch], num_targets: float, read: Callable[[torch.Tensor, torch.Tensor], Read]
-    ) -> Read:
-        """Run one step. ``read`` gets the sum of losses and the gradients' norm before any parameter changes."""
+        self, batches: Iterable[Batch], num_targets: float, accept: Callable[[torch.Tensor, torch.Tensor], bool]
+    ) -> None:
+        """Run one step. ``accept`` gets the sum of losses and the gradients' norm before any parameter changes.
+
+        Where it returns False, no parameter changes and the loss scale falls.
+        """
         loss_sum = self.accumulate(batches, num_targets)
         stage(OPTIMIZER)
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(self.model)
         norm = clipped(self.model, self.config.optimizer.clip_norm)
-        seen = read(loss_sum, norm)
+        is_accepted = accept(loss_sum, norm)
         del loss_sum, norm
-        self.optimizer.step()
+        if is_accepted:
+            self.optimizer.step()
+        if self.loss_scale is not None:
+            self.loss_scale.update(overflowed=not is_accepted)
         self.forget_gradients()
-        return seen
 
     def accumulate(self, batches: Iterable[Batch], num_targets: float) -> torch.Tensor:
-        """Run forward and backward of each batch. Returns the sum of losses; gradients are of ``sum / num_targets``."""
+        """Run forward and backward of each batch. Returns the sum of losses.
+
+        Gradients are of ``sum / num_targets``, times the loss scale where there is one.
+        """
         loss_sum: torch.Tensor | None = None
+        divisor = num_targets if self.loss_scale is None else num_targets / self.loss_scale.scale
         for number, batch in enumerate(batches):
             if number == 1:
                 stage(LATER_FORWARDS)
             with listening(None) if number else contextlib.nullcontext():
-                one = self._pass.run(on_device(batch, self.world.device), num_targets)
+                one = self._pass.run(on_device(batch, self.world.device), divisor)
             loss_sum = one if loss_sum is None else loss_sum + one
         assert loss_sum is not None, "a step has at least one forward"
         return loss_sum
@@ -134,21 +155,31 @@ class ForwardAndBackward(torch.nn.Module):
         super().__init__()
         self.model, self._loss, self._precision, self._world = model, loss, precision, world
 
-    def run(self, batch: Batch, num_targets: float) -> torch.Tensor:
-        """Return the sum of the losses, and add the gradient of ``sum / num_targets`` to the parameters' gradients."""
+    def run(self, batch: Batch, divisor: float) -> torch.Tensor:
+        """Return the sum of the losses, and add the gradient of ``sum / divisor`` to the parameters' gradients."""
         # a sharded model casts its parameters when it gathers them
         if self._world.size > 1 or not self._precision.copies_parameters:
-            return self(batch, num_targets)
-        copies = {name: parameter.to(self._precision.compute) for name, parameter in self.named_parameters()}
-        return torch.func.functional_call(self, copies, (batch, num_targets))
+            return self(batch, divisor)
+        copies = {
+            name: parameter.to(self._precision.compute)
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
+        }
+        return torch.func.functional_call(self, copies, (batch, divisor))
 
-    def forward(self, batch: Batch, num_targets: float) -> torch.Tensor:
+    def forward(self, batch: Batch, divisor: float) -> torch.Tensor:
         device = self._world.device.type
         with torch.autocast(device, self._precision.compute) if self._precision.autocast else contextlib.nullcontext():
             loss = self._loss(self.model, batch)
         stage(BACKWARD)
-        (loss / num_targets).backward()
+        (loss / divisor).backward()
         return loss.detach().double()
+
+
+def cast_parameters(model: torch.nn.Module, precision: Precision) -> None:
+    """Cast parameters in place. Buffers keep their dtype."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(precision.parameters if parameter.requires_grad else precision.frozen)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

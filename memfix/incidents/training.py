@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from .config import OptimizerConfig, RunConfig
 from .distributed import World
 from .examples import Examples
 from .incident import Batch, Incident, Say, silent
+from .loss_scale import LossScale
 from .schema import differences
 from .step import TrainStep, set_options
 
@@ -39,6 +40,8 @@ class StepReport:
     num_targets: int
     learning_rate: float
     gradient_norm: float  # before clipping
+    loss_scale: float | None  # that the step ran with; None where the loss is not scaled
+    skipped: bool  # because its gradients overflowed: no parameter changed
     elapsed_s: float
     examples_per_s: float  # of all processes together
     tokens_per_s: float | None  # the same in tokens, where the data are tokens
@@ -97,8 +100,15 @@ class Run:
         rate = learning_rate(self.config.optimizer, self.steps, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss, norm = self.train_step.take(batches, num_targets, self._checked(num_targets))
+        scale = self.train_step.loss_scale.scale if self.train_step.loss_scale else None
+        loss = norm = math.nan
 
+        def accept(loss_sum: torch.Tensor, norm_before: torch.Tensor) -> bool:
+            nonlocal loss, norm
+            loss, norm = self.world.sums(loss_sum.item())[0] / num_targets, norm_before.item()
+            return self._is_finite(loss, norm, scale)
+
+        self.train_step.take(batches, num_targets, accept)
         num_examples = self._examples_a_step()
         self.step += 1
         self.examples += num_examples
@@ -114,6 +124,8 @@ class Run:
             num_targets=int(num_targets),
             learning_rate=rate,
             gradient_norm=norm,
+            loss_scale=scale,
+            skipped=not (math.isfinite(loss) and math.isfinite(norm)),
             elapsed_s=elapsed_s,
             examples_per_s=num_examples / elapsed_s,
             tokens_per_s=None if length is None else num_examples * length / elapsed_s,
@@ -121,16 +133,13 @@ class Run:
             peak_meter=peak_meter,
         )
 
-    def _checked(self, num_targets: float) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """A function that reads loss and norm and refuses bad values before parameters change."""
-
-        def read(loss_sum: torch.Tensor, norm: torch.Tensor) -> tuple[float, float]:
-            loss, length = self.world.sums(loss_sum.item())[0] / num_targets, norm.item()
-            if not math.isfinite(loss) or not math.isfinite(length):
-                raise MeasurementError(f"step {self.step + 1}: loss {loss}, gradient norm {length}; training stopped")
-            return loss, length
-
-        return read
+    def _is_finite(self, loss: float, norm: float, scale: float | None) -> bool:
+        """Whether the step can be taken. Stops the run where a smaller loss scale cannot help."""
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
+        if not is_finite and (scale is None or scale <= 1):
+            scaled = "" if scale is None else f", loss scale {scale:g}"
+            raise MeasurementError(f"step {self.step + 1}: loss {loss}, gradient norm {norm}{scaled}; training stopped")
+        return is_finite
 
     def save(self, path: Path) -> None:
         """Write the run to a file. Every process must call."""
@@ -148,6 +157,7 @@ class Run:
                     random=random,
                     model=model,
                     optimizer=optimizer,
+                    loss_scale=vars(self.train_step.loss_scale) if self.train_step.loss_scale else {},
                 ),
             )
 
@@ -159,6 +169,8 @@ class Run:
         # the loaded state brought the file's own settings
         set_options(self.optimizer, self.config.optimizer)
         put_random_state(self.world, checkpoint)
+        if self.train_step.loss_scale is not None:
+            self.train_step.loss_scale = LossScale(**checkpoint.loss_scale)
         self.step, self.examples, self.num_targets = checkpoint.step, checkpoint.examples, checkpoint.num_targets
         lines = [f"resumed from {path} after step {self.step}, {self.num_targets:,} targets"]
         return lines + [f"changed since: {key} {change}" for key, change in changed.items()]

@@ -14,6 +14,7 @@ form is first called: the compiler of a kernel is loaded only where it is used.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -67,6 +68,7 @@ class Dispatcher:
         return function
 
 
+@functools.cache
 def triton_is_there() -> bool:
     return importlib.util.find_spec("triton") is not None
 

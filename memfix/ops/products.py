@@ -12,6 +12,11 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """``[N, ...]``: one row a token."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
 def product_into(
     out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, alpha: float = 1.0, add: bool = False
 ) -> None:
@@ -29,6 +34,13 @@ def product_into(
         torch.addmm(out, left, right, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
     else:
         _upcast_product_into(out, left, right, alpha, beta)
+
+
+def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left @ right`` in float32 or wider."""
+    out = left.new_empty(left.shape[0], right.shape[1], dtype=sum_dtype(left.dtype))
+    product_into(out, left, right)
+    return out
 
 
 def _upcast_product_into(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float, beta: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,36 @@ def test_a_forward_leaves_no_graph_and_a_floor_has_no_backward() -> None:
     work.step("spying", "forward", [work.inputs("cpu")])()
     assert modes == [False]
     work.step("floor", "train", [work.inputs("cpu")])()
+
+
+def test_a_step_of_several_calls_has_one_backward_and_adds_no_gradients_up() -> None:
+    seen: list[Tensor] = []
+    gradients: list[float] = []
+
+    def spying(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor, class_weight: Tensor) -> Tensor:
+        seen.append(hidden)
+        if hidden.requires_grad:
+            hidden.register_post_accumulate_grad_hook(lambda leaf: gradients.append(float(leaf.grad.sum())))
+        return hidden.sum()
+
+    work = replace(loss_at("N=8", "D=8", spying=spying), calls=3)
+    step = work.step("spying", "train", [work.inputs("cpu")])
+    seen.clear()  # building it takes a call
+    step()
+    assert len({tensor.data_ptr() for tensor in seen}) == 1
+    assert len({id(tensor) for tensor in seen}) == 3
+    assert gradients == [64.0] * 3
+    assert all(tensor.grad is None for tensor in seen)
+
+
+def test_a_floor_of_its_own_phase_is_taken_there() -> None:
+    contract = contract_of("linear_cross_entropy")
+    ran: list[str] = []
+    comparison = Comparison(floors={"forward": lambda *inputs: ran.append("forward")})
+    work = Workload(contract, comparison, draw_of(contract, "small", ["N=8"]))
+    work.step("floor", "forward", [work.inputs("cpu")])()
+    work.step("floor", "train", [work.inputs("cpu")])()
+    assert ran == ["forward"]
 
 
 @pytest.mark.parametrize(("gradient_of", "reached"), [((0,), [True, False]), (None, [True, True])])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from memfix.ops.npt_linear.factored import factored_npt_linear
+from memfix.ops.npt_linear.offload import offload_npt_linear
 
-OP, LIKE, CAUGHT_BY = "npt_linear", "factored", "equality"
+OP, LIKE, CAUGHT_BY = "npt_linear", "offload", "equality"
 
 
-@functools.wraps(factored_npt_linear)
-def form(hidden, weight, a, b, modulation):
-    return factored_npt_linear(hidden, weight, a, b.detach().cpu().to(hidden.device), modulation)
+@functools.wraps(offload_npt_linear)
+def form(hidden, weight, a, b, modulation, *, tokens_per_chunk=512):
+    return offload_npt_linear(hidden, weight, a, b.detach(), modulation, tokens_per_chunk=tokens_per_chunk)

@@ -190,4 +190,5 @@ def coverage_of_memfix() -> dict[str, list[str]]:
 
 def test_every_branch_loop_and_mask_of_memfixs_own_kernels_is_run() -> None:
     found = in_interpreter(coverage_of_memfix)
-    assert found == {"triton_kda": [], "triton_linear_cross_entropy": [], "triton_matmul": []}
+    assert "triton_kda" in found
+    assert {name: missing for name, missing in found.items() if missing} == {}

@@ -15,9 +15,11 @@ from memfix.checks.examine import examine
 from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw, phases_of
 from memfix.checks.measuring import measure, measure_phases
-from memfix.checks.memory import check_drawn_budgets
+from memfix.checks.memory import check_drawn_budgets, limit_of, measure_and_judge
 from memfix.checks.phase_bytes import bytes_of
+from memfix.checks.scaling import check_scaling
 from memfix.gate.judge import judge_lock
+from memfix.laws import Scaling
 from memfix.meters import get_meter
 from memfix.registry import all_contracts
 
@@ -198,6 +200,61 @@ def test_of_several_budgets_at_drawn_shapes_the_broken_one_is_named() -> None:
     found = check_drawn_budgets(kept, "form", METER, examples=3)
     assert found is not None
     assert found.message == "1 budget held at 4 drawn shapes each"
+
+
+def rows_and_weights(x: torch.Tensor, y: torch.Tensor | None, *, keeps: bool) -> Any:
+    weights = (x @ x.T).detach()
+    return (x * 2, weights) if keeps else x * 2
+
+
+def with_a_map(bytes_held: str) -> Contract:
+    return Contract(
+        "rows",
+        naive=rows_and_weights,
+        forms={"form": rows_and_weights},
+        dims={"N": Dim(1, 9), "D": Dim(1, 9)},
+        choices={"keeps": (False, True)},
+        inputs=[TensorSpec("x", "N D", grad=True), TensorSpec("y", "N D", optional=True)],
+        cases={"small": {"N": 64, "D": 8}, "kept": {"N": 64, "D": 8, "keeps": True, "present": ("y",)}},
+        budgets=[Budget("form", phase="held", bytes=bytes_held)],
+    )
+
+
+def test_a_result_without_a_gradient_is_held_by_the_caller() -> None:
+    rows, weights = 64 * 8 * 4, 64 * 64 * 4
+    readings = measure_phases(FormCall.at_case(with_a_map("1 MiB"), "form", "kept"), ["held", "train"], METER)
+    assert readings["held"].held_bytes == rows + weights
+    assert readings["train"].peak_bytes == rows + weights + rows  # and the gradient
+
+
+@pytest.mark.parametrize(
+    ("formula", "limits"),
+    [("N*D*e + keeps*N*N*e", (2048, 18_432)), ("N*D*e*(1 + 8*y)", (2048, 18_432)), ("N*N*e + N*D*e", (18_432, 18_432))],
+)
+def test_a_formula_counts_what_an_option_costs_only_where_it_is_on(formula: str, limits: tuple[int, int]) -> None:
+    made = with_a_map(formula)
+    calls = [FormCall.at_case(made, "form", case) for case in made.cases]
+    assert tuple(limit_of(call, made.budgets[0], {}) for call in calls) == limits
+    assert [judged.status for call in calls for judged in measure_and_judge(call, made.budgets, METER)] == ["pass"] * 2
+
+
+def test_dims_that_are_doubled_together_show_a_square_that_neither_shows_alone() -> None:
+    def outer(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.outer(x, y).sum()
+
+    made = Contract(
+        "outer",
+        naive=outer,
+        forms={"form": outer},
+        dims={"N": Dim(1, 9), "M": Dim(1, 9)},
+        inputs=[TensorSpec("x", "N"), TensorSpec("y", "M")],
+        cases={"small": {"N": 256, "M": 256}},
+        scaling=[Scaling("form", dim=dim, case="small", phase="forward") for dim in ("N", "N M")],
+    )
+    alone, together = (check_scaling(made, law, METER) for law in made.scaling)
+    assert (alone.status, together.status) == ("pass", "fail")
+    assert together.message.startswith("grows like (N M)^2.00 from N=1024, M=1024 (4.00 MiB) to N=4096, M=4096 (64.00")
+    assert made.scaling[1].spelled() == "form [small, forward] grows at most like (N M)^1 over 4 doublings"
 
 
 class _Looked(torch.autograd.Function):

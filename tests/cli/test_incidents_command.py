@@ -48,7 +48,9 @@ def test_incidents_are_listed_with_their_verdicts(memfix: Any) -> None:
     assert [row.split() for row in rows] == [
         ["kda_transitions", "34", "24", "6", "4"],
         ["long_context_loss", "57", "26", "26", "5"],
+        ["npt_weight_delta", "35", "25", "9", "1"],
         ["pythia_vocabulary", "44", "25", "18", "1"],
+        ["scent_decoder", "44", "22", "16", "6"],
     ]
     assert note == "as recorded; memfix incidents NAME computes them"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 from command_line import Ended
 
 from memfix.incidents.kda_transitions import incident as of_layers
+from memfix.incidents.npt_weight_delta import incident as of_configurations
+from memfix.incidents.profile import ReportedRun
 from memfix.meters.simulated import SimulatedMeter
+from memfix.units import format_bytes
 
 STEP = ("long_context_loss", "model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute")
 TINY, FIT = (("profile", *STEP, "data.context_length=512"), ("fit", *STEP, "data.context_length=512"))
@@ -50,6 +54,24 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
     for picture in ("step.svg", "step.html"):
         drawn = (tmp_path / picture).read_text()
         assert all(name in drawn for name in ("with the logits", "loss, chunked as reported", "every later step"))
+
+
+def test_a_reports_configurations_stand_below_its_own_step(
+    memfix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(
+        "model: {size: tiny_gpt2, converted_layers: 1, rank: 2}\ndata: {context_length: 4}\ntraining: {steps: 1}\n"
+    )
+    runs = (ReportedRun("basic", str(file), ("model.form=reported",), "~79 GB, fails", "NPT-28"),)
+    own = dataclasses.replace(of_configurations.incident, config=str(file), runs=runs)
+    monkeypatch.setattr(of_configurations, "incident", own)
+    ended = memfix("profile", "npt_weight_delta", "--rows", "0", "--json", "step.json")
+    assert (ended.exit_code, ended.err) == (0, "")
+    (row,) = json.loads((tmp_path / "step.json").read_text())["runs"]
+    assert (row["name"], row["failed"]) == ("basic", None)
+    words = ["basic", *format_bytes(row["peak_bytes"]).split(), "~79", "GB,", "fails", "NPT-28"]
+    assert words in [line.split() for line in ended.out.splitlines()]
 
 
 def test_json_on_standard_output_leaves_the_table_to_standard_error(memfix: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ import pytest
 from command_line import Ended
 
 import memfix as package
+from memfix.cli.train import _progress
 from memfix.incidents import get_incident
 from memfix.incidents.config import load_config
+from memfix.incidents.training import StepReport
 
 INCIDENT = "long_context_loss"
 CONFIGS = Path(package.__file__).parent / "incidents" / INCIDENT / "configs"
@@ -29,7 +34,7 @@ def test_the_tiny_config_trains_and_its_loss_falls(memfix: Any, tmp_path: Path) 
     ended = memfix(*TINY, "training.device=cpu", "--json", "steps.jsonl")
     assert (ended.exit_code, ended.err) == (0, "")
     title, *lines = ended.out.splitlines()
-    assert title == f"{INCIDENT}: 40 steps, processes: 1, cpu, float32"
+    assert title.startswith(f"{INCIDENT}: 40 steps, processes: 1, cpu, float32, tiny, dense, 64 tokens")
     assert [line.split("/")[0].split()[1] for line in lines] == ["1", "5", "10", "15", "20", "25", "30", "35", "40"]
     assert " tokens/s  peak " in lines[-1]
     assert lines[-1].endswith("iB host RSS")
@@ -49,6 +54,50 @@ def test_json_on_standard_output_leaves_the_progress_to_standard_error(memfix: A
     assert ended.exit_code == 0
     assert "step 2/2  loss " in ended.err
     assert [json.loads(line)["event"] for line in ended.out.splitlines()] == ["start", "step", "step", "end"]
+
+
+def test_a_decoder_of_images_shows_its_psnr(memfix: Any) -> None:
+    smaller = ("model.hidden_dim=8", "model.latent_dim=8", "model.latent_tokens=4", "data.resolution=4")
+    ended = memfix("train", "scent_decoder", "--config", "small", *smaller, "training.steps=1", "training.batch_size=2")
+    assert ended.exit_code == 0
+    ((loss, shown),) = re.findall(r"loss (\d\.\d+)  PSNR (-?\d+\.\d+) dB  rate", ended.out)
+    assert float(shown) == pytest.approx(-10 * math.log10(float(loss)), abs=0.02)
+
+
+NPT = (
+    "train", "npt_weight_delta", "--config", "small", "model.size=tiny_gpt2", "model.converted_layers=2",
+    "data.context_length=8", "training.steps=2", "training.device=cpu",
+)  # fmt: skip
+
+
+def test_a_config_is_named_without_its_suffix(memfix: Any) -> None:
+    ended = memfix(*NPT, "optimization.mixed_precision=fp16", "--json", "-")
+    assert ended.exit_code == 0
+    assert "npt_weight_delta: 2 steps, processes: 1, cpu, float16, tiny_gpt2, 54,976 parameters" in ended.err
+    steps = [record for line in ended.out.splitlines() if (record := json.loads(line))["event"] == "step"]
+    assert [(step["loss_scale"], step["skipped"]) for step in steps] == [(65_536.0, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimization.use_8bit=true", "optimization.use_8bit is for a GPU"),
+        ("optimization.mixed_precision=fp17", "optimization.mixed_precision must be one of fp16, bf16, got 'fp17'"),
+    ],
+)
+def test_a_switch_that_makes_no_run_is_refused(override: str, message: str, memfix: Any) -> None:
+    ended = memfix(*NPT, override)
+    assert ended.exit_code == 4
+    assert message in ended.err
+
+
+def test_a_skipped_step_says_so() -> None:
+    step = StepReport(
+        step=1, steps=2, loss=1.0, num_targets=1, learning_rate=0.1, gradient_norm=math.inf, loss_scale=65_536.0,
+        skipped=True, elapsed_s=1.0, examples_per_s=1.0, tokens_per_s=None, peak_bytes=1, peak_meter="cuda",
+    )  # fmt: skip
+    assert _progress(step).endswith("  skipped: gradients overflow at loss scale 65536")
+    assert "skipped" not in _progress(dataclasses.replace(step, skipped=False))
 
 
 def test_a_resumed_run_goes_on_in_its_own_log(memfix: Any, tmp_path: Path) -> None:

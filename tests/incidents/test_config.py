@@ -132,7 +132,8 @@ def test_differences_of_two_runs_are_named_by_key(load: Any) -> None:
         ),
         (
             LEAST + "  precision: fp8\n",
-            "run.yaml:5: training.precision must be one of float32, bfloat16, autocast, pure_bfloat16, got 'fp8'",
+            "run.yaml:5: training.precision must be one of float32, bfloat16, float16, autocast, pure_bfloat16, "
+            "got 'fp8'",
         ),
         (
             LEAST + "optimizer:\n  clip_norm: .inf\n",

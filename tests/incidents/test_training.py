@@ -11,8 +11,8 @@ import torch
 from toy import ALONE, ToyConfig, run_config, toy
 
 from memfix.errors import MeasurementError, UsageError
-from memfix.incidents import checkpoint_file, get_incident
-from memfix.incidents.config import OptimizerConfig, load_config
+from memfix.incidents import checkpoint_file, get_incident, loss_scale
+from memfix.incidents.config import OptimizerConfig, RunConfig, load_config
 from memfix.incidents.examples import Examples
 from memfix.incidents.tokens import num_token_targets, open_tokens, token_batches
 from memfix.incidents.training import Run, StepReport, learning_rate, train
@@ -129,19 +129,83 @@ def test_a_loss_that_is_not_a_number_stops_the_run_before_it_reaches_the_paramet
 
 # ---------------------------------------------------------------- arithmetic
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_bfloat16_computes_in_bfloat16_and_keeps_all_else_in_float32(gradient_checkpointing: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_compute_in_16_bits_and_keep_all_else_in_float32(
+    dtype: torch.dtype, gradient_checkpointing: bool
+) -> None:
     settings = {"gradient_accumulation_steps": 2, "gradient_checkpointing": gradient_checkpointing}
-    run = Run(toy, run_config(precision="bfloat16", **settings), ALONE)
+    precision = str(dtype).removeprefix("torch.")
+    run = Run(toy, run_config(precision=precision, **settings), ALONE)
     kept = []
     run.optimizer.register_step_pre_hook(lambda *_: kept.extend(p.grad.dtype for p in run.model.parameters()))
     run.take_step()
     # also where a checkpointed layer runs again, in backward
-    assert run.model.seen == [torch.bfloat16] * (4 if gradient_checkpointing else 2)
+    assert run.model.seen == [dtype] * (4 if gradient_checkpointing else 2)
     assert set(kept) == {torch.float32}
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
-    exact, rounded = losses_of(**settings), losses_of(precision="bfloat16", **settings)
+    exact, rounded = losses_of(**settings), losses_of(precision=precision, **settings)
     assert rounded == pytest.approx(exact, rel=5e-3)
     assert rounded != exact
+
+
+def frozen_embedding(config: RunConfig) -> torch.nn.Module:
+    model = toy.build(config)
+    model.embedding.requires_grad_(False)  # type: ignore[union-attr, operator]
+    return model
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_frozen_parameter_has_no_float32_copy(precision: str) -> None:
+    run = Run(dataclasses.replace(toy, build=frozen_embedding), run_config(precision=precision), ALONE)
+    run.take_step()
+    dtypes = {name: parameter.dtype for name, parameter in run.model.named_parameters()}
+    assert dtypes.pop("embedding.weight") == getattr(torch, precision)
+    assert set(dtypes.values()) == {torch.float32}
+
+
+def test_a_step_that_overflows_is_skipped_and_the_scale_halves() -> None:
+    run = Run(toy, run_config(precision="float16"), ALONE)
+    assert run.train_step.loss_scale is not None
+    run.train_step.loss_scale.scale = 2.0**30
+    before = [parameter.clone() for parameter in run.model.parameters()]
+    skipped = run.take_step()
+    assert (skipped.skipped, skipped.loss_scale, run.train_step.loss_scale.scale) == (True, 2.0**30, 2.0**29)
+    assert all(map(torch.equal, run.model.parameters(), before))
+    run.train_step.loss_scale.scale = 2.0**10
+    taken = run.take_step()
+    assert (taken.skipped, taken.loss_scale) == (False, 2.0**10)
+    assert not all(map(torch.equal, run.model.parameters(), before))
+
+
+def test_a_resumed_run_has_the_scale_of_the_saved_one(tmp_path: Path) -> None:
+    config = run_config(precision="float16")
+    saved = Run(toy, config, ALONE)
+    saved.train_step.loss_scale = loss_scale.LossScale(2.0**10, finite_steps=5)
+    saved.save(tmp_path / "run.pt")
+    resumed = Run(toy, config, ALONE)
+    resumed.resume(tmp_path / "run.pt")
+    assert resumed.train_step.loss_scale == saved.train_step.loss_scale
+
+
+def test_no_scale_helps_a_loss_that_is_not_a_number() -> None:
+    with pytest.raises(MeasurementError, match=r"step 17: loss nan, gradient norm nan, loss scale 1; training stopped"):
+        steps_of(precision="float16", broken_after=0, steps=20)
+
+
+def test_the_scale_changes_as_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "GROWS_AFTER", 3)
+    ours, theirs = loss_scale.LossScale(), torch.amp.GradScaler("cpu", growth_interval=3)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    for overflows in (False, True, False, False, False, False, True, True, False, False, False):
+        theirs.scale(weight.sum()).backward()
+        assert weight.grad is not None
+        weight.grad.fill_(float("inf") if overflows else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        ours.update(overflowed=overflows)
+        assert ours.scale == theirs.get_scale()
 
 
 def test_autocast_keeps_float32_parameters() -> None:
@@ -181,7 +245,7 @@ def test_small_updates_are_not_lost_in_bfloat16() -> None:
 
 
 # ---------------------------------------------------------------- taken up again
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path, precision: str) -> None:
     settings = {"steps": 7, "dropout": 0.3, "batch_size": 2, "precision": precision}
     whole = steps_of(**settings)
@@ -275,11 +339,11 @@ def test_a_file_with_a_wrong_byte_is_refused(saved: Path, tmp_path: Path) -> Non
         steps_of(resume=path)
 
 
-@pytest.mark.parametrize("version", [0, 1, "one"])
+@pytest.mark.parametrize("version", [0, 2, "one"])
 def test_a_file_of_another_version_is_refused(saved: Path, tmp_path: Path, version: Any) -> None:
     path = tmp_path / "other.pt"
     torch.save({**torch.load(saved), "version": version}, path)
-    with pytest.raises(UsageError, match=f"version {version} of the checkpoint file; this memfix reads version 2$"):
+    with pytest.raises(UsageError, match=f"version {version} of the checkpoint file; this memfix reads version 3$"):
         steps_of(resume=path)
 
 

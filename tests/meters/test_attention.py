@@ -270,3 +270,27 @@ def test_the_choice_can_be_asked_for() -> None:
         assert torch._fused_sdp_choice(query, query, query) == Kernel.CUDNN
         on_host = torch.empty(2, 4, 16, 64, device="cpu")
         assert torch._fused_sdp_choice(on_host, on_host, on_host) == Kernel.FLASH
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask_heads", "usable"),
+    [
+        (BF16, None, ["flash", "efficient", "cudnn"]),
+        (BF16, 4, ["efficient", "cudnn"]),
+        (torch.float32, None, ["efficient"]),
+        (torch.float64, None, []),
+    ],
+)
+def test_torch_says_which_kernels_can_run(dtype: torch.dtype, mask_heads: int | None, usable: list[str]) -> None:
+    cuda = torch.backends.cuda
+    with simulated_gpu(H200, hides_modes=True):
+        query = torch.empty(2, 4, 16, 64, device="cuda", dtype=dtype)
+        mask = None if mask_heads is None else torch.empty(2, mask_heads, 16, 16, device="cuda", dtype=dtype)
+        params = cuda.SDPAParams(query, query, query, mask, 0.0, False, False)
+        answers = {name: getattr(cuda, f"can_use_{name}_attention") for name in ("flash", "efficient", "cudnn")}
+        assert [name for name, can_use in answers.items() if can_use(params)] == usable
+        with sdpa_kernel(SDPBackend.MATH):
+            assert [name for name, can_use in answers.items() if can_use(params, debug=True)] == []
+        on_host = torch.empty(2, 4, 16, 64, device="cpu", dtype=dtype)
+        params = cuda.SDPAParams(on_host, on_host, on_host, None, 0.0, False, False)
+        assert [name for name, can_use in answers.items() if can_use(params)] == []

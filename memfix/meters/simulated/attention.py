@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from ...errors import MeasurementError
 from .gpus import GPU
+from .patches import Patch
 from .workspace.rules import Call
 
 aten = torch.ops.aten
@@ -270,6 +271,23 @@ def install(library: torch.library.Library, gpu: GPU, notes: MutableMapping[str,
     for dispatch_key in ("CUDA", "AutogradCUDA"):
         library.impl("scaled_dot_product_attention", attend, dispatch_key, allow_override=True)
         library.impl("_fused_sdp_choice", choose_kernel, dispatch_key, allow_override=True)
+
+
+def patches(gpu: GPU) -> list[Patch]:
+    """Answer ``torch.backends.cuda.can_use_flash_attention`` and its like, which are False in a torch without CUDA."""
+
+    def answer(kernel: Kernel) -> Callable[..., bool]:
+        def can_use(params: Any, debug: bool = False) -> bool:
+            request = Request(
+                params.query, params.key, params.value, params.attn_mask,
+                params.dropout, params.is_causal, params.enable_gqa,
+            )  # fmt: skip
+            return params.query.device.type == "cuda" and _enabled()[kernel] and _CAN_RUN[kernel](gpu, request)
+
+        return can_use
+
+    names = {Kernel.FLASH: "flash", Kernel.EFFICIENT: "mem_efficient", Kernel.CUDNN: "cudnn"}
+    return [(torch._C, f"_can_use_{name}_attention", answer(kernel)) for kernel, name in names.items()]
 
 
 def _requested(

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..garbage import only_our_own_cycles
-from . import dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
+from . import attention, dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
 from .fake_result_cache import FakeResultCache
 from .gpus import GPU
 from .patches import applied
@@ -42,7 +42,7 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
     tracker = StorageTracker(gpu, cache)
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
-    patches = [*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker)]
+    patches = [*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)]
     contexts: list[contextlib.AbstractContextManager[object]] = [
         # storages must die in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),

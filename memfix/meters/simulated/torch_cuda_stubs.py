@@ -39,6 +39,7 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
         (cuda, "is_tf32_supported", always(gpu.capability >= (8, 0))),
         (cuda, "is_current_stream_capturing", always(False)),
         (cuda, "current_stream", always(stream)),
+        (torch.accelerator, "current_stream", always(stream)),
         (cuda, "default_stream", always(stream)),
         (cuda, "stream", lambda stream: contextlib.nullcontext()),
         (cuda, "Stream", _Stream),

@@ -8,6 +8,7 @@ import torch
 
 from ...units import parse_bytes
 from ..dispatch import AUTO, Dispatcher
+from ..products import as_rows
 from .chunk_size import Chunks, product_dtype, require_one_bound
 from .log_probabilities import token_log_probabilities
 from .module import LinearCrossEntropy
@@ -86,7 +87,7 @@ def linear_cross_entropy(
     )
     form = chosen_form(hidden, weight, max_bytes, standard_up_to, form)
     options = _with_rows(options, form, hidden, weight, max_bytes)
-    flat = (hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1), bias, class_weight)
+    flat = (as_rows(hidden), weight, target.reshape(-1), bias, class_weight)
     return options.shaped(DISPATCHER.function(form, hidden)(*flat, **vars(options)), target)
 
 

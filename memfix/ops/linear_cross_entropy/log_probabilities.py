@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..dispatch import Dispatcher
-from ..products import sum_dtype
+from ..products import as_rows, sum_dtype
 from .chunk_size import Chunks, require_one_bound
 from .chunks import Passes, chunked_linear_cross_entropy
 from .options import ROWS_PER_CHUNK, LossTensors, Options, require_leading_dims
@@ -55,7 +55,7 @@ def token_log_probabilities(
     if max_bytes is not None:
         rows = Chunks.of(form, hidden, weight, options).rows_within(max_bytes)
         options = replace(options, rows_per_chunk=rows)
-    flat = (hidden.reshape(-1, hidden.shape[-1]), weight, token.reshape(-1), bias)
+    flat = (as_rows(hidden), weight, token.reshape(-1), bias)
     tensors = LossTensors.checked(*flat, target_name="token")
     passes = KERNELS if form == "triton" else Passes(TiledPass)
     with torch.cuda.device_of(hidden):

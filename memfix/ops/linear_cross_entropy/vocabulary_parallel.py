@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..derivatives import first_derivative_only
+from ..products import as_rows
 from .chunks import Head, Passes, chunked_linear_cross_entropy
 from .options import LossTensors, Options
 from .recompute import TiledPass
@@ -61,7 +62,7 @@ def vocabulary_parallel_linear_cross_entropy(
             f"{OP} needs the processes to know each other: start them with torchrun and call "
             "torch.distributed.init_process_group, or use linear_cross_entropy in one process"
         )
-    tensors = LossTensors(hidden.reshape(-1, hidden.shape[-1]), weight_shard, target.reshape(-1), bias_shard)
+    tensors = LossTensors(as_rows(hidden), weight_shard, target.reshape(-1), bias_shard)
     return options.shaped(loss_of_shard(tensors, options, OfGroup(group)), target)
 
 

@@ -6,7 +6,13 @@ import torch
 
 from ..dispatch import Dispatcher
 
-DISPATCHER = Dispatcher("npt_linear", __name__, forms=("token_chunks", "factored"), otherwise="factored")
+DISPATCHER = Dispatcher(
+    "npt_linear",
+    __name__,
+    forms=("token_chunks", "factored", "triton", "offload"),
+    otherwise="factored",
+    kernels="triton",
+)
 FORMS = DISPATCHER.names
 
 
@@ -27,13 +33,18 @@ def npt_linear(
     ``hidden``. A modulation that was made with ``a`` gives ``a`` that gradient too.
 
     ``form="auto"`` takes ``factored``: ``hidden @ weight + ((hidden @ a) * modulation) @ b``. It keeps its inputs and
-    ``hidden @ a`` for backward, and computes no gradient that nobody asks for. ``token_chunks`` makes the weights of
-    ``tokens_per_chunk`` tokens at a time, 1 unless it is given. Only first derivatives.
+    ``hidden @ a`` for backward, and computes no gradient that nobody asks for. ``triton`` is the same with kernels of
+    its own for the products of low rank: less time on the GPU and more on the host, so for CUDA graphs.
+    ``token_chunks`` makes the weights of ``tokens_per_chunk`` tokens at a time, 1 unless it is given. ``offload``
+    computes what has rank R on the host, 512 tokens at a time unless ``tokens_per_chunk`` is given. Only first
+    derivatives.
     """
     hidden = _first_of(hidden)
     chosen = DISPATCHER.chosen(form, hidden)
-    if tokens_per_chunk is not None and chosen != "token_chunks":
-        raise ValueError(f"tokens_per_chunk is for form 'token_chunks', and the form is {chosen!r}; leave it out")
+    if tokens_per_chunk is not None and chosen not in ("token_chunks", "offload"):
+        raise ValueError(
+            f"tokens_per_chunk is for form 'token_chunks' or 'offload', and the form is {chosen!r}; leave it out"
+        )
     options = {} if tokens_per_chunk is None else {"tokens_per_chunk": tokens_per_chunk}
     result: torch.Tensor = DISPATCHER.function(chosen)(hidden, weight, a, b, modulation, **options)
     return result

@@ -9,9 +9,12 @@ from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, setti
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .factored import factored_npt_linear
+from .floor import weight_products
 from .naive import naive_npt_linear
+from .offload import offload_npt_linear
 from .reported import reported_npt_linear
 from .token_chunks import token_chunks_npt_linear
+from .triton import Tiles, triton_npt_linear
 
 _INPUTS = ("hidden", "weight", "a", "b", "modulation")
 _W = "max(e, 4)"  # sums and products of rank R are float32, or float64 for float64
@@ -19,8 +22,17 @@ _RESULT = "B*S*F*e"
 _RANK = "B*S*R"
 _ACTIVATIONS = "B*S*(D + R)*e"  # and their gradients; or copies, where two leading dims do not fold into one
 _WEIGHTS = "(D*F + D*R + R*F)"
+# of factored
+_FORWARD = f"{_RESULT} + {_ACTIVATIONS} + {_RANK}*(2*{_W} + e) + KiB"
+_HELD = f"{_RESULT} + {_RANK}*{_W}"
+_SAVED = f"{_ACTIVATIONS} + {_WEIGHTS}*e"
+_TRAIN = f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*e + {_RANK}*(2*{_W} + 3*e) + KiB"
 # the weights of a chunk, and what is multiplied by b to make them, with a copy where a is transposed
-_CHUNK = "min(tokens_per_chunk, B*S)*D*(F + 2*R)*e"
+_ROWS = "min(tokens_per_chunk, B*S)"
+_CHUNK = f"{_ROWS}*D*(F + 2*R)*e"
+
+_SMALL_PARTS = {"memfix.ops.products._UPCAST_ELEMENTS": 64}
+_SMALL_TILES = Tiles(tokens_read=4, columns_read=8, tokens_written=4, columns_written=8, tokens_per_program=8)
 
 # forms round (h A) * m, or the gradients of a chunk, to the working dtype. Naive rounds a weight for every token, whose
 # errors average out
@@ -29,11 +41,18 @@ _ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=1.5, operand_ulps=1)
 contract = Contract(
     "npt_linear",
     naive=naive_npt_linear,
+    floor=weight_products,
     forms={
         # gradients of weights are rounded before they are added up, position by position
         "reported": Form(reported_npt_linear, reported=True, tolerance=replace(_ROUNDS_OPERANDS, ulps=4, rms_factor=4)),
         "token_chunks": token_chunks_npt_linear,
-        "factored": Form(factored_npt_linear, compared_with={"memfix.ops.products._UPCAST_ELEMENTS": 64}),
+        "factored": Form(factored_npt_linear, compared_with=_SMALL_PARTS),
+        "triton": Form(
+            triton_npt_linear,
+            has_kernels=True,
+            compared_with={**_SMALL_PARTS, f"{__package__}.triton.TILES": _SMALL_TILES},
+        ),
+        "offload": Form(offload_npt_linear, compared_with=_SMALL_PARTS),
     },
     dims={
         "B": Dim(1, 3),
@@ -80,20 +99,31 @@ contract = Contract(
         Budget("factored", phase="train", case="llama_8b", times_below_naive=1000),
         Budget("factored", phase="forward", case="incident", bytes="87 MiB"),  # the result is 86
         Budget("factored", phase="train", case="incident", bytes="292 MiB"),  # and the gradients 205
-        Budget("factored", phase="forward", bytes=f"{_RESULT} + {_ACTIVATIONS} + {_RANK}*(2*{_W} + e) + KiB"),
-        Budget("factored", phase="held", bytes=f"{_RESULT} + {_RANK}*{_W}"),
-        Budget("factored", phase="saved", bytes=f"{_ACTIVATIONS} + {_WEIGHTS}*e"),
+        Budget("factored", phase="forward", bytes=_FORWARD),
+        Budget("factored", phase="held", bytes=_HELD),
+        Budget("factored", phase="saved", bytes=_SAVED),
+        Budget("factored", phase="train", bytes=_TRAIN),
+        Budget("triton", phase="train", case="incident", times_below_naive=1000),
+        Budget("triton", phase="forward", bytes=_FORWARD),
+        Budget("triton", phase="held", bytes=_HELD),
+        Budget("triton", phase="saved", bytes=_SAVED),
+        Budget("triton", phase="train", bytes=_TRAIN),
+        Budget("offload", phase="train", case="incident", times_below_naive=1000),
+        Budget("offload", phase="forward", bytes=f"{_RESULT} + {_ACTIVATIONS} + {_ROWS}*F*e + KiB"),
+        Budget("offload", phase="held", bytes=_RESULT),
+        Budget("offload", phase="saved", bytes=_SAVED),
         Budget(
-            "factored",
-            phase="train",
-            bytes=f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*e + {_RANK}*(3*{_W} + 2*e) + KiB",
+            "offload", phase="train", bytes=f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*e + {_ROWS}*max(D, F)*e + KiB"
         ),
     ],
     scaling=[
         Scaling("token_chunks", dim="tokens_per_chunk", at_most=1, case="small", doublings=3),
         Scaling("token_chunks", dim="S", at_most=1, case="small", doublings=3),
-        Scaling("factored", dim="S", at_most=1, case="small", doublings=3),
-        Scaling("factored", dim="F", at_most=1, case="small", doublings=3),
+        *(
+            Scaling(form, dim=dim, at_most=1, case="small", doublings=3)
+            for form in ("factored", "triton", "offload")
+            for dim in ("S", "F")
+        ),
     ],
     speed=[
         SpeedBudget("token_chunks", case="small", times_naive=3.0),

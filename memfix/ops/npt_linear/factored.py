@@ -1,16 +1,43 @@
-"""The product of low rank itself: no token's weight is made, forward or backward."""
+"""The product of low rank itself: no token's weight is made, forward or backward.
+
+The low-rank part is written first, and the large product adds itself to it: a GEMM reads what it adds to while it
+computes, which costs 2 % of its time, where adding the low-rank part to the GEMM's result is a pass over it.
+"""
 
 # N tokens, D width, F width of the result, R rank
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from ..derivatives import first_derivative_only
-from ..products import product_into, sum_dtype
-from .arguments import NptTensors, as_rows
+from ..products import as_rows, product_into, wide_product
+from .arguments import NptTensors
+
+
+class Narrow(NamedTuple):
+    """What backward makes of rank R, in the working dtype."""
+
+    scaled_NR: torch.Tensor
+    """``down * modulation``, which forward made and dropped."""
+    grad_down_NR: torch.Tensor
+    grad_modulation_NR: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """How the products of rank R are computed, and what is made of them element by element."""
+
+    down: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """``hidden @ a`` in float32 or wider, and that times the modulation, in the working dtype."""
+    back: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Narrow]
+    """From the gradient of the result, ``b.T``, the modulation and ``hidden @ a``."""
+    widen: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    """Writes ``scaled_NR @ narrow_RC`` into the first."""
 
 
 def factored_npt_linear(
@@ -18,34 +45,39 @@ def factored_npt_linear(
 ) -> torch.Tensor:
     """Equals ``hidden @ weight + ((hidden @ a) * modulation) @ b``.
 
-    The second product is added where the first one is, so there is one ``[N, F]`` tensor, the result. Products of rank
+    The first product is added where the second one is, so there is one ``[N, F]`` tensor, the result. Products of rank
     R are float32 for 16-bit inputs: ``hidden @ a`` may be above 65,504 where a small modulation makes it fit.
 
     Peak above inputs, ``e`` the item size and ``w`` that of float32 or wider: ``N*F*e + N*R*(2*w + e)`` forward; in a
     train step also the gradients that are asked for. ``N*R*w`` is held beside the result, whatever F is.
     """
-    result: torch.Tensor = _Factored.apply(*NptTensors(hidden, weight, a, b, modulation).checked())
+    return apply_factored(TORCH, NptTensors(hidden, weight, a, b, modulation).checked())
+
+
+def apply_factored(low_rank: LowRank, tensors: NptTensors) -> torch.Tensor:
+    result: torch.Tensor = _Factored.apply(low_rank, *tensors)
     return result
 
 
 class _Factored(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, low_rank: LowRank, *given: torch.Tensor) -> torch.Tensor:
         hidden, weight_DF, a_DR, b_RF, modulation = given
-        hidden_ND, modulation_NR = as_rows(hidden), as_rows(modulation)
-        down_NR = _wide_product(hidden_ND, a_DR)
-        result_NF = hidden_ND @ weight_DF
-        product_into(result_NF, _modulated(down_NR, modulation_NR), b_RF, add=True)
-        for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
+        hidden_ND = as_rows(hidden)
+        down_NR, scaled_NR = low_rank.down(hidden_ND, a_DR, as_rows(modulation))
+        result_NF = hidden.new_empty(hidden_ND.shape[0], weight_DF.shape[1])
+        low_rank.widen(result_NF, scaled_NR, b_RF)
+        product_into(result_NF, hidden_ND, weight_DF, add=True)
+        _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
+        goes_back = for_hidden or for_a or for_modulation
         ctx.save_for_backward(
             hidden if for_weight or for_a else None,
             weight_DF if for_hidden else None,
             a_DR if for_hidden else None,
-            b_RF if for_hidden or for_a or for_modulation else None,
-            modulation if for_hidden or for_a or for_b else None,
-            down_NR if for_b or for_modulation else None,
+            b_RF if goes_back else None,
+            *((modulation, down_NR) if goes_back or for_b else (None, None)),
         )
-        ctx.leading_dims = hidden.shape[:-1]
+        ctx.low_rank, ctx.goes_back, ctx.leading_dims = low_rank, goes_back, hidden.shape[:-1]
         ctx.in_columns = [tensor.stride(0) < tensor.stride(1) for tensor in (weight_DF, a_DR, b_RF)]
         return result_NF.view(*ctx.leading_dims, -1)
 
@@ -53,47 +85,63 @@ class _Factored(torch.autograd.Function):
     @first_derivative_only("npt_linear")
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         with torch.autocast(upstream.device.type, enabled=False):  # the dtypes are those of forward
-            return _gradients(ctx, upstream)
+            return None, *_gradients(ctx, upstream)
 
 
 def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """With ``u = h A`` and ``q = G B^T``: ``dh = G W^T + (q*m) A^T``, ``dW = h^T G``, ``dA = h^T (q*m)``,
     ``dB = (u*m)^T G`` and ``dm = q*u``."""
     hidden, weight_DF, a_DR, b_RF, modulation, down_NR = ctx.saved_tensors
-    for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
+    _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
     weight_in_columns, a_in_columns, b_in_columns = ctx.in_columns
     upstream_NF = as_rows(upstream)
     grad_hidden = grad_weight_DF = grad_a_DR = grad_b_RF = grad_modulation = None
-    if for_hidden or for_a or for_modulation:
-        back_NR = _wide_product(upstream_NF, b_RF.T)
-    if for_modulation:
-        grad_modulation = (back_NR * down_NR).to(upstream.dtype).view(*ctx.leading_dims, -1)
+    if ctx.goes_back:
+        scaled_NR, grad_down_NR, grad_modulation_NR = ctx.low_rank.back(
+            upstream_NF, b_RF.T, as_rows(modulation), down_NR
+        )
+    elif for_b:
+        scaled_NR = _product_in(upstream.dtype, down_NR, as_rows(modulation))
     if for_b:
-        grad_b_RF = _gradient(_modulated(down_NR, as_rows(modulation)), upstream_NF, b_in_columns)
-    if for_hidden or for_a:
-        grad_down_NR = _modulated(back_NR, as_rows(modulation))
+        grad_b_RF = weight_gradient(scaled_NR, upstream_NF, b_in_columns)
     if for_a:
-        grad_a_DR = _gradient(as_rows(hidden), grad_down_NR, a_in_columns)
+        grad_a_DR = weight_gradient(as_rows(hidden), grad_down_NR, a_in_columns)
     if for_hidden:
-        grad_hidden_ND = upstream_NF @ weight_DF.T
-        product_into(grad_hidden_ND, grad_down_NR, a_DR.T, add=True)
+        grad_hidden_ND = upstream.new_empty(upstream_NF.shape[0], a_DR.shape[0])
+        ctx.low_rank.widen(grad_hidden_ND, grad_down_NR, a_DR.T)
+        product_into(grad_hidden_ND, upstream_NF, weight_DF.T, add=True)
         grad_hidden = grad_hidden_ND.view(*ctx.leading_dims, -1)
     if for_weight:
-        grad_weight_DF = _gradient(as_rows(hidden), upstream_NF, weight_in_columns)
+        grad_weight_DF = weight_gradient(as_rows(hidden), upstream_NF, weight_in_columns)
+    if for_modulation:
+        grad_modulation = grad_modulation_NR.view(*ctx.leading_dims, -1)
     return grad_hidden, grad_weight_DF, grad_a_DR, grad_b_RF, grad_modulation
 
 
-def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    out = left.new_empty(left.shape[0], right.shape[1], dtype=sum_dtype(left.dtype))
-    product_into(out, left, right)
-    return out
+def _down(
+    hidden_ND: torch.Tensor, a_DR: torch.Tensor, modulation_NR: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    down_NR = wide_product(hidden_ND, a_DR)
+    return down_NR, _product_in(hidden_ND.dtype, down_NR, modulation_NR)
 
 
-def _modulated(product_NR: torch.Tensor, modulation_NR: torch.Tensor) -> torch.Tensor:
-    """In the dtype of the modulation, as an operand of the next product."""
-    return (product_NR * modulation_NR).to(modulation_NR.dtype)
+def _back(upstream_NF: torch.Tensor, b_FR: torch.Tensor, modulation_NR: torch.Tensor, down_NR: torch.Tensor) -> Narrow:
+    back_NR, dtype = wide_product(upstream_NF, b_FR), upstream_NF.dtype
+    return Narrow(
+        _product_in(dtype, down_NR, modulation_NR),
+        _product_in(dtype, back_NR, modulation_NR),
+        _product_in(dtype, back_NR, down_NR),
+    )
 
 
-def _gradient(inputs_NI: torch.Tensor, upstream_NJ: torch.Tensor, in_columns: bool) -> torch.Tensor:
+def _product_in(dtype: torch.dtype, left_NR: torch.Tensor, right_NR: torch.Tensor) -> torch.Tensor:
+    """Element by element, rounded once."""
+    return torch.mul(left_NR, right_NR, out=left_NR.new_empty(left_NR.shape, dtype=dtype))
+
+
+TORCH = LowRank(_down, _back, product_into)
+
+
+def weight_gradient(inputs_NI: torch.Tensor, upstream_NJ: torch.Tensor, in_columns: bool) -> torch.Tensor:
     """``inputs^T upstream``, the gradient of a weight, in the order of the weight: autograd would copy another one."""
     return (upstream_NJ.T @ inputs_NI).T if in_columns else inputs_NI.T @ upstream_NJ

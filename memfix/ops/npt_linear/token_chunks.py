@@ -11,8 +11,8 @@ import torch
 
 from ..arguments import require_at_least_one
 from ..derivatives import first_derivative_only
-from ..products import sum_dtype
-from .arguments import NptTensors, as_rows
+from ..products import as_rows, sum_dtype
+from .arguments import NptTensors
 
 _PER_TOKEN = (0, 4)  # places of hidden and modulation: each row is in one chunk, where weights are in all
 

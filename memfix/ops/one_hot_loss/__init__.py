@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..dispatch import Dispatcher
+from ..products import as_rows
 
 DISPATCHER = Dispatcher("one_hot_loss", __name__, forms=("gather", "index"), otherwise="index")
 FORMS = DISPATCHER.names
@@ -29,6 +30,6 @@ def one_hot_loss(
             f"for logits {list(logits.shape)}"
         )
     compute = DISPATCHER.function(form, logits)
-    logits_NV = logits.reshape(-1, logits.shape[-1])
+    logits_NV = as_rows(logits)
     loss: torch.Tensor = compute(logits_NV, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)
     return loss.reshape(target.shape) if reduction == "none" else loss

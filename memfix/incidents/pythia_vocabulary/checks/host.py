@@ -63,7 +63,7 @@ def rare_words_are_unknown(evidence: Evidence) -> CheckResult:
 def whole_data_set(evidence: Evidence) -> CheckResult:
     """What each token adds to the naive list of batches."""
     small, large = (evidence.peak(NAIVE, "forward", op="batches", N=number) for number in TOKENS)
-    a_token = 8 * round((large - small) / (TOKENS[1] - TOKENS[0]) / 8)  # whole ids of int64
+    a_token = _bytes_a_token(large - small, TOKENS[1] - TOKENS[0])
     return result(a_token >= 16, HOST, bytes_a_token=a_token, of_wikitext=decimal(a_token * WIKITEXT_TOKENS, "MB"))
 
 
@@ -77,7 +77,12 @@ def streamed(evidence: Evidence) -> CheckResult:
         torch.equal(torch.stack(one), torch.stack(other)) for one, other in zip(made, naive, strict=True)
     )
     # more examples than are put in order at once
-    shape = {"length": 8, "batch_size": 512}
-    small, large = (evidence.peak("streaming", "forward", op="batches", N=4 * number, **shape) for number in TOKENS)
-    more = max(0, large - small) // 4096  # pages
+    shape, sizes = {"length": 8, "batch_size": 512}, [4 * number for number in TOKENS]
+    small, large = (evidence.peak("streaming", "forward", op="batches", N=number, **shape) for number in sizes)
+    more = _bytes_a_token(large - small, sizes[1] - sizes[0])
     return result(same and not more, f"{HOST}, {ON_CPU}", larger=TOKENS[1] // TOKENS[0], more=more)
+
+
+def _bytes_a_token(more_bytes: int, more_tokens: int) -> int:
+    """Whole ids of int64: what other processes do moves a reading by a few pages."""
+    return 8 * round(more_bytes / more_tokens / 8)

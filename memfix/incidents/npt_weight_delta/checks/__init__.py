@@ -1,0 +1,3 @@
+"""The checks of the claims, by subject."""
+
+from .evidence import Evidence as Evidence

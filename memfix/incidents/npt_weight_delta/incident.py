@@ -1,0 +1,171 @@
+"""The NPT weight delta: its model, its switches, and the report's table of configurations beside what steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import UsageError
+from ...units import format_bytes
+from ..config import OptimizationConfig, RunConfig
+from ..incident import Growth, Incident
+from ..measured_step import Measured
+from ..profile import ReportedRun
+from ..schema import setting
+from ..tokens import TokenBatch, TokenData, num_token_targets, token_batches
+from .conversion import convert
+from .int8_linear import description, make_8bit
+from .layer import FORMS, LINEAR, MODULATIONS, OFFLOAD
+from .model import SIZES, Decoder
+
+PRECISION_OF = {"fp16": "float16", "bf16": "bfloat16"}
+WARMUP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ``model`` section."""
+
+    size: str = setting(choices=SIZES, about="which decoder, in its published shape")
+    converted_layers: int = setting(low=1, about="layers whose attention changes the weight of their feed-forward")
+    first_converted: int | None = setting(None, low=0, about="the first of them, counted from 0; null: the last layers")
+    rank: int = setting(low=1, about="of the change")
+    modulation: str = setting(LINEAR, choices=MODULATIONS, about="attention @ A, or 0.1 * tanh of it")
+    drops_attention: bool = setting(
+        True, about="attention acts through the weight alone, as published; false: its output is added as well"
+    )
+    form: str = setting("auto", choices=FORMS, about="of npt_linear; naive and reported are the report's own")
+
+    def __post_init__(self) -> None:
+        layers = SIZES[self.size].layers
+        if (self.first_converted or 0) + self.converted_layers > layers:
+            raise ValueError(
+                f"converted_layers {self.converted_layers} from layer {self.first_converted or 0} on: "
+                f"{self.size} has {layers} layers"
+            )
+
+
+@dataclass(frozen=True)
+class NptOptimization(OptimizationConfig):
+    """The ``optimization`` section, with the report's names."""
+
+    use_cpu_offload: bool = setting(False, about="compute the change of low rank on the CPU")
+    mixed_precision: str | None = setting(
+        None, choices=PRECISION_OF, about="sets training.precision to float16 or bfloat16"
+    )
+    use_8bit: bool = setting(False, about="8-bit weights for the frozen linear layers of the decoder, on a GPU")
+
+
+def _resolved(config: RunConfig) -> RunConfig:
+    """Mixed precision as the shared key has it; refuses switches that contradict other keys."""
+    optimization, form, precision = config.optimization, config.model.form, config.training.precision
+    if form != "auto" and (optimization.use_cpu_offload or optimization.use_8bit):
+        raise UsageError(
+            f"model.form is {form}, and optimization.use_cpu_offload and use_8bit choose the form themselves"
+        )
+    if optimization.mixed_precision is None:
+        return config
+    wanted = PRECISION_OF[optimization.mixed_precision]
+    if precision not in ("float32", wanted):
+        raise UsageError(
+            f"optimization.mixed_precision is {optimization.mixed_precision}, and training.precision {precision}: "
+            "give one of them"
+        )
+    return config.replaced({"training.precision": wanted})
+
+
+def _require_device(config: RunConfig, device: torch.device) -> None:
+    if config.optimization.use_8bit and device.type == "cpu":
+        raise UsageError(
+            "optimization.use_8bit is for a GPU, whose memory 8-bit weights save; the run is on the CPU: "
+            "set optimization.use_8bit=false, or training.device=cuda where there is a GPU"
+        )
+
+
+def _build(config: RunConfig) -> Decoder:
+    model, optimization = config.model, config.optimization
+    decoder = Decoder(SIZES[model.size], gradient_checkpointing=config.training.gradient_checkpointing)
+    convert(
+        decoder,
+        num_layers=model.converted_layers,
+        first_layer=model.first_converted,
+        rank=model.rank,
+        modulation=model.modulation,
+        drops_attention=model.drops_attention,
+        form=OFFLOAD if optimization.use_cpu_offload else model.form,
+    )
+    if optimization.use_8bit:
+        make_8bit(decoder.layers)
+    return decoder
+
+
+def _warm_up(batch: TokenBatch) -> TokenBatch:
+    ids_BT, target_BT = batch
+    return ids_BT[:, :WARMUP_TOKENS], target_BT[:, :WARMUP_TOKENS]
+
+
+def _describe(config: RunConfig) -> list[str]:
+    model, optimization = config.model, config.optimization
+    size = SIZES[model.size]
+    return [
+        f"{model.size}, {size.num_parameters:,} parameters",
+        f"{model.converted_layers} of {size.layers} layers converted, rank {model.rank}",
+        f"{config.batch_size} x {config.data.context_length:,} tokens",
+        f"npt_linear/{OFFLOAD if optimization.use_cpu_offload else model.form}",
+        *([description()] if optimization.use_8bit else []),
+    ]
+
+
+# ---------------------------------------------------------------- beside the report
+_BATCH_4 = ("training.batch_size=4", "training.gradient_accumulation_steps=8")
+_OFFLOAD, _FP16 = "optimization.use_cpu_offload=true", "optimization.mixed_precision=fp16"
+RUNS = (
+    ReportedRun("original", "config.yaml", (*_BATCH_4, "model.form=naive"), ">80 GB, fails", "NPT-27"),
+    ReportedRun(
+        "basic optimization",
+        "config.yaml",
+        ("model.form=reported",),
+        "~79 GB, fails",
+        "NPT-28",
+        line_along="model.converted_layers",
+    ),
+    ReportedRun("product of low rank", "config.yaml", (), "", "NPT-21"),
+    ReportedRun("+ CPU offload", "config.yaml", (_OFFLOAD,), "~78 GB", "NPT-28"),
+    ReportedRun("+ fp16", "config.yaml", (_OFFLOAD, _FP16), "~40 GB", "NPT-29"),
+    ReportedRun("+ fewer layers", "config_optimized.yaml", (), "~35 GB", "NPT-30"),
+    ReportedRun("+ 8-bit", "config_optimized.yaml", ("optimization.use_8bit=true",), "", "NPT-33"),
+    ReportedRun("small model", "small.yaml", ("data.context_length=256",), "~2 GB", "NPT-31"),
+)
+
+
+def _conclusions(measured: Measured) -> Iterator[str]:
+    peak, capacity = max(one.peak_bytes for one in measured.reading.stages), measured.capacity_bytes
+    yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
+
+
+incident = Incident(
+    package=__package__,
+    model_schema=ModelConfig,
+    data_schema=TokenData,
+    optimization_schema=NptOptimization,
+    resolved=_resolved,
+    require_device=_require_device,
+    build=_build,
+    data=lambda config: token_batches(config.data, SIZES[config.model.size].vocabulary),
+    loss=lambda model, batch: model(*batch),
+    num_targets=num_token_targets,
+    layers=lambda model: model.layers,
+    config="config.yaml",
+    capacity="80GiB",  # the report's card
+    grows=(
+        Growth("training.batch_size", unit="sequences"),
+        Growth("data.context_length", unit="tokens"),
+        Growth("model.rank", unit="columns of A"),
+    ),
+    describe=_describe,
+    warm_up=_warm_up,
+    runs=RUNS,
+    conclusions=_conclusions,
+)

@@ -1,0 +1,187 @@
+"""Checks of what the report counts: positions, matrices, layers and their bytes."""
+
+# B batch, N positions, M latent tokens, D width, H heads
+
+from __future__ import annotations
+
+import torch
+
+from ...judging import ARITHMETIC, CheckResult, check, compared, decimal, result, sizes
+from ..layers import Attention, FeedForward, ResidualBlock
+from .evidence import (
+    Evidence,
+    count,
+    decoder_parts,
+    naive_attention,
+    naive_feed_forward,
+    num_parameters,
+)
+
+SAVED = "saved tensors, counted"
+COUNTED = "counted over the model"
+MATRIX = "B*H*N*N*e"
+
+
+@check("SCN-01")
+def positions(evidence: Evidence) -> CheckResult:
+    found = evidence.dims["N"]
+    return result(found == 1024, "configs/config.yaml", positions=found)
+
+
+@check("SCN-02")
+def squares(evidence: Evidence) -> CheckResult:
+    """The matrix, and all that a layer holds, where the positions double from 512."""
+    matrix = evidence.bytes(MATRIX) / evidence.bytes(MATRIX, N=512)
+    layer = evidence.held(naive_attention) / evidence.held(naive_attention, N=512)
+    return result(matrix == 4, f"{ARITHMETIC}; {SAVED}", matrix=f"{matrix:.0f}x", layer=f"{layer:.2f}x")
+
+
+@check("SCN-03")
+def attentions_of_an_encoder(evidence: Evidence) -> CheckResult:
+    """At both numbers of layers; the report prints one attention."""
+    printed, three = (
+        count(evidence.model(f"model.num_layers={layers}").bandwidth_lins[0], Attention) for layers in (2, 3)
+    )
+    return result(printed == 2, COUNTED, printed=printed, three=three)
+
+
+@check("SCN-05")
+def projections(evidence: Evidence) -> CheckResult:
+    """The shape of the queries of all heads, and their bytes."""
+    dims = evidence.dims
+    with torch.device("meta"):
+        layer = Attention(dims["D"], heads=dims["H"])
+        q = layer.to_q(torch.empty(dims["B"], dims["N"], dims["D"])).unflatten(-1, (dims["H"], -1))
+    shape = tuple(q.transpose(1, 2).flatten(0, 1).shape)
+    return result(shape == (512, 1024, 64), "on the meta device", shape=str(shape), bytes=q.nbytes)
+
+
+@check("SCN-06")
+def elements(evidence: Evidence) -> CheckResult:
+    found = evidence.bytes("B*H*N*N")
+    return result(found == 512 * 2**20, ARITHMETIC, count=found)
+
+
+@check("SCN-07")
+def one_attention(evidence: Evidence) -> CheckResult:
+    """What the layer holds, of which the matrix is a part; and the peak of a step of attention alone."""
+    held = evidence.held(naive_attention)
+    figures = sizes(matrix=evidence.bytes(MATRIX), held=held, step=evidence.peak("naive", "train", op="attention"))
+    return compared(SAVED, held, decimal=decimal(held), **figures)
+
+
+@check("SCN-08", part="bandwidth_lins")
+@check("SCN-09", part="modulation_lins")
+@check("SCN-10", part="hv_lins")
+def matrices_of_a_part(evidence: Evidence, part: str) -> CheckResult:
+    """All matrices of a part of the decoder, as the report counts its layers and as it prints them."""
+    summed, printed = (
+        count(getattr(evidence.model(f"model.num_layers={layers}"), part), Attention) for layers in (3, 2)
+    )
+    size, as_printed = summed * evidence.bytes(MATRIX), printed * evidence.bytes(MATRIX)
+    with torch.device("meta"):
+        width = Attention(512, heads=8).dim_head
+    return compared(
+        f"{COUNTED}; {ARITHMETIC}", size, attentions=summed, decimal=decimal(size), dim_head=width,
+        **sizes(binary=size, as_printed=as_printed),
+    )  # fmt: skip
+
+
+@check("SCN-11")
+def all_matrices(evidence: Evidence) -> CheckResult:
+    summed, printed = (
+        count(decoder_parts(evidence.model(f"model.num_layers={layers}")), Attention) for layers in (3, 2)
+    )
+    size = summed * evidence.bytes(MATRIX)
+    figures = sizes(binary=size, as_printed=printed * evidence.bytes(MATRIX))
+    return compared(f"{COUNTED}; {ARITHMETIC}", size, attentions=summed, decimal=decimal(size), **figures)
+
+
+@check("SCN-14")
+def other_activations(evidence: Evidence) -> CheckResult:
+    number, one = count(decoder_parts(evidence.model()), FeedForward), evidence.held(naive_feed_forward)
+    return compared(SAVED, number * one, feed_forwards=number, held=decimal(number * one), **sizes(one=one))
+
+
+@check("SCN-16")
+def share_of_matrices(evidence: Evidence) -> CheckResult:
+    """What a forward holds for backward, by what holds it."""
+    held, model = evidence.held_by_model(), decoder_parts(evidence.model())
+    matrices = count(model, Attention) * evidence.bytes(MATRIX)
+    feed_forwards = count(model, FeedForward) * evidence.held(naive_feed_forward)
+    shares = {"matrices": f"{matrices / held:.0%}", "feed_forwards": f"{feed_forwards / held:.0%}"}
+    return result(matrices > held / 2, SAVED, **shares, **sizes(held=held))
+
+
+@check("SCN-17")
+def residual_blocks(evidence: Evidence) -> CheckResult:
+    few, many = (evidence.held(ResidualBlock, N=positions) for positions in (1024, 2048))
+    attentions = count(decoder_parts(evidence.model("model.decoder=residual")), Attention)
+    holds = many == 2 * few and not attentions
+    return result(holds, SAVED, times=f"{many / few:.0f}x", attentions=attentions, **sizes(held=few))
+
+
+@check("SCN-24")
+def latent_matrix(evidence: Evidence) -> CheckResult:
+    """The matrix of the latent processor, which has attention in every decoder."""
+    size, whole = evidence.bytes("B*H*M*M*e"), evidence.bytes(MATRIX)
+    attentions = count(evidence.model("model.decoder=ff").latent_blocks, Attention)
+    holds = evidence.dims["M"] == 256 and attentions > 0
+    return result(holds, f"{ARITHMETIC}; {COUNTED}", times=whole // size, **sizes(matrix=size))
+
+
+@check("SCN-26")
+def cross_matrix(evidence: Evidence) -> CheckResult:
+    size = evidence.bytes("B*H*N*M*e")
+    return compared(ARITHMETIC, evidence.bytes(MATRIX) / size, bytes=size, **sizes(matrix=size))
+
+
+@check("SCN-35")
+def crossover(evidence: Evidence) -> CheckResult:
+    """What feed-forwards hold is linear, and at how many positions an attention holds as much."""
+    one, two = (evidence.held(naive_feed_forward, N=positions) for positions in (1024, 2048))
+    equal_at = 12 * evidence.dims["D"] // evidence.dims["H"]
+    both = {evidence.held(layer, N=equal_at) for layer in (naive_feed_forward, naive_attention)}
+    return result(two == 2 * one and len(both) == 1, SAVED, times=f"{two / one:.0f}x", equal_at=equal_at)
+
+
+@check("SCN-40")
+def quick_fix(evidence: Evidence) -> CheckResult:
+    """Feed-forwards of the pattern at several numbers of layers."""
+    counts = [
+        count(decoder_parts(evidence.model("model.decoder=ff", f"model.num_layers={layers}")), FeedForward)
+        for layers in (1, 2, 3)
+    ]
+    return result(counts[1:] == [10, 18], COUNTED, at_1=counts[0], at_2=counts[1], at_3=counts[2])
+
+
+@check("SCN-41")
+def two_feed_forwards(evidence: Evidence) -> CheckResult:
+    """Modules and parameters of a block, and of the models."""
+    before, after = evidence.model(), evidence.model("model.decoder=ff")
+    attention, feed_forward = (layer.fn for layer in before.hv_lins[0].layers)
+    block = after.hv_lins[0]
+    holds = (count(block, FeedForward), count(block, Attention)) == (2, 0)
+    figures = {"attention": num_parameters(attention), "feed_forward": num_parameters(feed_forward)}
+    return result(holds, COUNTED, **figures, before=num_parameters(before), after=num_parameters(after))
+
+
+@check("SCN-42")
+def twenty_times(evidence: Evidence) -> CheckResult:
+    """What both layers hold, against their closed forms with two statistics of the norm a position."""
+    attention, feed_forward = evidence.held(naive_attention), evidence.held(naive_feed_forward)
+    closed = evidence.bytes("B*N*(5*D + H*N)*e + 8*B*N"), evidence.bytes("B*N*17*D*e + 8*B*N")
+    exact = (attention, feed_forward) == closed
+    return compared(
+        SAVED, attention / feed_forward, ratio=f"{attention / feed_forward:.2f}x", closed_form=str(exact),
+        **sizes(attention=attention, feed_forward=feed_forward, tensor=evidence.bytes("B*N*D*e")),
+    )  # fmt: skip
+
+
+@check("SCN-44")
+def half_in_bf16(evidence: Evidence) -> CheckResult:
+    """Both layers in bfloat16 and in float32."""
+    layers = {"attention": naive_attention, "feed_forward": naive_feed_forward}
+    narrow = {name: evidence.held(layer, torch.bfloat16) for name, layer in layers.items()}
+    ratios = [evidence.held(layer) / narrow[name] for name, layer in layers.items()]
+    return result(all(abs(ratio - 2) < 0.01 for ratio in ratios), SAVED, **sizes(**narrow))

@@ -1,0 +1,113 @@
+"""The SCENT-style decoder: its model and images, and the report's ranking of solutions beside what steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...errors import UsageError
+from ...units import format_bytes
+from ..config import RunConfig
+from ..incident import Growth, Incident
+from ..measured_step import Measured
+from ..profile import ReportedRun
+from .images import ImageData, Images, image_batches, psnr
+from .model import ModelConfig, ScentModel
+
+
+def _resolved(config: RunConfig) -> RunConfig:
+    """Refuse an image that cannot be cut into the latent processor's tokens."""
+    edge, resolution = config.model.latent_edge, config.data.resolution
+    if resolution % edge:
+        raise UsageError(
+            f"data.resolution must be a multiple of {edge}, because {config.model.latent_tokens} latent tokens are "
+            f"{edge} x {edge} patches of an image; got {resolution}"
+        )
+    return config
+
+
+def _build(config: RunConfig) -> ScentModel:
+    checkpoints = config.training.gradient_checkpointing
+    return ScentModel(config.model, config.data.resolution, gradient_checkpointing=checkpoints)
+
+
+def _loss(model: torch.nn.Module, batch: Images) -> torch.Tensor:
+    """The mean squared error of each image, added up."""
+    found_BNP = model(batch["images"], batch["coordinates"]).float()
+    return (found_BNP - batch["pixels"]).square().mean((1, 2)).sum()
+
+
+def num_parameters(config: RunConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in _build(config).parameters())
+
+
+def _describe(config: RunConfig) -> list[str]:
+    model, resolution = config.model, config.data.resolution
+    return [
+        f"decoder {model.decoder}, {num_parameters(config):,} parameters",
+        f"{config.batch_size} x {resolution} x {resolution} pixels",
+        f"attention/{model.attention}",
+        f"geglu_feed_forward/{model.feed_forward}",
+    ]
+
+
+def _warm_up(batch: Images) -> Images:
+    return {name: tensor[:1] for name, tensor in batch.items()}
+
+
+# ---------------------------------------------------------------- beside the report
+CHECKPOINT, BATCH_16 = "training.gradient_checkpointing=true", "training.batch_size=16"
+ATTENTION, FEED_FORWARD = "model.attention=auto", "model.feed_forward=auto"
+TWO_LAYERS, BF16 = "model.num_layers=2", "training.precision=bfloat16"
+
+
+def _run(name: str, overrides: tuple[str, ...], figure: str, claim: str) -> ReportedRun:
+    return ReportedRun(name, "config.yaml", overrides, figure, claim)
+
+
+RUNS = (
+    _run("original", (), "~40 GB", "SCN-15"),
+    _run("1: feed-forwards alone", ("model.decoder=ff",), "~5 GB", "SCN-36"),
+    _run("2: attention to 256 latents", ("model.decoder=cross",), "18 -> 4.5 GB", "SCN-27"),
+    _run("3: batch 16", (BATCH_16,), "10 GB", "SCN-28"),
+    _run("4: checkpointing", (CHECKPOINT,), "~50 % less", "SCN-31"),
+    _run("5: 16 x 16 pixels", ("data.resolution=16",), "not recommended", "SCN-33"),
+    _run("5: num_layers 2", (TWO_LAYERS,), "not recommended", "SCN-33"),
+    _run("ResidualBlocks", ("model.decoder=residual",), "O(N)", "SCN-17"),
+    _run("our attention", (ATTENTION,), "", "SCN-43"),
+    _run("our attention and feed-forward", (ATTENTION, FEED_FORWARD), "", "SCN-43"),
+    _run("both, checkpointed", (ATTENTION, FEED_FORWARD, CHECKPOINT), "", "SCN-43"),
+    _run("1 with our feed-forward", ("model.decoder=ff", ATTENTION, FEED_FORWARD), "", "SCN-36"),
+    _run("original, bfloat16", (BF16,), "", "SCN-44"),
+    _run("both, checkpointed, bfloat16", (ATTENTION, FEED_FORWARD, CHECKPOINT, BF16), "", "SCN-44"),
+)
+
+
+def _conclusions(measured: Measured) -> Iterator[str]:
+    peak, capacity = max(one.peak_bytes for one in measured.reading.stages), measured.capacity_bytes
+    fits = "fits in" if peak <= capacity else "does not fit in"
+    yield f"{format_bytes(peak)} at the highest: {fits} {format_bytes(capacity)}"
+
+
+incident = Incident(
+    package=__package__,
+    model_schema=ModelConfig,
+    data_schema=ImageData,
+    resolved=_resolved,
+    build=_build,
+    data=image_batches,
+    loss=_loss,
+    quality=lambda loss: f"PSNR {psnr(loss):.2f} dB",
+    config="config.yaml",
+    capacity="40GiB",  # the report's card
+    grows=(
+        Growth("training.batch_size", unit="images"),
+        Growth("data.resolution", unit="pixels along an edge", multiple_of=lambda config: config.model.latent_edge),
+    ),
+    describe=_describe,
+    warm_up=_warm_up,
+    runs=RUNS,
+    conclusions=_conclusions,
+)

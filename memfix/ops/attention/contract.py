@@ -1,0 +1,183 @@
+"""What attention promises. The incident: 64 images of 1,024 positions, 8 heads of 64, float32: 2 GiB of scores."""
+
+from __future__ import annotations
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from .naive import naive_attention
+from .query_chunks import query_chunks_attention
+from .reported import reported_attention
+from .sdpa import sdpa_attention
+
+_INCIDENT = {"B": 64, "G": 8, "R": 1, "Q": 1024, "K": 1024, "D": 64, "queries_per_chunk": 64}
+_W = "max(e, 4)"  # gradients of keys and values are added up in float32
+_QUERIES = "B*G*R*Q*D*e"
+_KEYS = "B*G*K*D"
+_MAP = "keep_map*B*G*R*Q*K*e"
+# the weights of a chunk, the rows of its queries, and its part of a mask that hides and adds
+_CHUNK = "B*G*R*min(queries_per_chunk, Q)"
+_CHUNK_MASK = f"{_CHUNK}*K*(mask + 2*bias + mask*bias*e + causal)"
+
+# padded heads, in copies where they do not lie side by side, and for every query head where there are no groups
+_PADDED = "B*G*(R*Q + 2*K + 2*R*K)*(D + 7)*e"
+_RESULT = "(1 + mask + bias)*B*G*R*Q*(D + 7)*e"  # with masks once more, to make the rows zero that see no key
+_ROWS = "B*G*R*(Q + 127)*4"  # a number a row, and in backward the gradient of q in float32
+_MASKS = "(mask*B + bias*G*R + mask*bias*B*G*R)*Q*(K + 8)"
+_SAVED = "B*G*(R*Q + 2*K)*D*e + mask*B*Q*K + bias*G*R*Q*K*e"
+_BIAS_GRADIENT = "bias*B*G*R*Q*(K + 15)*e"
+_MAP_CHUNK = "keep_map*3*min(B*G*R*Q*K*e, 256*MiB)"
+
+# gradients of keys and values are rounded once a chunk. Autograd also adds them up in 16 bits
+_IN_CHUNKS = Tolerance(operand_ulps=1)
+_BY_AUTOGRAD = Tolerance(operand_ulps=1, ulps=8, rms_factor=12)
+# fused kernels take the gradient of a score as a difference of two sums, one of the rounded result
+_FUSED = Tolerance(operand_ulps=1, absolute_ulps=64)
+
+contract = Contract(
+    "attention",
+    naive=naive_attention,
+    forms={
+        "reported": Form(reported_attention, reported=True, tolerance=_BY_AUTOGRAD),
+        "query_chunks": Form(query_chunks_attention, tolerance=_IN_CHUNKS),
+        "sdpa": Form(sdpa_attention, tolerance=_FUSED),
+    },
+    dims={
+        "B": Dim(1, 2),
+        "G": Dim(1, 2),
+        "R": Dim(1, 3),
+        "Q": Dim(1, 40),
+        "K": Dim(1, 40),
+        "D": Dim(1, 24),
+        "queries_per_chunk": Dim(1, 42),
+    },
+    choices={"causal": (False, True), "scale": (None, 0.3), "keep_map": (False, True)},
+    inputs=[
+        TensorSpec("q", "B G R Q D", grad=True),
+        TensorSpec("k", "B G K D", grad=True),
+        TensorSpec("v", "B G K D", grad=True, patterns=("even", "runs")),
+        TensorSpec("mask", "B 1 1 Q K", dtype="bool", optional=True),
+        TensorSpec("bias", "G R Q K", grad=True, sometimes=-torch.inf, optional=True),
+    ],
+    cases={
+        "incident": _INCIDENT,
+        "incident_with_map": {**_INCIDENT, "keep_map": True},
+        "incident_bf16": {**_INCIDENT, "dtype": "bfloat16"},
+        "cross": {**_INCIDENT, "K": 256},
+        "masked": {**_INCIDENT, "B": 8, "present": ("mask",)},
+        "grouped": {"B": 4, "G": 4, "R": 4, "Q": 2048, "K": 2048, "D": 128, "queries_per_chunk": 256}
+        | {"causal": True, "dtype": "bfloat16"},
+        "small": {"B": 4, "G": 4, "R": 1, "Q": 256, "K": 256, "D": 32, "queries_per_chunk": 64},
+    },
+    # float64 has no fused kernel: its memory is that of naive
+    dtypes=("float32", "bfloat16", "float16"),
+    budgets=[
+        # small without gradients; in training autograd holds the weights of every chunk
+        Budget("reported", phase="forward", case="incident", times_below_naive=8),
+        Budget("reported", phase="held", case="incident", times_below_naive=8, known_broken=True),
+        Budget("reported", phase="train", case="incident", times_below_naive=8, known_broken=True),
+        Budget("query_chunks", phase="forward", case="incident", times_below_naive=10),
+        Budget("query_chunks", phase="held", case="incident", times_below_naive=16),
+        Budget("query_chunks", phase="train", case="incident", times_below_naive=5),
+        Budget("query_chunks", phase="saved", bytes=_SAVED),
+        Budget(
+            "query_chunks",
+            phase="forward",
+            bytes=f"{_QUERIES} + 2*{_KEYS}*e + {_MAP} + {_CHUNK}*(2*D + (2 + keep_map)*K)*e + {_CHUNK_MASK} + 64*KiB",
+        ),
+        Budget("query_chunks", phase="held", bytes=f"{_QUERIES} + {_MAP}"),
+        Budget(
+            "query_chunks",
+            phase="train",
+            bytes=f"2*{_QUERIES} + {_KEYS}*(4*e + 2*{_W}) + {_MAP} + {_CHUNK}*(4*D + 5*K)*e + {_CHUNK_MASK} + 64*KiB",
+        ),
+        Budget("sdpa", phase="forward", case="incident", times_below_naive=32),
+        Budget("sdpa", phase="held", case="incident", times_below_naive=16),
+        Budget("sdpa", phase="train", case="incident", times_below_naive=12),
+        Budget("sdpa", phase="train", case="incident", bytes="650 MiB"),
+        Budget("sdpa", phase="train", case="incident_bf16", times_below_naive=10),
+        Budget("sdpa", phase="train", case="cross", times_below_naive=4.5),
+        Budget("sdpa", phase="train", case="masked", times_below_naive=6),
+        Budget("sdpa", phase="train", case="grouped", times_below_naive=10),
+        # what the map costs: it is 16 times what is held without it
+        Budget("sdpa", phase="held", case="incident", bytes="B*G*R*Q*(D*e + 4)"),
+        Budget("sdpa", phase="held", case="incident_with_map", bytes="B*G*R*Q*((D + K)*e + 4)"),
+        Budget("sdpa", phase="saved", bytes=_SAVED),
+        Budget(
+            "sdpa",
+            phase="forward",
+            bytes=f"{_PADDED} + {_RESULT} + {_ROWS} + {_MAP} + {_MAP_CHUNK} + {_MASKS}*(2*e + 2) + 64*KiB",
+        ),
+        Budget("sdpa", phase="held", bytes=f"{_PADDED} + {_RESULT} + {_ROWS} + {_MAP} + {_MASKS}*(2*e + 2) + 64*KiB"),
+        Budget(
+            "sdpa",
+            phase="train",
+            bytes=f"2*{_PADDED} + {_RESULT} + {_ROWS}*(D + 127) + {_MAP} + {_MAP_CHUNK} + {_MASKS}*(2*e + 2)"
+            f" + {_BIAS_GRADIENT} + 64*KiB",
+        ),
+    ],
+    scaling=[
+        Scaling("query_chunks", dim="Q K", at_most=1, case="small"),
+        Scaling("sdpa", dim="Q K", at_most=1, case="small"),
+        Scaling("sdpa", dim="Q K", at_most=1, case="small", phase="forward"),
+    ],
+    speed=[
+        SpeedBudget("query_chunks", case="small", times_naive=4.0),
+        SpeedBudget("sdpa", case="small", times_naive=1.0),
+        SpeedBudget("sdpa", case="incident", times_naive=1.0, device="cuda"),
+        SpeedBudget("sdpa", case="incident_bf16", times_naive=0.3, device="cuda"),
+    ],
+    bad_inputs=[
+        *bad_chunk_sizes("queries_per_chunk"),
+        *not_floating("q", "k", "v"),
+        *mixed("dtype", "q", "k", "v"),
+        *mixed("device", "q", "k", "v"),
+        BadInput(
+            "additive mask in another dtype",
+            setting(bias=lambda _: torch.zeros(5, 5, dtype=torch.float16)),
+            "q and k and v and bias must have the same dtype, got torch.float32, torch.float32, torch.float32, "
+            "torch.float16",
+        ),
+        BadInput(
+            "numbers as a mask",
+            setting(mask=lambda _: torch.zeros(5, 5)),
+            "mask must be bool, True where a query sees a key, got torch.float32; numbers to add are bias=",
+        ),
+        BadInput(
+            "integer bias", setting(bias=lambda _: torch.zeros(5, 5, dtype=torch.int64)), "bias must be floating, got"
+        ),
+        BadInput("mask as a list", setting(mask=lambda _: [True]), "mask must be a tensor, got list", TypeError),
+        BadInput(
+            "mask for fewer keys",
+            setting(mask=lambda _: torch.ones(5, 4, dtype=torch.bool)),
+            "mask must broadcast to the scores [2, 2, 3, 5, 5], got shape [5, 4]",
+        ),
+        BadInput("bias with six dims", setting(bias=lambda _: torch.zeros(1, 2, 2, 3, 5, 5)), "bias must broadcast to"),
+        BadInput(
+            "context of another batch size",
+            setting(k=lambda t: t[:1], v=lambda t: t[:1]),
+            "q and k and v must have the same batch B, got 2, 1, 1",
+        ),
+        BadInput("v of fewer keys", setting(v=lambda t: t[:, :, 1:]), "k and v must have the same number of keys K"),
+        BadInput("narrow k", setting(k=lambda t: t[..., 1:]), "q and k must have the same width D, got 5, 4"),
+        BadInput(
+            "k of fewer heads",
+            setting(k=lambda t: t[:, 1:]),
+            "must have the same number of key-value heads, got 2, 1, 2",
+        ),
+        BadInput("ungrouped q", setting(q=lambda t: t[:, :, 0]), "q must be [B, G, R, Q, D], got shape [2, 2, 5, 5]"),
+        BadInput(
+            "no keys",
+            setting(k=lambda t: t[:, :, :0], v=lambda t: t[:, :, :0]),
+            "k must have at least one element, got shape [2, 2, 0, 5]",
+        ),
+        BadInput("no queries", setting(q=lambda t: t[:, :, :, :0]), "q must have at least one element, got shape"),
+        BadInput("infinite scale", setting(scale=float("inf")), "scale must be finite, got inf"),
+        BadInput("all dropped", setting(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
+        BadInput("causal as a number", setting(causal=1), "causal must be True or False, got 1", TypeError),
+        BadInput("map as a name", setting(keep_map="yes"), "keep_map must be True or False, got 'yes'", TypeError),
+    ],
+    repeats_backward=True,
+)

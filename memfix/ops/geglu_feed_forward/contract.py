@@ -1,0 +1,159 @@
+"""What the gated feed-forward layer promises. The incident: 64 sequences of 1024 tokens, width 512, 2048 gated values a
+token, float32, with a norm before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, setting
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from .checkpoint import checkpoint_geglu_feed_forward
+from .fused import Tiles, fused_geglu_feed_forward
+from .naive import naive_geglu_feed_forward
+from .token_chunks import token_chunks_geglu_feed_forward
+
+EVERYTHING = ("up_bias", "down_bias", "norm_weight", "norm_bias")
+_INPUTS = ("hidden", "up_weight", "down_weight")
+_W = "max(e, 4)"
+_T = "B*N"
+_C = f"min(tokens_per_chunk, {_T})"
+_KEPT = f"2*min(tokens_kept, {_T})*F*e"
+# one tensor of the size of hidden: the result, a gradient, or a copy where two leading dims do not fold into one
+_ROWS = f"{_T}*D*e"
+_PARAMETERS = "(3*F*D + 2*F + 3*D)"
+# norm, what is made of it, and its gradient
+_NARROW = f"{_C}*(3*D*e + 2*{_W})"
+# the gradients of a chunk's product are summed for the bias in parts
+_SMALL = f"ceil_div({_C}, 64)*8*F + 16*F + KiB"
+_BLOCKS = f"6*min(max(MiB, F), {_C}*F)*{_W}"  # float32 temporaries of the activation in torch's operators
+
+CHUNKS = [
+    Budget("token_chunks", phase="forward", bytes=f"2*{_ROWS} + 2*{_C}*F*e + {_NARROW} + {_BLOCKS} + {_SMALL}"),
+    Budget("fused", phase="forward", bytes=f"2*{_ROWS} + 2*{_C}*F*e + {_NARROW} + {_SMALL}"),
+    *(
+        budget
+        for form, blocks in (("token_chunks", _BLOCKS), ("fused", "0"))
+        for budget in (
+            Budget(form, phase="held", bytes=f"{_ROWS} + {_KEPT}"),
+            Budget(
+                form,
+                phase="train",
+                bytes=f"4*{_ROWS} + {_KEPT} + 3*{_C}*F*e + {_NARROW} + {_PARAMETERS}*({_W} + e) + {blocks} + {_SMALL}",
+            ),
+        )
+    ),
+]
+"""Of the chunked forms, at every shape."""
+
+# products are rounded to the working dtype as naive rounds them; those of several chunks are summed in float32, the
+# gradients of a norm after they were rounded
+TOLERANCE = Tolerance(ulps=2, rms_factor=1.5)
+COMPARED_WITH = {f"{__package__}.token_chunks._BLOCK_ELEMENTS": 24, "memfix.ops.products._UPCAST_ELEMENTS": 64}
+SMALL_TILES = {**COMPARED_WITH, f"{__package__}.fused.TILES": Tiles(tokens=2, columns=8, steps=2)}
+
+DIMS = {
+    "B": Dim(1, 3),
+    "N": Dim(1, 9),
+    "D": Dim(1, 20),
+    "F": Dim(1, 24),
+    "tokens_per_chunk": Dim(1, 28),
+    "tokens_kept": Dim(0, 28),
+}
+REST = [TensorSpec(name, "D", grad=True, optional=True) for name in ("down_bias", "norm_weight", "norm_bias")]
+
+_SMALL_CASE: dict[str, Any] = {"B": 2, "N": 64, "D": 64, "F": 128, "tokens_per_chunk": 32, "tokens_kept": 0}
+_INCIDENT: dict[str, Any] = {"B": 64, "N": 1024, "D": 512, "F": 2048, "present": EVERYTHING}
+
+contract = Contract(
+    "geglu_feed_forward",
+    naive=naive_geglu_feed_forward,
+    forms={
+        "checkpoint": checkpoint_geglu_feed_forward,
+        "token_chunks": Form(token_chunks_geglu_feed_forward, compared_with=COMPARED_WITH),
+        "fused": Form(fused_geglu_feed_forward, has_kernels=True, compared_with=SMALL_TILES),
+    },
+    dims=DIMS,
+    choices={"activation": ("geglu", "swiglu"), "residual": (False, True)},
+    inputs=[
+        TensorSpec("hidden", "B N D", grad=True),
+        TensorSpec("up_weight", "2*F D", grad=True, values=Normal(fan_in="D")),
+        TensorSpec("down_weight", "D F", grad=True, values=Normal(fan_in="F")),
+        TensorSpec("up_bias", "2*F", grad=True, optional=True),
+        *REST,
+    ],
+    cases={
+        "incident": {**_INCIDENT, "tokens_per_chunk": 8192, "tokens_kept": 28_672},
+        "incident_bf16": {**_INCIDENT, "tokens_per_chunk": 16_384, "tokens_kept": 0, "dtype": "bfloat16"},
+        "small": _SMALL_CASE,
+        "options": {**_SMALL_CASE, "tokens_kept": 48, "activation": "swiglu", "residual": True, "present": EVERYTHING},
+    },
+    tolerance=TOLERANCE,
+    budgets=[
+        Budget("checkpoint", phase="held", bytes=_ROWS),
+        Budget("checkpoint", phase="train", bytes=f"6*{_ROWS} + 26*{_T}*F*e + 2*{_PARAMETERS}*{_W} + {_T}*16 + KiB"),
+        Budget("token_chunks", phase="train", case="incident", times_below_naive=4),
+        Budget("fused", phase="forward", case="incident", times_below_naive=7),
+        Budget("fused", phase="held", case="incident", times_below_naive=4),
+        Budget("fused", phase="train", case="incident", times_below_naive=4),
+        Budget("fused", phase="held", case="incident_bf16", times_below_naive=16),
+        Budget("fused", phase="train", case="incident_bf16", times_below_naive=4),
+        Budget("fused", phase="train", case="incident_bf16", bytes="0.45 GiB"),
+        *CHUNKS,
+    ],
+    scaling=[
+        Scaling("token_chunks", dim="N", at_most=1, case="small", doublings=3),
+        Scaling("fused", dim="N", at_most=1, case="incident_bf16", doublings=3),
+        Scaling("fused", dim="tokens_per_chunk", at_most=1, case="small", doublings=3),
+        Scaling("fused", dim="F", at_most=1, case="small", doublings=3),
+    ],
+    speed=[
+        SpeedBudget("token_chunks", case="small", times_naive=4.0),
+        SpeedBudget("fused", case="incident", times_naive=1.15, device="cuda"),
+        SpeedBudget("fused", case="incident_bf16", times_naive=1.10, device="cuda"),
+    ],
+    bad_inputs=[
+        *bad_chunk_sizes("tokens_per_chunk"),
+        *not_floating(*_INPUTS),
+        *mixed("dtype", *_INPUTS),
+        *mixed("device", *_INPUTS),
+        BadInput("negative kept", setting(tokens_kept=-1), "tokens_kept must be at least 0, got -1"),
+        BadInput("kept in words", setting(tokens_kept="all"), "tokens_kept must be an int, got 'all'", TypeError),
+        BadInput(
+            "unknown activation",
+            setting(activation="glu"),
+            "activation must be one of geglu, swiglu, gelu, got 'glu'",
+        ),
+        BadInput("residual in words", setting(residual="yes"), "residual must be True or False, got 'yes'", TypeError),
+        BadInput("negative epsilon", setting(norm_eps=-1e-5), "norm_eps must be at least 0, got -1e-05"),
+        BadInput(
+            "no gate",
+            setting(up_weight=lambda t: t[:5]),
+            "up_weight must have 10 rows for activation 'geglu' and down_weight [5, 5], got 5",
+        ),
+        BadInput(
+            "a gate too many",
+            setting(activation="gelu"),
+            "up_weight must have 5 rows for activation 'gelu' and down_weight [5, 5], got 10",
+        ),
+        BadInput("narrow hidden", setting(hidden=lambda t: t[..., 1:]), "must have the same width D, got 4, 5, 5"),
+        BadInput("narrow up_weight", setting(up_weight=lambda t: t[:, 1:]), "the same width D, got 5, 4, 5"),
+        BadInput("short down_weight", setting(down_weight=lambda t: t[1:]), "the same width D, got 5, 5, 4"),
+        BadInput("short norm_weight", setting(norm_weight=torch.ones(4)), "the same width D, got 5, 5, 5, 4"),
+        BadInput("short down_bias", setting(down_bias=torch.ones(4)), "the same width D, got 5, 5, 5, 4"),
+        BadInput("short up_bias", setting(up_bias=torch.ones(5)), "must have the same number of rows H, got 10, 5"),
+        BadInput(
+            "norm_bias as a matrix", setting(norm_bias=torch.ones(5, 1)), "norm_bias must be [D], got shape [5, 1]"
+        ),
+        BadInput("weight as a vector", setting(up_weight=lambda t: t[0]), "up_weight must be [H, D], got shape [5]"),
+        BadInput("hidden as a list", setting(hidden=lambda t: [t]), "hidden must be a tensor, got list", TypeError),
+        BadInput(
+            "no tokens",
+            setting(hidden=lambda t: t[:, :0]),
+            "hidden and up_weight must have at least one element, got shapes [3, 0, 5] and [10, 5]",
+        ),
+    ],
+    repeats_backward=True,
+)

@@ -1,0 +1,33 @@
+"""What the feed-forward layer promises without a gate, where its first weight has other rows."""
+
+from __future__ import annotations
+
+from ...contract import Contract, Form, Normal, TensorSpec
+from .contract import CHUNKS, COMPARED_WITH, DIMS, EVERYTHING, REST, SMALL_TILES, TOLERANCE
+from .fused import fused_geglu_feed_forward
+from .naive import naive_geglu_feed_forward
+from .token_chunks import token_chunks_geglu_feed_forward
+
+contract = Contract(
+    "gelu_feed_forward",
+    naive=naive_geglu_feed_forward,
+    forms={
+        "token_chunks": Form(token_chunks_geglu_feed_forward, compared_with=COMPARED_WITH),
+        "fused": Form(fused_geglu_feed_forward, has_kernels=True, compared_with=SMALL_TILES),
+    },
+    dims=DIMS,
+    choices={"activation": ("gelu",), "residual": (False, True)},
+    inputs=[
+        TensorSpec("hidden", "B N D", grad=True),
+        TensorSpec("up_weight", "F D", grad=True, values=Normal(fan_in="D")),
+        TensorSpec("down_weight", "D F", grad=True, values=Normal(fan_in="F")),
+        TensorSpec("up_bias", "F", grad=True, optional=True),
+        *REST,
+    ],
+    cases={
+        "small": {"B": 2, "N": 64, "D": 64, "F": 256, "tokens_per_chunk": 32, "tokens_kept": 32, "present": EVERYTHING},
+    },
+    tolerance=TOLERANCE,
+    budgets=CHUNKS,
+    repeats_backward=True,
+)

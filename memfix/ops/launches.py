@@ -1,0 +1,52 @@
+"""Launches of Triton kernels that cost the host about as much as an operator of torch.
+
+Triton looks at every argument of every launch to find the compiled kernel, which takes longer than a small kernel runs.
+A launch with the numbers of an earlier one, and with tensors of the same dtypes and alignments, needs no second look.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .dispatch import is_interpreted
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_ALIGNED_BYTES = 16  # kernels are compiled for pointers at multiples of it, or for any
+_MOST_KEPT = 4096  # of launches, where sizes change all the time
+_compiled: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, num_stages: int, **constants: Any
+) -> None:
+    """``kernel[grid](*arguments, **constants)``: tensors, ints and None, then the constexprs by name."""
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    key = _key_of(kernel, arguments, (num_warps, num_stages, *constants.values()))
+    found = None if key is None else _compiled.get(key)
+    if found is not None:
+        compiled, rest = found
+        compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+        return
+    compiled = kernel[grid](*arguments, **constants, **options)
+    if key is not None:
+        if len(_compiled) >= _MOST_KEPT:
+            _compiled.clear()
+        _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+
+
+def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ...]) -> tuple[object, ...] | None:
+    """All that decides which compiled kernel runs, or None where Triton must see the launch itself: in its interpreter,
+    in a graph that is traced, and for tensors that stand for others, as those of the simulated meter."""
+    if is_interpreted() or torch.compiler.is_compiling():
+        return None
+    key: list[object] = [id(kernel), torch.cuda.current_device(), *constants]
+    for value in arguments:
+        if not isinstance(value, torch.Tensor):
+            key.append(value)
+        elif type(value) in _PLAIN:
+            key += (value.dtype, value.data_ptr() % _ALIGNED_BYTES == 0)
+        else:
+            return None
+    return tuple(key)
