@@ -115,7 +115,9 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
             for batch in batches
         }
         for future, batch in asked.items():  # this process is a worker too
-            if batch.kind not in (_INTERPRETED, _COMPILED) and future.cancel():
+            # the host meter would count what the threads that wait for the others allocate
+            on_host = batch.kind == "memory" and registered[batch.op].memory == "host"
+            if batch.kind not in (_INTERPRETED, _COMPILED) and not on_host and future.cancel():
                 say(f"{batch.op}: {batch.kind} of {', '.join(batch.forms)}")
                 note(batch.op, batch.run(effort))
         for future in as_completed([future for future in asked if not future.cancelled()]):

@@ -16,6 +16,7 @@ import importlib.util
 import platform
 import sys
 import sysconfig
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ _NUMPY_DOMAIN = 389047  # the tracemalloc domain of numpy's arrays
 _UNCOUNTED = 16 * MiB  # a reading notes growth of resident memory that exceeds the count by more than this
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _TENSORS = "torch's CPU tensors are counted operator by operator: temporaries inside their kernels are not"
+_THREADS = "other threads of this process were running: what they allocated is counted too"
 _RUNNING = "resident memory was not read: tracemalloc was running already, and its own tables are resident"
 
 
@@ -72,6 +74,7 @@ class HostMeter:
         was_tracing = tracemalloc.is_tracing()
         if "torch" in sys.modules:
             from . import host_tensors  # noqa: F401  imported before tracing starts
+        others = threading.active_count() > 1  # counted too: Python does not say which thread allocates
         # automatic collections stay on, as without a meter: they decide how much garbage is alive at the peak
         with only_our_own_cycles(automatic=True):
             with _tracing(frames=1):  # the time of an allocation grows with the frames that are kept
@@ -86,7 +89,7 @@ class HostMeter:
                     again = _count(build("cpu"), rows_near=counted.peak_bytes)
         resident_bytes = growth.bytes if growth else None
         notes = [note for note in (_RUNNING if growth is None else growth.note,) if note]
-        doubts = [_TENSORS] if counted.has_tensors else []
+        doubts = [_TENSORS] * counted.has_tensors + [_THREADS] * others
         if resident_bytes is not None and resident_bytes > 2 * counted.peak_bytes + _UNCOUNTED:
             grown, pages = format_bytes(resident_bytes), format_bytes(PAGE_BYTES)
             doubts.append(f"resident memory grew by {grown} (pages of {pages}): C libraries took what is not counted")

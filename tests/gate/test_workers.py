@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,7 @@ def test_a_contract_of_ones_own_is_examined_here(monkeypatch: pytest.MonkeyPatch
 BY_WORKERS = """
 import json
 import pickle
+from concurrent.futures import Future
 from memfix.checks.effort import PROFILES, Effort
 from memfix.gate import workers
 from memfix.meters import cuda, get_meter
@@ -250,6 +253,25 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done() -> None
     done = [line.split(" is examined")[0] for line in said if " is examined" in line]
     assert sorted(done) == ["embedding", "rope_positions"]
     assert said[-1].endswith("is examined")
+
+
+def test_host_memory_is_left_to_processes_without_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that wait for workers unpickle what those found, and the host meter would count it."""
+    here, this_process = [], os.getpid()
+
+    def run(batch: Batch, effort: Effort) -> Found:
+        if os.getpid() == this_process:
+            here.append((batch.op, batch.kind))
+        return {}
+
+    plan = [check for op in ("vocabulary", "embedding") for check in gate_plan(all_contracts()[op], METER)]
+    batches = [batch for batch in batches_of(plan) if not batch.kind.startswith("interpreted")]
+    monkeypatch.setattr(Batch, "run", run)
+    monkeypatch.setattr(workers, "_draw_once", lambda *_: None)
+    monkeypatch.setattr(Future, "cancel", lambda future: True)  # no worker was quicker
+    workers._run_batches(batches, get_effort("dev"), 2, lambda _: None)
+    assert ("embedding", "memory") in here
+    assert ("vocabulary", "memory") not in here
 
 
 def test_a_batch_is_plain_data() -> None:
