@@ -99,6 +99,11 @@ def in_a_folder_of_its_own(op: str) -> Source:
     return Source(name, "contract", name)
 
 
+def sources() -> list[Source]:
+    """Where contracts are declared, found without importing them."""
+    return [*_own_sources(), *_sources_of_other_packages()]
+
+
 def _own_sources() -> Iterator[Source]:
     files = (PurePath(file) for folder in ops.__path__ for file in glob("*/*contract.py", root_dir=folder))
     for file in sorted(files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from ..gate.judge import Verdict
 
 Say = Callable[[str], None]
-Paths = tuple[str | None, str | None, str | None]
-"""The paths of the JSON, Markdown and JUnit reports."""
+Paths = tuple[str | None, ...]
+"""The paths of the JSON, Markdown, JUnit and SARIF reports."""
 
 DEFAULT_LOCK = Path("benchmarks/memory.lock")
 
@@ -30,6 +31,14 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
     "base_ref",
     metavar="REF",
     help="Judge under the naive forms and contracts of this commit too; with --time, compare with its times.",
+)
+@click.option(
+    "--changed",
+    "changed_ref",
+    metavar="[REF]",
+    is_flag=False,
+    flag_value="HEAD",
+    help="Only ops with a file that differs from this commit, by default HEAD: uncommitted changes. OPs go before it.",
 )
 @click.option("--time", "on_time", is_flag=True, help="The gate on time: forms against --base, and against naive.")
 @click.option(
@@ -52,9 +61,11 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
 @json_option
 @click.option("--md", "md_path", metavar="PATH", help="Write Markdown; - for standard output.")
 @click.option("--junit", "junit_path", metavar="PATH", help="Write JUnit XML; - for standard output.")
+@click.option("--sarif", "sarif_path", metavar="PATH", help="Write SARIF 2.1.0; - for standard output.")
 def gate(
     ops: tuple[str, ...],
     base_ref: str | None,
+    changed_ref: str | None,
     on_time: bool,
     device: str | None,
     processes: int,
@@ -66,30 +77,51 @@ def gate(
     json_path: str | None,
     md_path: str | None,
     junit_path: str | None,
+    sarif_path: str | None,
 ) -> int:
     """The main job: every op (or those named) equal, within budget, and no byte above the lock.
 
     With --time another: no form slower than at --base, nor than its contract allows beside naive.
     """
+    from ..gate.definitions import with_definitions
+    from ..gate.judge import Verdict
     from ..registry import contracts
 
     _refuse_options_of_the_other_gate(on_time)
     if update and no_lock:
         raise click.UsageError("--update writes the lock and --no-lock leaves it out: give one of them")
-    paths = json_path, md_path, junit_path
+    paths = json_path, md_path, junit_path, sarif_path
     _require_writable(paths)
+    lock = None if no_lock else lock_path
     with progress() as say:
-        if on_time:
+        ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
+        if changed_ref is not None and not ops:
+            verdict = Verdict((), (), meter)
+        elif on_time:
             verdict = _time_verdict(contracts(ops), device, base_ref, processes, say)
         else:
             from ..gate.run import run_gate
 
             verdict = run_gate(
-                contracts(ops), meter_name=meter, effort=get_effort(profile),
-                lock_path=None if no_lock else lock_path, base_ref=base_ref, update=update, whole=not ops, say=say,
+                contracts(ops), meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
+                update=update, whole=not ops, say=say,
             )  # fmt: skip
+    verdict = with_definitions(
+        replace(verdict, notes=(*notes, *verdict.notes)), contracts(ops) if verdict.findings else ()
+    )
     _write_reports(verdict, paths)
     return verdict.exit_code
+
+
+def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ops to judge, of those named or of all, and the note about them."""
+    from ..gate.touched import touched_ops
+    from ..registry import contracts
+
+    if ops:
+        contracts(ops)  # refuses an unknown name, even where nothing is touched
+    touched = touched_ops(ref, lock, ops)
+    return touched.ops, (touched.note,)
 
 
 def _refuse_options_of_the_other_gate(on_time: bool) -> None:
@@ -128,10 +160,13 @@ def _write_reports(verdict: Verdict, paths: Paths) -> None:
     from ..gate.report import as_json, github, write_report
     from ..gate.report.junit import as_junit
     from ..gate.report.markdown import as_markdown
+    from ..gate.report.sarif import as_sarif
     from ..gate.report.terminal import print_verdict
 
     print_verdict(verdict, report_console(to_stderr="-" in paths))
-    formats: tuple[Callable[[Verdict], str], ...] = (lambda verdict: as_json(verdict.as_dict()), as_markdown, as_junit)
+    formats: tuple[Callable[[Verdict], str], ...] = (
+        lambda verdict: as_json(verdict.as_dict()), as_markdown, as_junit, as_sarif
+    )  # fmt: skip
     for path, as_text in zip(paths, formats, strict=True):
         if path is not None:
             write_report(path, as_text(verdict))

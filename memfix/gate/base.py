@@ -46,9 +46,9 @@ class Base(Commit):
     """A commit of memfix itself, which has laws to judge by."""
 
     @classmethod
-    def of(cls, ref: str, package: Path) -> Self:
+    def of(cls, ref: str, package: Path, *, option: str = "--base", may_be_empty: bool = False) -> Self:
         """The commit ``ref`` of the checkout with ``package``, the folder of the working tree's memfix."""
-        base = super().of(ref, package)
+        base = super().of(ref, package, option=option, may_be_empty=may_be_empty)
         if package.resolve() != (base.root / "memfix").resolve():
             raise UsageError(
                 f"--base compares laws of memfix itself; {package} is not the memfix of the checkout {base.root}"

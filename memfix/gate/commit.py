@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tarfile
 from dataclasses import dataclass
@@ -27,24 +28,29 @@ class Commit:
     ref: str
 
     @classmethod
-    def of(cls, ref: str, package: Path) -> Self:
-        """``package`` is the folder, or the only file, of the working tree's package."""
+    def of(cls, ref: str, package: Path, *, option: str = "--base", may_be_empty: bool = False) -> Self:
+        """``package`` is the folder, or the only file, of the working tree's package. Errors name the ``option``.
+
+        ``may_be_empty``: the HEAD of a repository without any commit stands for no files.
+        """
         name = package.stem
         try:
             root = Path(git(package.parent, "rev-parse", "--show-toplevel").strip())
         except UsageError as error:
-            raise NotInGit(f"--base needs a git checkout of {name}, and {package.parent} is none: {error}") from None
+            raise NotInGit(f"{option} needs a git checkout of {name}, and {package.parent} is none: {error}") from None
         if not git(root, "ls-files", "--", str(package.resolve())):
-            raise NotInGit(f"--base needs a git checkout of {name}; the checkout {root} does not track {package}")
+            raise NotInGit(f"{option} needs a git checkout of {name}; the checkout {root} does not track {package}")
         try:
             commit = git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").strip()
         except UsageError:
+            if may_be_empty and ref == "HEAD":
+                return cls(root, git(root, "hash-object", "-t", "tree", "-w", os.devnull).strip(), ref)
             if git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
                 raise MemfixError(
-                    f"--base: {root} is a shallow clone without the commit {ref!r}; "
+                    f"{option}: {root} is a shallow clone without the commit {ref!r}; "
                     "run git fetch --unshallow, or check out with fetch-depth: 0"
                 ) from None
-            raise UsageError(f"--base: no commit {ref!r} in {root}; fetch it, or name another") from None
+            raise UsageError(f"{option}: no commit {ref!r} in {root}; fetch it, or name another") from None
         return cls(root, commit, ref[:_SHORT] if ref == commit else ref)
 
     def notes(self, *judged: str) -> list[str]:
@@ -81,7 +87,7 @@ def git(folder: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
     except FileNotFoundError:
-        raise MemfixError("--base needs git, and there is none on the PATH; install git") from None
+        raise MemfixError("--base and --changed need git, and there is none on the PATH; install git") from None
     except subprocess.CalledProcessError as error:
         raise UsageError(f"git {' '.join(arguments[:2])}: {error.stderr.strip() or 'failed'}") from None
     return done.stdout

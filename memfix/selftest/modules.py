@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
-import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
@@ -17,19 +15,10 @@ from typing import Any
 
 from ..contract import Contract
 from ..errors import UsageError
+from ..gate.definitions import definition_of
+from ..gate.module_graph import imported_by
 from ..registry import Source, all_contracts, source_of
 from .source import SourceFile
-
-
-def definition_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The module and the name of a form's function; for ``apply`` of an autograd function, ``forward``."""
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, type):
-        return owner.__module__, "forward"
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    return getattr(function, "__module__", "") or "", getattr(function, "__name__", "")
 
 
 def source_files_of(contract: Contract, source: Source, forms: Sequence[str]) -> list[SourceFile]:
@@ -45,7 +34,7 @@ def source_files_of(contract: Contract, source: Source, forms: Sequence[str]) ->
     for name in waiting:  # the list grows meanwhile
         if name not in found and name not in left_out:
             found[name] = _source_file(contract, name)
-            waiting += [n for n in imported_by(found[name]) if n.rpartition(".")[0] in packages and _is_module(n)]
+            waiting += [n for n in _imports(found[name]) if n.rpartition(".")[0] in packages and _is_module(n)]
     return list(found.values())
 
 
@@ -64,17 +53,8 @@ def _is_module(name: str) -> bool:
         return False
 
 
-def imported_by(file: SourceFile) -> Iterator[str]:
-    """Absolute names of all that a module imports; ``from a import b`` may mean ``a`` or ``a.b``."""
-    parts = file.module.split(".")
-    depth = len(parts) + file.path.endswith("__init__.py")
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = parts[: depth - node.level] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+def _imports(file: SourceFile) -> Iterator[str]:
+    return imported_by(file.tree, file.module, is_package=file.path.endswith("__init__.py"))
 
 
 def naive_lines(contract: Contract, file: SourceFile) -> list[tuple[int, int]]:
@@ -124,7 +104,7 @@ def _importing(changed: set[str], near: set[str]) -> set[str]:
 
 @functools.cache
 def _imports_of(name: str, path: str) -> frozenset[str]:
-    return frozenset(imported_by(SourceFile.read(name, path)))
+    return frozenset(_imports(SourceFile.read(name, path)))
 
 
 def _package(name: str) -> str:

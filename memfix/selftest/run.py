@@ -17,12 +17,13 @@ from random import Random
 from ..checks.effort import Effort
 from ..contract import Contract
 from ..errors import MeasurementError, UsageError, did_you_mean
+from ..gate.definitions import definition_of
 from ..gate.lock import Key
 from ..registry import source_of
 from .fingerprint import Fingerprint
 from .fork_server import FINGERPRINT_SECONDS, ForkServer, Reply, Request, Setup
 from .judge import Group, is_memory
-from .modules import contracts_using, definition_of, naive_lines, same_code, source_files_of
+from .modules import contracts_using, naive_lines, same_code, source_files_of
 from .operators import MEMORY_KINDS, Known, Mutant, mutants_of
 from .source import SourceFile
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkouts import make_checkout, make_toy_checkout
+from their_repository import Theirs, make_repository
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +30,14 @@ def checkout(_checkout: Path, tmp_path: Path) -> Path:
 def toy(_toy_checkout: Path, tmp_path: Path) -> Path:
     """A git checkout of a memfix whose only op is a toy, for one test to break."""
     return shutil.copytree(_toy_checkout, tmp_path / "checkout")
+
+
+@pytest.fixture(scope="session")
+def _their_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tmp_path_factory.mktemp("theirs") / "repository")
+
+
+@pytest.fixture
+def theirs(_their_repository: Path, _toy_checkout: Path, tmp_path: Path) -> Theirs:
+    """Somebody else's repository, for one test to break."""
+    return Theirs(shutil.copytree(_their_repository, tmp_path / "theirs"), _toy_checkout)

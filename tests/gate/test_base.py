@@ -95,7 +95,7 @@ def test_a_package_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_missing_git_is_said(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout.root))
-    with pytest.raises(MemfixError, match=r"^--base needs git, and there is none on the PATH; install git$") as failed:
+    with pytest.raises(MemfixError, match=r"^--base and --changed need git, and there is none") as failed:
         checkout.base()
     assert failed.value.exit_code == EXIT_NOT_MEASURED
 

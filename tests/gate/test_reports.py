@@ -336,11 +336,11 @@ def test_junit_counts_failures_errors_and_notes() -> None:
     (suite,) = ElementTree.fromstring(as_junit(VERDICT))
     assert suite.attrib == {"name": "memfix gate", "tests": "5", "failures": "1", "errors": "1", "skipped": "2"}
     assert [(case.get("classname"), case.get("name"), [child.tag for child in case]) for case in suite] == [
-        ("memfix.loss", "equality: loss/chunked", []),
-        ("memfix.loss", "budget: loss/chunked [big, train]", ["failure"]),
-        ("memfix.loss", "memory: loss/reported [small, train]", ["error"]),
-        ("memfix.loss", "law: loss", ["skipped"]),
-        ("memfix.loss", "budget: loss/chunked", ["skipped"]),
+        ("memfix.loss", "loss/chunked/equality", []),
+        ("memfix.loss", "loss/chunked/budget [big, train]", ["failure"]),
+        ("memfix.loss", "loss/reported/memory [small, train]", ["error"]),
+        ("memfix.loss", "loss/law", ["skipped"]),
+        ("memfix.loss", "loss/chunked/budget", ["skipped"]),
     ]
     assert suite[1][0].get("message") == FAIL.message
     assert suite[1][0].text == FAIL.text()
@@ -350,6 +350,7 @@ def test_junit_counts_failures_errors_and_notes() -> None:
 def test_junit_names_the_file_and_the_line() -> None:
     (suite,) = ElementTree.fromstring(as_junit(make_verdict(PASS, GROWN)))
     assert [(case.get("file"), case.get("line")) for case in suite] == [(None, None), ("loss.py", "41")]
+    assert (suite[1][0].text or "").endswith("\n  at loss.py:41")
 
 
 def test_junit_parses_where_a_message_holds_terminal_colours() -> None:

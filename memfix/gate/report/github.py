@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ...checks.finding import Finding
 from ..judge import Verdict
 from .changed import heaviest_first, is_gain
 from .markdown import as_markdown
+from .place import place_in_repository
 from .text import block_lines, checks_of
 
 SHOWN = 10
@@ -51,12 +51,8 @@ def _annotate(level: str, blocks: Sequence[Sequence[Finding]]) -> None:
 
 def _location(source: str) -> list[str]:
     """``file=`` and ``line=`` of a line in the repository, with its path from the root; else nothing."""
-    name, _, line = source.rpartition(":")
-    root = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()
-    path = Path(name).resolve()
-    if not (name and line.isdigit() and path.is_file() and path.is_relative_to(root)):
-        return []
-    return [f"file={_property(path.relative_to(root).as_posix())}", f"line={line}"]
+    place = place_in_repository(source)
+    return [f"file={_property(place[0])}", f"line={place[1]}"] if place else []
 
 
 def _data(text: str) -> str:

@@ -11,6 +11,8 @@ from . import counted
 
 def summary_line(verdict: Verdict) -> str:
     """The last line: the verdict in one sentence."""
+    if not verdict.examinations and not verdict.findings:
+        return f"memfix gate: {verdict.word}: nothing to judge"
     ops, forms = _judged(verdict)
     counts = {status: len(verdict.with_status(status)) for status in ("pass", "fail", "error")}
     parts = [counted(ops, "op"), counted(forms, "form"), f"{counted(counts['pass'], 'check')} passed"]
@@ -46,3 +48,8 @@ def block_lines(findings: Sequence[Finding]) -> list[str]:
     lines = [f"{findings[0].subject}: {first}", *(f"  {message}" for message in others)]
     lines += dict.fromkeys(line for finding in findings for line in finding.details)
     return lines + [f"  reproduce: {finding.reproduce}" for finding in findings if finding.reproduce]
+
+
+def printable(text: str) -> str:
+    """``text`` without what XML and code hosts cannot show, such as the escape codes of a coloured message."""
+    return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")

@@ -1,0 +1,146 @@
+"""``--changed``: the ops whose files differ from a commit.
+
+An op depends on the modules that its contract, naive and forms import from packages of the same checkout, on other
+files that lie beside these, and on its entries in the lock. Sources are read, not run: where no op is touched, not even
+torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import LockError, UsageError
+from ..registry import Source, all_contracts, source_of, sources
+from .base import JUDGES
+from .commit import Commit, NotInGit, git
+from .definitions import definition_of
+from .lock import parse_lock, read_lock
+from .module_graph import files_used, package_of
+
+OPTION = "--changed"
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The ops that a change touches, and a sentence about them."""
+
+    ops: tuple[str, ...]
+    note: str
+
+
+def touched_ops(ref: str, lock_path: Path | None, among: Sequence[str] = ()) -> Touched:
+    """The ops, of those named or of all, with a file that differs between ``ref`` and the working tree."""
+    checkout = _Checkout.here()
+    declared = [source for source in sources() if checkout.tracks(source.module.partition(".")[0])]
+    if not declared:
+        raise NotInGit(f"{OPTION} needs ops in this checkout, and {checkout.root} tracks no package that registers any")
+    package = package_of(declared[0].module)
+    assert package is not None
+    commit = Commit.of(ref, package, option=OPTION, may_be_empty=True)
+    changed = _changed_files(commit)
+    judges = [name for name in sorted(changed.values()) if _is_judge(name)] if checkout.tracks("memfix") else []
+    if judges:
+        what = f"{_some(judges)} {'judges' if len(judges) == 1 else 'judge'} every form"
+        return Touched(tuple(among or all_contracts()), f"{OPTION} {ref}: every op: {what}")
+    reasons = dict(_ops_in_lock(commit, changed, lock_path)) | dict(_ops_of(declared, changed, checkout.tracks))
+    reasons = {op: name for op, name in sorted(reasons.items()) if not among or op in among}
+    if not reasons:
+        number = f"{len(changed)} file{'s differ' if len(changed) != 1 else ' differs'}"
+        return Touched((), f"no op is touched: {number} from {ref}, and no op depends on any of them")
+    spelled = ", ".join(f"{op} ({name})" for op, name in reasons.items())
+    return Touched(tuple(reasons), f"{OPTION} {ref}: only what it touches: {spelled}")
+
+
+@dataclass
+class _Checkout:
+    """The git checkout that holds the working directory."""
+
+    root: Path
+    _tracked: dict[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls) -> _Checkout:
+        try:
+            return cls(Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip()).resolve())
+        except UsageError as error:
+            raise NotInGit(f"{OPTION} needs a git checkout, and {Path.cwd()} is in none: {error}") from None
+
+    def tracks(self, package: str) -> bool:
+        """Whether a top-level package is part of it, and not only installed there, as in ``.venv``."""
+        if package not in self._tracked:
+            path = package_of(package)
+            inside = path is not None and path.is_relative_to(self.root)
+            self._tracked[package] = inside and bool(git(self.root, "ls-files", "--", str(path)))
+        return self._tracked[package]
+
+
+def _is_judge(name: str) -> bool:
+    return name in JUDGES or name.startswith(tuple(f"{judge}/" for judge in JUDGES))
+
+
+def _changed_files(commit: Commit) -> dict[Path, str]:
+    """By path, the name from the root of the checkout."""
+    differ = git(commit.root, "diff", "--name-only", "--no-renames", "-z", commit.commit, "--")
+    new = git(commit.root, "ls-files", "--others", "--exclude-standard", "-z")
+    return {(commit.root / name).resolve(): name for name in f"{differ}{new}".split("\0") if name}
+
+
+def _ops_of(
+    declared: Iterable[Source], changed: dict[Path, str], is_ours: Callable[[str], bool]
+) -> Iterator[tuple[str, str]]:
+    """The ops that depend on a changed file, each with its first one."""
+    modules = {path: name for path, name in changed.items() if path.suffix == ".py"}
+    files = {source: files_used([source.module], is_ours) for source in declared}
+    folders = {path.parent for used in files.values() for path in used}
+    others = [(_nearest(path, folders), name) for path, name in changed.items() if path not in modules]
+    beside = {folder: name for folder, name in others if folder is not None}
+    touched = {source for source, used in files.items() if _first(used, modules, beside)}
+    if not touched:
+        return
+    sources_of = {op: source_of(op) for op in all_contracts()}
+    for op, source in sources_of.items():
+        if source in touched:
+            own = _modules_of(op)
+            others_there = {name for other in sources_of if sources_of[other] == source for name in _modules_of(other)}
+            used = files_used(own, is_ours) | files_used([source.module], is_ours, others_there - own)
+            if name := _first(used, modules, beside):
+                yield op, name
+
+
+def _modules_of(op: str) -> set[str]:
+    """The modules that define naive and the forms of ``op``."""
+    contract = all_contracts()[op]
+    functions = [contract.naive, *(form.function for form in contract.forms.values())]
+    return {definition_of(function)[0] for function in functions} - {""}
+
+
+def _first(used: set[Path], modules: dict[Path, str], beside: dict[Path, str]) -> str:
+    """The first changed file among the ``used`` ones, or in one of their folders."""
+    names = [modules[path] for path in used if path in modules]
+    return min(names or [beside[path.parent] for path in used if path.parent in beside], default="")
+
+
+def _nearest(path: Path, folders: set[Path]) -> Path | None:
+    """The folder of a file that is no module, or the nearest one above it, in which there are modules of an op."""
+    return next((folder for folder in path.parents if folder in folders), None)
+
+
+def _ops_in_lock(commit: Commit, changed: dict[Path, str], lock_path: Path | None) -> Iterator[tuple[str, str]]:
+    """The ops whose entries in the lock differ from those at the commit."""
+    if lock_path is None or lock_path.resolve() not in changed:
+        return
+    name = changed[lock_path.resolve()]
+    now, then = read_lock(lock_path), commit.file(name)
+    try:
+        before = parse_lock(then, name) if then is not None else {}
+    except LockError:  # a broken lock, which this change mends
+        before = {}
+    for op in {key[0] for key, _ in now.items() ^ before.items()} & all_contracts().keys():
+        yield op, name
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
