@@ -12,14 +12,15 @@ from .errors import UsageError
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[IO[bytes]], object], what: str) -> None:
-    """Write beside ``path``, then rename over it. ``what`` is the file's name in an error: ``the lock file``.
+    """Write beside ``path``, then rename over it; of a link, the target is replaced. ``what`` is the file's name in an
+    error: ``the lock file``.
 
     ``content`` too large to be held twice is a function that writes it to the file it is given.
     """
-    temporary = None
+    temporary, target = None, Path(os.path.realpath(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".memfix-", delete=False) as file:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".memfix-", delete=False) as file:
             temporary = file.name
             if callable(content):
                 content(file)
@@ -28,7 +29,7 @@ def write_whole(path: Path, content: str | bytes | Callable[[IO[bytes]], object]
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)

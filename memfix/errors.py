@@ -35,6 +35,10 @@ class LockError(UsageError):
     """The lock file cannot be read, or does not say what a lock file says."""
 
 
+class LockConflict(LockError):
+    """The lock file has the marks of a merge conflict."""
+
+
 class CorpusError(UsageError, ValueError):
     """A text or a file of token ids cannot be read, or is not what it must be."""
 

@@ -72,3 +72,15 @@ def test_a_failure_on_the_way_leaves_the_old_file_and_nothing_else(
     assert refusal(path) == f"cannot write the lock file {path}: No space left on device"
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link", tmp_path / "elsewhere/file"
+    for content in ("first", "second"):  # at first the target is missing
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("elsewhere/file"))
+        write_whole(link, content, "the file")
+        assert link.is_symlink()
+        assert target.read_text() == content
+    assert os.listdir(tmp_path / "elsewhere") == ["file"]

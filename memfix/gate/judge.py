@@ -106,7 +106,8 @@ def judge(
 
 
 def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], peaks: Peaks) -> list[Finding]:
-    """Compare every reading with its entry: above fails, below is a note, missing and stale entries fail.
+    """Compare every reading with its entry: above fails, below is a note, missing and stale entries fail, and an op
+    without any entry fails once.
 
     A form that is not equal to naive is reported only where it is above its entry: nobody should lock its bytes.
     """
@@ -116,10 +117,18 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
     unequal = {
         (e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms | e.known_unequal_forms
     }
+    new_ops = {key[0] for key in readings if key[:2] not in unequal} - {key[0] for key in lock}
     findings = [
         judge_entry(key, used, lock.get(key), reading, peaks.get(spelled(key), ()))
         for key, reading in readings.items()
         if (used := bytes_of(reading, key[3])) > lock.get(key, used) or key[:2] not in unequal
+        if key[0] not in new_ops
+    ]
+    findings += [
+        Finding(
+            "lock", op, "", "fail", f"the lock has no entry of this op; {_how_to_accept(f'memfix gate {op} --update')}"
+        )
+        for op in sorted(new_ops)
     ]
     stale = f"the lock has an entry that nothing measures any more; {_how_to_accept(UPDATE)}"
     unmeasured = {_key(finding) for e in examinations for finding in e.findings if finding.status == "error"}

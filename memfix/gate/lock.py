@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..atomic_write import write_whole
-from ..errors import LockError
+from ..errors import LockConflict, LockError
 
 Key = tuple[str, str, str, str]
 """Op, form, case, phase."""
@@ -21,6 +21,7 @@ HEADER = (
 )
 _PHASES = ("forward", "held", "saved", "train", "kept")
 """The order of the entries of one case."""
+_CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _LINE = re.compile(rf"(\w+)/(\w+) \[([\w-]+), ({'|'.join(_PHASES)})\] (0|[1-9][0-9]*) bytes")
 
 
@@ -42,6 +43,12 @@ def read_lock(path: Path) -> dict[Key, int]:
 
 def parse_lock(text: str, path: str) -> dict[Key, int]:
     """The entries in the text of a lock file; errors name its ``path``."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(_CONFLICT):
+            raise LockConflict(
+                f"{path}:{number}: the lock file has a merge conflict; run memfix gate --update for all ops, which "
+                "writes today's bytes, or take one side (git checkout --ours or --theirs) and then run it"
+            )
     if not text.startswith("# memfix lock 1:"):
         raise LockError(f"{path}:1: not a memfix lock file of version 1; restore it from git")
     if not text.endswith("\n"):
@@ -50,8 +57,6 @@ def parse_lock(text: str, path: str) -> dict[Key, int]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line or line.startswith("# "):
             continue
-        if line.startswith(("<<<<<<<", "=======", ">>>>>>>", "|||||||")):
-            raise LockError(f"{path}:{number}: a merge conflict is left; take one side, then run memfix gate --update")
         match = _LINE.fullmatch(line)
         if not match:
             raise LockError(f"{path}:{number}: cannot read {line[:80]!r}; restore the file from git")

@@ -12,7 +12,7 @@ from ..checks.examine import Examination
 from ..checks.finding import Finding
 from ..checks.phase_bytes import bytes_of
 from ..contract import Contract
-from ..errors import MemfixError, UsageError
+from ..errors import LockConflict, MemfixError, UsageError
 from ..meters import usable_meter
 from ..provenance import describe
 from ..units import format_bytes, format_change
@@ -37,7 +37,7 @@ def run_gate(
     say: Say = lambda _: None,
 ) -> Verdict:
     """Judge ``contracts``. ``whole``: they are all there are, so lock entries of other ops are stale."""
-    lock = read_lock(lock_path) if lock_path else {}
+    lock, trouble = _read_lock(lock_path, rewrites=update and whole) if lock_path else ({}, "")
     base = Base.of(base_ref, Path(__file__).resolve().parents[1]) if base_ref else None
     meter, fallback = usable_meter(meter_name)
     notes = [*(_notes_of(base, contracts) if base else []), *([fallback] if fallback else [])]
@@ -54,9 +54,12 @@ def run_gate(
             notes += _raised(lock, updated)
             write_lock(lock_path, updated)
             write_peaks(peaks_path(lock_path), _updated_peaks(read_peaks(peaks_path(lock_path)), updated, examinations))
-            lock = updated
+            lock, trouble = updated, ""
         else:
             notes.append("the lock was not updated: something else than the lock fails")
+    if trouble and lock_speaks and lockable_readings(examinations):
+        lock_speaks = False
+        extra = [*extra, Finding("lock", "gate", "", "fail", trouble)]
     if whole and lock_speaks:
         extra = [*extra, *_ops_only_in_lock(lock, examinations)]
     return judge(
@@ -64,6 +67,22 @@ def run_gate(
         peaks=read_peaks(peaks_path(lock_path)) if lock_path else {},
         meter=meter.name, notes=notes, extra=extra, surroundings=describe(),
     )  # fmt: skip
+
+
+def _read_lock(path: Path, *, rewrites: bool) -> tuple[dict[Key, int], str]:
+    """The entries, and why there are none to judge by. A lock that is rewritten whole need not be readable before."""
+    try:
+        lock = read_lock(path)
+    except LockConflict as conflict:
+        if rewrites:
+            return {}, str(conflict)
+        raise
+    if path.exists():
+        return lock, ""
+    return lock, (
+        f"there is no lock file {path}: run memfix gate --update, which writes today's bytes to it, and commit it with "
+        f"{peaks_path(path).name}; --no-lock judges without one"
+    )
 
 
 def _notes_of(base: Base, contracts: Sequence[Contract]) -> list[str]:

@@ -79,7 +79,7 @@ def test_two_reports_on_standard_output_are_refused(memfix: Any) -> None:
 
 
 @pytest.mark.usefixtures("_no_measuring")
-@pytest.mark.parametrize("option", ["--json", "--md", "--junit"])
+@pytest.mark.parametrize("option", ["--json", "--md", "--junit", "--sarif"])
 def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
     memfix: Any, option: str, tmp_path: Path
 ) -> None:
@@ -89,13 +89,15 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 
 @pytest.mark.usefixtures("_no_measuring")
-@pytest.mark.parametrize("arguments", [[], ["--update"]], ids=["judging", "updating"])
+@pytest.mark.parametrize("arguments", [[], ["embedding", "--update"]], ids=["judging", "updating"])
 def test_a_corrupt_lock_ends_with_4_and_stays_as_it_is(memfix: Any, tmp_path: Path, arguments: list[str]) -> None:
     lock = tmp_path / "memory.lock"
     corrupt = f"{HEADER}\n\n<<<<<<< HEAD\nembedding/gather [small, train] 7 bytes\n"
     lock.write_text(corrupt)
-    assert memfix("gate", "--lock", str(lock), *arguments) == Ended(
-        4, "", f"memfix: {lock}:3: a merge conflict is left; take one side, then run memfix gate --update\n"
+    ended = memfix("gate", "--lock", str(lock), *arguments)
+    assert (ended.exit_code, ended.out) == (4, "")
+    assert ended.err.startswith(
+        f"memfix: {lock}:3: the lock file has a merge conflict; run memfix gate --update for all"
     )
     assert lock.read_text() == corrupt
     assert list(tmp_path.iterdir()) == [lock]

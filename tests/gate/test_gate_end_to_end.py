@@ -148,6 +148,54 @@ def test_missing_and_extra_entries_fail(toy: Path) -> None:
     assert "affine/in_place [tiny, train]: the lock has an entry that nothing measures any more" in done.stdout
 
 
+def test_a_first_gate_says_once_which_file_to_write_and_commit(toy: Path) -> None:
+    (toy / LOCK).unlink()
+    done = gate(toy)
+    assert done.returncode == 1
+    assert done.stdout.count("lock FAILED") == 1
+    assert (
+        f"gate: there is no lock file {LOCK}: run memfix gate --update, which writes today's bytes to it, and commit "
+        "it with memory.peaks.json; --no-lock judges without one" in done.stdout
+    )
+    assert gate(toy, "--update").returncode == 0
+    assert gate(toy).returncode == 0
+
+
+def test_an_op_that_the_lock_does_not_know_fails_once(toy: Path) -> None:
+    (toy / LOCK).write_text(f"# memfix lock 1: bytes\n\n{OTHER_OP}\n")
+    done = gate(toy, "affine")
+    assert done.returncode == 1
+    assert done.stdout.count("lock FAILED") == 1
+    assert (
+        "affine: the lock has no entry of this op; if this is meant, run memfix gate affine --update and commit"
+        in done.stdout
+    )
+
+
+def test_an_update_of_all_ops_resolves_a_merge_conflict(toy: Path) -> None:
+    lock = toy / LOCK
+    edit(lock, OTHER_OP, "")
+    clean = lock.read_text().rstrip() + "\n"
+    lock.write_text(f"<<<<<<< HEAD\n{clean}=======\n{clean}>>>>>>> branch\n")
+    for arguments in ((), ("affine", "--update")):
+        done = gate(toy, *arguments)
+        assert done.returncode == 4
+        assert (
+            f"memfix: {LOCK}:1: the lock file has a merge conflict; run memfix gate --update for all ops" in done.stderr
+        )
+    assert gate(toy, "--update").returncode == 0
+    assert lock.read_text() == clean
+
+
+def test_a_merge_conflict_is_still_said_where_an_update_fails(toy: Path) -> None:
+    edit(toy / FORM, "return doubled.add_(1)", "return doubled.add_(2)")
+    edit(toy / LOCK, OTHER_OP, "<<<<<<< HEAD")
+    done = gate(toy, "--update")
+    assert done.returncode == 1
+    assert "the lock file has a merge conflict" in done.stdout
+    assert done.stdout.count("lock FAILED") == 1
+
+
 def test_update_leaves_the_lock_alone_when_something_else_fails(toy: Path) -> None:
     before = (toy / LOCK).read_text()
     edit(toy / FORM, "return doubled.add_(1)", "return doubled.add_(2)")

@@ -89,9 +89,12 @@ def test_a_key_is_spelled_as_op_form_case_and_phase() -> None:
 # ---------------------------------------------------------------- damaged files
 @pytest.mark.parametrize("marker", ["<<<<<<< HEAD", "=======", ">>>>>>> branch", "||||||| base"])
 def test_a_merge_conflict_is_named_by_its_line(path: Path, marker: str) -> None:
-    assert refusal(path, TEXT.replace("\n\nloss/chunked [small, held]", f"\n{marker}\nloss/chunked [small, held]")) == (
-        f"{path}:8: a merge conflict is left; take one side, then run memfix gate --update"
-    )
+    with_marker = TEXT.replace("\n\nloss/chunked [small, held]", f"\n{marker}\nloss/chunked [small, held]")
+    for text, line in ((with_marker, 8), (f"{marker}\n{TEXT}", 1), (with_marker.rstrip(), 8)):
+        assert refusal(path, text) == (
+            f"{path}:{line}: the lock file has a merge conflict; run memfix gate --update for all ops, which writes "
+            "today's bytes, or take one side (git checkout --ours or --theirs) and then run it"
+        )
 
 
 def test_a_file_cut_in_the_middle_of_a_number_is_refused(path: Path) -> None:
