@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from memfix.atomic_write import write_whole
-from memfix.checks.children import take_one_core
+from memfix.checks.children import start_worker
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality
 from memfix.checks.plan import place_of
@@ -76,7 +76,7 @@ def main(
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     running: dict[Future[list[tuple[str, str]]], tuple[int, str]] = {}
     waiting, late = asked[::-1], []
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=take_one_core) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=start_worker) as pool:
         while waiting or running:
             while waiting and len(running) < 2 * jobs:
                 kind, seed, op = waiting.pop()

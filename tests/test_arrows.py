@@ -21,7 +21,7 @@ FLOORS = [
     {"checks", "measure", "ops", "pictures"},
     {"meters", "contract"},
     {"laws"},
-    {"formula", "provenance", "atomic_write", "versions", "cuda_kernels"},
+    {"formula", "provenance", "atomic_write", "orphans", "versions", "cuda_kernels"},
     {"units", "errors"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

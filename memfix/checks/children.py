@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import Literal
 
+from ..orphans import ends_with_parent
+
 StartMethod = Literal["fork", "spawn"]
 
 
@@ -26,6 +28,12 @@ def _has_autograd_threads() -> bool:
     """By the name that torch gives them."""
     names = (task / "comm" for task in Path("/proc/self/task").iterdir())
     return any(name.read_text().startswith("pt_autograd") for name in names)
+
+
+@ends_with_parent
+def start_worker() -> None:
+    """Begin a worker of a process pool."""
+    take_one_core()
 
 
 def take_one_core() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from ..orphans import ends_with_parent
 from .children import StartMethod, take_one_core
 from .kernel_coverage import watch
 from .mended_interpreter import mend
@@ -64,6 +65,8 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
 def start_interpreter(method: StartMethod = "spawn") -> None:
     """Start the child now, where other threads will ask for it: until it has started, this whole process looks as if
     it interpreted, to Triton and to any process that is started meanwhile."""
+    if _RUNNING and not _RUNNING[0].is_running():
+        _RUNNING.clear()
     if not _RUNNING and not _missing_package():
         # where Triton is imported, it has decided already
         _RUNNING.append(_Interpreter("spawn" if "triton" in sys.modules else method))
@@ -119,6 +122,11 @@ class _Interpreter:
             else:
                 os.environ[VARIABLE] = before
         theirs.close()
+        self._owner = os.getpid()
+
+    def is_running(self) -> bool:
+        """False after its end, with the thread that started it, and in a process that was forked from its owner."""
+        return self._owner == os.getpid() and self._process.is_alive()
 
     def call(self, function: Callable[[], Result]) -> Result:
         with self._one_at_a_time:
@@ -138,6 +146,7 @@ _RUNNING: list[_Interpreter] = []
 """One for all checks of this process: it takes seconds to start."""
 
 
+@ends_with_parent
 def _serve(connection: Connection) -> None:
     prepare_to_interpret()
     while True:

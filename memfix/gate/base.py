@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from ..checks.finding import Finding
 from ..checks.measured import Bytes
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
+from ..orphans import end_with
 from ..registry import op_declared_in
 from ..units import format_bytes
 from .commit import Commit, export_package, git
@@ -231,6 +233,7 @@ def _child(overlay: Path, *arguments: str) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         encoding="utf-8",
+        preexec_fn=partial(end_with, os.getpid()),
     )
     try:
         return json.loads(child.stdout)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from ..checks.children import StartMethod, start_method, take_one_core
+from ..checks.children import StartMethod, start_method, start_worker, take_one_core
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import Examination, examine, put_together
 from ..checks.interpreter import start_interpreter
@@ -136,7 +136,7 @@ def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:
 
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
     """A pool whose processes, if they are forked, are there before this process has another thread."""
-    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=take_one_core)
+    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=start_worker)
     pool.submit(os.getpid)
     return pool
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, MeterUnavailable
+from ..orphans import ends_with_parent
 from ..units import format_bytes
 from .base import Reading, Step, StepBuilder
 from .garbage import only_our_own_cycles
@@ -277,6 +278,7 @@ def _warmed_up(build: StepBuilder, warmup: int) -> Step:
     return step
 
 
+@ends_with_parent
 def _run_capped(sender: Any, build: StepBuilder, capacity_bytes: int, warmup: int) -> None:
     """Run in the child process: send ``("fits" | "too large" | "failed", reserved peak, message)``."""
     import torch

@@ -33,6 +33,7 @@ from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..errors import MeasurementError, MemfixError
 from ..gate.lock import Key
+from ..orphans import end_with, ends_with_parent
 from ..registry import Source, all_contracts, source_of
 from .coverage import Coverage, line_coverage
 from .fingerprint import Fingerprint, compare_fingerprints, fingerprint_of
@@ -134,6 +135,7 @@ class ForkServer:
 
 
 # ---------------------------------------------------------------- in the server process
+@ends_with_parent
 def _serve(connection: Connection, setup: Setup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by closing the pipe
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # mutants are checked by the gate without a GPU
@@ -195,8 +197,9 @@ def _run_in_child(function: Callable[[], Any]) -> Any:
 def _fork(function: Callable[[], Any]) -> tuple[int, Any]:
     """Start a child, and return it with the pipe through which the result of ``function`` arrives."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = os.fork()
+    parent, process = os.getpid(), os.fork()
     if process == 0:
+        end_with(parent)
         with contextlib.suppress(BaseException):
             theirs.send_bytes(pickle.dumps(function()))
         os._exit(0)

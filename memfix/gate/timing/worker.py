@@ -18,6 +18,7 @@ from ...laws import NAIVE
 from ...meters.base import Step
 from ...meters.clock import Race, race, slowed
 from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
+from ...orphans import ends_with_parent
 from ...registry import contracts, source_of
 from .import_base import NotAtBase, form_at_base
 from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S, SCATTER
@@ -58,6 +59,7 @@ class TimingResult:
     is_new: bool = False
 
 
+@ends_with_parent
 def run_worker(connection: Connection, config: WorkerConfig, forms: Sequence[TimedForm]) -> None:
     """The process's main function: prepare ``forms``, report ready, time one task, send the results."""
     if config.device == "cpu":
