@@ -118,15 +118,6 @@ class Base(Commit):
                     shutil.copy(here, there)
             yield target
 
-    def lock(self, path: Path) -> dict[Key, int]:
-        """The entries of the base's lock file; none where ``path`` is not in the checkout."""
-        try:
-            relative = path.resolve().relative_to(self.root.resolve())
-        except ValueError:
-            return {}
-        text = self.file(relative.as_posix())
-        return {} if text is None else parse_lock(text, f"{self.ref}:{relative.as_posix()}")
-
     def ops_here(self) -> list[str]:
         return sorted(self._contracts_here())
 
@@ -197,6 +188,16 @@ def judge_changes(files: Sequence[str], ref: str) -> list[Finding]:
         Finding("law", "memfix", "", "note", f"what judges a form differs from {ref}: {folder}/ {', '.join(names)}")
         for folder, names in by_folder.items()
     ]
+
+
+def lock_at(commit: Commit, path: Path) -> dict[Key, int]:
+    """The entries of the lock file at a commit; none where ``path`` is not in its checkout."""
+    try:
+        relative = path.resolve().relative_to(commit.root.resolve())
+    except ValueError:
+        return {}
+    text = commit.file(relative.as_posix())
+    return {} if text is None else parse_lock(text, f"{commit.ref}:{relative.as_posix()}")
 
 
 def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[Finding]:

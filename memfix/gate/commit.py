@@ -15,7 +15,11 @@ _NAMED = 3
 _SHORT = 12
 
 
-class NotInGit(UsageError):
+class NoBase(UsageError):
+    """A package has no such commit."""
+
+
+class NotInGit(NoBase):
     """The package is in no git checkout: it was installed."""
 
 
@@ -50,7 +54,7 @@ class Commit:
                     f"{option}: {root} is a shallow clone without the commit {ref!r}; "
                     "run git fetch --unshallow, or check out with fetch-depth: 0"
                 ) from None
-            raise UsageError(f"{option}: no commit {ref!r} in {root}; fetch it, or name another") from None
+            raise NoBase(f"{option}: no commit {ref!r} in {root}; fetch it, or name another") from None
         return cls(root, commit, ref[:_SHORT] if ref == commit else ref)
 
     def notes(self, *judged: str) -> list[str]:
@@ -60,6 +64,12 @@ class Commit:
             return []
         names = ", ".join(line[3:] for line in changed[:_NAMED]) + (", ..." if len(changed) > _NAMED else "")
         return [f"the working tree has uncommitted changes, and they are judged too: {names}"]
+
+    def changed_files(self) -> dict[Path, str]:
+        """The files that differ in the working tree, untracked ones included: by path, the name from the root."""
+        differ = git(self.root, "diff", "--name-only", "--no-renames", "-z", self.commit, "--")
+        new = git(self.root, "ls-files", "--others", "--exclude-standard", "-z")
+        return {(self.root / name).resolve(): name for name in f"{differ}{new}".split("\0") if name}
 
     def file(self, path: str) -> str | None:
         """The text of a file at this commit; None where it has no such file."""

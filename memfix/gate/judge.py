@@ -170,6 +170,19 @@ def judge_entry(
     return _lock_finding(key, "pass", f"{used:,} bytes, as locked", measured)
 
 
+def judge_against_base(key: Key, now: Reading, then: Reading, ref: str) -> Finding:
+    """Compare one reading with that of the same form at the commit ``ref``. Growth fails: no lock was there to ask."""
+    phase: Any = key[3]
+    used, before = bytes_of(now, phase), bytes_of(then, phase)
+    finding = judge_entry(key, used, before, now, then.alive_at_peak)
+    message = f"{used:,} bytes ({format_bytes(used)}), at {ref} {before:,} ({format_bytes(before)})"
+    details: tuple[str, ...] = ()
+    if used > before:
+        message += f": +{used - before:,} ({format_change(used, before)}), meter {now.meter}"
+        details = (*finding.details[:-1], f"  if this is meant, keep the bytes in a lock: run {UPDATE} and commit it")
+    return replace(finding, check="base", message=message, details=details, measured=Bytes(used, before, "base"))
+
+
 def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[Change]:
     """The allocations at this peak that are new or larger than at the locked one, largest first."""
     if not alive_then:

@@ -40,7 +40,7 @@ def touched_ops(ref: str, lock_path: Path | None, among: Sequence[str] = ()) -> 
     package = package_of(declared[0].module)
     assert package is not None
     commit = Commit.of(ref, package, option=OPTION, may_be_empty=True)
-    changed = _changed_files(commit)
+    changed = commit.changed_files()
     judges = [name for name in sorted(changed.values()) if _is_judge(name)] if checkout.tracks("memfix") else []
     if judges:
         what = f"{_some(judges)} {'judges' if len(judges) == 1 else 'judge'} every form"
@@ -79,13 +79,6 @@ class _Checkout:
 
 def _is_judge(name: str) -> bool:
     return name in JUDGES or name.startswith(tuple(f"{judge}/" for judge in JUDGES))
-
-
-def _changed_files(commit: Commit) -> dict[Path, str]:
-    """By path, the name from the root of the checkout."""
-    differ = git(commit.root, "diff", "--name-only", "--no-renames", "-z", commit.commit, "--")
-    new = git(commit.root, "ls-files", "--others", "--exclude-standard", "-z")
-    return {(commit.root / name).resolve(): name for name in f"{differ}{new}".split("\0") if name}
 
 
 def _ops_of(

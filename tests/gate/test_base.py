@@ -15,9 +15,9 @@ from memfix.checks.finding import Finding
 from memfix.checks.measured import Bytes
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, LockError, MemfixError, UsageError
-from memfix.gate.base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_changes
+from memfix.gate.base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_at, lock_changes
 from memfix.gate.lock import write_lock
-from memfix.gate.run import _under_laws_of
+from memfix.gate.their_base import under_laws_of
 from memfix.laws import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -327,22 +327,22 @@ def test_the_lock_of_the_base_is_read_from_its_commit(checkout: Checkout) -> Non
     write_lock(path, {KEY: 1024})
     checkout.commit()
     write_lock(path, {KEY: 2048})
-    assert checkout.base().lock(path) == {KEY: 1024}
+    assert lock_at(checkout.base(), path) == {KEY: 1024}
 
 
 def test_a_broken_lock_of_the_base_is_named_with_its_commit(checkout: Checkout) -> None:
     checkout.write("benchmarks/memory.lock", "not a lock\n")
     checkout.commit()
     with pytest.raises(LockError, match=r"^HEAD:benchmarks/memory\.lock:1: not a memfix lock file of version 1"):
-        checkout.base().lock(checkout.root / "benchmarks/memory.lock")
+        lock_at(checkout.base(), checkout.root / "benchmarks/memory.lock")
 
 
 def test_a_lock_that_the_base_has_not_is_empty(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = checkout.base()
-    assert base.lock(checkout.root / "benchmarks/memory.lock") == {}
+    assert lock_at(base, checkout.root / "benchmarks/memory.lock") == {}
     outside = tmp_path_factory.mktemp("outside") / "memory.lock"
     write_lock(outside, {KEY: 1024})
-    assert base.lock(outside) == {}
+    assert lock_at(base, outside) == {}
 
 
 def test_raised_and_lowered_entries_are_a_row_each() -> None:
@@ -412,7 +412,7 @@ def test_findings_of_the_base_keep_their_bytes_and_what_is_known_but_not_their_c
     of_an_earlier_memfix = known.as_dict()
     del of_an_earlier_memfix["known"]
     note = Finding("budget", "loss", "chunked", "note", "not judged")
-    rows = _under_laws_of("main", [known.as_dict(), of_an_earlier_memfix, note.as_dict()])
+    rows = under_laws_of("main", [*map(Finding.from_dict, (known.as_dict(), of_an_earlier_memfix, note.as_dict()))])
     message = "under the laws of main: budget: peak 3 B"
     expected = replace(known, check="base law", message=message, reproduce="")
     assert rows == [expected, replace(expected, known="")]

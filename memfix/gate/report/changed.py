@@ -37,7 +37,7 @@ def is_gain(finding: Finding) -> bool:
 def _is_change(finding: Finding) -> bool:
     if finding.status != "note":
         return finding.status in ("fail", "error")
-    return finding.check == "time" or (finding.check in ("lock", "law") and isinstance(finding.measured, Bytes))
+    return finding.check == "time" or (finding.check in ("lock", "law", "base") and isinstance(finding.measured, Bytes))
 
 
 def _weight(block: Sequence[Finding]) -> tuple[int, float]:
@@ -96,6 +96,8 @@ def _short(finding: Finding) -> str:
     """The verdict column of a note."""
     if finding.check == "lock":
         return "below the lock: run memfix gate --update"
+    if finding.check == "base":
+        return "below the base"
     if finding.check == "law":
         return "lock lowered" if is_gain(finding) else "lock raised"
     return finding.message

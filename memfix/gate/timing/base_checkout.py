@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ...checks.finding import Finding
 from ...contract import Contract
+from ...errors import MeasurementError
 from ...registry import Source, source_of
 from ..base import Base
-from ..commit import Commit, NotInGit, export_package
+from ..commit import Commit, NoBase, export_package
 
 AT_BASE = "_at_base"
 
@@ -36,10 +37,13 @@ class BaseCheckouts:
 
 
 @contextmanager
-def check_out_base(ref: str, contracts: Sequence[Contract]) -> Iterator[BaseCheckouts]:
+def check_out_base(
+    ref: str, contracts: Sequence[Contract], *, otherwise: str = "held against naive only"
+) -> Iterator[BaseCheckouts]:
     """The packages of ``contracts`` at the commit ``ref``.
 
-    An installed package, which is in no git checkout, has no base: it is noted, and refused where no other has one.
+    An installed package, and one in a checkout without that commit, has no base: it is noted with what is done
+    ``otherwise``, and refused where no other has one. A package that was not there yet is noted too.
     """
     by_package: dict[Path, list[str]] = {}
     for contract in contracts:
@@ -49,14 +53,17 @@ def check_out_base(ref: str, contracts: Sequence[Contract]) -> Iterator[BaseChec
         for package, ops in by_package.items():
             try:
                 commit = Commit.of(ref, package)
-            except NotInGit as error:
+            except NoBase as error:
                 refused.append(error)
-                found.notes.append(f"{', '.join(ops)}: held against naive only: {error}")
+                found.notes.append(f"{', '.join(ops)}: {otherwise}: {error}")
                 continue
             found.ref = commit.ref
             found.commits[package] = commit
             found.notes += commit.notes(str(package))
-            found.folders |= dict.fromkeys(ops, folders.enter_context(_exported(commit, package)))
+            try:
+                found.folders |= dict.fromkeys(ops, folders.enter_context(_exported(commit, package)))
+            except MeasurementError as error:
+                found.notes.append(f"{', '.join(ops)}: {otherwise}: {error}")
         if refused and not found.commits:
             raise refused[0]
         yield found

@@ -11,8 +11,10 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -27,41 +29,51 @@ class NotAtBase(Exception):
 
 
 def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[..., Any]:
-    """The function of ``form`` in the base's copy of the package, which lies in ``folder``.
+    """The function of ``form`` in the base's copy of the package, which lies in ``folder``."""
+    contract = contract_at_base(folder, source, op)
+    if form not in contract.forms:
+        raise NotAtBase("the form is new")
+    function: Callable[..., Any] = contract.function(form)
+    return function
+
+
+def ops_at_base(folder: Path, source: Source) -> list[str]:
+    """The ops that ``source`` declares in the base's copy of the package."""
+    _make_importable(folder)
+    return [contract.name for contract in _declared_at_base(folder, source)]
+
+
+def contract_at_base(folder: Path, source: Source, op: str) -> Any:
+    """The contract of ``op`` in the base's copy of the package, which lies in ``folder``.
 
     The op may have had a folder of its own there.
     """
     _make_importable(folder)
-    declared, shared_namespaces = _declared_at_base(source)
+    declared = _declared_at_base(folder, source)
     if not any(contract.name == op for contract in declared):
-        declared, shared_namespaces = _declared_at_base(in_a_folder_of_its_own(op))
-    if shared_namespaces:
+        declared = _declared_at_base(folder, in_a_folder_of_its_own(op))
+    if shared := _SHARED_NAMESPACES[folder]:
         raise MeasurementError(
-            f"both copies register operators in the torch.library namespace {', '.join(sorted(shared_namespaces))}: "
+            f"both copies register operators in the torch.library namespace {', '.join(sorted(shared))}: "
             "the base would run today's code; derive the namespace from __name__"
         )
     contract = next((contract for contract in declared if contract.name == op), None)
     if contract is None:
         raise NotAtBase("the op is new")
-    if form not in contract.forms:
-        raise NotAtBase("the form is new")
-    return contract.function(form)
+    return contract
 
 
 @functools.cache
-def _declared_at_base(source: Source) -> tuple[list[Any], set[str]]:
-    """The copy's contracts, and the ``torch.library`` namespaces that it shares with today's package.
-
-    Cached: a module is executed only once.
-    """
+def _declared_at_base(folder: Path, source: Source) -> list[Any]:
+    """The copy's contracts. Cached: a module is executed only once."""
     top, dot, rest = source.module.partition(".")
     module = f"{top}{AT_BASE}{dot}{rest}"
-    with _shared_namespaces() as shared:
+    with _recorded_namespaces(_SHARED_NAMESPACES[folder]):
         try:
-            return Source(module, source.attribute, source.spelled).declared(), shared
+            return replace(source, module=module).declared()
         except ModuleNotFoundError as error:
             if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-                return [], shared
+                return []
             raise
         except ContractError as error:  # the contract of another package, in the spelling of an earlier memfix
             raise NotAtBase(f"this memfix cannot read the contract at the base: {error}") from None
@@ -116,13 +128,16 @@ class _RenameImports(ast.NodeTransformer):
         return node
 
 
+_SHARED_NAMESPACES: defaultdict[Path, set[str]] = defaultdict(set)
+"""By the folder of a copy, the ``torch.library`` namespaces that it shares with today's package."""
+
+
 @contextmanager
-def _shared_namespaces() -> Iterator[set[str]]:
-    """Namespaces that had operators before the ``with`` block, and get more inside of it."""
+def _recorded_namespaces(shared: set[str]) -> Iterator[None]:
+    """Add to ``shared`` the namespaces that had operators before the ``with`` block, and get more inside of it."""
     import torch
 
     original, taken = torch.library.Library.__init__, _namespaces_of_operators()
-    shared: set[str] = set()
 
     def recorded(self: Any, namespace: str, kind: str, *arguments: Any, **keywords: Any) -> None:
         if kind in ("DEF", "FRAGMENT") and namespace in taken:
@@ -131,7 +146,7 @@ def _shared_namespaces() -> Iterator[set[str]]:
 
     torch.library.Library.__init__ = recorded  # type: ignore[assignment, method-assign]
     try:
-        yield shared
+        yield
     finally:
         torch.library.Library.__init__ = original  # type: ignore[method-assign]
 

@@ -92,9 +92,3 @@ def test_their_contract_in_an_old_spelling_at_the_base_is_a_note(
         "no time at main: this memfix cannot read the contract at the base: input 'x': low=0.0 is spelled "
         "values=Uniform(0.0, 1.0)",
     )
-
-
-def test_their_laws_at_a_commit_are_not_said_to_hold(repository: Path) -> None:
-    ended = memfix(repository, "gate", "their_scan", "--base", "HEAD", "--no-lock")
-    assert ended.returncode == 4
-    assert "--base holds the laws of memfix's own ops; their_scan is none" in ended.stderr
