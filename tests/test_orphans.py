@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forked_python import forked_python
+
+from memfix.checks import interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not end children")
@@ -69,23 +72,16 @@ def test_a_child_whose_parent_ended_before_it_could_be_watched_ends_at_once() ->
     assert (ended.returncode, ended.stdout) == (1, "")
 
 
-@on_linux
-def test_the_interpreter_starts_again_where_it_ended_with_the_thread_that_started_it() -> None:
-    pytest.importorskip("triton")
-    program = """
-import threading
-from memfix.checks import interpreter
-def ask():
-    interpreter.start_interpreter("fork")
-    print(interpreter.in_interpreter(interpreter.is_interpreting), flush=True)
-thread = threading.Thread(target=ask)
-thread.start()
-thread.join()
-interpreter._RUNNING[0]._process.join()
-ask()
-"""
-    ended = forked_python("-c", program, cwd=ROOT)
-    assert (ended.returncode, ended.stdout) == (0, "True\nTrue\n"), ended.stderr
+def test_an_interpreter_that_ended_with_the_thread_that_started_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running, ended = SimpleNamespace(is_running=lambda: True), SimpleNamespace(is_running=lambda: False)
+    monkeypatch.setattr(interpreter, "_missing_package", lambda: None)
+    monkeypatch.setattr(interpreter, "_Interpreter", lambda method: running)
+    monkeypatch.setattr(interpreter, "_RUNNING", [ended])
+    for _ in range(2):
+        interpreter.start_interpreter()
+        assert [running] == interpreter._RUNNING
 
 
 def test_every_child_begins_with_a_function_that_ends_with_its_parent() -> None:

@@ -62,7 +62,7 @@ def test_a_naive_that_follows_a_wrong_form_cannot_hide_it(theirs: Theirs) -> Non
     assert code == 1
     (row, *_) = rows(found, "base law")
     assert row[1:3] == ("their_scan/chunked", "fail")
-    assert row[3].startswith("under the laws of HEAD: equality: float64: output is off by 1")
+    assert row[3].startswith("under the laws of HEAD: equality: float32: output is off by 1")
     assert ("law", "their_scan", "note", "the text of its naive form or contract differs from HEAD") in rows(
         found, "law"
     )

@@ -44,6 +44,7 @@ def contract_of(name, form):
         dims={"N": Dim(1, 9)},
         inputs=[TensorSpec("x", "N", grad=True)],
         cases={"small": {"N": 256}},
+        dtypes=("float32",),
         budgets=[Budget("chunked", phase="forward", bytes="N*e")],
     )
 
