@@ -106,9 +106,9 @@ def gate(
                 contracts(ops), meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
                 update=update, whole=not ops, say=say,
             )  # fmt: skip
-    verdict = with_definitions(
-        replace(verdict, notes=(*notes, *verdict.notes)), contracts(ops) if verdict.findings else ()
-    )
+    verdict = replace(verdict, notes=(*notes, *verdict.notes))
+    if verdict.findings:
+        verdict = with_definitions(verdict, contracts(ops))
     _write_reports(verdict, paths)
     return verdict.exit_code
 
@@ -118,9 +118,8 @@ def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> tuple[tuple[s
     from ..gate.touched import touched_ops
     from ..registry import contracts
 
-    if ops:
-        contracts(ops)  # refuses an unknown name, even where nothing is touched
-    touched = touched_ops(ref, lock, ops)
+    # an unknown name is refused, even where nothing is touched
+    touched = touched_ops(ref, lock, [contract.name for contract in contracts(ops)] if ops else ())
     return touched.ops, (touched.note,)
 
 

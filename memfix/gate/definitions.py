@@ -52,7 +52,7 @@ def _line_of(contract: Contract, form: str) -> str:
         return Line(code.co_filename, code.co_firstlineno, code.co_name).place
     try:
         return _line_of_contract(source_of(contract.name), contract.name)
-    except StopIteration:  # it is not registered
+    except (StopIteration, KeyError):  # it is not registered
         return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator, Set
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -19,9 +20,13 @@ def package_of(module: str) -> Path | None:
     return Path(places[0]).resolve() if places else None
 
 
-@functools.cache
 def find_module(name: str) -> ModuleSpec | None:
     """The spec of a module, without importing the packages above it."""
+    return _found(name, tuple(sys.path))
+
+
+@functools.cache
+def _found(name: str, _: tuple[str, ...]) -> ModuleSpec | None:
     parent = name.rpartition(".")[0]
     try:
         if not parent:

@@ -41,6 +41,8 @@ def touched_ops(ref: str, lock_path: Path | None, among: Sequence[str] = ()) -> 
     assert package is not None
     commit = Commit.of(ref, package, option=OPTION, may_be_empty=True)
     changed = commit.changed_files()
+    if not changed:
+        return Touched((), f"no op is touched: nothing differs from {ref}")
     judges = [name for name in sorted(changed.values()) if _is_judge(name)] if checkout.tracks("memfix") else []
     if judges:
         what = f"{_some(judges)} {'judges' if len(judges) == 1 else 'judge'} every form"

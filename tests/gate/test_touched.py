@@ -75,7 +75,7 @@ def test_staged_and_committed_changes_count(theirs: Theirs) -> None:
     note = "only what it touches: their_scan (src/theirs/arithmetic.py)"
     assert touched(theirs) == (["their_scan"], f"--changed HEAD: {note}")
     commit_all(theirs.root)
-    assert touched(theirs) == ([], "no op is touched: 0 files differ from HEAD, and no op depends on any of them")
+    assert touched(theirs) == ([], "no op is touched: nothing differs from HEAD")
     assert touched(theirs, "HEAD~1") == (["their_scan"], f"--changed HEAD~1: {note}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,9 +11,10 @@ from pathlib import Path
 from ...checks.finding import Finding
 from ...contract import Contract
 from ...errors import MeasurementError
-from ...registry import Source, source_of
+from ...registry import source_of
 from ..base import Base
 from ..commit import Commit, NoBase, export_package
+from ..module_graph import package_of
 
 AT_BASE = "_at_base"
 
@@ -47,7 +47,9 @@ def check_out_base(
     """
     by_package: dict[Path, list[str]] = {}
     for contract in contracts:
-        by_package.setdefault(_package_of(source_of(contract.name)), []).append(contract.name)
+        package = package_of(source_of(contract.name).module)
+        assert package is not None
+        by_package.setdefault(package, []).append(contract.name)
     found, refused = BaseCheckouts(), []
     with ExitStack() as folders:
         for package, ops in by_package.items():
@@ -67,15 +69,6 @@ def check_out_base(
         if refused and not found.commits:
             raise refused[0]
         yield found
-
-
-def _package_of(source: Source) -> Path:
-    """The folder of the package that declares a contract, or its file where it is a single module."""
-    package = importlib.import_module(source.module.partition(".")[0])
-    if folders := list(getattr(package, "__path__", ())):
-        return Path(folders[0]).resolve()
-    assert package.__file__ is not None
-    return Path(package.__file__).resolve()
 
 
 @contextmanager
