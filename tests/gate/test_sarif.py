@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from their_repository import Theirs
 
 from memfix.checks.finding import Finding
+from memfix.checks.plan import Kind
 from memfix.gate.judge import Verdict
+from memfix.gate.report import sarif as sarif_report
 from memfix.gate.report.sarif import as_sarif
 
 GROWN = Finding(
@@ -82,6 +84,17 @@ def test_what_failed_and_what_could_not_be_measured_is_a_result_each() -> None:
     assert run["results"][0]["message"]["text"] == GROWN.text()
     assert "\x1b" not in run["results"][1]["message"]["text"]
     assert run["invocations"] == [{"executionSuccessful": False, "exitCode": 1}]
+
+
+def test_a_message_cannot_hold_a_link() -> None:
+    (result,) = sarif(replace(GROWN, message="[details](https://example.org)"))["results"]
+    assert "](" not in result["message"]["text"]
+
+
+def test_every_check_has_a_rule() -> None:
+    assert {*get_args(Kind)} <= sarif_report._RULES.keys()
+    (rule,) = sarif(replace(GROWN, check="new check"))["tool"]["driver"]["rules"]
+    assert (rule["id"], rule["name"]) == ("memfix/new-check", "NewCheck")
 
 
 def test_a_pass_has_no_results() -> None:

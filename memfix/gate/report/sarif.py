@@ -35,6 +35,7 @@ _RULES = {
     "base law": "Today's forms must keep the laws of the base commit.",
     "time": "A form must not be slower than at the base commit.",
     "speed": "A form must not be slower beside naive than its contract allows.",
+    "agreement": "The simulated meter must read the bytes of a real GPU.",
     "canary": "The clock must notice a form that was made slower on purpose.",
 }
 
@@ -72,7 +73,8 @@ def _result(finding: Finding, checks: list[str], seen: Counter[str]) -> dict[str
         "ruleId": _rule_id(finding.check),
         "ruleIndex": checks.index(finding.check),
         "level": _LEVELS[finding.status],
-        "message": {"text": printable(finding.text())},
+        # brackets before parentheses would be a link
+        "message": {"text": printable(finding.text()).replace("](", "] (")},
         # GitHub reads the first name only
         "partialFingerprints": {"primaryLocationLineHash": fingerprint, "memfixFinding/v1": fingerprint},
         **({"locations": [_location(*place)]} if place else {}),
