@@ -79,6 +79,12 @@ class Commit:
             return None
 
 
+def is_tracked(root: Path, path: Path | None) -> bool:
+    """Whether a package is part of the checkout ``root``, and not only installed there, as in ``.venv``."""
+    inside = path is not None and path.is_relative_to(root.resolve())
+    return inside and bool(git(root, "ls-files", "--", str(path)))
+
+
 def export_package(root: Path, commit: str, package: Path, folder: Path) -> Path:
     """Write ``package`` as it was at a commit of the checkout ``root`` into ``folder``; its path there."""
     path, archive = package.resolve().relative_to(root.resolve()).as_posix(), folder / "package.tar"

@@ -18,9 +18,11 @@ from ..checks.finding import Finding
 from ..checks.outcome import OneMeter, run_checks
 from ..checks.plan import gate_plan
 from ..contract import Contract
+from ..laws import NAIVE
 from ..meters.base import Meter, Reading
 from ..registry import Source, all_contracts, source_of
 from .base import law_changes
+from .commit import is_tracked
 from .definitions import definition_of
 from .judge import judge_against_base, lockable_readings
 from .module_graph import files_used, package_of
@@ -103,7 +105,20 @@ def _at_base(base: BaseCheckouts, op: str) -> Contract | Finding:
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return Finding("base law", op, "", "error", f"the package cannot be used as it was at {base.ref}: {what}")
+    if shared := _shared_function(base, all_contracts()[op], then):
+        message = f"{shared} is one and the same at {base.ref}: declare the contract in the package of its functions"
+        return Finding("base law", op, "", "error", message)
     return then
+
+
+def _shared_function(base: BaseCheckouts, today: Contract, then: Contract) -> str:
+    """A function of both contracts that comes from another package of the checkout, and so was not exported."""
+    for name in (NAIVE, *(form for form in then.forms if form in today.forms)):
+        module, function = definition_of(today.function(name))
+        package = package_of(module) if then.function(name) is today.function(name) else None
+        if any(is_tracked(commit.root, package) for commit in base.commits.values()):
+            return f"{module}.{function}"
+    return ""
 
 
 def _ops_then(folder: Path, source: Source) -> list[str]:

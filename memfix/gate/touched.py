@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import LockError, UsageError
 from ..registry import Source, all_contracts, source_of, sources
 from .base import JUDGES
-from .commit import Commit, NotInGit, git
+from .commit import Commit, NotInGit, git, is_tracked
 from .definitions import definition_of
 from .lock import parse_lock, read_lock
 from .module_graph import files_used, package_of
@@ -71,11 +71,8 @@ class _Checkout:
             raise NotInGit(f"{OPTION} needs a git checkout, and {Path.cwd()} is in none: {error}") from None
 
     def tracks(self, package: str) -> bool:
-        """Whether a top-level package is part of it, and not only installed there, as in ``.venv``."""
         if package not in self._tracked:
-            path = package_of(package)
-            inside = path is not None and path.is_relative_to(self.root)
-            self._tracked[package] = inside and bool(git(self.root, "ls-files", "--", str(path)))
+            self._tracked[package] = is_tracked(self.root, package_of(package))
         return self._tracked[package]
 
 

@@ -31,7 +31,7 @@ from memfix import Contract
 from memfix.atomic_write import write_whole
 from memfix.checks.bad_inputs import check_bad_input
 from memfix.checks.calls import equality_calls
-from memfix.checks.children import take_one_core
+from memfix.checks.children import start_worker
 from memfix.checks.draws import Drawn, memory_calls
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import compare_once
@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [default: one a core]")
     asked = parser.parse_args(arguments)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(asked.jobs, context, initializer=take_one_core) as workers:
+    with ProcessPoolExecutor(asked.jobs, context, initializer=start_worker) as workers:
         found = list(workers.map(margin, names()))
     where = f"{platform.machine()}, torch {describe()['torch']}"
     print(f"{'cheat':44} {'op':22} {'caught by':10} shows in, {where}")

@@ -119,6 +119,17 @@ def test_a_package_that_cannot_be_imported_as_it_was_is_not_measured(theirs: The
     assert f"their_scan: {said}" in " ".join(ended.stdout.split())
 
 
+def test_functions_of_another_package_are_not_said_to_be_those_of_the_base(theirs: Theirs) -> None:
+    (theirs.root / "src/other.py").write_text("def dense(x):\n    return x * 2 + 1\n")
+    theirs.edit(CONTRACT, "from theirs.dense import dense", "from other import dense")
+    commit_all(theirs.root)
+    theirs.append(CONTRACT)
+    ended = against_base(theirs, "--no-lock")
+    assert ended.returncode == 2, ended.stdout
+    said = "other.dense is one and the same at HEAD: declare the contract in the package of its functions"
+    assert f"their_scan: {said}" in ended.stdout
+
+
 def test_an_unknown_commit_is_refused_before_anything_is_measured(theirs: Theirs) -> None:
     ended = theirs.gate("their_scan", "--base", "elsewhere")
     assert ended.returncode == 4
