@@ -327,7 +327,7 @@ def test_a_long_failure_is_cut_and_says_by_how_much() -> None:
 def test_what_a_form_says_cannot_leave_its_cell_or_its_fence() -> None:
     hostile = Finding("memory", "loss", "a|b\n| c", "error", "```\n# not a heading</details>", "small", "train")
     lines = as_markdown(make_verdict(hostile)).splitlines()
-    assert "| loss | a\\|b \\| c | small | train |  |  |  |  | not measured: memory |" in lines
+    assert "| loss | `a`&#124;`b `&#124;` c` | small | train |  |  |  |  | not measured: memory |" in lines
     assert lines.count("````text") == lines.count("````") == 1
 
 

@@ -6,12 +6,12 @@ a comment may hold two reports, so each stays below half of that and says how mu
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 
 from ...checks.finding import Finding
 from ..judge import Verdict
 from .changed import CHANGED_COLUMNS, changed_rows, heaviest_first
+from .escape import code, escaped, escaped_html, fenced
 from .table import COLUMNS, RIGHT, TIME_COLUMNS, Row, table_rows, time_rows
 from .text import block_lines, checks_of, summary_line
 
@@ -41,10 +41,10 @@ class Paper:
                 return
             self.write(*block)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, thing: str, share: float = 1) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Iterable[str]], *, thing: str, share: float = 1) -> None:
         self.write("| " + " | ".join(columns) + " |")
         self.write("|" + "|".join("---:" if column in RIGHT else "---" for column in columns) + "|")
-        self.blocks([["| " + " | ".join(map(_cell, row)) + " |"] for row in rows], thing, share=share)
+        self.blocks([["| " + " | ".join(row) + " |"] for row in rows], thing, share=share)
 
     def text(self) -> str:
         return "\n".join(self._lines)
@@ -52,13 +52,14 @@ class Paper:
 
 def as_markdown(verdict: Verdict, *, limit: int = LIMIT) -> str:
     paper = Paper(limit)
-    paper.write(f"### {summary_line(verdict)}", "")
-    paper.blocks([[f"> {_one_line(note)}", ""] for note in verdict.notes], "notes", share=0.2)
+    paper.write(f"### {escaped(summary_line(verdict))}", "")
+    paper.blocks([[f"> {escaped(note)}", ""] for note in verdict.notes], "notes", share=0.2)
     _write_changes(paper, verdict)
     laws = [finding for finding in verdict.findings if finding.check == "law" and finding.measured is None]
     if laws:
         paper.write("", "#### Laws that this change changes", "")
-        paper.blocks([[f"- **{finding.subject}** {_one_line(finding.message)}"] for finding in laws], "laws", share=0.4)
+        lines = [[f"- **{escaped(finding.subject)}** {escaped(finding.message)}"] for finding in laws]
+        paper.blocks(lines, "laws", share=0.4)
     for title, status in (("Failed", "fail"), ("Could not be measured", "error")):
         found = heaviest_first(verdict.with_status(status))
         if found:
@@ -73,7 +74,7 @@ def _write_changes(paper: Paper, verdict: Verdict) -> None:
     if not rows:
         paper.write("Every check passed, and there is no change to show.")
         return
-    shown = [(*row[:7], f"`{row[7]}`" if row[7] else "", row[8]) for row in rows]
+    shown = [[*map(escaped, row[:7]), code(row[7]), escaped(row[8])] for row in rows]
     paper.table(CHANGED_COLUMNS, shown, thing="changed rows", share=0.4)
 
 
@@ -87,7 +88,7 @@ def _write_all(paper: Paper, verdict: Verdict) -> None:
     paper.write("", "<details><summary>Everything that was judged</summary>", "")
     for columns, rows in tables:
         if rows:
-            paper.table(columns, [row.cells for row in rows], thing="rows")
+            paper.table(columns, [map(escaped, row.cells) for row in rows], thing="rows")
             paper.write("")
     paper.write("</details>")
 
@@ -97,17 +98,6 @@ def _folded(findings: Sequence[Finding], *, is_open: bool) -> list[str]:
     text = "\n".join(block_lines(findings))
     if len(text) > _TEXT_LIMIT:
         text = f"{text[:_TEXT_LIMIT]}\n... {len(text) - _TEXT_LIMIT:,} more characters left out here: {_ELSEWHERE}"
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    title = html.escape(f"{checks_of(findings)}: {findings[0].subject}")
+    title = escaped_html(f"{checks_of(findings)}: {findings[0].subject}")
     summary = f"<details{' open' if is_open else ''}><summary>{title}</summary>"
-    return [summary, "", f"{fence}text", *text.splitlines(), fence, "", "</details>", ""]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:1000]
-
-
-def _cell(text: str) -> str:
-    return _one_line(text).replace("|", "\\|")
+    return [summary, "", *fenced(text), "", "</details>", ""]
