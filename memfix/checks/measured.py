@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ..units import format_seconds
 
@@ -110,11 +110,20 @@ Measured = Bytes | Ratio | Growth | SharedMemory | Agreement
 
 
 def from_figures(figures: Mapping[str, float]) -> Measured | None:
-    """What the byte gate of another commit measured, from the figures in its JSON report."""
+    """What another memfix measured, from the figures in its JSON report: the inverse of ``figures()``."""
     for against, name in _REFERENCES.items():
         if name in figures:
             used = figures.get("bytes")
             return Bytes(None if used is None else int(used), int(figures[name]), against)
+    if "bytes" in figures:
+        return Bytes(int(figures["bytes"]), None, "lock")
+    for timed in get_args(TimedAgainst):
+        if {"ratio", "limit", "pairs", "processes", f"{timed}_seconds"} <= figures.keys():
+            interval = (figures["low"], figures["high"]) if {"low", "high"} <= figures.keys() else None
+            other_s, pairs, processes = figures[f"{timed}_seconds"], int(figures["pairs"]), int(figures["processes"])
+            return Ratio(figures["ratio"], other_s, timed, figures["limit"], pairs, interval, processes)
     if "exponent" in figures:
         return Growth(figures["exponent"])
+    if {"simulated_bytes", "allocator_bytes"} <= figures.keys():
+        return Agreement(int(figures["simulated_bytes"]), int(figures["allocator_bytes"]))
     return SharedMemory(int(figures["shared_bytes"])) if "shared_bytes" in figures else None

@@ -1,0 +1,60 @@
+"""A verdict from a JSON report that somebody else sent, such as the artifact of a fork's run.
+
+Nothing of it is believed: a report is refused in one sentence where it is too large, has a key or a type that memfix
+does not write, or a verdict that does not follow from its findings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+from ...checks.examine import Examination
+from ...checks.finding import Finding
+from ...errors import UsageError
+from ...laws import NAIVE, Phase
+from ...meters.base import Reading
+from ..judge import Verdict
+from . import as_json
+from .schema import checked, kinds_of
+
+_FINDING: Any = {**kinds_of(Finding), "figures": dict[str, float], "subject": str}
+del _FINDING["measured"]  # JSON has its figures
+_ROW: Any = {
+    **kinds_of(Reading), "timeline": NoneType, "op": str, "form": str, "case": str, "phase": Phase, "bytes": int,
+    "human": str,
+}  # fmt: skip
+_REPORT: Any = {
+    "verdict": str, "exit_code": int, "meter": str, "notes": tuple[str, ...], "surroundings": dict[str, str],
+    "findings": tuple[_FINDING, ...], "readings": tuple[_ROW, ...],
+}  # fmt: skip
+_OF_READING = {field.name for field in dataclasses.fields(Reading)}
+
+
+def received_verdict(data: Any) -> Verdict:
+    """The verdict that ``memfix gate --json`` wrote as ``data``."""
+    report = checked(data, _REPORT)
+    findings = tuple(Finding.from_dict(finding) for finding in report["findings"])
+    rows = report["readings"]
+    # the time gate reads no bytes, and its verdict has no examinations
+    ops = dict.fromkeys([*(row["op"] for row in rows), *(one.op for one in findings if one.form)]) if rows else ()
+    examinations = tuple(_examination(op, findings, rows) for op in ops)
+    verdict = Verdict(examinations, findings, report["meter"], report["notes"], report["surroundings"])
+    if json.loads(as_json(verdict.as_dict())) != data:
+        raise UsageError("its verdict, subjects and sizes must follow from its findings and readings, and they do not")
+    return verdict
+
+
+def _examination(op: str, findings: Sequence[Finding], rows: Sequence[Mapping[str, Any]]) -> Examination:
+    own = [row for row in rows if row["op"] == op]
+    readings = {
+        (row["form"], row["case"], row["phase"]): Reading(**{key: row[key] for key in _OF_READING & row.keys()})
+        for row in own
+    }
+    # a form that only the lock knows is gone
+    found = [finding.form for finding in findings if finding.op == op and finding.form and finding.check != "lock"]
+    forms = tuple(dict.fromkeys([NAIVE, *(row["form"] for row in own), *found]))
+    return Examination(op, forms, (), readings, frozenset())
