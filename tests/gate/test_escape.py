@@ -10,7 +10,7 @@ from rendered_markdown import rendered
 
 from memfix.checks.finding import Finding
 from memfix.gate.judge import Verdict
-from memfix.gate.report.escape import code, escaped, escaped_html, fenced
+from memfix.gate.report.escape import code, escaped, escaped_html, fenced, without_commands
 from memfix.gate.report.markdown import as_markdown
 
 HOSTILE = [
@@ -54,6 +54,20 @@ def test_a_summary_is_code_too() -> None:
 
 def test_a_fence_is_longer_than_any_run_of_ticks_in_it() -> None:
     assert fenced("a\n````\n\x1b[31mred") == ["`````text", "a", "````", " [31mred", "`````"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\n::error::x", "a\n: :error::x"),
+        ("  ::add-mask::x", "  : :add-mask::x"),
+        ("x\r\n\t::stop-commands::x", "x\r\n\t: :stop-commands::x"),
+        ("see ##[error]x", "see ## [error]x"),
+        ("test_loss.py::test_one", "test_loss.py::test_one"),
+    ],
+)
+def test_no_line_of_a_log_is_a_command_of_the_runner(text: str, shown: str) -> None:
+    assert without_commands(text) == shown
 
 
 def mixtures(number: int) -> list[str]:

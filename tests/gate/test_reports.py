@@ -453,9 +453,9 @@ def test_github_is_known_by_its_variable(value: str | None, there: bool, monkeyp
 
 # ---------------------------------------------------------------- terminal
 def test_the_terminal_shows_the_table_then_errors_then_failures_then_the_verdict() -> None:
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Console(width=120, file=(printed := io.StringIO()))
     print_verdict(VERDICT, console)
-    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert lines[0].split() == ["op", "form", "case", "forward", "held", "train", "train", "below", "naive", "verdict"]
     assert lines[1].split() == ["loss", "naive", "small", "4.00", "KiB", "512", "B", "8.00", "KiB", "reference"]
     assert lines[4].split() == ["chunked", "big", "-", "-", "2.00", "KiB", "512.0x", "FAIL", "budget"]
@@ -477,9 +477,9 @@ def test_the_terminal_shows_the_table_then_errors_then_failures_then_the_verdict
 
 
 def test_the_terminal_shows_ratios_of_times_and_no_empty_table_of_bytes() -> None:
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Console(width=120, file=(printed := io.StringIO()))
     print_verdict(Verdict((), (SLOWER, AS_FAST), "cpu clock"), console)
-    lines = [line.split() for line in console.export_text().splitlines()]
+    lines = [line.split() for line in printed.getvalue().splitlines()]
     assert lines[:3] == [
         ["op", "form", "case", "phase", "against", "time", "interval", "pairs", "verdict"],
         ["loss", "chunked", "small", "train", "base", "1.052x", "[1.048,", "1.061]", "150", "FAIL", "time"],

@@ -1,4 +1,4 @@
-"""Text of others inside Markdown: names, messages and paths that come out of the code that is judged.
+"""Text of others inside Markdown and logs: names, messages and paths that come out of the code that is judged.
 
 GitHub acts on such text in two passes. Its Markdown parser knows emphasis, links, images, HTML and tables; filters that
 run on the parsed text then find mentions, issues, commits, addresses, emoji and formulas, however these were escaped.
@@ -44,6 +44,11 @@ def fenced(text: str) -> list[str]:
     """The lines of a code block that holds ``text``, which cannot end it."""
     fence = _longer_than_any_in(text, at_least=3)
     return [f"{fence}text", *map(_printable, text.splitlines()), fence]
+
+
+def without_commands(text: str) -> str:
+    """``text`` for a log of GitHub's: no line of it is one of the runner's commands, such as ``::error::``."""
+    return re.sub(r"^(\s*:)(?=:)|(##)(?=\[)", r"\g<0> ", text, flags=re.MULTILINE)
 
 
 def _is_plain(line: str) -> bool:

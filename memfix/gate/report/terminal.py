@@ -10,11 +10,23 @@ from rich.text import Text
 
 from ...laws import NAIVE
 from ..judge import Verdict
+from .escape import without_commands
+from .github import on_github
 from .table import COLUMNS, RIGHT, TIME_COLUMNS, Row, table_rows, time_rows
 from .text import block_lines, by_subject, checks_of, summary_line
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Print the verdict; in a log of GitHub's without lines that its runner would take for commands."""
+    if not on_github():
+        _print_all(verdict, console)
+        return
+    with console.capture() as printed:
+        _print_all(verdict, console)
+    console.file.write(without_commands(printed.get()))
+
+
+def _print_all(verdict: Verdict, console: Console) -> None:
     _print_table(console, COLUMNS, table_rows(verdict))
     _print_table(console, TIME_COLUMNS, time_rows(verdict))
     for note in verdict.notes:
