@@ -1,87 +1,163 @@
-"""The reports of ``ci/pull-request`` as one comment on the pull request.
+"""One comment on a pull request, made of the JSON reports of its run.
 
-``write FOLDER`` makes ``comment.md`` of the folder's reports, beside the code that is judged. ``post FILE`` puts it on
-the pull request, in a workflow of its own that has a token and runs no code of a fork: it takes the file for text,
-and learns from GitHub which pull request it belongs to. Standard library only.
+``write FOLDER`` makes ``comment.md`` beside the code that is judged: of ``ci/pull-request``'s reports, or of the
+action's ``report.json``. ``post`` makes the same text of the run's artifact and puts it on the pull request. It runs in
+a workflow of its own that has a token and no code of the pull request. A fork's run can upload anything, so every
+report is checked and printed anew, nothing is unpacked, and GitHub says which pull request it belongs to. Standard
+library and memfix only.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.parse
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
+if sys.version_info < (3, 11):  # noqa: UP036 - the python3 of the machine, whatever it is
+    print(f"ci/comment: needs Python 3.11 or later, python3 is {sys.version.split()[0]}", file=sys.stderr)
+    sys.exit(2)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from memfix.errors import MemfixError, UsageError
+from memfix.gate.judge import Verdict
+from memfix.gate.report.escape import code
+from memfix.gate.report.markdown import LIMIT, as_markdown
+from memfix.gate.report.received import received_verdict
+from memfix.gate.report.schema import MOST_BYTES, checked, parsed
+
 MARK = "<!-- memfix pull request -->"
-LIMIT = 65_000  # GitHub refuses a comment of more than 65,536 characters
+MOST_ZIPPED_BYTES = 32 << 20
+REPORTS_LIMIT = 55_000  # GitHub refuses a comment of more than 65,536 characters
 SHOWN_TESTS = 20
 COMMANDS = {
     "test": "ci/test",
     "benchmarks": "ci/test tests/benchmarks",
+    "docs": "ci/docs",
     "bytes": "ci/gate --base {base}",
     "time": "ci/gate --time --device cpu --base {base}",
     "asv": "ci/asv-smoke",
 }
+GATES = ("report", "bytes", "time")
+FILES = ("steps.json", *(f"{name}.json" for name in GATES))
 VERDICTS = {0: "pass", 1: "regression", 2: "could not measure", 4: "usage"}
 
 
-def written(folder: Path, base: str) -> str:
-    """Verdict, one row a step, then what the steps say themselves."""
-    steps = [line.split("\t") for line in (folder / "steps.tsv").read_text(encoding="utf-8").splitlines()]
-    codes = {int(code) for _, code, _ in steps}
-    worst = next((code for code in (4, 1) if code in codes), 2 if codes - {0} else 0)
-    lines = [f"## memfix: {VERDICTS[worst]}", "", f"Against `{base[:12]}`.", ""]
-    lines += ["| step | verdict | took | on a laptop |", "|---|---|---:|---|"]
-    for name, code, seconds in steps:
-        verdict = VERDICTS.get(int(code), f"exit {code}")
-        command = COMMANDS.get(name, f"ci/pull-request {name}").format(base=base[:12])
-        lines.append(f"| {name} | {verdict if code == '0' else f'**{verdict}**'} | {int(seconds)} s | `{command}` |")
-    failed = [name for step in ("test", "benchmarks") for name in _failed_tests(folder / f"{step}.xml")]
-    if failed:
-        lines += ["", "#### Failed tests", "", *(f"- `{name}`" for name in failed[:SHOWN_TESTS])]
-        lines += [f"- and {len(failed) - SHOWN_TESTS} more"] if len(failed) > SHOWN_TESTS else []
-    ran = {name: code for name, code, _ in steps}
-    for name in ("bytes", "time"):
-        report = folder / f"{name}.md"
-        if report.is_file():
-            lines += ["", report.read_text(encoding="utf-8").rstrip()]
-        elif ran.get(name, "0") != "0":
-            lines += ["", f"### {name}: no report", "", *_tail(folder / f"{name}.log")]
-    if ran.get("asv", "0") != "0":
-        lines += ["", "### asv", "", *_tail(folder / "asv.log")]
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Step:
+    """One step of ``ci/pull-request``."""
+
+    name: Literal["test", "benchmarks", "docs", "bytes", "time", "asv"]
+    exit_code: int
+    seconds: int
+    failed_tests: tuple[str, ...] = ()
 
 
-def _failed_tests(report: Path) -> list[str]:
+@dataclass(frozen=True)
+class Steps:
+    """All steps, and the commit that they compare with."""
+
+    base: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A workflow run that is over, as GitHub describes it."""
+
+    repository: str
+    number: int
+    commit: str
+    branch: str
+    head_repository: str
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> Run:
+        run = event["workflow_run"]
+        head = (run["head_repository"] or {}).get("full_name", "")  # a fork can be deleted
+        return cls(event["repository"]["full_name"], run["id"], run["head_sha"], run["head_branch"] or "", head)
+
+    def described(self) -> str:
+        server = os.environ.get("GITHUB_SERVER_URL") or "https://github.com"
+        link = f"[workflow run {self.number}]({server}/{self.repository}/actions/runs/{self.number})"
+        if self.head_repository == self.repository:
+            return f"From {link} at {code(self.commit)}."
+        head = f"{code(self.head_repository)}, branch {code(self.branch)}, at {code(self.commit)}"
+        claim = "The fork's code wrote this report. It is its author's claim until a maintainer has run it."
+        return f"From a fork's own {link}: {head}. {claim}"
+
+
+# ---------------------------------------------------------------- the text
+def gathered(folder: Path, base: str) -> Steps:
+    """The steps that ``ci/pull-request`` ran, and the tests that failed in them."""
+    rows = [line.split("\t") for line in (folder / "steps.tsv").read_text(encoding="utf-8").splitlines()]
+    steps = (Step(name, int(code), int(took), _failed_tests(folder / f"{name}.xml")) for name, code, took in rows)
+    return Steps(base, tuple(steps))
+
+
+def _failed_tests(report: Path) -> tuple[str, ...]:
     try:
         cases = ElementTree.parse(report).iter("testcase")
     except (OSError, ElementTree.ParseError):
-        return []
+        return ()
     broken = (case for case in cases if case.find("failure") is not None or case.find("error") is not None)
-    return [f"{case.get('classname', '')}::{case.get('name', '')}" for case in broken]
+    return tuple(f"{case.get('classname', '')}::{case.get('name', '')}" for case in broken)
 
 
-def _tail(log: Path, lines: int = 15) -> list[str]:
-    text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:] if log.is_file() else []
-    return ["```text", *(line.replace("```", "'''") for line in text), "```"] if text else []
+def text_of(files: Mapping[str, bytes], run: Run | None) -> str:
+    """Verdict, whose run it is, one row a step, then what the gates say themselves."""
+    steps = _received(files, "steps.json", _steps) if "steps.json" in files else None
+    verdicts = {name: _received(files, f"{name}.json", received_verdict) for name in GATES if f"{name}.json" in files}
+    codes = {step.exit_code for step in steps.steps} if steps else {verdict.exit_code for verdict in verdicts.values()}
+    worst = next((code for code in (4, 1) if code in codes), 2 if codes - {0} else 0)
+    lines = [f"## memfix: {VERDICTS[worst]}", "", *([run.described(), ""] if run else [])]
+    lines += _steps_table(steps, verdicts) if steps else []
+    limit = min(LIMIT, REPORTS_LIMIT // max(len(verdicts), 1))
+    return "\n".join([*lines, *(as_markdown(verdict, limit=limit) + "\n" for verdict in verdicts.values())])
 
 
-def cut(text: str) -> str:
-    """As much as a comment holds, and how much that leaves out."""
-    body = f"{MARK}\n{text}"
-    if len(body) <= LIMIT:
-        return body
-    kept = body[: LIMIT - 200].rsplit("\n", 1)[0]
-    folds = "\n</details>" * (kept.count("<details") - kept.count("</details>"))
-    fence = "\n```" if kept.count("\n```") % 2 else ""
-    return f"{kept}{fence}{folds}\n\n_{len(body) - len(kept):,} more characters left out: the run's artifact has them._"
+def _received(files: Mapping[str, bytes], name: str, read: Any) -> Any:
+    try:
+        return read(parsed(files[name]))
+    except UsageError as error:
+        raise UsageError(f"{name} is refused: {error}") from None
 
 
+def _steps(data: Any) -> Steps:
+    steps = checked(data, Steps)
+    if not re.fullmatch("[0-9a-f]{40}", steps.base):
+        raise UsageError(f"base must be a commit, got {steps.base[:40]!r}")
+    return steps
+
+
+def _steps_table(steps: Steps, verdicts: Mapping[str, Verdict]) -> list[str]:
+    lines = [f"Against {code(steps.base[:12])}.", "", "| step | verdict | took | on a laptop |", "|---|---|---:|---|"]
+    for step in steps.steps:
+        verdict = VERDICTS.get(step.exit_code, f"exit {step.exit_code}")
+        word = f"**{verdict}**" if step.exit_code else verdict
+        command = COMMANDS[step.name].format(base=steps.base[:12])
+        lines.append(f"| {step.name} | {word} | {step.seconds} s | `{command}` |")
+    silent = [step.name for step in steps.steps if step.exit_code and step.name in GATES and step.name not in verdicts]
+    lines += [line for name in silent for line in ("", f"{name} left no report: the log of the run says why.")]
+    failed = [name for step in steps.steps for name in step.failed_tests]
+    if failed:
+        lines += ["", "#### Failed tests", "", *(f"- {code(name[:200])}" for name in failed[:SHOWN_TESTS])]
+        lines += [f"- and {len(failed) - SHOWN_TESTS} more"] if len(failed) > SHOWN_TESTS else []
+    return [*lines, ""]
+
+
+# ---------------------------------------------------------------- GitHub
 class GitHub:
     """The few calls that are needed, through ``gh``."""
 
@@ -89,30 +165,54 @@ class GitHub:
         self._repository = repository
 
     def get(self, path: str, **query: str) -> Any:
-        return self._call("GET", f"{path}?{urllib.parse.urlencode(query)}")
+        return json.loads(self._call("GET", f"{path}?{urllib.parse.urlencode(query)}"))
 
-    def send(self, method: str, path: str, data: dict[str, str]) -> Any:
-        return self._call(method, path, data)
+    def download(self, path: str) -> bytes:
+        return self._call("GET", path)
 
-    def _call(self, method: str, path: str, data: dict[str, str] | None = None) -> Any:
+    def send(self, method: str, path: str, data: dict[str, str]) -> None:
+        self._call(method, path, data)
+
+    def _call(self, method: str, path: str, data: dict[str, str] | None = None) -> bytes:
         command = ["gh", "api", "--method", method, f"repos/{self._repository}/{path}"]
         if data is not None:
             command += ["--input", "-"]
         try:
-            done = subprocess.run(
-                command, input=json.dumps(data) if data else None, capture_output=True, encoding="utf-8", check=True
-            )
+            sent = json.dumps(data).encode() if data else None
+            return subprocess.run(command, input=sent, capture_output=True, check=True).stdout
         except FileNotFoundError:
-            sys.exit("ci/comment: posting needs GitHub's command line, gh; --dry-run does not")
+            raise MemfixError("posting needs GitHub's command line, gh, and there is none on the PATH") from None
         except subprocess.CalledProcessError as error:
-            sys.exit(f"ci/comment: {' '.join(command[:5])}: {error.stderr.strip()}")
-        return json.loads(done.stdout)
+            said = " ".join(error.stderr.decode("utf-8", "replace").split())
+            raise MemfixError(f"{' '.join(command[:5])}: {said}") from None
 
 
-def pull_request(github: GitHub, owner: str, branch: str, commit: str) -> int | None:
+def artifact_files(github: GitHub, run: int, name: str) -> dict[str, bytes]:
+    """The reports in the newest artifact of that name. They are read from the zip file, and nothing is unpacked."""
+    found = github.get(f"actions/runs/{run}/artifacts", name=name, per_page="100")["artifacts"]
+    if not found:
+        raise MemfixError(f"workflow run {run} kept no artifact {name}; upload the action's output json by that name")
+    newest = max(found, key=lambda artifact: artifact["id"])
+    if newest["size_in_bytes"] > MOST_ZIPPED_BYTES:
+        raise UsageError(f"the artifact {name} must have at most {MOST_ZIPPED_BYTES:,} bytes, and has more")
+    try:
+        with zipfile.ZipFile(io.BytesIO(github.download(f"actions/artifacts/{newest['id']}/zip"))) as archive:
+            files = {}
+            for member in set(FILES) & set(archive.namelist()):
+                with archive.open(member) as file:
+                    files[member] = file.read(MOST_BYTES + 1)  # one byte more than is taken
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+        raise UsageError(f"the artifact {name} is no zip file that can be read: {str(error)[:100]!r}") from None
+    if not files:
+        raise UsageError(f"the artifact {name} has none of {', '.join(FILES)}; upload the action's output json")
+    return files
+
+
+def pull_request(github: GitHub, run: Run) -> int | None:
     """The open pull request that is at this commit now. A run of a fork does not name its pull request."""
-    found = github.get("pulls", state="open", head=f"{owner}:{branch}", per_page="100")
-    return next((pull["number"] for pull in found if pull["head"]["sha"] == commit), None)
+    head = f"{run.head_repository.split('/')[0]}:{run.branch}"
+    found = github.get("pulls", state="open", head=head, per_page="100")
+    return next((pull["number"] for pull in found if pull["head"]["sha"] == run.commit), None)
 
 
 def own_comment(github: GitHub, number: int) -> int | None:
@@ -126,11 +226,12 @@ def own_comment(github: GitHub, number: int) -> int | None:
     return None
 
 
-def post(body: str, *, repository: str, owner: str, branch: str, commit: str) -> str:
-    github = GitHub(repository)
-    number = pull_request(github, owner, branch, commit)
+def post(run: Run, artifact: str) -> str:
+    github = GitHub(run.repository)
+    number = pull_request(github, run)
     if number is None:
-        return f"no open pull request is at {commit}: it has moved on, or is closed; nothing is posted"
+        return f"no open pull request is at {run.commit}: it has moved on, or is closed; nothing is posted"
+    body = f"{MARK}\n{text_of(artifact_files(github, run.number, artifact), run)}"
     comment = own_comment(github, number)
     if comment is None:
         github.send("POST", f"issues/{number}/comments", {"body": body})
@@ -139,35 +240,47 @@ def post(body: str, *, repository: str, owner: str, branch: str, commit: str) ->
     return f"updated the comment on pull request {number}"
 
 
+# ---------------------------------------------------------------- the command
+def write(folder: Path, base: str) -> None:
+    """Make ``comment.md`` of a folder of reports, through the same checks as in a comment."""
+    try:
+        if base:
+            (folder / "steps.json").write_text(json.dumps(asdict(gathered(folder, base))), encoding="utf-8")
+        files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name in FILES}
+        (folder / "comment.md").write_text(text_of(files, None) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}; run ci/pull-request first") from None
+
+
+def triggering_run() -> Run:
+    path = os.environ.get("GITHUB_EVENT_PATH")
+    if not path:
+        raise UsageError("posting needs GITHUB_EVENT_PATH, as in a workflow; ci/comment write makes the text anywhere")
+    event = json.loads(Path(path).read_text(encoding="utf-8"))
+    if "workflow_run" not in event:
+        raise UsageError("posting needs the event workflow_run: another one's job may run a pull request's own code")
+    return Run.of_event(event)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="ci/comment", description="The reports of ci/pull-request as one comment.")
+    parser = argparse.ArgumentParser(
+        prog="ci/comment", description="The reports of a pull request's run as one comment."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    write = commands.add_parser("write", help="make comment.md of a folder of reports")
-    write.add_argument("folder", type=Path)
-    write.add_argument("--base", default="", help="the commit that was compared with")
-    send = commands.add_parser("post", help="put it on the pull request; HEAD_OWNER, HEAD_BRANCH, HEAD_SHA say which")
-    send.add_argument("file", type=Path)
-    send.add_argument("--dry-run", action="store_true", help="print it instead")
+    writing = commands.add_parser("write", help="make comment.md of a folder of reports")
+    writing.add_argument("folder", type=Path)
+    writing.add_argument("--base", default="", help="the commit that ci/pull-request compared with")
+    posting = commands.add_parser("post", help="put it on the pull request of the run that GITHUB_EVENT_PATH names")
+    posting.add_argument("--artifact", default="memfix-report", help="the run's artifact")
     arguments = parser.parse_args()
     try:
         if arguments.command == "write":
-            text = written(arguments.folder, arguments.base)
-            (arguments.folder / "comment.md").write_text(text + "\n", encoding="utf-8")
-            return
-        body = cut(arguments.file.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        print(f"ci/comment: cannot read {error.filename}: {error.strerror}; run ci/pull-request first", file=sys.stderr)
-        sys.exit(4)
-    if arguments.dry_run:
-        print(body)
-        return
-    names = ("GITHUB_REPOSITORY", "HEAD_OWNER", "HEAD_BRANCH", "HEAD_SHA")
-    missing = [name for name in names if not os.environ.get(name)]
-    if missing:
-        print(f"ci/comment: posting needs {', '.join(missing)}; --dry-run does not", file=sys.stderr)
-        sys.exit(4)
-    repository, owner, branch, commit = (os.environ[name] for name in names)
-    print(f"ci/comment: {post(body, repository=repository, owner=owner, branch=branch, commit=commit)}")
+            write(arguments.folder, arguments.base)
+        else:
+            print(f"ci/comment: {post(triggering_run(), arguments.artifact)}")
+    except MemfixError as error:
+        print(f"ci/comment: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

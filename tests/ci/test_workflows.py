@@ -32,7 +32,9 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
     return [step for job in jobs for step in job["steps"]]
 
 
-ALL = [*WORKFLOWS, ROOT / "action.yml"]
+ACTIONS = [ROOT / "action.yml", ROOT / "comment/action.yml"]
+ALL = [*WORKFLOWS, *ACTIONS]
+COMMENT, PULL_REQUEST = (ROOT / ".github/workflows" / name for name in ("comment.yml", "pull-request.yml"))
 
 
 def test_the_linters_find_nothing() -> None:
@@ -52,12 +54,12 @@ def _has(tool: str) -> bool:
     return shutil.which(tool) is not None or (Path(sys.executable).parent / tool).exists()
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", ALL, ids=lambda path: "/".join(path.parts[-2:]))
 def test_every_step_is_a_script_that_runs_on_a_laptop(path: Path) -> None:
     commands = [step["run"] for step in steps_of(path) if "run" in step]
-    assert commands
+    assert commands or path == COMMENT
     for command in commands:
-        script = re.fullmatch(r"(?:\$GITHUB_ACTION_PATH/)?(ci/[a-z-]+)( [^\n]*)?", command)
+        script = re.fullmatch(r"(?:\$GITHUB_ACTION_PATH/(?:\.\./)?)?(ci/[a-z-]+)( [^\n]*)?", command)
         assert script, command
         assert (ROOT / script[1]).stat().st_mode & 0o111, f"{script[1]} cannot be run"
 
@@ -65,7 +67,7 @@ def test_every_step_is_a_script_that_runs_on_a_laptop(path: Path) -> None:
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_actions_of_others_are_pinned_to_a_commit(path: Path) -> None:
     for step in steps_of(path):
-        if "uses" in step and step["uses"] != "./":
+        if "uses" in step and not step["uses"].startswith("./"):
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
 
 
@@ -76,23 +78,21 @@ def test_only_the_workflow_that_runs_no_code_of_a_pull_request_can_write() -> No
         writes = any("write" in permissions.values() for permissions in granted)
         assert writes == (path.name in ("comment.yml", "docs.yml")), path.name
     assert loaded(ROOT / ".github/workflows/docs.yml")[True] == {"push": {"branches": ["main"]}}
-    comment = ROOT / ".github/workflows/comment.yml"
-    assert triggers(comment) == {"workflow_run"}
-    checkouts = [step for step in steps_of(comment) if step.get("uses", "").startswith("actions/checkout@")]
-    assert checkouts
-    assert all("ref" not in step["with"] and "repository" not in step["with"] for step in checkouts)
+    assert triggers(COMMENT) == {"workflow_run"}
+    checkout, comment = steps_of(COMMENT)
+    assert checkout["uses"].startswith("actions/checkout@")
+    assert checkout["with"] == {"persist-credentials": False}, "the default branch, and no other"
+    assert comment == {"uses": "./comment"}
 
 
 def test_the_comment_waits_for_the_workflow_of_that_name_and_takes_its_artifact() -> None:
-    pull_request, comment = (ROOT / ".github/workflows" / name for name in ("pull-request.yml", "comment.yml"))
-    assert loaded(comment)[True]["workflow_run"]["workflows"] == [loaded(pull_request)["name"]]
-    (kept,) = (step["with"]["name"] for step in steps_of(pull_request) if "upload-artifact" in step.get("uses", ""))
-    (taken,) = (step["with"]["name"] for step in steps_of(comment) if "download-artifact" in step.get("uses", ""))
-    assert kept == taken
+    assert loaded(COMMENT)[True]["workflow_run"]["workflows"] == [loaded(PULL_REQUEST)["name"]]
+    (kept,) = (step["with"]["name"] for step in steps_of(PULL_REQUEST) if "upload-artifact" in step.get("uses", ""))
+    assert kept == loaded(ROOT / "comment/action.yml")["inputs"]["artifact"]["default"]
 
 
 def test_forks_run_on_hosted_machines_and_the_gpu_runs_what_is_trusted() -> None:
-    assert triggers(ROOT / ".github/workflows/pull-request.yml") == {"pull_request", "merge_group"}
+    assert triggers(PULL_REQUEST) == {"pull_request", "merge_group"}
     gpu = ROOT / ".github/workflows/gpu.yml"
     assert triggers(gpu) == {"merge_group", "push", "workflow_dispatch"}
     for path in WORKFLOWS:
@@ -111,11 +111,64 @@ def test_a_value_that_somebody_else_chooses_reaches_a_script_by_its_environment(
         assert all("${{" not in step.get("run", "") for step in steps_of(path))
 
 
-def test_every_input_of_the_action_reaches_its_script() -> None:
-    action = loaded(ROOT / "action.yml")
+@pytest.mark.parametrize("path", ACTIONS, ids=lambda path: "/".join(path.parts[-2:]))
+def test_every_input_of_an_action_reaches_its_script(path: Path) -> None:
+    action = loaded(path)
     used = set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(action["runs"])))
     assert used == set(action["inputs"])
-    script = (ROOT / "ci/action").read_text(encoding="utf-8")
-    (step,) = (step for step in action["runs"]["steps"] if "run" in step)
+
+
+def test_the_action_takes_what_it_is_given_and_writes_its_outputs() -> None:
+    script = (ROOT / "ci/action.py").read_text(encoding="utf-8")
+    (step,) = (step for step in steps_of(ROOT / "action.yml") if "run" in step)
     assert all(name in script for name in step["env"])
-    assert all(f"{name}=%s" in script for name in action["outputs"])
+    assert all(f'"{name}"' in script for name in loaded(ROOT / "action.yml")["outputs"])
+
+
+# ---------------------------------------------------------------- the files that the manual shows
+YAML = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/ci.md").read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize(
+    ("schema", "begins"),
+    [
+        ("github-workflows", "name: memfix\n"),
+        ("github-workflows", "name: memfix comment\n"),
+        ("gitlab-ci", "memfix:\n"),
+    ],
+)
+def test_a_documented_file_is_what_its_ci_takes(schema: str, begins: str, tmp_path: Path) -> None:
+    if not _has("check-jsonschema"):
+        pytest.skip("not installed: check-jsonschema; pip install -e '.[lint]'")
+    (text,) = (text for text in YAML if text.startswith(begins))
+    (tmp_path / "file.yml").write_text(text)
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", tmp_path / "file.yml"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_documented_workflows_run_a_fork_without_a_token_that_writes() -> None:
+    judged, comment = (yaml.safe_load(text) for text in YAML if text.startswith("name: "))
+    assert judged[True] == "pull_request"
+    assert judged["permissions"] == {"contents": "read"}
+    assert "permissions" not in judged["jobs"]["gate"]
+    assert comment[True]["workflow_run"]["workflows"] == [judged["name"]]
+    assert comment["permissions"] == {}
+    assert [step["uses"] for step in comment["jobs"]["comment"]["steps"]] == ["OWNER/memfix/comment@v1"]
+
+
+def test_the_hook_for_pre_commit_is_the_documented_one_and_takes_no_file_names() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    (used,) = (yaml.safe_load(text) for text in YAML if text.startswith("# .pre-commit-config.yaml"))
+    assert [one["id"] for one in used["repos"][0]["hooks"]] == [hook["id"]]
+    assert hook["entry"] == "memfix gate --changed"
+    assert hook["language"] == "system", "another environment would not have the contracts"
+    assert hook["pass_filenames"] is False
+
+
+def test_asv_run_is_shown_after_the_command_that_it_needs() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    blocks = [block for page in pages for block in re.findall(r"```console\n(.*?)```", page, re.S)]
+    befores = [block.split("bin/asv run ")[0] for block in blocks if "bin/asv run " in block]
+    assert befores
+    assert all("bin/asv machine --yes" in before for before in befores)

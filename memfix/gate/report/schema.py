@@ -21,7 +21,7 @@ _MOST_ENTRIES = 10_000
 def parsed(content: bytes) -> Any:
     """The data of a JSON file."""
     if len(content) > MOST_BYTES:
-        raise UsageError(f"it must have at most {MOST_BYTES:,} bytes, got {len(content):,}")
+        raise UsageError(f"it must have at most {MOST_BYTES:,} bytes, and has more")
     try:
         return json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
