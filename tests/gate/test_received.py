@@ -109,6 +109,11 @@ def test_a_verdict_that_does_not_follow_from_its_findings_is_refused(path: str, 
         received_verdict(changed(path, value))
 
 
+def test_a_report_of_pytest_is_refused_with_the_command_that_writes_one() -> None:
+    with pytest.raises(UsageError, match="it is pytest's report, which has no verdict; memfix gate --json writes one"):
+        received_verdict({"readings": [], "notes": []})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any
 
-from ...checks.examine import Examination
+from ...checks.examine import Examination, Where
 from ...checks.finding import Finding
 from ...errors import UsageError
 from ...laws import NAIVE, Phase
@@ -36,25 +37,27 @@ _OF_READING = {field.name for field in dataclasses.fields(Reading)}
 
 def received_verdict(data: Any) -> Verdict:
     """The verdict that ``memfix gate --json`` wrote as ``data``."""
+    if isinstance(data, dict) and data.keys() == {"readings", "notes"}:
+        raise UsageError("it is pytest's report, which has no verdict; memfix gate --json writes one")
     report = checked(data, _REPORT)
     findings = tuple(Finding.from_dict(finding) for finding in report["findings"])
-    rows = report["readings"]
-    # the time gate reads no bytes, and its verdict has no examinations
-    ops = dict.fromkeys([*(row["op"] for row in rows), *(one.op for one in findings if one.form)]) if rows else ()
-    examinations = tuple(_examination(op, findings, rows) for op in ops)
-    verdict = Verdict(examinations, findings, report["meter"], report["notes"], report["surroundings"])
+    verdict = Verdict(
+        _examinations(findings, report["readings"]), findings, report["meter"], report["notes"], report["surroundings"]
+    )
     if json.loads(as_json(verdict.as_dict())) != data:
         raise UsageError("its verdict, subjects and sizes must follow from its findings and readings, and they do not")
     return verdict
 
 
-def _examination(op: str, findings: Sequence[Finding], rows: Sequence[Mapping[str, Any]]) -> Examination:
-    own = [row for row in rows if row["op"] == op]
-    readings = {
-        (row["form"], row["case"], row["phase"]): Reading(**{key: row[key] for key in _OF_READING & row.keys()})
-        for row in own
-    }
-    # a form that only the lock knows is gone
-    found = [finding.form for finding in findings if finding.op == op and finding.form and finding.check != "lock"]
-    forms = tuple(dict.fromkeys([NAIVE, *(row["form"] for row in own), *found]))
-    return Examination(op, forms, (), readings, frozenset())
+def _examinations(findings: Sequence[Finding], rows: Sequence[Mapping[str, Any]]) -> tuple[Examination, ...]:
+    """One for each op. There are none where no bytes were read, as by the time gate."""
+    readings: dict[str, dict[Where, Reading]] = defaultdict(dict)
+    forms: dict[str, dict[str, None]] = defaultdict(lambda: {NAIVE: None})
+    for row in rows:
+        reading = Reading(**{key: row[key] for key in _OF_READING & row.keys()})
+        readings[row["op"]][row["form"], row["case"], row["phase"]] = reading
+        forms[row["op"]][row["form"]] = None
+    for finding in findings:
+        if finding.form and finding.check != "lock":  # a form that only the lock knows is gone
+            forms[finding.op][finding.form] = None
+    return tuple(Examination(op, tuple(forms[op]), (), readings[op], frozenset()) for op in forms) if rows else ()

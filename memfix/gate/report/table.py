@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,9 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
     A form that was not measured, because it is not equal to naive, has one row without figures.
     """
     not_run_here = not_run(verdict.examinations, verdict.meter)
+    found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in verdict.findings:
+        found[finding.op, finding.form].append(finding)
     for examination in verdict.examinations:
         readings = examination.readings
         measured = dict.fromkeys((form, case) for form, case, _ in readings)
@@ -47,20 +51,20 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
                 times = readings[form, case, "train"].times_below(readings[NAIVE, case, "train"])
                 below = f"{times:.1f}x" if math.isfinite(times) else "-"
             ran = (examination.op, form, case) not in not_run_here
-            yield _row(verdict, examination.op, form, case, [*sizes, below], ran=ran)
+            here = [finding for finding in found[examination.op, form] if finding.case in (case, None)]
+            yield _row(here, examination.op, form, case, [*sizes, below], ran=ran)
         for form in examination.forms:
             if not any(form == measured_form for measured_form, _ in measured):
-                yield _row(verdict, examination.op, form, None, ["-", "-", "-", ""])
+                yield _row(found[examination.op, form], examination.op, form, "-", ["-", "-", "-", ""])
 
 
-def _row(verdict: Verdict, op: str, form: str, case: str | None, figures: Sequence[str], *, ran: bool = True) -> Row:
-    here = [f for f in verdict.findings if (f.op, f.form) == (op, form) and (case is None or f.case in (case, None))]
+def _row(here: Sequence[Finding], op: str, form: str, case: str, figures: Sequence[str], *, ran: bool = True) -> Row:
     failed = list(dict.fromkeys(finding.check for finding in here if finding.status == "fail"))
     word = f"FAIL {', '.join(failed)}" if failed else _word_without_failure(here)
     if not word:
         word = "reference" if form == NAIVE else "pass"
         word += "" if ran else ", not run: does not fit"
-    return Row((op, form, case or "-", *figures, word), bool(failed))
+    return Row((op, form, case, *figures, word), bool(failed))
 
 
 def _word_without_failure(findings: Sequence[Finding]) -> str:
