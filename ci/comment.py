@@ -18,8 +18,7 @@ import subprocess
 import sys
 import urllib.parse
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -102,7 +101,7 @@ class Run:
 def gathered(folder: Path, base: str) -> Steps:
     """The steps that ``ci/pull-request`` ran, and the tests that failed in them."""
     rows = [line.split("\t") for line in (folder / "steps.tsv").read_text(encoding="utf-8").splitlines()]
-    steps = (Step(name, int(code), int(took), _failed_tests(folder / f"{name}.xml")) for name, code, took in rows)
+    steps = (Step(name, int(ended), int(took), _failed_tests(folder / f"{name}.xml")) for name, ended, took in rows)
     return Steps(base, tuple(steps))
 
 
@@ -119,15 +118,15 @@ def text_of(files: Mapping[str, bytes], run: Run | None) -> str:
     """Verdict, whose run it is, one row a step, then what the gates say themselves."""
     steps = _received(files, "steps.json", _steps) if "steps.json" in files else None
     verdicts = {name: _received(files, f"{name}.json", received_verdict) for name in GATES if f"{name}.json" in files}
-    codes = {step.exit_code for step in steps.steps} if steps else {verdict.exit_code for verdict in verdicts.values()}
-    worst = next((code for code in (4, 1) if code in codes), 2 if codes - {0} else 0)
+    ends = {one.exit_code for one in (*(steps.steps if steps else ()), *verdicts.values())}
+    worst = next((end for end in (4, 1) if end in ends), 2 if ends - {0} else 0)
     lines = [f"## memfix: {VERDICTS[worst]}", "", *([run.described(), ""] if run else [])]
     lines += _steps_table(steps, verdicts) if steps else []
     limit = min(LIMIT, REPORTS_LIMIT // max(len(verdicts), 1))
     return "\n".join([*lines, *(as_markdown(verdict, limit=limit) + "\n" for verdict in verdicts.values())])
 
 
-def _received(files: Mapping[str, bytes], name: str, read: Any) -> Any:
+def _received(files: Mapping[str, bytes], name: str, read: Callable[[Any], Any]) -> Any:
     try:
         return read(parsed(files[name]))
     except UsageError as error:
@@ -138,6 +137,8 @@ def _steps(data: Any) -> Steps:
     steps = checked(data, Steps)
     if not re.fullmatch("[0-9a-f]{40}", steps.base):
         raise UsageError(f"base must be a commit, got {steps.base[:40]!r}")
+    if len(steps.steps) > len(COMMANDS):
+        raise UsageError(f"steps must be at most {len(COMMANDS)}, got {len(steps.steps):,}")
     return steps
 
 
@@ -195,13 +196,14 @@ def artifact_files(github: GitHub, run: int, name: str) -> dict[str, bytes]:
     newest = max(found, key=lambda artifact: artifact["id"])
     if newest["size_in_bytes"] > MOST_ZIPPED_BYTES:
         raise UsageError(f"the artifact {name} must have at most {MOST_ZIPPED_BYTES:,} bytes, and has more")
+    content = github.download(f"actions/artifacts/{newest['id']}/zip")
+    files = {}
     try:
-        with zipfile.ZipFile(io.BytesIO(github.download(f"actions/artifacts/{newest['id']}/zip"))) as archive:
-            files = {}
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in set(FILES) & set(archive.namelist()):
                 with archive.open(member) as file:
                     files[member] = file.read(MOST_BYTES + 1)  # one byte more than is taken
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+    except Exception as error:  # zipfile raises almost anything at a file that is forged
         raise UsageError(f"the artifact {name} is no zip file that can be read: {str(error)[:100]!r}") from None
     if not files:
         raise UsageError(f"the artifact {name} has none of {', '.join(FILES)}; upload the action's output json")

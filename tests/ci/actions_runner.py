@@ -65,6 +65,7 @@ class Runner:
         """Play the only job of a workflow; None where its ``if`` says no."""
         data = yaml.safe_load(workflow)
         (job,) = data["jobs"].values()
+        self.environment |= data.get("env", {})
         if not self._is_true(job.get("if", "true"), {}, Ended()):
             return None
         return self._play(job["steps"], {}, ROOT)

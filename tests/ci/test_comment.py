@@ -164,6 +164,15 @@ def symlink(target: str) -> bytes:
     return content.getvalue()
 
 
+def broken(compression: int) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", compression) as made:
+        made.writestr("report.json", "{}" * 1000)
+    data = bytearray(content.getvalue())
+    data[45:55] = b"\xff" * 10
+    return bytes(data)
+
+
 def encrypted() -> bytes:
     content = bytearray(archive({"report.json": "{}"}))
     content[6] |= 1
@@ -187,13 +196,16 @@ STEPS = {"base": BASE, "steps": [STEP]}
         (b"no zip", "the artifact memfix-report is no zip file that can be read: 'File is not a zip file'"),
         (archive({"report.json": "{}"})[:-30], "the artifact memfix-report is no zip file that can be read: "),
         (encrypted(), "the artifact memfix-report is no zip file that can be read: "),
+        (broken(zipfile.ZIP_DEFLATED), "the artifact memfix-report is no zip file that can be read: "),
+        (broken(zipfile.ZIP_LZMA), "the artifact memfix-report is no zip file that can be read: "),
+        (archive({"steps.json": json.dumps(STEPS | {"steps": [STEP] * 9000})}), "steps.json is refused: steps must be"),
         (archive({"steps.json": json.dumps(STEPS | {"base": "x; rm -rf ~"})}), "steps.json is refused: base must be "),
         (
             archive({"steps.json": json.dumps(STEPS | {"steps": [STEP | {"name": "@me"}]})}),
             "steps.json is refused: steps[0].name must be one of test, benchmarks, docs, bytes, time, asv, got '@me'",
         ),
     ],
-    ids="text paths symlink 10-MB UTF-8 no-object no-zip cut encrypted base step".split(),
+    ids="text paths symlink 10-MB UTF-8 no-object no-zip cut encrypted deflate lzma steps base step".split(),
 )  # fmt: skip
 def test_a_forged_artifact_is_refused_in_one_sentence(posted: Any, artifact: bytes, message: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -235,7 +247,7 @@ def test_no_text_of_a_fork_becomes_a_mention_a_link_an_image_or_html(posted: Any
 
 def test_a_large_report_stays_within_a_comment(posted: Any) -> None:
     many = tuple(
-        Finding("lock", f"op{n}", "form", "fail", "@me " * 400, "case", "train", ("x" * 500,)) for n in range(900)
+        Finding("lock", f"op{n}", "form", "fail", "@me " * 400, "case", "train", ("x" * 500,)) for n in range(300)
     )
     large = report(Verdict((), many, "simulated", ("note " * 100,) * 300))
     steps = STEPS | {"steps": [STEP | {"failed_tests": ["|" * 5000] * 200}]}
