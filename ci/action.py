@@ -82,16 +82,17 @@ def main() -> None:
         end(USAGE, "'base' is for memfix gate, and 'tests' runs pytest: leave one of them out")
     folder = Path(os.environ.get("RUNNER_TEMP") or tempfile.gettempdir()) / "memfix-report"
     folder.mkdir(parents=True, exist_ok=True)
-    outputs = {"report": folder / "report.md", "json": folder / "report.json"}
+    outputs = {"report": folder / "report.md", "json": folder / "report.json", "sarif": folder / "report.sarif"}
     for path in outputs.values():
         path.unlink(missing_ok=True)
     python = os.environ.get("MEMFIX_PYTHON") or installed(folder, install)
-    report, data = map(str, outputs.values())
+    report, data, sarif = map(str, outputs.values())
     if tests:
         command = ["pytest", *tests, "--memfix-md", report, "--memfix-json", data]
     else:
         # the gate writes the job summary and the annotations itself
-        command = ["memfix", "gate", *arguments, *([f"--base={base}"] if base else []), "--md", report, "--json", data]
+        reports = ["--md", report, "--json", data, "--sarif", sarif]
+        command = ["memfix", "gate", *arguments, *([f"--base={base}"] if base else []), *reports]
     code = subprocess.run([python, "-m", *command]).returncode
     code = code if code >= 0 else 128 - code  # a signal's number, as a shell gives it
     if tests and outputs["report"].is_file():

@@ -51,9 +51,10 @@ def called(ended: Ended) -> list[str]:
 def test_the_action_runs_the_gate_and_hands_on_its_code_and_its_reports(runner: Runner) -> None:
     ended = runner.play_action(arguments="my_loss --profile dev", base="main")
     folder = runner.temp / "memfix-report"
-    reports = {"report": str(folder / "report.md"), "json": str(folder / "report.json")}
+    endings = {"report": "md", "json": "json", "sarif": "sarif"}
+    reports = {name: str(folder / f"report.{ending}") for name, ending in endings.items()}
     assert ended.exit_code == 1
-    written = ["--md", reports["report"], "--json", reports["json"]]
+    written = ["--md", reports["report"], "--json", reports["json"], "--sarif", reports["sarif"]]
     assert called(ended) == ["-m", "memfix", "gate", "my_loss", "--profile", "dev", "--base=main", *written]
     assert ended.outputs == {**reports, "exit-code": "1"}
 
@@ -63,6 +64,7 @@ def test_the_action_runs_tests_and_puts_their_table_in_the_job_summary(runner: R
     ended = runner.play_action(tests="tests/test_loss.py -q")
     assert ended.succeeded
     assert called(ended)[:4] == ["-m", "pytest", "tests/test_loss.py", "-q"]
+    assert ended.outputs["sarif"] == "", "pytest writes none"
     assert runner.summary() == "a report\n"
 
 
@@ -199,6 +201,16 @@ contract = memfix.Contract(
 """
 
 
+@pytest.mark.parametrize(("fork", "shown"), [(False, True), (True, False)])
+def test_findings_are_shown_on_lines_where_the_token_may_write(runner: Runner, fork: bool, shown: bool) -> None:
+    (step,) = (text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "upload-sarif" in text)
+    runner.event["pull_request"] = {"head": {"repo": {"fork": fork}}}
+    steps = "jobs:\n  gate:\n    steps:\n      - {id: memfix, uses: OWNER/memfix@v1, with: {arguments: my_loss}}\n"
+    runner.play_job(steps + "".join(f"      {line}\n" for line in step.splitlines()))
+    uploads = [given["sarif_file"] for name, given in runner.used if "upload-sarif" in name]
+    assert uploads == ([str(runner.temp / "memfix-report/report.sarif")] if shown else [])
+
+
 def test_a_forks_pull_request_runs_without_a_secret_and_is_commented_on_by_trusted_code(tmp_path: Path) -> None:
     """The two documented files: the run, its artifact, and the comment, for a change that is hostile all over."""
     judged, commenting = DOCUMENTED.values()
@@ -216,6 +228,7 @@ def test_a_forks_pull_request_runs_without_a_secret_and_is_commented_on_by_trust
     ran = first.play_job(judged)
     assert ran is not None
     assert ran.exit_code == 1, ran.log
+    assert json.loads((first.temp / "memfix-report/report.sarif").read_text())["version"] == "2.1.0"
     assert all("title=memfix" in properties for _, properties, _ in ran.commands), "no message is a command"
     assert "a-token" not in first.folder.joinpath("step.sh").read_text() + ran.log
     assert rendered(first.summary()).references() == rendered(first.summary()).targets == []
