@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .measure import peak
     from .meters.base import Reading
     from .suite import suite
+    from .watch import Watch, WatchReport, watch
 
 _HOME = {
     "contract": "BadInput Case Contract Cuts Dim Form Integers LogUniform Mask Normal ObjectSpec TensorSpec Uniform",
@@ -43,13 +44,14 @@ _HOME = {
     "measure": "peak",
     "meters.base": "Reading",
     "suite": "suite",
+    "watch": "Watch WatchReport watch",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [  # noqa: RUF022 - in the order a newcomer meets them
     "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "ObjectSpec",
     "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit",
-    "Fit", "MemfixError",
+    "Fit", "watch", "Watch", "WatchReport", "MemfixError",
 ]  # fmt: skip
 
 

@@ -14,18 +14,25 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memfix"
 FLOORS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
-    {"suite", "selftest"},
+    {"suite", "selftest", "integrations"},
     {"gate", "calibration", "incidents"},
     {"registry"},
     {"fit"},
-    {"checks", "measure", "ops", "pictures"},
+    {"checks", "measure", "watch", "ops", "pictures"},
     {"meters", "contract"},
     {"laws"},
     {"formula", "provenance", "atomic_write", "orphans", "versions", "cuda_kernels"},
     {"units", "errors"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-NEVER = [("checks", "registry"), ("checks", "ops"), ("meters", "ops"), ("meters", "contract"), ("measure", "contract")]
+NEVER = [
+    ("checks", "registry"),
+    ("checks", "ops"),
+    ("meters", "ops"),
+    ("meters", "contract"),
+    ("measure", "contract"),
+    ("watch", "contract"),
+]
 
 
 def modules() -> list[Path]:

@@ -166,7 +166,7 @@ class CudaMeter:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_stats()
-            peaks = _StagePeaks()
+            peaks = StagePeaks()
             with listening(peaks.enter):
                 result = step()
             torch.cuda.synchronize()
@@ -228,13 +228,14 @@ class CudaMeter:
             raise MeterUnavailable(f"cuda meter unavailable: {reason}")
 
 
-class _StagePeaks:
+class StagePeaks:
     """The peaks of a step's stages. The allocator keeps one peak, which is read and reset where a stage begins."""
 
     _COUNTS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | None = None) -> None:
         self.stages: list[Stage] = []
+        self._device = device
         self._name: str | None = None
         self._start_bytes = 0
         self._highest: dict[str, int] = {}
@@ -245,7 +246,7 @@ class _StagePeaks:
         if name != self._name:
             self._start_bytes = self._close()["requested_bytes.all.current"]
             self._name = name
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def finished(self) -> dict[str, int]:
         """The allocator's statistics now, with the peaks of the whole step."""
@@ -255,7 +256,7 @@ class _StagePeaks:
         import torch
 
         stats = {f"{count}.all.{point}": 0 for count in self._COUNTS for point in ("current", "peak")}
-        stats.update(torch.cuda.memory_stats())
+        stats.update(torch.cuda.memory_stats(self._device))
         for key in (f"{count}.all.peak" for count in self._COUNTS):
             self._highest[key] = max(self._highest.get(key, 0), stats[key])
         if self._name is not None:

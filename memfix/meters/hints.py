@@ -33,7 +33,7 @@ def _chunks_kept(row: Allocation) -> str | None:
 
 
 def _optimizer_temporaries(row: Allocation) -> str | None:
-    if row.what.startswith("_foreach_"):
+    if row.what.startswith(("_foreach_", "_multi_tensor_")):
         return "the optimizer's foreach form makes temporaries as large as all parameters; fused=True makes none"
     return None
 
@@ -51,13 +51,14 @@ def _copied(row: Allocation) -> str | None:
 
 
 def _probabilities_kept(row: Allocation) -> str | None:
-    if row.what.startswith(("_log_softmax", "_softmax")) and "kept for backward" in row.what:
+    maker = row.what.lstrip("_").startswith(("log_softmax", "softmax", "cross_entropy"))
+    if maker and "kept for backward" in row.what:
         return "the (log-)probabilities of all rows are kept for backward; compute the loss a chunk at a time"
     return None
 
 
 def _accumulated(row: Allocation) -> str | None:
-    if row.count >= 2 * _MANY and row.code:
+    if row.count >= 2 * _MANY and row.code and row.what != "optimizer state":
         return f"{row.count} results of one line are alive together; write into one buffer, or drop each after use"
     return None
 

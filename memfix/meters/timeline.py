@@ -114,12 +114,17 @@ class Timeline:
         """The step's own allocations that are alive at the peak: a row for each operator and line, largest first."""
         return self.rows_at(self.peak_event)
 
-    def rows_at(self, event: int, of: Callable[[Buffer], bool] = lambda buffer: True) -> tuple[Allocation, ...]:
-        """The rows of :meth:`at_peak` at any event, for the buffers that ``of`` accepts."""
+    def rows_at(
+        self, event: int, of: Callable[[Buffer], bool] = lambda buffer: True, *, with_base: bool = False
+    ) -> tuple[Allocation, ...]:
+        """The rows of :meth:`at_peak` at any event, for the buffers that ``of`` accepts.
+
+        ``with_base`` adds what existed before the step.
+        """
         phase_then = next(phase for start, phase in reversed(self.phases) if start <= event)
         sums: dict[tuple[str, Line | None], list[int]] = {}
         for buffer in self.alive_at(event):
-            if buffer.born and of(buffer):
+            if (with_base or buffer.born) and of(buffer):
                 kept = phase_then == "backward" and buffer.phase == "forward"
                 row = sums.setdefault((buffer.what + (", kept for backward" if kept else ""), buffer.line), [0, 0])
                 row[0] += buffer.bytes
@@ -149,4 +154,4 @@ class Allocation:
 
     def __str__(self) -> str:
         folded = f"   ({self.count} x {format_bytes(self.bytes // self.count)})" if self.count > 1 else ""
-        return f"{format_bytes(self.bytes):>12}  {self.what}   {self.where}{folded}"
+        return f"{format_bytes(self.bytes):>12}  {self.what}   {self.where}{folded}".rstrip()

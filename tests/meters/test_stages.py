@@ -7,7 +7,7 @@ import torch
 
 import memfix
 from memfix.meters.base import Reading, Step
-from memfix.meters.cuda import _StagePeaks
+from memfix.meters.cuda import StagePeaks
 from memfix.meters.stages import Stage, listening, stage
 
 MiB = 1 << 20
@@ -114,7 +114,7 @@ def test_a_failed_step_leaves_no_listener_behind() -> None:
 def test_peaks_between_marks_are_read_and_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     live, peak = {"now": 0}, {"highest": 0}
 
-    def stats() -> dict[str, int]:
+    def stats(device: int | None) -> dict[str, int]:
         return {f"{c}_bytes.all.{k}": v for c in ("requested", "allocated", "reserved")
                 for k, v in (("current", live["now"]), ("peak", peak["highest"]))}  # fmt: skip
 
@@ -123,8 +123,8 @@ def test_peaks_between_marks_are_read_and_started_anew(monkeypatch: pytest.Monke
         peak["highest"] = max(peak["highest"], live["now"])
 
     monkeypatch.setattr(torch.cuda, "memory_stats", stats)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: peak.update(highest=live["now"]))
-    peaks = _StagePeaks()
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(highest=live["now"]))
+    peaks = StagePeaks()
     take(100)
     take(-90)
     peaks.enter("first")

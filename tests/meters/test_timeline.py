@@ -94,7 +94,7 @@ def test_another_line_or_another_maker_is_another_row() -> None:
 
 def test_a_buffer_without_a_line_has_no_place() -> None:
     (row,) = forward(buffer(3, 1, line=None), events=1).at_peak()
-    assert (row.place, row.code, str(row)) == ("", "", "         3 B  mm   ")
+    assert (row.place, row.code, str(row)) == ("", "", "         3 B  mm")
 
 
 def test_what_the_forward_made_is_kept_for_backward_when_the_peak_is_there() -> None:

@@ -1,0 +1,78 @@
+"""A callback that watches the memory of Lightning's ``Trainer``, of ``lightning`` and of ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any, Literal
+
+from ..errors import UsageError
+from ..meters.base import Reading
+from ..watch import WatchReport
+from .training_watch import Say, TrainingWatch
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _callback_classes() -> tuple[type, ...]:
+    """The ``Callback`` of each package that the program has imported, or else of the first that is installed."""
+    imported = [name for name in _PACKAGES if name in sys.modules]
+    installed = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    if not installed:
+        raise UsageError("memfix.integrations.lightning needs Lightning; install lightning or pytorch_lightning")
+    return tuple(importlib.import_module(name).Callback for name in imported or installed[:1])
+
+
+class WatchCallback(*_callback_classes()):  # type: ignore[misc]
+    """Watches ``fit``: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
+
+    The stages are ``forward``, ``backward`` and ``optimizer`` of each batch, and ``validation``. The report goes to
+    ``say`` where ``fit`` ends, on the first rank. After an out-of-memory error the report is a note of the exception.
+    """
+
+    def __init__(
+        self,
+        *,
+        predicted: Reading | None = None,
+        enabled: bool | Literal["auto"] = "auto",
+        lines: bool = True,
+        max_entries: int = 100_000,
+        say: Say = print,
+    ) -> None:
+        self._training = TrainingWatch(say, predicted=predicted, enabled=enabled, lines=lines, max_entries=max_entries)
+
+    @property
+    def report(self) -> WatchReport:
+        """The report of the last ``fit`` that ended."""
+        return self._training.report
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._training.begin()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._training.watch.enter_stage("forward")
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        self._training.watch.enter_stage("backward")
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self._training.watch.enter_stage(None)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self._training.watch.enter_stage("optimizer")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._training.watch.enter_stage(None)
+        self._training.watch.step()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._training.begin_validation()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.end_validation()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.end(is_first_rank=trainer.is_global_zero)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._training.fail(exception)

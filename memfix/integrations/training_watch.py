@@ -1,0 +1,70 @@
+"""The watch of one training run, which callbacks open and close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..units import format_bytes
+from ..watch import Watch, WatchReport
+
+Say = Callable[[str], object]
+VALIDATION = "validation"
+
+
+class TrainingWatch:
+    """Opens a watch where training begins, and says its report where training ends, once for all ranks.
+
+    A trainer may end by an exception that it does not show to its callbacks. The watch stays open then, and gives way
+    to the next one.
+    """
+
+    def __init__(self, say: Say, **options: Any) -> None:
+        self._say, self._options = say, options
+        self.watch = Watch(enabled=False)
+        self.report: WatchReport = self.watch.report()
+
+    def begin(self) -> None:
+        self.watch = Watch(**self._options, gives_way=True)
+        self.watch.__enter__()
+
+    def end(self, *, is_first_rank: bool) -> None:
+        """Close the watch and say its report, with the peak of every rank."""
+        self._close(None)
+        peaks = _of_all_ranks(self.report.peak_bytes)
+        if is_first_rank:
+            self._say("\n".join([*self.report.lines(), *_rank_lines(peaks)]))
+
+    def fail(self, error: BaseException) -> None:
+        """Close the watch. An out-of-memory error gets the report as a note."""
+        self._close(error)
+
+    def begin_validation(self) -> None:
+        self.watch.enter_stage(VALIDATION)
+
+    def end_validation(self) -> None:
+        self.watch.enter_stage(None)
+        self.watch.step(VALIDATION)
+
+    def _close(self, error: BaseException | None) -> None:
+        self.watch.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        self.report = self.watch.report()
+
+
+def _of_all_ranks(peak_bytes: int) -> list[int]:
+    """The peak of every rank. Each rank must call this, also one that measured nothing."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [peak_bytes]
+    peaks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(peaks, peak_bytes)
+    return peaks
+
+
+def _rank_lines(peaks: list[int]) -> list[str]:
+    if len(peaks) == 1 or not any(peaks):
+        return []
+    highest = max(range(len(peaks)), key=peaks.__getitem__)
+    every = ", ".join(f"{rank}: {format_bytes(peak)}" for rank, peak in enumerate(peaks))
+    return [f"peak of each rank, highest on rank {highest}: {every}"]

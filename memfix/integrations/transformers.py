@@ -1,0 +1,99 @@
+"""A callback that watches the memory of transformers' ``Trainer``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from transformers import TrainerCallback
+
+from ..meters.base import Reading
+from ..watch import WatchReport
+from .training_watch import Say, TrainingWatch
+
+
+class WatchCallback(TrainerCallback):
+    """Watches training: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
+
+    The stages are ``forward``, ``backward`` and ``optimizer`` of each step, and ``validation``. The report goes to
+    ``say`` where training ends, on the first rank. The trainer does not show its exceptions to callbacks, so a failed
+    allocation is explained on stderr as it happens.
+    """
+
+    def __init__(
+        self,
+        *,
+        predicted: Reading | None = None,
+        enabled: bool | Literal["auto"] = "auto",
+        lines: bool = True,
+        max_entries: int = 100_000,
+        say: Say = print,
+    ) -> None:
+        self._training = TrainingWatch(
+            say, predicted=predicted, enabled=enabled, lines=lines, max_entries=max_entries, on_failure=_explain
+        )
+        self._hooks: list[Any] = []
+
+    @property
+    def report(self) -> WatchReport:
+        """The report of the last training that ended."""
+        return self._training.report
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._remove_hooks()
+        self._training.begin()
+        # compiled code would break its graph at the hooks; it has one stage for forward and backward
+        if model is not None and not getattr(args, "torch_compile", False):
+            self._hooks = [
+                model.register_forward_pre_hook(self._before_forward, prepend=True),
+                model.register_forward_hook(self._after_forward),
+            ]
+
+    def _before_forward(self, model: Any, inputs: Any) -> None:
+        if model.training:
+            self._training.watch.enter_stage("forward")
+
+    def _after_forward(self, model: Any, inputs: Any, output: Any) -> None:
+        if model.training:
+            self._training.watch.enter_stage("backward")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.watch.enter_stage(None if self._hooks else "forward and backward")
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._hooks:
+            self._training.watch.enter_stage(None)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.watch.enter_stage("optimizer")
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.watch.enter_stage(None)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.watch.step()
+        self._expect_validation(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._expect_validation(control)
+
+    def _expect_validation(self, control: Any) -> None:
+        # nothing is called where a validation begins; the trainer's own callbacks have decided before this one
+        if control.should_evaluate:
+            self._training.begin_validation()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.end_validation()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._remove_hooks()
+        self._training.end(is_first_rank=state.is_world_process_zero)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _explain(report: WatchReport) -> None:
+    print(report, file=sys.stderr, flush=True)

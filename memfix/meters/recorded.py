@@ -1,0 +1,241 @@
+"""Reads a snapshot of torch's CUDA allocator: the timeline of its history, and the allocation that failed.
+
+The snapshot is the dictionary of ``torch.cuda.memory._snapshot()``, recorded with Python frames. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from ..units import format_bytes
+from .hints import likely_cause
+from .timeline import Allocation, Buffer, Line, Timeline
+
+Snapshot = Mapping[str, Any]
+Frames = Sequence[Mapping[str, Any]]
+"""The stack of an allocation, innermost frame first."""
+
+STAGE_TAG = "memfix stage "
+"""The text before a stage's name in the metadata of a trace entry (``torch.cuda.memory._set_memory_metadata``)."""
+BEFORE_WATCH = "existed before the watch"
+_PHASES = ("forward", "backward", "optimizer")
+_BIRTH, _DEATH, _FAILURE = "alloc", "free_completed", "oom"
+# frames of torch that stand between a caller and the function that allocates
+_PLUMBING = {"_call_impl", "_wrapped_call_impl", "decorate_context", "wrapper", "_fn", "inner", "apply", "_use_grad"}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An allocation that failed, and what was alive at that moment."""
+
+    bytes: int
+    """The bytes that were asked for, rounded up as the allocator does."""
+    free_bytes: int
+    """What the device still had free."""
+    live_bytes: int
+    unused_bytes: int
+    """Bytes that the allocator held in pieces that no tensor used."""
+    line: Line | None
+    alive: tuple[Allocation, ...]
+    """Everything that was alive, also what existed before the step: a row for each origin and line, largest first."""
+    cause: str | None
+    node: str | None = None
+    """The autograd node that was running, such as ``MmBackward0``."""
+
+    def lines(self, rows: int = 12) -> list[str]:
+        """The failure as lines of text."""
+        head = f"{format_bytes(self.bytes)} could not be allocated: {format_bytes(self.live_bytes)} were live, "
+        head += f"{format_bytes(self.free_bytes)} were free on the GPU"
+        maker = f"  requested by {self.line}" if self.line else "  requested by code without Python frames"
+        lines = [head, maker + (f"   (in {self.node})" if self.node else ""), "alive then, largest first"]
+        lines += [f"  {row}" for row in self.alive[:rows]]
+        if self.alive[rows:]:
+            rest = sum(row.bytes for row in self.alive[rows:])
+            lines.append(f"  {format_bytes(rest):>12}  in {len(self.alive[rows:])} smaller places")
+        if self.cause:
+            lines.append(f"likely cause: {self.cause}")
+        if self.unused_bytes >= self.bytes:
+            lines.append(
+                f"note: {format_bytes(self.unused_bytes)} were reserved but in pieces that did not fit; "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
+            )
+        return lines
+
+
+def live_addresses(snapshot: Snapshot, device: int) -> frozenset[int]:
+    """The addresses of the tensors that are alive on ``device``."""
+    return frozenset(block["address"] for block in _live_blocks(snapshot, device))
+
+
+def timeline_of(snapshot: Snapshot, device: int, before_watch: Collection[int] = ()) -> Timeline:
+    """The history of ``device`` as the timeline of a step, in requested bytes.
+
+    Buffers without an ``alloc`` entry existed before the history began. ``before_watch`` has the addresses that were
+    live before frames were recorded; any other buffer without frames was made by autograd's own threads.
+    """
+    return _History(snapshot, device, before_watch).timeline()
+
+
+def failure_of(
+    snapshot: Snapshot,
+    device: int,
+    before_watch: Collection[int] = (),
+    waiting: Frames = (),
+    node: str | None = None,
+) -> Failure | None:
+    """The last failed allocation in the history of ``device``; None if none failed.
+
+    ``waiting`` is the stack of the thread that started backward, which is used if the failing thread has no frames.
+    ``node`` is the autograd node that was running.
+    """
+    history = _History(snapshot, device, before_watch)
+    if history.failed is None:
+        return None
+    entry, event = history.failed
+    timeline = history.timeline().before(event + 1)
+    frames = entry.get("frames") or ()
+    # the phase that failed decides which rows are kept for backward, even if nothing was allocated in it yet
+    timeline = replace(timeline, phases=(*timeline.phases, (event, _phase(frames, _stage_of(entry)))))
+    segments = _segments(snapshot, device)
+    return Failure(
+        bytes=entry["size"],
+        free_bytes=entry.get("device_free", 0),
+        live_bytes=timeline.live_bytes[event],
+        unused_bytes=sum(segment["total_size"] - segment["active_size"] for segment in segments),
+        line=user_line(frames) or user_line(waiting),
+        alive=timeline.rows_at(event, with_base=True),
+        cause=likely_cause(timeline.rows_at(event)),
+        node=node,
+    )
+
+
+class _History:
+    """The births and deaths of one device's buffers, in the order of the trace."""
+
+    def __init__(self, snapshot: Snapshot, device: int, before_watch: Collection[int]) -> None:
+        self._before_watch = before_watch
+        self._event = 0
+        self._made: list[Buffer] = []
+        self._found: list[Buffer] = []
+        self._live: dict[int, int] = {}
+        self._deaths: dict[int, int] = {}
+        self._phases: list[tuple[int, str]] = []
+        self._stages: list[tuple[int, str | None]] = []
+        self.failed: tuple[Mapping[str, Any], int] | None = None
+        for entry in snapshot["device_traces"][device]:
+            if entry["action"] in (_BIRTH, _DEATH):
+                self._event += 1
+                self._mark(self._stages, _stage_of(entry))
+            if entry["action"] == _BIRTH:
+                self._birth(entry)
+            elif entry["action"] == _DEATH:
+                self._death(entry)
+            elif entry["action"] == _FAILURE:
+                self.failed = (entry, self._event)
+        for block in _live_blocks(snapshot, device):
+            if block["address"] not in self._live:
+                self._found.append(self._of_before(block["requested_size"], block["address"], block["frames"], None))
+
+    def timeline(self) -> Timeline:
+        made = (replace(buffer, died=self._deaths.get(index)) for index, buffer in enumerate(self._made))
+        phases = self._phases or [(0, _PHASES[0])]
+        phases[0] = (0, phases[0][1])
+        return Timeline((*self._found, *made), self._event, tuple(phases), tuple(self._stages))
+
+    def _birth(self, entry: Mapping[str, Any]) -> None:
+        frames, stage = entry.get("frames") or (), _stage_of(entry)
+        phase = _phase(frames, stage)
+        self._mark(self._phases, phase)
+        self._live[entry["addr"]] = len(self._made)
+        self._made.append(Buffer(entry["size"], _what(frames), user_line(frames), phase, self._event, None))
+
+    def _death(self, entry: Mapping[str, Any]) -> None:
+        index = self._live.pop(entry["addr"], None)
+        if index is None:
+            self._found.append(self._of_before(entry["size"], entry["addr"], (), self._event))
+        else:
+            self._deaths[index] = self._event
+
+    def _of_before(self, size: int, address: int, frames: Frames, died: int | None) -> Buffer:
+        what = BEFORE_WATCH if address in self._before_watch and not frames else _what(frames)
+        return Buffer(size, what, user_line(frames), "", 0, died)
+
+    def _mark(self, marks: list[Any], name: str | None) -> None:
+        if marks[-1][1] != name if marks else name is not None:
+            marks.append((self._event, name))
+
+
+def _segments(snapshot: Snapshot, device: int) -> list[Mapping[str, Any]]:
+    return [segment for segment in snapshot["segments"] if segment["device"] == device]
+
+
+def _live_blocks(snapshot: Snapshot, device: int) -> Iterator[Mapping[str, Any]]:
+    for segment in _segments(snapshot, device):
+        yield from (block for block in segment["blocks"] if block["state"] != "inactive")
+
+
+def _stage_of(entry: Mapping[str, Any]) -> str | None:
+    tag = entry.get("user_metadata") or ""
+    return tag.removeprefix(STAGE_TAG) if tag.startswith(STAGE_TAG) else None
+
+
+def _phase(frames: Frames, stage: str | None) -> str:
+    """The phase of an allocation. Autograd's threads have no Python frames, or begin with torch's own."""
+    if stage in _PHASES:
+        return stage
+    if not frames or _is_torch(frames[-1]) or any(frame["name"] == "_engine_run_backward" for frame in frames):
+        return "backward"
+    return "optimizer" if any(_is_optimizer(frame) for frame in frames) else "forward"
+
+
+def _what(frames: Frames) -> str:
+    """The function of torch that allocated: ``cross_entropy``, ``linear``, ``_multi_tensor_adamw``."""
+    if not frames:
+        return "made in backward"
+    for frame in frames:
+        if not _is_torch(frame):
+            break
+        if frame["name"] == "_init_group":
+            return "optimizer state"
+        if frame["name"] not in _PLUMBING:
+            is_module = frame["name"] == "forward"
+            return os.path.basename(frame["filename"]).removesuffix(".py") if is_module else frame["name"]
+    return "tensor"
+
+
+def user_line(frames: Frames) -> Line | None:
+    """The innermost line outside torch and the part of memfix that watches."""
+    for frame in frames:
+        file = frame["filename"]
+        if file != "??" and not _is_torch(frame) and not file.startswith(_watching()):
+            return Line(file, frame["line"], frame["name"])
+    return None
+
+
+def _is_torch(frame: Mapping[str, Any]) -> bool:
+    """Whether the frame is torch's own, or of code that its compiler wrote."""
+    file = frame["filename"]
+    return file.startswith((_torch_folder(), "<eval_with_key>")) or f"{os.sep}torchinductor_" in file
+
+
+def _is_optimizer(frame: Mapping[str, Any]) -> bool:
+    return frame["filename"].startswith(os.path.join(_torch_folder(), "optim", ""))
+
+
+@cache
+def _torch_folder() -> str:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return os.path.join(os.path.dirname(spec.origin), "")
+
+
+@cache
+def _watching() -> tuple[str, ...]:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return tuple(os.path.join(package, room, "") for room in ("meters", "watch", "integrations"))
