@@ -16,11 +16,12 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 def _callback_classes() -> tuple[type, ...]:
     """The ``Callback`` of each package that the program has imported, or else of the first that is installed."""
-    imported = [name for name in _PACKAGES if name in sys.modules]
-    installed = [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
-    if not installed:
+    names = [name for name in _PACKAGES if name in sys.modules] or [
+        name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None
+    ][:1]
+    if not names:
         raise UsageError("memfix.integrations.lightning needs Lightning; install lightning or pytorch_lightning")
-    return tuple(importlib.import_module(name).Callback for name in imported or installed[:1])
+    return tuple(importlib.import_module(name).Callback for name in names)
 
 
 class WatchCallback(*_callback_classes()):  # type: ignore[misc]
