@@ -10,10 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from forked_python import forked_python
 from sub_sessions import OPTIONS
 
 import memfix
+from memfix.meters.hints import likely_cause
+from memfix.meters.recorded import BEFORE_WATCH, Failure
+from memfix.meters.timeline import Allocation, Line
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in [
@@ -81,6 +85,31 @@ def test_the_step_on_the_page_about_peaks_is_measured(capsys: pytest.CaptureFixt
     exec(marked("docs/oracle.md")["run"], {})
     peak, exact = capsys.readouterr().out.split()[:2]
     assert (int(peak) > 100 << 30, exact) == (True, "True")
+
+
+@pytest.mark.filterwarnings("ignore:memfix.watch does nothing here")
+def test_the_training_loop_on_the_page_about_watching_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(marked("docs/watch.md")["run"], {})
+    said = capsys.readouterr().out
+    if torch.cuda.is_available():
+        assert "memfix watch: 3 steps on" in said
+        assert {"forward", "backward", "optimizer", "whole"} <= {line.split()[0] for line in said.splitlines()}
+    else:
+        assert said == "memfix watch: nothing was measured: torch sees no GPU\n"
+
+
+def test_the_failure_on_the_page_about_watching_is_printed_so() -> None:
+    def gib(size: float) -> int:
+        return round(size * (1 << 30))
+
+    kept = "cross_entropy, kept for backward"
+    chunks = Allocation(gib(35.93), kept, "loss.py:41 in chunked_loss", "F.cross_entropy(logits, target)", 31)
+    failure = Failure(
+        bytes=gib(1.16), free_bytes=420 << 20, live_bytes=gib(77.9), unused_bytes=0, line=Line("train.py", 88, "train"),
+        alive=(chunks, Allocation(gib(29.8), BEFORE_WATCH, ""), Allocation(gib(12.17), "made in backward", "")),
+        cause=likely_cause([chunks]), node="LogSoftmaxBackward0",
+    )  # fmt: skip
+    assert str(memfix.WatchReport(failure=failure, failed_in="step 3, stage backward")) in PAGES["docs/watch.md"]
 
 
 def test_the_contract_of_the_readme_is_one() -> None:

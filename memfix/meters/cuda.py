@@ -34,7 +34,10 @@ def gpu_unavailable_reason() -> str | None:
 
     if not torch.cuda.is_available():
         return "torch sees no GPU"
-    if torch.cuda.memory.get_allocator_backend() != "native":
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend == "simulated":
+        return "the GPU is simulated"
+    if backend != "native":
         return "the allocator is cudaMallocAsync, which keeps no peak of requested bytes; unset PYTORCH_CUDA_ALLOC_CONF"
     return None
 

@@ -20,7 +20,7 @@ class Highest:
     """The highest peak of one stage over all steps of a kind. Bytes count everything live."""
 
     kind: str
-    """``step``, or the name given to :meth:`Watch.step`."""
+    """``step``, or the name given to :meth:`memfix.Watch.step`."""
     stage: str | None
     """None for the whole step."""
     peak_bytes: int
@@ -29,6 +29,7 @@ class Highest:
 
     @property
     def name(self) -> str:
+        """The name of its row in the table."""
         if self.stage is None:
             return "whole step" if self.kind == STEP else self.kind
         return self.stage if self.kind == STEP else f"{self.kind}: {self.stage}"

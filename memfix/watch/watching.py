@@ -13,7 +13,7 @@ from ..meters.base import Reading
 from ..meters.cuda import StagePeaks, gpu_unavailable_reason
 from ..meters.cuda_history import CudaHistory
 from ..meters.recorded import Failure, Frames, Snapshot, failure_of, live_addresses, timeline_of
-from ..meters.stages import listening
+from ..meters.stages import listening, stage
 from .report import STEP, Highest, WatchReport
 
 _NEW_READING = 1.01
@@ -87,10 +87,6 @@ class Watch:
         if self._enabled is False:
             self._notes.append("nothing was measured: enabled=False")
             return self
-        if Watch._active is not None and Watch._active._gives_way:
-            Watch._active.__exit__(None, None, None)
-        if Watch._active is not None:
-            raise UsageError("memfix.watch is running already; end it first: the allocator keeps one history a process")
         reason = gpu_unavailable_reason()
         if reason is None:
             self._start()
@@ -134,12 +130,17 @@ class Watch:
             self.enter_stage(outer)
 
     def enter_stage(self, name: str | None) -> None:
-        """Begin a stage, which ends the one before; None ends it without beginning another."""
+        """Begin a stage, which ends the one before; None ends it without beginning another.
+
+        In a simulated step, where a watch does nothing, the stages are those of the simulated reading.
+        """
         self._stage = name
-        if self._peaks is not None:
-            self._peaks.enter(name)
-            if self._history is not None:
-                self._history.enter_stage(name)
+        if self._peaks is None:
+            stage(name)
+            return
+        self._peaks.enter(name)
+        if self._history is not None:
+            self._history.enter_stage(name)
 
     def step(self, kind: str = STEP) -> None:
         """End a step. One that is not a training step, such as a validation, has a ``kind`` of its own."""
@@ -167,6 +168,10 @@ class Watch:
     def _start(self) -> None:
         import torch
 
+        if Watch._active is not None and Watch._active._gives_way:
+            Watch._active.__exit__(None, None, None)
+        if Watch._active is not None:
+            raise UsageError("memfix.watch is running already; end it first: the allocator keeps one history a process")
         torch.cuda.init()
         self._device = torch.cuda.current_device() if self._wanted_device is None else self._wanted_device
         self._device_name = torch.cuda.get_device_name(self._device)
@@ -207,8 +212,8 @@ class Watch:
         number = self._num_steps[kind] = self._num_steps.get(kind, 0) + 1
         if kind == _FAILED_STEP:
             number = self._num_steps.get(STEP, 0) + 1
-        for stage in self._peaks.stages:
-            self._note_peak(Highest(kind, stage.name, stage.peak_bytes, number))
+        for one in self._peaks.stages:
+            self._note_peak(Highest(kind, one.name, one.peak_bytes, number))
         self._note_peak(Highest(kind, None, peak_bytes, number))
         if kind == STEP:
             self._read(stats, number)

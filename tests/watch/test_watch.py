@@ -12,7 +12,7 @@ from fake_gpu import NAME, FakeGpu
 
 import memfix
 from memfix.errors import MeterUnavailable, UsageError
-from memfix.meters.base import Reading
+from memfix.meters.base import Reading, Step
 from memfix.meters.stages import Stage, stage
 from memfix.pictures import save
 from memfix.watch import Highest
@@ -358,6 +358,26 @@ def test_without_a_gpu_it_does_nothing_and_says_so_or_refuses() -> None:
     assert str(watch.report()) == "memfix watch: nothing was measured: torch sees no GPU"
     with pytest.raises(MeterUnavailable, match=r"memfix\.watch cannot measure: torch sees no GPU; enabled='auto' "):
         memfix.watch(enabled=True).__enter__()
+
+
+@pytest.mark.filterwarnings("ignore:memfix.watch does nothing here. the GPU is simulated")
+def test_a_step_with_a_watch_can_be_predicted_with_its_stages() -> None:
+    def build(device: str) -> Step:
+        x = torch.ones(1000, device=device)
+
+        def step() -> None:
+            with memfix.watch() as watch:
+                with watch.stage("forward"):
+                    y = x.exp()
+                with watch.stage("again"):
+                    y = y.exp()
+                watch.step()
+
+        return step
+
+    reading = memfix.peak(build)
+    assert (reading.peak_bytes, reading.exact) == (8000, True)
+    assert [(one.name, one.peak_bytes) for one in reading.stages] == [("forward", 8000), ("again", 12000)]
 
 
 def test_arguments_are_checked_where_they_are_given() -> None:

@@ -38,6 +38,7 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
         (cuda, "is_bf16_supported", always(gpu.capability >= (8, 0))),
         (cuda, "is_tf32_supported", always(gpu.capability >= (8, 0))),
         (cuda, "is_current_stream_capturing", always(False)),
+        (cuda.memory, "get_allocator_backend", always("simulated")),
         (cuda, "current_stream", always(stream)),
         (torch.accelerator, "current_stream", always(stream)),
         (cuda, "default_stream", always(stream)),
