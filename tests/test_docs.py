@@ -105,7 +105,8 @@ def test_the_failure_on_the_page_about_watching_is_printed_so() -> None:
     kept = "cross_entropy, kept for backward"
     chunks = Allocation(gib(35.93), kept, "loss.py:41 in chunked_loss", "F.cross_entropy(logits, target)", 31)
     failure = Failure(
-        bytes=gib(1.16), free_bytes=420 << 20, live_bytes=gib(77.9), unused_bytes=0, line=Line("train.py", 88, "train"),
+        bytes=gib(1.16), free_bytes=420 << 20, capacity_bytes=gib(79.15), live_bytes=gib(77.9), unused_bytes=0,
+        line=Line("train.py", 88, "train"),
         alive=(chunks, Allocation(gib(29.8), BEFORE_WATCH, ""), Allocation(gib(12.17), "made in backward", "")),
         cause=likely_cause([chunks]), node="LogSoftmaxBackward0",
     )  # fmt: skip

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import UsageError
-from .recorded import STAGE_TAG, Frames, Snapshot
+from .recorded import STAGE_TAG, Frames, Moment, Snapshot
 
-FailureListener = Callable[[Snapshot, Frames, str | None], None]
-"""Is called with the snapshot, the stack of the thread that started the recording, and the running autograd node."""
+FailureListener = Callable[[Snapshot, Moment], None]
+"""Is called where an allocation fails, before torch raises."""
 
 
 class CudaHistory:
@@ -70,13 +70,14 @@ class CudaHistory:
 
         return torch.cuda.memory._snapshot()
 
-    def failed(self, device: int) -> None:
+    def failed(self, device: int, capacity_bytes: int) -> None:
         """Tell the listener, in the thread whose allocation has just failed."""
         import torch
 
         if device == self._device:
             node: Any = torch._C._current_autograd_node()
-            self._on_failure(self.snapshot(), _frames_of_thread(self._thread), node.name() if node else None)
+            moment = Moment(_frames_of_thread(self._thread), node.name() if node else None, capacity_bytes)
+            self._on_failure(self.snapshot(), moment)
 
 
 def _observe_failures() -> None:
@@ -88,10 +89,10 @@ def _observe_failures() -> None:
         torch._C._cuda_attach_out_of_memory_observer(_observer)  # type: ignore[attr-defined]
 
 
-def _observer(device: int, _asked_bytes: int, _total_bytes: int, _free_bytes: int) -> None:
+def _observer(device: int, _asked_bytes: int, capacity_bytes: int, _free_bytes: int) -> None:
     history = CudaHistory._recording
     if history is not None:
-        history.failed(device)
+        history.failed(device, capacity_bytes)
 
 
 def _frames_of_thread(identity: int) -> Frames:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -30,6 +30,18 @@ _PLUMBING = {"_call_impl", "_wrapped_call_impl", "decorate_context", "wrapper", 
 
 
 @dataclass(frozen=True)
+class Moment:
+    """What is known only while an allocation fails."""
+
+    waiting: Frames = ()
+    """The stack of the thread that started backward, for a failure in a thread without frames."""
+    node: str | None = None
+    """The autograd node that is running, such as ``MmBackward0``."""
+    capacity_bytes: int = 0
+    """What the process may take: the device's memory, or the share that the program set."""
+
+
+@dataclass(frozen=True)
 class Failure:
     """An allocation that failed, and what was alive at that moment."""
 
@@ -37,6 +49,8 @@ class Failure:
     """The bytes that were asked for, rounded up as the allocator does."""
     free_bytes: int
     """What the device still had free."""
+    capacity_bytes: int
+    """What the process may take."""
     live_bytes: int
     unused_bytes: int
     """Bytes that the allocator held in pieces that no tensor used."""
@@ -46,11 +60,18 @@ class Failure:
     cause: str | None
     node: str | None = None
     """The autograd node that was running, such as ``MmBackward0``."""
+    timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    """The step until it failed, for pictures. JSON leaves it out."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The failure as plain data for JSON, without its timeline."""
+        return asdict(replace(self, timeline=None))
 
     def lines(self, rows: int = 12) -> list[str]:
         """The failure as lines of text."""
-        head = f"{format_bytes(self.bytes)} could not be allocated: {format_bytes(self.live_bytes)} were live, "
-        head += f"{format_bytes(self.free_bytes)} were free on the GPU"
+        live = f"{format_bytes(self.live_bytes)} of {format_bytes(self.capacity_bytes)} were live"
+        free = f"{format_bytes(self.free_bytes)} free on the GPU"
+        head = f"{format_bytes(self.bytes)} could not be allocated: {live}, {free}"
         maker = f"  requested by {self.line}" if self.line else "  requested by code without Python frames"
         lines = [head, maker + (f"   (in {self.node})" if self.node else ""), "alive then, largest first"]
         lines += [f"  {row}" for row in self.alive[:rows]]
@@ -65,6 +86,9 @@ class Failure:
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help"
             )
         return lines
+
+
+_UNKNOWN = Moment()
 
 
 def live_addresses(snapshot: Snapshot, device: int) -> frozenset[int]:
@@ -82,35 +106,29 @@ def timeline_of(snapshot: Snapshot, device: int, before_watch: Collection[int] =
 
 
 def failure_of(
-    snapshot: Snapshot,
-    device: int,
-    before_watch: Collection[int] = (),
-    waiting: Frames = (),
-    node: str | None = None,
+    snapshot: Snapshot, device: int, before_watch: Collection[int] = (), moment: Moment = _UNKNOWN
 ) -> Failure | None:
-    """The last failed allocation in the history of ``device``; None if none failed.
-
-    ``waiting`` is the stack of the thread that started backward, which is used if the failing thread has no frames.
-    ``node`` is the autograd node that was running.
-    """
+    """The last failed allocation in the history of ``device``; None if none failed."""
     history = _History(snapshot, device, before_watch)
     if history.failed is None:
         return None
     entry, event = history.failed
     timeline = history.timeline().before(event + 1)
-    frames = entry.get("frames") or ()
+    frames = _frames(entry)
     # the phase that failed decides which rows are kept for backward, even if nothing was allocated in it yet
     timeline = replace(timeline, phases=(*timeline.phases, (event, _phase(frames, _stage_of(entry)))))
     segments = _segments(snapshot, device)
     return Failure(
         bytes=entry["size"],
-        free_bytes=entry.get("device_free", 0),
+        free_bytes=entry["device_free"],
+        capacity_bytes=moment.capacity_bytes,
         live_bytes=timeline.live_bytes[event],
         unused_bytes=sum(segment["total_size"] - segment["active_size"] for segment in segments),
-        line=user_line(frames) or user_line(waiting),
+        line=user_line(frames) or user_line(moment.waiting),
         alive=timeline.rows_at(event, with_base=True),
         cause=likely_cause(timeline.rows_at(event)),
-        node=node,
+        node=moment.node,
+        timeline=timeline,
     )
 
 
@@ -139,7 +157,7 @@ class _History:
                 self.failed = (entry, self._event)
         for block in _live_blocks(snapshot, device):
             if block["address"] not in self._live:
-                self._found.append(self._of_before(block["requested_size"], block["address"], block["frames"], None))
+                self._found.append(self._of_before(block["requested_size"], block["address"], _frames(block), None))
 
     def timeline(self) -> Timeline:
         made = (replace(buffer, died=self._deaths.get(index)) for index, buffer in enumerate(self._made))
@@ -148,7 +166,7 @@ class _History:
         return Timeline((*self._found, *made), self._event, tuple(phases), tuple(self._stages))
 
     def _birth(self, entry: Mapping[str, Any]) -> None:
-        frames, stage = entry.get("frames") or (), _stage_of(entry)
+        frames, stage = _frames(entry), _stage_of(entry)
         phase = _phase(frames, stage)
         self._mark(self._phases, phase)
         self._live[entry["addr"]] = len(self._made)
@@ -157,7 +175,8 @@ class _History:
     def _death(self, entry: Mapping[str, Any]) -> None:
         index = self._live.pop(entry["addr"], None)
         if index is None:
-            self._found.append(self._of_before(entry["size"], entry["addr"], (), self._event))
+            # the frames of a free are those of its allocation
+            self._found.append(self._of_before(entry["size"], entry["addr"], _frames(entry), self._event))
         else:
             self._deaths[index] = self._event
 
@@ -177,6 +196,11 @@ def _segments(snapshot: Snapshot, device: int) -> list[Mapping[str, Any]]:
 def _live_blocks(snapshot: Snapshot, device: int) -> Iterator[Mapping[str, Any]]:
     for segment in _segments(snapshot, device):
         yield from (block for block in segment["blocks"] if block["state"] != "inactive")
+
+
+def _frames(entry: Mapping[str, Any]) -> Frames:
+    """The frames of an entry or a block; an allocation from before the recording has none."""
+    return entry.get("frames") or ()
 
 
 def _stage_of(entry: Mapping[str, Any]) -> str | None:

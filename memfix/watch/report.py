@@ -69,9 +69,8 @@ class WatchReport:
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data for JSON, without timelines."""
         data = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
-        for name in ("reading", "predicted"):
+        for name in ("reading", "predicted", "failure"):
             data[name] = data[name].as_dict() if data[name] else None
-        data["failure"] = dataclasses.asdict(self.failure) if self.failure else None
         data["peaks"] = [dataclasses.asdict(highest) for highest in self.peaks]
         return {**data, "peak_bytes": self.peak_bytes, "difference_bytes": self.difference_bytes()}
 

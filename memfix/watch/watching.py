@@ -12,7 +12,7 @@ from ..errors import MeterUnavailable, UsageError
 from ..meters.base import Reading
 from ..meters.cuda import StagePeaks, gpu_unavailable_reason
 from ..meters.cuda_history import CudaHistory
-from ..meters.recorded import Failure, Frames, Snapshot, failure_of, live_addresses, timeline_of
+from ..meters.recorded import Failure, Moment, Snapshot, failure_of, live_addresses, timeline_of
 from ..meters.stages import listening, stage
 from .report import STEP, Highest, WatchReport
 
@@ -267,14 +267,22 @@ class Watch:
         )
 
     # ---------------------------------------------------------------- failures
-    def _allocation_failed(self, snapshot: Snapshot, waiting: Frames, node: str | None) -> None:
+    def _allocation_failed(self, snapshot: Snapshot, moment: Moment) -> None:
         """Keep what was alive. Torch calls this before it raises, so an error of ours must not take its place."""
-        where = f"step {self._num_steps.get(STEP, 0) + 1}" + (f", stage {self._stage}" if self._stage else "")
+        stage_name = f", stage {self._stage}" if self._stage else ""
+        where = f"step {self._num_steps.get(STEP, 0) + 1}{stage_name}{_rank_name()}"
         try:
-            failure = failure_of(snapshot, self._device, self._before, waiting, node)
+            failure = failure_of(snapshot, self._device, self._before, moment)
             if failure is not None:
                 self._failure = (failure, where)
                 if self._on_failure is not None:
                     self._on_failure(self.report())
         except Exception as error:
             self._notes.append(f"the failed allocation in {where} could not be explained: {error!r}")
+
+
+def _rank_name() -> str:
+    from torch import distributed
+
+    is_one_of_many = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return f", rank {distributed.get_rank()}" if is_one_of_many else ""

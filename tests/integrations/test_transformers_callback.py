@@ -67,7 +67,7 @@ class Trainer:
     def call(self, event: str) -> None:
         getattr(self.callback, event)(self.args, self.state, self.control, model=self.model)
 
-    def train(self, steps: int = 3) -> None:
+    def train(self, steps: int = 3, validate_after: str = "on_step_end") -> None:
         self.call("on_train_begin")
         for number in range(steps):
             self.call("on_step_begin")
@@ -82,8 +82,11 @@ class Trainer:
             self.call("on_pre_optimizer_step")
             self.gpu.drop(self.gpu.take(2 * MiB))
             self.call("on_optimizer_step")
-            self.control.should_evaluate = number == steps - 1
+            self.control.should_evaluate = number == steps - 1 and validate_after == "on_step_end"
             self.call("on_step_end")
+        if validate_after == "on_epoch_end":
+            self.control.should_evaluate = True
+            self.call("on_epoch_end")
         self.model.eval()
         self.model()
         self.model.drop()
@@ -95,11 +98,14 @@ def peaks(report: memfix.WatchReport) -> dict[str, int]:
     return {one.name: one.peak_bytes // MiB for one in report.peaks}
 
 
-def test_forward_backward_optimizer_and_validation_are_stages(gpu: FakeGpu, integration: ModuleType) -> None:
+@pytest.mark.parametrize("validate_after", ["on_step_end", "on_epoch_end"])
+def test_forward_backward_optimizer_and_validation_are_stages(
+    gpu: FakeGpu, integration: ModuleType, validate_after: str
+) -> None:
     said: list[str] = []
     callback = integration.WatchCallback(say=said.append)
     trainer = Trainer(callback, gpu)
-    trainer.train()
+    trainer.train(validate_after=validate_after)
     assert callback.report.num_steps == 3
     assert peaks(callback.report) == {
         "forward": 4, "backward": 5, "optimizer": 2, "whole step": 5, "validation: validation": 16, "validation": 16

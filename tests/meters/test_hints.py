@@ -43,6 +43,11 @@ def row(what: str, code: str = "y = f(x)", count: int = 1, size: int = 1000) -> 
         (row("clone", "x = y.t().contiguous()"), COPIED),
         (row("_log_softmax, kept for backward"), PROBABILITIES),
         (row("_softmax, kept for backward"), PROBABILITIES),
+        # a recorded row has the name of a Python function of torch
+        (row("cross_entropy, kept for backward"), PROBABILITIES),
+        (row("cross_entropy"), None),
+        (row("_multi_tensor_adamw", "optimizer.step()"), FOREACH),
+        (row("optimizer state", "optimizer.step()", count=8), None),
         (row("exp", count=6), together(6)),
         (row("exp"), None),
         (row("exp", count=5), None),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import memfix
 from memfix.meters.base import Step
-from memfix.meters.recorded import STAGE_TAG, failure_of, live_addresses, timeline_of, user_line
+from memfix.meters.recorded import STAGE_TAG, Moment, failure_of, live_addresses, timeline_of, user_line
 from memfix.meters.timeline import Timeline
 from memfix.pictures.snapshot import build_snapshot
 
@@ -42,10 +42,10 @@ class Recording:
                                 "frames": list(frames)}  # fmt: skip
         return self
 
-    def free(self, address: int, size: int) -> Recording:
+    def free(self, address: int, size: int, *frames: dict[str, Any]) -> Recording:
         self.blocks.pop(address, None)
         for action in ("free_requested", "free_completed"):
-            self.entries.append({"action": action, "addr": address, "size": size, "frames": []})
+            self.entries.append({"action": action, "addr": address, "size": size, "frames": list(frames)})
         return self
 
     def oom(self, size: int, *frames: dict[str, Any], stage: str = "") -> Recording:
@@ -112,8 +112,9 @@ def test_buffers_live_from_their_alloc_to_their_completed_free() -> None:
 
 
 def test_a_free_without_an_alloc_was_there_before_also_where_the_history_lost_its_beginning() -> None:
-    timeline = Recording().free(10, 100).alloc(10, 1, USER).timeline()
+    timeline = Recording().free(10, 100, of_torch("nn/functional.py", "softmax"), USER).alloc(10, 1, USER).timeline()
     assert (timeline.base_bytes, timeline.live_bytes) == (100, (100, 0, 1))
+    assert timeline.buffers[0].what == "softmax"
 
 
 def test_only_the_asked_device_counts_and_blocks_that_wait_for_a_stream_are_alive() -> None:
@@ -166,7 +167,7 @@ def test_a_failure_has_everything_that_was_alive_and_the_line_that_asked() -> No
     for address in (3, 4, 5):
         recording.alloc(address, 200, of_torch("nn/functional.py", "softmax"), USER, MAIN)
     recording.alloc(6, 40).oom(4096)
-    failure = failure_of(recording.snapshot(unused=64), 1, {1}, [CALL, MAIN], "MmBackward0")
+    failure = failure_of(recording.snapshot(unused=64), 1, {1}, Moment([CALL, MAIN], "MmBackward0", 8192))
     assert failure is not None
     assert (failure.bytes, failure.free_bytes, failure.live_bytes, failure.unused_bytes) == (4096, 77, 2190, 64)
     assert [(row.bytes, row.what, row.count) for row in failure.alive] == [
@@ -176,6 +177,7 @@ def test_a_failure_has_everything_that_was_alive_and_the_line_that_asked() -> No
         (90, "made in backward", 2),
     ]
     lines = failure.lines(rows=2)
+    assert lines[0] == "4.00 KiB could not be allocated: 2.14 KiB of 8.00 KiB were live, 77 B free on the GPU"
     assert lines[1] == "  requested by train.py:99 in <module>   (in MmBackward0)"
     assert lines[5] == "         590 B  in 2 smaller places"
     assert lines[6].startswith("likely cause: each of 3 passes keeps its softmax for backward")
@@ -184,7 +186,7 @@ def test_a_failure_has_everything_that_was_alive_and_the_line_that_asked() -> No
 
 def test_what_happened_after_the_failure_is_not_told() -> None:
     recording = Recording().alloc(1, 100, USER, MAIN).oom(50, USER, MAIN).free(1, 100).alloc(2, 7, USER, MAIN)
-    failure = failure_of(recording.snapshot(), 1)
+    failure = failure_of(recording.snapshot(), 1, (), Moment())
     assert failure is not None
     assert (failure.live_bytes, [row.bytes for row in failure.alive]) == (100, [100])
     assert failure.alive[0].what == "tensor"  # it failed in the forward, so nothing is kept for backward yet

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -253,8 +255,8 @@ def test_an_out_of_memory_error_says_what_was_alive_and_which_line_asked(gpu: Fa
     told = "".join(traceback.format_exception(caught.value))
     lines = [line.strip() for line in "".join(caught.value.__notes__).splitlines()]
     assert lines[0] == (
-        "memfix: out of memory in step 3, stage backward: 10.00 MiB could not be allocated: 56.00 MiB were live, "
-        "6.00 MiB were free on the GPU"
+        "memfix: out of memory in step 3, stage backward: 10.00 MiB could not be allocated: 56.00 MiB of 62.00 MiB "
+        "were live, 6.00 MiB free on the GPU"
     )
     assert lines[1].startswith("requested by ")
     assert "in backward   self.gradients.append(self.gpu.in_backward(" in lines[1]
@@ -266,9 +268,22 @@ def test_an_out_of_memory_error_says_what_was_alive_and_which_line_asked(gpu: Fa
     assert lines[6] == "2.00 MiB  existed before the watch"
     assert lines[7].startswith("likely cause: each of 6 passes keeps its tensor for backward")
     assert lines[0] in told
-    assert watch.report().failure is not None
     assert ("failed step: forward", 56, 3) in peaks(watch.report())
+    failure = watch.report().failure
+    assert failure is not None
+    assert failure.timeline is not None
+    assert failure.timeline.live_bytes[-1] == 56 * MiB
+    assert json.loads(json.dumps(watch.report().as_dict()))["failure"]["live_bytes"] == 56 * MiB
     gpu.drop(before)
+
+
+def test_a_failure_names_the_rank_where_there_are_several(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, answer in (("is_initialized", True), ("get_world_size", 4), ("get_rank", 3)):
+        monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer)
+    gpu.capacity = 0
+    with pytest.raises(torch.OutOfMemoryError), memfix.watch() as watch:
+        gpu.take(1)
+    assert watch.report().failed_in == "step 1, rank 3"
 
 
 def test_a_failure_that_the_program_survives_is_a_note(gpu: FakeGpu) -> None:
@@ -279,8 +294,8 @@ def test_a_failure_that_the_program_survives_is_a_note(gpu: FakeGpu) -> None:
             gpu.take(5 * MiB)
         gpu.drop(gpu.take(2 * MiB))
         watch.step()
-    assert heard == ["memfix: out of memory in step 1: 5.00 MiB could not be allocated: 0 B were live, 4.00 MiB were "
-                     "free on the GPU"]  # fmt: skip
+    assert heard == ["memfix: out of memory in step 1: 5.00 MiB could not be allocated: 0 B of 4.00 MiB were live, "
+                     "4.00 MiB free on the GPU"]  # fmt: skip
     assert watch.report().failure is None
     assert str(watch.report()).splitlines()[-1] == "note: an allocation failed in step 1 and the program went on"
 
@@ -387,6 +402,14 @@ def test_arguments_are_checked_where_they_are_given() -> None:
         memfix.watch(predicted=5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="max_entries must be at least 1, got 0"):
         memfix.watch(max_entries=0)
+
+
+def test_the_name_memfix_watch_costs_no_import_of_torch_and_of_no_trainer() -> None:
+    code = (
+        "import sys, memfix; memfix.watch, memfix.Watch; print({'torch', 'transformers', 'lightning'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_a_peak_is_plain_data() -> None:
