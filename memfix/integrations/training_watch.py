@@ -10,6 +10,7 @@ from ..watch import Watch, WatchReport
 
 Say = Callable[[str], object]
 VALIDATION = "validation"
+_RANKS_SHOWN = 8
 
 
 class TrainingWatch:
@@ -65,6 +66,8 @@ def _of_all_ranks(peak_bytes: int) -> list[int]:
 def _rank_lines(peaks: list[int]) -> list[str]:
     if len(peaks) == 1 or not any(peaks):
         return []
-    highest = max(range(len(peaks)), key=peaks.__getitem__)
-    every = ", ".join(f"{rank}: {format_bytes(peak)}" for rank, peak in enumerate(peaks))
-    return [f"peak of each rank, highest on rank {highest}: {every}"]
+    ranks = sorted(range(len(peaks)), key=peaks.__getitem__, reverse=True)
+    shown = ranks if len(ranks) <= _RANKS_SHOWN else [*ranks[: _RANKS_SHOWN - 1], ranks[-1]]
+    every = ", ".join(f"rank {rank} {format_bytes(peaks[rank])}" for rank in shown)
+    left_out = f" ({len(ranks) - len(shown)} between them left out)" if len(shown) < len(ranks) else ""
+    return [f"peaks, highest first: {every}{left_out}"]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..units import format_bytes
 from .hints import likely_cause
@@ -116,7 +116,8 @@ def failure_of(
     timeline = history.timeline().before(event + 1)
     frames = _frames(entry)
     # the phase that failed decides which rows are kept for backward, even if nothing was allocated in it yet
-    timeline = replace(timeline, phases=(*timeline.phases, (event, _phase(frames, _stage_of(entry)))))
+    phase = _phase_of_stage(_stage_of(entry)) or _phase(frames)
+    timeline = replace(timeline, phases=(*timeline.phases, (event, phase)))
     segments = _segments(snapshot, device)
     return Failure(
         bytes=entry["size"],
@@ -137,56 +138,73 @@ class _History:
 
     def __init__(self, snapshot: Snapshot, device: int, before_watch: Collection[int]) -> None:
         self._before_watch = before_watch
+        self._origins: dict[tuple[int, ...], _Origin] = {}
         self._event = 0
-        self._made: list[Buffer] = []
         self._found: list[Buffer] = []
+        self._made: list[tuple[int, _Origin, str, int]] = []
+        self._died: list[int | None] = []
         self._live: dict[int, int] = {}
-        self._deaths: dict[int, int] = {}
         self._phases: list[tuple[int, str]] = []
         self._stages: list[tuple[int, str | None]] = []
         self.failed: tuple[Mapping[str, Any], int] | None = None
         for entry in snapshot["device_traces"][device]:
-            if entry["action"] in (_BIRTH, _DEATH):
-                self._event += 1
-                self._mark(self._stages, _stage_of(entry))
-            if entry["action"] == _BIRTH:
-                self._birth(entry)
-            elif entry["action"] == _DEATH:
-                self._death(entry)
-            elif entry["action"] == _FAILURE:
-                self.failed = (entry, self._event)
+            self._read(entry)
         for block in _live_blocks(snapshot, device):
             if block["address"] not in self._live:
-                self._found.append(self._of_before(block["requested_size"], block["address"], _frames(block), None))
+                self._existed(block["requested_size"], block["address"], block, None)
 
     def timeline(self) -> Timeline:
-        made = (replace(buffer, died=self._deaths.get(index)) for index, buffer in enumerate(self._made))
+        made = (
+            Buffer(size, origin.what, origin.line, phase, born, died)
+            for (size, origin, phase, born), died in zip(self._made, self._died, strict=True)
+        )
         phases = self._phases or [(0, _PHASES[0])]
         phases[0] = (0, phases[0][1])
         return Timeline((*self._found, *made), self._event, tuple(phases), tuple(self._stages))
 
-    def _birth(self, entry: Mapping[str, Any]) -> None:
-        frames, stage = _frames(entry), _stage_of(entry)
-        phase = _phase(frames, stage)
-        self._mark(self._phases, phase)
-        self._live[entry["addr"]] = len(self._made)
-        self._made.append(Buffer(entry["size"], _what(frames), user_line(frames), phase, self._event, None))
+    def _read(self, entry: Mapping[str, Any]) -> None:
+        action = entry["action"]
+        if action == _FAILURE:
+            self.failed = (entry, self._event)
+        if action not in (_BIRTH, _DEATH):
+            return
+        self._event += 1
+        stage = _stage_of(entry)
+        self._mark(self._stages, stage)
+        if action == _BIRTH:
+            origin = self._origin(entry)
+            phase = _phase_of_stage(stage) or origin.phase
+            self._mark(self._phases, phase)
+            self._live[entry["addr"]] = len(self._made)
+            self._made.append((entry["size"], origin, phase, self._event))
+            self._died.append(None)
+        elif (index := self._live.pop(entry["addr"], None)) is not None:
+            self._died[index] = self._event
+        else:  # the frames of a free are those of its allocation
+            self._existed(entry["size"], entry["addr"], entry, self._event)
 
-    def _death(self, entry: Mapping[str, Any]) -> None:
-        index = self._live.pop(entry["addr"], None)
-        if index is None:
-            # the frames of a free are those of its allocation
-            self._found.append(self._of_before(entry["size"], entry["addr"], _frames(entry), self._event))
-        else:
-            self._deaths[index] = self._event
+    def _existed(self, size: int, address: int, source: Mapping[str, Any], died: int | None) -> None:
+        origin = self._origin(source)
+        what = BEFORE_WATCH if address in self._before_watch and not _frames(source) else origin.what
+        self._found.append(Buffer(size, what, origin.line, "", 0, died))
 
-    def _of_before(self, size: int, address: int, frames: Frames, died: int | None) -> Buffer:
-        what = BEFORE_WATCH if address in self._before_watch and not frames else _what(frames)
-        return Buffer(size, what, user_line(frames), "", 0, died)
+    def _origin(self, source: Mapping[str, Any]) -> _Origin:
+        """The origin of an allocation. Allocations of one place share the objects of their frames."""
+        frames = _frames(source)
+        key = tuple(map(id, frames))
+        if key not in self._origins:
+            self._origins[key] = _Origin(_what(frames), user_line(frames), _phase(frames))
+        return self._origins[key]
 
     def _mark(self, marks: list[Any], name: str | None) -> None:
         if marks[-1][1] != name if marks else name is not None:
             marks.append((self._event, name))
+
+
+class _Origin(NamedTuple):
+    what: str
+    line: Line | None
+    phase: str
 
 
 def _segments(snapshot: Snapshot, device: int) -> list[Mapping[str, Any]]:
@@ -208,10 +226,12 @@ def _stage_of(entry: Mapping[str, Any]) -> str | None:
     return tag.removeprefix(STAGE_TAG) if tag.startswith(STAGE_TAG) else None
 
 
-def _phase(frames: Frames, stage: str | None) -> str:
+def _phase_of_stage(stage: str | None) -> str | None:
+    return stage if stage in _PHASES else None
+
+
+def _phase(frames: Frames) -> str:
     """The phase of an allocation. Autograd's threads have no Python frames, or begin with torch's own."""
-    if stage in _PHASES:
-        return stage
     if not frames or _is_torch(frames[-1]) or any(frame["name"] == "_engine_run_backward" for frame in frames):
         return "backward"
     return "optimizer" if any(_is_optimizer(frame) for frame in frames) else "forward"

@@ -153,7 +153,14 @@ def test_without_lightning_the_import_says_what_to_install(load: Load, monkeypat
     [
         ([3 * MiB], []),
         ([0, 0], []),
-        ([3 * MiB, 5 * MiB], ["peak of each rank, highest on rank 1: 0: 3.00 MiB, 1: 5.00 MiB"]),
+        ([3 * MiB, 5 * MiB], ["peaks, highest first: rank 1 5.00 MiB, rank 0 3.00 MiB"]),
+        (
+            [n * MiB for n in range(1, 11)],
+            [
+                "peaks, highest first: rank 9 10.00 MiB, rank 8 9.00 MiB, rank 7 8.00 MiB, rank 6 7.00 MiB, "
+                "rank 5 6.00 MiB, rank 4 5.00 MiB, rank 3 4.00 MiB, rank 0 1.00 MiB (2 between them left out)"
+            ],
+        ),
     ],
 )
 def test_the_report_has_the_peak_of_every_rank(

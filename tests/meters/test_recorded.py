@@ -16,7 +16,7 @@ from memfix.meters.timeline import Timeline
 from memfix.pictures.snapshot import build_snapshot
 
 TORCH = os.path.dirname(torch.__file__)
-USER = {"filename": "/home/me/train.py", "line": 41, "name": "step"}
+USER = {"filename": __file__, "line": 41, "name": "step"}
 MAIN = {"filename": "/home/me/train.py", "line": 99, "name": "<module>"}
 CALL = {"filename": f"{TORCH}/nn/modules/module.py", "line": 1, "name": "_call_impl"}
 
@@ -148,7 +148,7 @@ def test_the_line_is_the_innermost_outside_torch_its_compiler_and_the_watch() ->
     compiled = {"filename": "/tmp/torchinductor_me/ab/cab.py", "line": 3, "name": "call"}
     line = user_line([watching, compiled, CALL, USER, MAIN])
     assert line is not None
-    assert (line.file, line.number, line.function) == ("/home/me/train.py", 41, "step")
+    assert (line.file, line.number, line.function) == (__file__, 41, "step")
     assert user_line([CALL]) is None
 
 
@@ -190,6 +190,15 @@ def test_what_happened_after_the_failure_is_not_told() -> None:
     assert failure is not None
     assert (failure.live_bytes, [row.bytes for row in failure.alive]) == (100, [100])
     assert failure.alive[0].what == "tensor"  # it failed in the forward, so nothing is kept for backward yet
+
+
+def test_what_existed_before_the_step_is_not_its_cause() -> None:
+    recording = Recording()
+    for address in range(8):  # the weights of eight layers, made by one line
+        recording.existed(address, 100, USER, MAIN)
+    failure = failure_of(recording.oom(5, USER, MAIN).snapshot(), 1)
+    assert failure is not None
+    assert (failure.alive[0].count, failure.cause) == (8, None)
 
 
 def test_memory_in_pieces_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -66,15 +67,16 @@ def test_afterwards_nothing_is_recorded() -> None:
     assert torch.cuda.memory._get_memory_metadata() == ""
 
 
-@pytest.fixture
-def cap() -> Iterator[None]:
+@contextlib.contextmanager
+def capped() -> Iterator[None]:
     """Lets this process take 224 MiB more than it has now."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 224 * MiB) / total)
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def forward_then_backward(x: torch.Tensor) -> None:
@@ -84,10 +86,11 @@ def forward_then_backward(x: torch.Tensor) -> None:
 
 
 @pytest.mark.gpu
-def test_a_backward_that_fails_is_told_to_the_line(cap: None) -> None:
-    x = torch.ones(16 * MiB, device="cuda", requires_grad=True)  # 64 MiB
-    with pytest.raises(torch.OutOfMemoryError) as caught, memfix.watch() as watch:
-        forward_then_backward(x)
+def test_a_backward_that_fails_is_told_to_the_line() -> None:
+    with capped():
+        x = torch.ones(16 * MiB, device="cuda", requires_grad=True)  # 64 MiB
+        with pytest.raises(torch.OutOfMemoryError) as caught, memfix.watch() as watch:
+            forward_then_backward(x)
     failure = watch.report().failure
     assert failure is not None
     assert failure.bytes == 64 * MiB
@@ -102,9 +105,9 @@ def test_a_backward_that_fails_is_told_to_the_line(cap: None) -> None:
 
 
 @pytest.mark.gpu
-def test_a_forward_that_fails_is_told_to_the_line_and_the_program_may_go_on(cap: None) -> None:
+def test_a_forward_that_fails_is_told_to_the_line_and_the_program_may_go_on() -> None:
     heard: list[memfix.WatchReport] = []
-    with memfix.watch(on_failure=heard.append) as watch:
+    with capped(), memfix.watch(on_failure=heard.append) as watch:
         with pytest.raises(torch.OutOfMemoryError), watch.stage("forward"):
             torch.empty(512 * MiB, dtype=torch.uint8, device="cuda")
         torch.empty(MiB, dtype=torch.uint8, device="cuda")
