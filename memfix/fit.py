@@ -40,6 +40,16 @@ class Fit:
     tried: tuple[Tried, ...]
     bounded: bool
 
+    @property
+    def smallest(self) -> Tried:
+        return min(self.tried, key=lambda row: row.value)
+
+    def answer(self, pattern: str) -> str:
+        """The largest value in words, by a pattern such as ``N = {:,}`` or ``{:,} tokens``."""
+        if not self.value:
+            return f"not even {pattern.format(self.smallest.value)}"
+        return pattern.format(self.value) + (" (the largest that was allowed)" if self.bounded else "")
+
     def table(self) -> str:
         """A table of the tried values, in order of size."""
         rows = sorted(self.tried, key=lambda row: row.value)
@@ -63,6 +73,18 @@ class Fit:
         }
 
 
+class DoesNotFit(MeasurementError):
+    """Not even the smallest value fits. ``fit`` has what was tried; its ``value`` is 0."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+        smallest = fit.smallest
+        super().__init__(
+            f"even the smallest value, {smallest.value}, needs {format_bytes(smallest.bytes)}; the capacity is "
+            f"{format_bytes(fit.capacity_bytes)}"
+        )
+
+
 def fit(
     build_of: Callable[[int], StepBuilder],
     capacity: int | str,
@@ -77,7 +99,7 @@ def fit(
     """The largest value between ``low`` and ``high`` for which ``build_of(value)`` fits in ``capacity``.
 
     The search starts at ``start``, or at ``low``, and doubles or halves from there; peaks must not fall as the value
-    grows. Only multiples of ``multiple_of`` are tried.
+    grows. Only multiples of ``multiple_of`` are tried. Where not even ``low`` fits, ``DoesNotFit`` is raised.
     Libraries' own memory (the CUDA context, cuBLAS) is not in the prediction: leave room for it.
     """
     capacity_bytes = bytes_of_capacity(capacity)
@@ -102,11 +124,7 @@ def fit(
 
     good, bad = _bracket(fits, start // unit, low // unit, high // unit)
     if good is None:
-        smallest = tried[low]
-        raise MeasurementError(
-            f"even the smallest value, {low}, needs {format_bytes(smallest.bytes)}; the capacity is "
-            f"{format_bytes(capacity_bytes)}"
-        )
+        raise DoesNotFit(Fit(0, capacity_bytes, tuple(tried.values()), bounded=False))
     while bad is not None and bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -11,7 +12,6 @@ from rich.text import Text
 from .options import (
     call_of,
     case_option,
-    form_option,
     gpu_option,
     json_option,
     phase_option,
@@ -21,6 +21,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..contract import Case, Contract
     from ..incidents.config import RunConfig
     from ..incidents.incident import Incident
     from ..laws import Phase
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="OP|INCIDENT")
-@form_option
+@click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: the one with the smallest peak]")
 @case_option
 @phase_option
 @click.option(
@@ -111,10 +112,8 @@ def _fit_incident(
         found = fit_step(incident, config, growth, capacities, gpu=gpu, high=high, world_size=world_size, say=say)
     console = report_console(to_stderr=json_path == "-")
     for result in found:
-        bound = " (the largest that was allowed)" if result.bounded else ""
-        smallest = f"not even {result.tried[0].value:,} {growth.unit}"
-        largest = f"{result.value:,} {growth.unit}{bound}" if result.value else smallest
-        title = f"{incident.name} on {described.name}, {format_bytes(result.capacity_bytes)}: {largest}"
+        answer = result.answer("{:,} " + growth.unit)
+        title = f"{incident.name} on {described.name}, {format_bytes(result.capacity_bytes)}: {answer}"
         console.print(Text(title, style="bold"), soft_wrap=True)
         console.print(Text(result.table()), soft_wrap=True)
     if json_path is not None:
@@ -134,8 +133,8 @@ def _fit_op(
     json_path: str | None,
 ) -> int:
     from ..checks.inputs import Draw, StepOf
-    from ..errors import UsageError, did_you_mean
-    from ..fit import DEFAULT_HIGH, Fit
+    from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, MemfixError
+    from ..fit import DoesNotFit, Fit, bytes_of_capacity
     from ..fit import fit as largest
     from ..gate import report
     from ..meters.simulated.gpus import get_gpu
@@ -143,37 +142,75 @@ def _fit_op(
 
     report.require_writable(json_path)
     contract, form, case = call_of(op, form_name, case_name)
-    dims = [dim.strip() for dim in over.split(",")]
-    for dim in dims:
-        if dim not in contract.dims:
-            raise UsageError(f"--over: {op} has no dim {dim!r}{did_you_mean(dim, contract.dims)}")
     described = get_gpu(gpu)
-    limit = capacity if capacity is not None else described.memory_bytes
-    found: dict[str, Fit] = {}
+    capacity_bytes = bytes_of_capacity(described.memory_bytes if capacity is None else capacity)
+    searches = {dim: _bounds(contract, case, dim, high) for dim in [dim.strip() for dim in over.split(",")]}
     console = report_console(to_stderr=json_path == "-")
+    found: dict[str, Fit] = {}
+    failed: dict[str, str] = {}
     with progress() as say:
-        for dim in dims:
+        if form_name is None:
+            form, sizes = _smallest_form(contract, case, phase, gpu, say)
+        for dim, bounds in searches.items():
 
             def step_of(value: int, dim: str = dim) -> StepOf:
-                say(f"{op}/{form}: {dim}={value}")
-                changed = contract.case_of(case.name, {**case.settings, "dtype": case.dtype, dim: value})
-                return StepOf(contract, form, Draw(changed), phase)
+                say(f"{op}/{form}: {dim}={value:,}")
+                settings = {**case.settings, "dtype": case.dtype, "present": case.present, dim: value}
+                return StepOf(contract, form, Draw(contract.case_of(case.name, settings)), phase)
 
-            unit = contract.dims[dim].multiple_of
-            low = max(unit, contract.dims[dim].low)
-            top = high or max(DEFAULT_HIGH, case.dims[dim])
-            if top < low:
-                raise UsageError(f"--high: {dim} of {op} is at least {low}, got {top}")
-            start = max(low, min(case.dims[dim], top))
-            found[dim] = largest(step_of, limit, gpu=gpu, start=start, low=low, high=top, multiple_of=unit)
-    for dim, result in found.items():
-        bound = " (the largest that was allowed)" if result.bounded else ""
-        console.print(
-            Text(f"{op}/{form} [{case.name}, {phase}] on {described.name}, {format_bytes(result.capacity_bytes)}: "
-                 f"{dim} = {result.value:,}{bound}", style="bold"),
-            soft_wrap=True,
-        )  # fmt: skip
-        console.print(Text(result.table()), soft_wrap=True)
+            try:
+                found[dim] = largest(step_of, capacity_bytes, gpu=gpu, **bounds)
+            except DoesNotFit as error:
+                found[dim] = error.fit
+            except Exception as error:  # the answers for the other dims are kept
+                failed[dim] = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
+    if form_name is None:
+        console.print(Text(f"{form} has the smallest peak of {sizes}; --form chooses another", style="dim"))
+    subject = f"{op}/{form} [{case.name}, {phase}] on {described.name}, {format_bytes(capacity_bytes)}"
+    for dim in searches:
+        if dim in failed:
+            console.print(Text(f"{subject}: {dim} could not be searched: {failed[dim]}", style="bold"), soft_wrap=True)
+            continue
+        console.print(Text(f"{subject}: {found[dim].answer(dim + ' = {:,}')}", style="bold"), soft_wrap=True)
+        console.print(Text(found[dim].table()), soft_wrap=True)
     if json_path is not None:
-        report.write_report(json_path, report.as_json({dim: result.as_dict() for dim, result in found.items()}))
-    return 0
+        answers = {dim: found[dim].as_dict() if dim in found else {"error": failed[dim]} for dim in searches}
+        report.write_report(json_path, report.as_json(answers))
+    return EXIT_PASS if all(dim in found and found[dim].value for dim in searches) else EXIT_NOT_MEASURED
+
+
+def _bounds(contract: Contract, case: Case, dim: str, high: int | None) -> dict[str, Any]:
+    """Where the search over ``dim`` starts, and between which values it looks."""
+    from ..errors import UsageError, did_you_mean
+    from ..fit import DEFAULT_HIGH
+
+    if dim not in contract.dims:
+        raise UsageError(f"--over: {contract.name} has no dim {dim!r}{did_you_mean(dim, contract.dims)}")
+    unit = contract.dims[dim].multiple_of
+    low = max(unit, contract.dims[dim].low)
+    top = high or max(DEFAULT_HIGH, case.dims[dim])
+    if top < low:
+        raise UsageError(f"--high: {dim} of {contract.name} is at least {low}, got {top}")
+    return {"start": max(low, min(case.dims[dim], top)), "low": low, "high": top, "multiple_of": unit}
+
+
+def _smallest_form(
+    contract: Contract, case: Case, phase: Phase, gpu: str, say: Callable[[str], object]
+) -> tuple[str, str]:
+    """The form with the smallest peak at ``case``, and the peaks of all in words. Reported forms are left out."""
+    from ..checks.inputs import Draw, StepOf
+    from ..errors import MeasurementError
+    from ..measure import peak
+    from ..units import format_bytes
+
+    peaks: dict[str, int] = {}
+    for name, form in contract.forms.items():
+        if form.reported or form.known_unequal:
+            continue
+        say(f"{contract.name}/{name}: the peak at {case.name}")
+        with contextlib.suppress(Exception):  # a form that cannot be measured here is not chosen
+            peaks[name] = peak(StepOf(contract, name, Draw(case), phase), gpu=gpu).peak_bytes
+    if not peaks:
+        raise MeasurementError(f"no form of {contract.name} could be measured at {case.name}; name one with --form")
+    spelled = ", ".join(f"{name} {format_bytes(size)}" for name, size in peaks.items())
+    return min(peaks, key=peaks.__getitem__), spelled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,53 @@ def test_a_chunk_size_can_be_searched(memfix: Any) -> None:
     assert (found["largest"] >= 128, found["bounded"]) == (True, False)
 
 
-def test_a_capacity_that_the_smallest_value_exceeds_ends_with_2(memfix: Any) -> None:
-    assert memfix(*GATHER, "--over", "N", "--capacity", "500KiB") == Ended(
-        2, "", "memfix: even the smallest value, 1, needs 500.51 KiB; the capacity is 500.00 KiB\n"
-    )
+def test_a_capacity_that_the_smallest_value_exceeds_names_dim_and_form_and_ends_with_2(memfix: Any) -> None:
+    ended = memfix(*GATHER, "--over", "N", "--capacity", "500KiB")
+    assert (ended.exit_code, ended.err) == (2, "")
+    title, smallest, *_ = ended.out.splitlines()
+    assert title == "embedding/gather [small, forward] on H200, 500.00 KiB: not even N = 1"
+    assert smallest.split() == ["1", "500.51", "KiB", "too", "much"]
+
+
+def test_an_answer_that_was_found_stays_where_another_dim_has_none(memfix: Any) -> None:
+    # 1024 rows of ids and result leave 36,864 bytes for the weight, and the weight of the case alone is too much
+    ended = memfix(*GATHER, "--over", "V,N", "--capacity", "300KiB", "--json", "-")
+    assert ended.exit_code == 2
+    assert "300.00 KiB: V = 144" in ended.err
+    assert "300.00 KiB: not even N = 1" in ended.err
+    found = json.loads(ended.out)
+    assert {dim: result["largest"] for dim, result in found.items()} == {"V": 144, "N": 0}
+
+
+def test_an_answer_that_was_found_stays_where_another_dim_raises(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfix.registry import contracts
+
+    (contract,) = contracts(["embedding"])
+    gather = contract.forms["gather"].function
+
+    def refuses_wide(ids: Any, weight: Any) -> Any:
+        if weight.shape[-1] > 64:
+            raise ValueError("no more than 64 columns")
+        return gather(ids, weight)
+
+    monkeypatch.setitem(contract.forms, "gather", dataclasses.replace(contract.forms["gather"], function=refuses_wide))  # type: ignore[index]
+    ended = memfix(*GATHER, "--over", "N,D", "--capacity", "1MiB", "--json", "-")
+    assert ended.exit_code == 2
+    assert "1.00 MiB: N = 2,032" in ended.err
+    assert "1.00 MiB: D could not be searched: ValueError: no more than 64 columns" in ended.err
+    assert json.loads(ended.out)["D"] == {"error": "ValueError: no more than 64 columns"}
+
+
+def test_without_a_form_the_smallest_is_fitted_and_named(memfix: Any) -> None:
+    arguments = ("fit", "linear_cross_entropy", "--case", "small", "--over", "N", "--capacity", "4MiB")
+    ended = memfix(*arguments)
+    assert ended.exit_code == 0
+    chosen, title, *_ = ended.out.splitlines()
+    sizes = chosen.partition(" has the smallest peak of ")[2]
+    assert [part.split()[0] for part in sizes.partition(";")[0].split(", ")] == ["checkpoint", "recompute", "triton"]
+    form = chosen.split()[0]
+    assert title.startswith(f"linear_cross_entropy/{form} [small, train] on H200, 4.00 MiB: N = ")
+    assert memfix(*arguments, "--form", form).out.splitlines()[0] == title
 
 
 # ---------------------------------------------------------------- refusals
