@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..checks.effort import get_effort
-from ..gate.timing.rule import MOST_PROCESSES
+from ..gate.timing.rule import LIMIT_S, MOST_PROCESSES
 from .options import json_option, meter_option, ops_argument, profile_option, progress, report_console
 
 if TYPE_CHECKING:
@@ -53,6 +53,14 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
     show_default=True,
     help="Ask at least so many fresh processes for --time; more are asked until they can tell.",
 )
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=LIMIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="The most seconds of a form in a process of --time on a CPU; a case that takes longer is halved.",
+)
 @click.option("--update", is_flag=True, help="Write today's bytes to the lock, if all else passes.")
 @click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)
 @click.option("--no-lock", is_flag=True, help="Leave the lock out of it.")
@@ -69,6 +77,7 @@ def gate(
     on_time: bool,
     device: str | None,
     processes: int,
+    limit: float,
     update: bool,
     lock_path: Path,
     no_lock: bool,
@@ -98,7 +107,7 @@ def gate(
         if changed_ref is not None and not ops:
             verdict = Verdict((), (), meter)
         elif on_time:
-            verdict = _time_verdict(contracts(ops), device, base_ref, processes, say)
+            verdict = _time_verdict(contracts(ops), device, base_ref, processes, limit, say)
         else:
             from ..gate.run import run_gate
 
@@ -125,7 +134,7 @@ def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> tuple[tuple[s
 
 def _refuse_options_of_the_other_gate(on_time: bool) -> None:
     context = click.get_current_context()
-    for name in ("update", "lock_path", "no_lock", "meter", "profile") if on_time else ("device", "processes"):
+    for name in ("update", "lock_path", "no_lock", "meter", "profile") if on_time else ("device", "processes", "limit"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = f"--{name.removesuffix('_path').replace('_', '-')}"
             raise click.UsageError(
@@ -136,13 +145,13 @@ def _refuse_options_of_the_other_gate(on_time: bool) -> None:
 
 
 def _time_verdict(
-    contracts: list[Contract], device: str | None, base_ref: str | None, processes: int, say: Say
+    contracts: list[Contract], device: str | None, base_ref: str | None, processes: int, limit_s: float, say: Say
 ) -> Verdict:
     from ..gate.timing.run import run_time_gate
     from ..meters.cuda import gpu_unavailable_reason
 
     chosen = device or ("cpu" if gpu_unavailable_reason() else "cuda")
-    return run_time_gate(contracts, device=chosen, base_ref=base_ref, processes=processes, say=say)
+    return run_time_gate(contracts, device=chosen, base_ref=base_ref, processes=processes, limit_s=limit_s, say=say)
 
 
 def _require_writable(paths: Paths) -> None:

@@ -15,6 +15,8 @@ import pytest
         (("--time", "--lock", "x"), "--time reads a clock: --lock is not for it"),
         (("--device", "cpu"), "--device is for --time; bytes are read by --meter"),
         (("--processes", "3"), "--processes is for --time; bytes are read by --meter"),
+        (("--limit", "3"), "--limit is for --time; bytes are read by --meter"),
+        (("--time", "--limit", "0"), "0.0 is not in the range x>0"),
         (("--time", "--processes", "0"), "0 is not in the range 1<=x<=8"),
     ],
 )

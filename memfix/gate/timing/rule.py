@@ -24,6 +24,12 @@ RACE_S: dict[TimedAgainst, tuple[float, float]] = {"base": (1.0, 2.0), "naive": 
 a few percent be seen; and starting a process costs more than the seconds that it times."""
 CANARY_FACTOR = 1.10
 
+LIMIT_S = 10.0
+"""The most seconds of one comparison in one process on a CPU. A gate may ask sixteen processes, so that a case which
+takes longer is halved, or refused where a budget names it."""
+STEPS_OF_LIMIT = 20
+"""A smaller case is chosen by its steps: so many fit the limit. A race of slow steps has at least six."""
+
 ALLOWED = 1.03
 """The highest ratio to the base's time. On a GPU it is ``SIGMAS`` standard deviations between processes, if less."""
 SIGMAS = 3.0

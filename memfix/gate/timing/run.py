@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...checks.finding import Finding, Status
 from ...checks.measured import Ratio
 from ...contract import Contract
 from ...errors import MeterUnavailable
+from ...laws import NAIVE
 from ...provenance import describe
+from ...units import format_seconds
 from ..judge import Verdict
 from .base_checkout import BaseCheckouts, check_out_base
-from .rule import CANARY_FACTOR, MOST_PROCESSES, Decision, Spread, allowed, decide
+from .rule import CANARY_FACTOR, LIMIT_S, MOST_PROCESSES, STEPS_OF_LIMIT, Decision, Spread, allowed, decide
 from .timing_plan import Comparison, TimedForm, comparisons_of, forms_to_time
 from .worker import TimingResult, WorkerConfig
 from .worker_pool import WorkerPool
@@ -27,6 +30,7 @@ def run_time_gate(
     device: str,
     base_ref: str | None = None,
     processes: int = 1,
+    limit_s: float = LIMIT_S,
     needs_idle_gpu: bool = True,
     timed_forms: Mapping[str, Sequence[TimedForm]] | None = None,
     slower_by: Mapping[str, float] | None = None,
@@ -34,23 +38,27 @@ def run_time_gate(
 ) -> Verdict:
     """Judge the times of ``contracts``: against naive by their budgets, and with ``base_ref`` against that commit.
 
-    At least ``processes`` are asked. With ``needs_idle_gpu`` a GPU that others use is refused. ``timed_forms`` by op
+    At least ``processes`` are asked. On a CPU a case that takes one of them longer than ``limit_s`` is halved until it
+    fits. With ``needs_idle_gpu`` a GPU that others use is refused. ``timed_forms`` by op
     replace those of the contracts; ``slower_by`` slows today's forms, each by a share, to test the gate.
     """
     _require_device(device, needs_idle_gpu)
     findings: list[Finding] = []
+    smaller: list[str] = []
     with check_out_base(base_ref, contracts) if base_ref else contextlib.nullcontext(BaseCheckouts()) as base:
         findings += base.gone_ops()
         for contract in contracts:
             timed = forms_to_time(contract, device) if timed_forms is None else timed_forms[contract.name]
             folder = base.folders.get(contract.name)
-            with WorkerPool(WorkerConfig(contract.name, device, folder, slower_by or {})) as workers:
-                op = _OpTimer(contract, device, base.ref, processes, workers, say)
+            config = WorkerConfig(contract.name, device, folder, slower_by or {})
+            with WorkerPool(config, limit_s=limit_s if device == "cpu" else None, say=say) as workers:
+                op = _OpTimer(contract, device, base.ref, processes, limit_s, workers)
                 findings += op.findings(comparisons_of(contract, timed, with_base=folder is not None))
+                smaller += op.notes
     if not any(isinstance(finding.measured, Ratio) for finding in findings):
         findings.append(Finding("time", "gate", "", "error", f"nothing was timed on {device}"))
     notes = base.notes if base_ref else ["no --base: forms were held against naive only"]
-    return Verdict((), tuple(findings), f"clock, {device}", tuple(notes), describe())
+    return Verdict((), tuple(findings), f"clock, {device}", (*notes, *smaller), describe())
 
 
 def _require_device(device: str, needs_idle_gpu: bool) -> None:
@@ -65,7 +73,7 @@ def _require_device(device: str, needs_idle_gpu: bool) -> None:
         readiness.read().require()
 
 
-@dataclass
+@dataclass(eq=False)
 class _OpTimer:
     """Times the forms of one op and judges the ratios."""
 
@@ -73,16 +81,57 @@ class _OpTimer:
     device: str
     ref: str
     processes: int
+    limit_s: float
     workers: WorkerPool
-    say: Say
+    notes: list[str] = field(default_factory=list)
+    """Which cases were too large, and what was timed instead."""
 
     def findings(self, comparisons: Sequence[Comparison]) -> Iterator[Finding]:
         """One finding for each comparison. What fails is measured a second time, and the second time counts."""
         first = self._measure(comparisons)
-        failing = [comparison for comparison, results in first.items() if self._fails(comparison, results)]
+        smaller = self._smaller([results[-1] for results in first.values() if results[-1].is_too_large])
+        first |= self._measure(list(smaller.values()))
+        comparisons = [smaller.get(one, one) for one in comparisons]
+        failing = [comparison for comparison in comparisons if self._fails(comparison, first[comparison])]
         second = self._measure(failing)
         for comparison in comparisons:
             yield self._finding(comparison, first[comparison], second.get(comparison))
+
+    def _smaller(self, too_large: Sequence[TimingResult]) -> dict[Comparison, Comparison]:
+        """For each comparison at a case that is too large, the same at a smaller size, where there is one that fits.
+
+        A budget beside naive is declared for its own case: it is not judged at another.
+        """
+        found: dict[Comparison, Comparison] = {}
+        notes: dict[TimedForm, str] = {}
+        for result in too_large:
+            timed, against = result.comparison
+            if against != NAIVE and (fitting := self._fitting(timed)):
+                found[result.comparison] = Comparison(fitting[0], against)
+                subject = f"{self.contract.name}/{timed.form} [{timed.case}, {timed.phase}] on {self.device}"
+                instead = f"{self._sizes(fitting[0])} instead ({format_seconds(fitting[1])} a step)"
+                notes[timed] = (
+                    f"{subject}: {result.error}; timed at {instead}: declare a case of that size, or give --limit"
+                )
+        self.notes += notes.values()
+        return found
+
+    @functools.cache  # noqa: B019 (as long as its op is timed)
+    def _fitting(self, timed: TimedForm, *others: str) -> tuple[TimedForm, float] | None:
+        """The largest size of the case at which a step of the form, and of ``others``, is quick enough; its seconds."""
+        sizes = timed.smaller(self.contract)
+        return self.workers.largest_within(self._step_s, sizes, (timed.form, *others)) if sizes else None
+
+    @property
+    def _step_s(self) -> float:
+        return self.limit_s / STEPS_OF_LIMIT
+
+    def _sizes(self, timed: TimedForm) -> str:
+        """The dims that differ from those of the case."""
+        full = self.contract.cases[timed.case].dims
+        return ", ".join(
+            f"{dim}={size}" for dim, size in timed.case_in(self.contract).dims.items() if size != full[dim]
+        )
 
     def _measure(self, comparisons: Sequence[Comparison]) -> dict[Comparison, list[TimingResult]]:
         """Ask one process after the other for each comparison, until they decide it."""
@@ -92,7 +141,6 @@ class _OpTimer:
             for result in self.workers.time(open_ones, base_first=number % 2 == 1):
                 found[result.comparison].append(result)
             number += 1
-            self.say(f"{self.contract.name}: timed in {number} process{'es' if number > 1 else ''}")
             if number >= self.processes:
                 open_ones = [one for one in open_ones if self._decision(one, found[one]) == "undecided"]
         return found
@@ -123,6 +171,7 @@ class _OpTimer:
         else:
             of = "naive's time" if against == "naive" else f"its own time at {self.ref}"
             message = measured.message(of, self.device)
+            message += f", at {self._sizes(timed)} in place of {timed.case}" if timed.halvings else ""
             before = _spread(first) if second is not None else None
             if before is not None and fails:
                 details = (f"  before that: {before.measured(against, measured.limit).spelled()}",)
@@ -138,12 +187,27 @@ class _OpTimer:
         timed, against = comparison
         what = f"no time at {self.ref}" if result.is_new else f"not timed against {against}"
         status: Status = "note" if result.is_new else "error"
-        message = f"{what}: {result.error}"
+        message = f"{what}: {result.error}" + (self._what_to_declare(comparison) if result.is_too_large else "")
         return Finding("time", self.contract.name, timed.form, status, message, timed.case, timed.phase)
+
+    def _what_to_declare(self, comparison: Comparison) -> str:
+        timed, against = comparison
+        step = format_seconds(self._step_s)
+        if against != NAIVE:
+            tried = timed.smaller(self.contract)
+            neither = f"; neither fits the smallest size that was tried, {self._sizes(tried[0])}" if tried else ""
+            return f"{neither}; declare a case of which a step takes at most {step}, or give --limit"
+        fitting = self._fitting(timed, NAIVE)
+        such = f", such as {self._sizes(fitting[0])} ({format_seconds(fitting[1])} a step)" if fitting else ""
+        return (
+            f"; declare the SpeedBudget at a case of which a step of both takes at most {step}{such}, or with "
+            "device='cuda', or give --limit"
+        )
 
     def _command(self) -> str:
         base = f" --base {self.ref}" if self.ref else ""
-        return f"memfix gate {self.contract.name} --time{base} --device {self.device}"
+        limit = f" --limit {self.limit_s:g}" if self.limit_s != LIMIT_S else ""
+        return f"memfix gate {self.contract.name} --time{base} --device {self.device}{limit}"
 
 
 _CHECKS: dict[str, tuple[str, Status]] = {

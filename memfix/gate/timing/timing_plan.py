@@ -1,7 +1,9 @@
-"""Which forms of an op are timed, and where. Plain data; imports no torch."""
+"""Which forms of an op are timed, and at which sizes. Plain data; imports no torch."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +16,28 @@ from ...laws import Phase
 
 @dataclass(frozen=True)
 class TimedForm:
-    """One form at one case in one phase. ``times_naive`` is the contract's budget there, where it has one."""
+    """One form at one case in one phase. ``times_naive`` is the contract's budget there, where it has one.
+
+    ``halvings`` says how often a dim of the case is halved, because the case itself takes too long.
+    """
 
     form: str
     case: str
     phase: Phase
     times_naive: float | None = None
+    halvings: int = 0
+
+    def case_in(self, contract: Contract) -> Case:
+        """The case as it is timed."""
+        return halved(contract, contract.cases[self.case], self.halvings)
+
+    def smaller(self, contract: Contract) -> list[TimedForm]:
+        """The same form at halved sizes, the smallest first; empty where all dims are within their range already."""
+        case = contract.cases[self.case]
+        most = next(
+            times for times in itertools.count() if _largest_dim(contract, halved(contract, case, times)) is None
+        )
+        return [dataclasses.replace(self, halvings=halvings) for halvings in range(most, 0, -1)]
 
 
 class Comparison(NamedTuple):
@@ -27,6 +45,9 @@ class Comparison(NamedTuple):
 
     timed: TimedForm
     against: TimedAgainst
+
+    def spelled(self) -> str:
+        return f"{self.timed.form} [{self.timed.case}, {self.timed.phase}] against {self.against}"
 
 
 def forms_to_time(contract: Contract, device: str) -> list[TimedForm]:
@@ -56,6 +77,25 @@ def comparisons_of(contract: Contract, timed: Sequence[TimedForm], *, with_base:
     chosen = [Comparison(one, "base") for one in timed if with_base and not contract.forms[one.form].reported]
     chosen += [Comparison(one, "naive") for one in timed if one.times_naive is not None]
     return [Comparison(timed[0], "canary"), *chosen] if chosen else []
+
+
+def halved(contract: Contract, case: Case, times: int) -> Case:
+    """The case after so many halvings, each of the dim that is then the largest.
+
+    No dim becomes smaller than the largest size that equality draws of it.
+    """
+    for _ in range(times):
+        if (dim := _largest_dim(contract, case)) is not None:
+            spec = contract.dims[dim]
+            size = max(spec.high, case.dims[dim] // 2 // spec.multiple_of * spec.multiple_of)
+            case = dataclasses.replace(case, dims={**case.dims, dim: size})
+    return case
+
+
+def _largest_dim(contract: Contract, case: Case) -> str | None:
+    """The largest of the dims that are larger than equality draws them."""
+    above = {dim: size for dim, size in case.dims.items() if size > contract.dims[dim].high}
+    return max(above, key=above.__getitem__, default=None)
 
 
 def smallest_case(contract: Contract) -> Case:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,36 +43,70 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True)
+class TimingResult:
+    """One comparison in one process: a race, or the error that prevented it.
+
+    ``is_new``: the base lacks the form. ``is_too_large``: the case takes too much time or memory here.
+    """
+
+    comparison: Comparison
+    race: Race | None
+    error: str = ""
+    is_new: bool = False
+    is_too_large: bool = False
+
+
+@dataclass(frozen=True)
 class TimingTask:
     """What a process times. With ``base_first`` the base is built and timed first, so that the order cancels out."""
 
     comparisons: tuple[Comparison, ...]
     base_first: bool
 
+    def answers(self, contract: Contract, config: WorkerConfig) -> Iterator[TimingResult]:
+        """One result for each comparison."""
+        return (_timed(contract, comparison, config, self.base_first) for comparison in self.comparisons)
+
 
 @dataclass(frozen=True)
-class TimingResult:
-    """One comparison in one process: a race, or the error that prevented it. ``is_new``: the base lacks the form."""
+class SizingTask:
+    """Asks how long one step takes at each of ``sizes``, the slowest of ``forms``."""
 
-    comparison: Comparison
-    race: Race | None
-    error: str = ""
-    is_new: bool = False
+    sizes: tuple[TimedForm, ...]
+    forms: tuple[str, ...]
+
+    def answers(self, contract: Contract, config: WorkerConfig) -> Iterator[float | None]:
+        """The seconds at each size; None where a form refuses it."""
+        self._seconds_at(self.sizes[0], contract, config.device)  # a first step loads and fills caches
+        return (self._seconds_at(timed, contract, config.device) for timed in self.sizes)
+
+    def _seconds_at(self, timed: TimedForm, contract: Contract, device: str) -> float | None:
+        draw, longest = Draw(timed.case_in(contract)), 0.0
+        for form in self.forms:
+            try:
+                step = StepOf(contract, form, draw, timed.phase)(device)
+                start = time.perf_counter()
+                step()
+            except Exception:
+                return None
+            longest = max(longest, time.perf_counter() - start)
+        return longest
 
 
 @ends_with_parent
 def run_worker(connection: Connection, config: WorkerConfig, forms: Sequence[TimedForm]) -> None:
-    """The process's main function: prepare ``forms``, report ready, time one task, send the results."""
+    """The process's main function: prepare ``forms``, report ready, take one task, send its answers one by one."""
     if config.device == "cpu":
         take_one_core()
     (contract,) = contracts([config.op])
     if config.device == "cuda":
         _warm_up_gpu(contract, forms, config.device)
     connection.send("ready")
-    task: TimingTask = connection.recv()
+    task: TimingTask | SizingTask = connection.recv()
     if config.device == "cuda":
         _stay_on_one_core()
-    connection.send([_timed(contract, comparison, config, task.base_first) for comparison in task.comparisons])
+    for answer in task.answers(contract, config):
+        connection.send(answer)
 
 
 def _warm_up_gpu(contract: Contract, forms: Sequence[TimedForm], device: str) -> None:
@@ -109,13 +144,15 @@ def _timed(contract: Contract, comparison: Comparison, config: WorkerConfig, bas
     except MemfixError as error:
         return TimingResult(comparison, None, str(error))
     except Exception as error:
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # as torch says it on a CPU
+            return TimingResult(comparison, None, "it needs more memory than there is", is_too_large=True)
         return TimingResult(comparison, None, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _steps(contract: Contract, comparison: Comparison, config: WorkerConfig, base_first: bool) -> Sequence[Step]:
     """Today's step and the one that it is compared with."""
     timed, against = comparison
-    device, draw = config.device, Draw(contract.cases[timed.case])
+    device, draw = config.device, Draw(timed.case_in(contract))
 
     def today() -> Step:
         step, share = StepOf(contract, timed.form, draw, timed.phase)(device), config.slower_by.get(timed.form)

@@ -76,6 +76,26 @@ def test_their_form_that_does_its_work_fifty_times_fails_with_its_ratio(reposito
     assert any("judged too: src/theirs/forms.py" in note for note in data["notes"])
 
 
+def test_their_only_case_is_too_large_for_a_cpu_and_a_smaller_one_is_timed(
+    repository: Path, clock_of_calls: Path, commit_all: Callable[[Path], None]
+) -> None:
+    forms, memory = repository / "src/theirs/forms.py", repository / "src/theirs/memory.py"
+    needs_too_much = "def chunked(x):\n    torch.empty(1 << 60 if len(x) > 1000 else 0, dtype=torch.uint8)"
+    forms.write_text(forms.read_text().replace("def chunked(x):", needs_too_much))
+    memory.write_text(memory.read_text().replace('"small": {"N": 64,', '"large": {"N": 131_072,'))
+    commit_all(repository)
+    arguments = ["gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--limit", "60", "--json", "-"]
+    ended = memfix(repository, *arguments, clock=clock_of_calls)
+    data = json.loads(ended.stdout)
+    (note,) = (note for note in data["notes"] if "their_scan/chunked" in note)
+    assert note.startswith(
+        "their_scan/chunked [large, train] on cpu: it needs more memory than there is; timed at N=512 instead ("
+    )
+    (row,) = (found for found in data["findings"] if found["check"] == "time")
+    assert (row["case"], "ratio" in row["figures"]) == ("large", True)
+    assert row["message"].endswith(", at N=512 in place of large")
+
+
 def test_their_contract_in_an_old_spelling_at_the_base_is_a_note(
     repository: Path, clock_of_calls: Path, commit_all: Callable[[Path], None]
 ) -> None:

@@ -32,6 +32,23 @@ def test_the_times_are_those_of_the_process_with_the_median_ratio() -> None:
     assert (measured.ratio, measured.other_s, measured.seconds) == (5.5, 0.061, pytest.approx(0.3355))
 
 
+def test_the_two_times_of_a_message_are_those_of_its_ratio() -> None:
+    draw = random.Random(0)
+    for number in range(200):
+        races = tuple(
+            Race(draw.lognormvariate(0, 2), draw.lognormvariate(-5, 3), 30) for _ in range(1 + number % MOST_PROCESSES)
+        )
+        message = Spread(races).measured("naive", 2.0).message("naive's time", "cpu")
+        ratio = float(message.split()[1].removesuffix("x"))
+        own_s, naive_s = (parse_seconds(time) for time in message.rpartition("(")[2].rstrip(")").split(" against "))
+        assert own_s / naive_s == pytest.approx(ratio, rel=0.02, abs=6e-4), message
+
+
+def parse_seconds(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+
+
 def test_processes_that_happen_to_agree_are_expected_to_scatter_all_the_same() -> None:
     assert spread(1.0, 1.0).interval[1] == pytest.approx(1.011, abs=5e-4)
     assert spread(1.0, 1.0).scatter > spread(*[1.0] * 8).scatter > 0.004

@@ -130,6 +130,75 @@ def test_what_a_report_shipped_is_held_against_naive_alone(processes: Answers) -
     assert [(found.check, found.status) for found in verdict.findings] == [("canary", "pass"), ("speed", "pass")]
 
 
+# ---------------------------------------------------------------- cases that are too large
+LARGE = TimedForm("shared_table", "incident", "train")
+SLOW = "it took longer than 10 s"
+
+
+@pytest.fixture
+def too_large(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], int | None]:
+    """Cases as they stand take too long; by forms, how often one has to be halved, or None where nothing helps."""
+    fitting: dict[tuple[str, ...], int | None] = {}
+
+    def time(self: Any, comparisons: Sequence[Comparison], *, base_first: bool) -> list[TimingResult]:
+        ratios = {"canary": 1.1, "base": 1.0, "naive": 1.0}
+        return [
+            TimingResult(one, Race(ratios[one.against], 1e-3, 30))
+            if one.timed.halvings
+            else TimingResult(one, None, SLOW, is_too_large=True)
+            for one in comparisons
+        ]
+
+    def largest_within(
+        self: Any, step_s: float, sizes: Sequence[TimedForm], forms: Sequence[str]
+    ) -> tuple[TimedForm, float] | None:
+        assert step_s == 0.5
+        halvings = fitting.pop(tuple(forms))  # asked once
+        return next(((size, 0.25) for size in sizes if size.halvings == halvings), None)
+
+    monkeypatch.setattr(WorkerPool, "time", time)
+    monkeypatch.setattr(WorkerPool, "largest_within", largest_within)
+    return fitting
+
+
+def test_a_case_that_is_too_large_is_timed_at_a_smaller_size_and_the_gate_says_so(
+    too_large: dict[tuple[str, ...], int | None],
+) -> None:
+    too_large["shared_table",] = 4
+    verdict = run_time_gate(contracts(["rope"]), device="cpu", base_ref="HEAD", timed_forms={"rope": [LARGE]})
+    assert verdict.exit_code == EXIT_PASS
+    found = {finding.check: finding for finding in verdict.findings}
+    assert found["canary"].status == "pass"
+    assert found["time"].message.endswith("(1 ms against 1 ms), at T=8192 in place of incident")
+    assert (
+        "rope/shared_table [incident, train] on cpu: it took longer than 10 s; timed at T=8192 instead (250 ms a "
+        "step): declare a case of that size, or give --limit"
+    ) in verdict.notes
+
+
+def test_where_no_size_fits_it_is_refused_with_what_to_declare(too_large: dict[tuple[str, ...], int | None]) -> None:
+    too_large["shared_table",] = None
+    verdict = run_time_gate(contracts(["rope"]), device="cpu", base_ref="HEAD", timed_forms={"rope": [LARGE]})
+    assert verdict.exit_code == EXIT_NOT_MEASURED
+    assert [finding.message for finding in verdict.findings if "against base" in finding.message] == [
+        "not timed against base: it took longer than 10 s; neither fits the smallest size that was tried, T=20, H=3, "
+        "D=10, positions_per_chunk=24; declare a case of which a step takes at most 500 ms, or give --limit"
+    ]
+
+
+def test_a_budget_is_not_judged_at_another_size_than_its_own(too_large: dict[tuple[str, ...], int | None]) -> None:
+    too_large["shared_table",] = 4
+    too_large["shared_table", "naive"] = 6
+    timed = TimedForm("shared_table", "incident", "train", 1.0)
+    verdict = run_time_gate(contracts(["rope"]), device="cpu", timed_forms={"rope": [timed]})
+    assert verdict.exit_code == EXIT_NOT_MEASURED
+    (refused,) = (finding for finding in verdict.findings if finding.status == "error")
+    assert refused.message == (
+        "not timed against naive: it took longer than 10 s; declare the SpeedBudget at a case of which a step of both "
+        "takes at most 500 ms, such as T=2048 (250 ms a step), or with device='cuda', or give --limit"
+    )
+
+
 def test_a_gate_that_timed_nothing_says_so() -> None:
     verdict = run_time_gate(contracts(["rope"]), device="cpu", timed_forms={"rope": []})
     assert verdict.exit_code == EXIT_NOT_MEASURED

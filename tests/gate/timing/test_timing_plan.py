@@ -73,3 +73,24 @@ def test_a_cpu_is_given_only_what_it_can_time() -> None:
             tensors = [spec for spec in op.inputs if not isinstance(spec, ObjectSpec)]  # whose size is not its dims
             elements = sum(math.prod(spec.size(case.dims)) for spec in tensors)
             assert elements < 2**24, f"{op.name} {timed}"
+
+
+def test_the_largest_dim_of_a_case_is_halved_down_to_what_equality_draws() -> None:
+    toy = Contract(
+        "toy",
+        naive=lambda x, *, chunk: 2 * x,
+        forms={"fast": lambda x, *, chunk: 2 * x},
+        dims={"T": Dim(1, 300), "D": Dim(2, 64, multiple_of=2), "chunk": Dim(1, 100)},
+        inputs=[TensorSpec("x", "T D")],
+        cases={"large": {"T": 131_072, "D": 900, "chunk": 64}, "small": {"T": 300, "D": 64, "chunk": 64}},
+    )
+    large = TimedForm("fast", "large", "forward", 2.0)
+    sizes = large.smaller(toy)
+    assert [timed.halvings for timed in sizes] == list(range(13, 0, -1))
+    dims = [tuple(timed.case_in(toy).dims.values()) for timed in sizes]
+    assert dims[0] == (300, 64, 64)
+    assert dims[4:8] == [(512, 450, 64), (512, 900, 64), (1024, 900, 64), (2048, 900, 64)]
+    assert dims[-1] == (65_536, 900, 64)
+    assert sizes[-1].times_naive == 2.0
+    assert large.case_in(toy) == toy.cases["large"]
+    assert TimedForm("fast", "small", "forward").smaller(toy) == []

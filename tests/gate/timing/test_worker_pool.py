@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from memfix.gate.timing import worker, worker_pool
 from memfix.gate.timing.rule import CANARY_FACTOR
 from memfix.gate.timing.timing_plan import Comparison, TimedForm
-from memfix.gate.timing.worker import TimingResult, TimingTask, WorkerConfig
+from memfix.gate.timing.worker import SizingTask, TimingResult, TimingTask, WorkerConfig
 from memfix.gate.timing.worker_pool import WorkerPool
 from memfix.meters.clock import LEAST_PAIRS, Race
 from memfix.registry import contracts
@@ -28,7 +29,8 @@ CONFIG = WorkerConfig("rope", "cpu", None)
 def says_who_it_is(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
     connection.send("ready")
     task: TimingTask = connection.recv()
-    connection.send([TimingResult(one, Race(float(os.getpid()), 1.0, 2)) for one in task.comparisons])
+    for one in task.comparisons:
+        connection.send(TimingResult(one, Race(float(os.getpid()), 1.0, 2)))
     time.sleep(60)  # it is not waited for
 
 
@@ -164,4 +166,84 @@ def test_processes_get_ready_for_what_they_are_asked_first(monkeypatch: pytest.M
 def says_its_cases(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
     connection.send("ready")
     task: TimingTask = connection.recv()
-    connection.send([TimingResult(one, None, " ".join(timed.case for timed in forms)) for one in task.comparisons])
+    for one in task.comparisons:
+        connection.send(TimingResult(one, None, " ".join(timed.case for timed in forms)))
+
+
+# ---------------------------------------------------------------- the limit
+LARGE = TimedForm("shared_table", "medium", "train")
+
+
+def is_slow_at_large(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
+    connection.send("ready")
+    task = connection.recv()
+    for one in task.comparisons:
+        if one.timed == LARGE:
+            time.sleep(60)
+        connection.send(TimingResult(one, Race(1.0, 1.0, 2)))
+
+
+def is_slow_beside_naive(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
+    connection.send("ready")
+    task = connection.recv()
+    for one in task.comparisons:
+        if one.against == "naive":
+            os.kill(os.getpid(), signal.SIGKILL)  # as Linux ends a process that takes too much memory
+        connection.send(TimingResult(one, Race(1.0, 1.0, 2)))
+
+
+def grows(connection: Connection, config: WorkerConfig, forms: list[TimedForm]) -> None:
+    connection.send("ready")
+    task: SizingTask = connection.recv()
+    for timed in task.sizes:
+        if timed.halvings == 0:
+            time.sleep(60)
+        connection.send(None if timed.halvings == 3 else 1 / (1 << timed.halvings))
+
+
+@pytest.mark.usefixtures("children", "_forked")
+def test_a_case_that_takes_longer_than_the_limit_is_given_up_once_and_the_rest_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_pool, "run_worker", is_slow_at_large)
+    said: list[str] = []
+    comparisons = [Comparison(LARGE, "canary"), COMPARISON, Comparison(LARGE, "base"), Comparison(TIMED, "naive")]
+    with WorkerPool(CONFIG, limit_s=2.0, say=said.append) as workers:
+        results = workers.time(comparisons, base_first=False)
+    assert [result.comparison for result in results] == comparisons
+    assert [result.is_too_large for result in results] == [True, False, True, False]
+    assert results[0].error == results[2].error == "it took longer than 2 s"
+    assert said == [
+        "rope: shared_table [medium, train] against canary",
+        "rope: shared_table [small, train] against base",
+        "rope: shared_table [small, train] against naive",
+    ]
+
+
+@pytest.mark.usefixtures("children", "_forked")
+def test_a_naive_form_that_takes_all_memory_leaves_the_form_itself_to_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "run_worker", is_slow_beside_naive)
+    comparisons = [Comparison(TIMED, "naive"), COMPARISON]
+    with WorkerPool(CONFIG, limit_s=30) as workers:
+        beside_naive, against_base = workers.time(comparisons, base_first=False)
+    assert (beside_naive.is_too_large, against_base.is_too_large) == (True, False)
+    assert against_base.race is not None
+
+
+@pytest.mark.usefixtures("children", "_forked")
+@pytest.mark.parametrize(("step_s", "halvings"), [(0.3, 2), (0.6, 1), (2.0, 1), (0.07, 4), (0.001, None)])
+def test_the_largest_size_within_a_time_is_found_from_below(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, halvings: int | None
+) -> None:
+    monkeypatch.setattr(worker_pool, "run_worker", grows)
+    sizes = [TimedForm("shared_table", "medium", "train", halvings=number) for number in (5, 4, 3, 2, 1, 0)]
+    with WorkerPool(CONFIG, limit_s=2.0) as workers:
+        found = workers.largest_within(step_s, sizes, ["shared_table"])
+    assert (found[0].halvings if found else None) == halvings
+
+
+def test_sizes_are_timed_for_real_and_a_size_that_a_form_refuses_is_none() -> None:
+    (rope,) = contracts(["rope"])
+    task = SizingTask((TIMED, TimedForm("no_such_form", "small", "train")), ("shared_table", "naive"))
+    assert task._seconds_at(TIMED, rope, "cpu") is not None
+    assert SizingTask(task.sizes, ("no_such_form",))._seconds_at(TIMED, rope, "cpu") is None
