@@ -46,6 +46,13 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_room(count: int, capacity_bytes: int) -> str:
+    """Whether ``count`` bytes fit: ``fits in 24.00 GiB``, or how much is too much."""
+    if count <= capacity_bytes:
+        return f"fits in {format_bytes(capacity_bytes)}"
+    return f"does not fit: {format_bytes(count - capacity_bytes)} more than {format_bytes(capacity_bytes)}"
+
+
 def format_change(count: int, reference: int) -> str:
     """The change from ``reference`` to ``count``: ``+22 %`` for small changes, ``7.1x over`` for large ones."""
     if reference <= 0:

@@ -16,6 +16,7 @@ from .options import (
     one_op_argument,
     phase_option,
     pictures_option,
+    progress,
     report_console,
 )
 
@@ -50,8 +51,9 @@ def explain(
     from ..checks.measuring import measure
     from ..gate import report
     from ..meters import usable_meter
+    from ..meters.simulated.gpus import get_gpu
     from ..pictures import check_path, save
-    from ..units import format_bytes
+    from ..units import format_bytes, format_room
 
     report.require_writable(json_path)
     for path in pictures:
@@ -59,13 +61,20 @@ def explain(
     contract, form, case = call_of(op, form_name, case_name)
     other_form = call_of(op, against, case_name)[1] if against else None
     meter, _ = usable_meter("simulated", gpu)
-    reading = measure(FormCall(contract, form, Draw(case)), phase, meter)
+    with progress() as say:
+        say(f"{op}/{form} [{case.name}, {phase}]")
+        reading = measure(FormCall(contract, form, Draw(case)), phase, meter)
+        if other_form:
+            say(f"{op}/{other_form} [{case.name}, {phase}]")
+            other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
     title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
     console = report_console(to_stderr=json_path == "-")
     sure = "exact" if reading.exact else "an estimate"
+    capacity_bytes = get_gpu(gpu).memory_bytes
+    room = format_room(reading.base_bytes + reading.peak_bytes, capacity_bytes)
     console.print(
         Text(f"{title}: peak {reading.peak_bytes:,} bytes ({format_bytes(reading.peak_bytes)}) above "
-             f"{format_bytes(reading.base_bytes)} that existed before, {sure}", style="bold"),
+             f"{format_bytes(reading.base_bytes)} that existed before, {sure}; {room}", style="bold"),
         soft_wrap=True,
     )  # fmt: skip
     console.print(Text(reading.table(rows)), soft_wrap=True)
@@ -74,13 +83,12 @@ def explain(
     for note in reading.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     if other_form:
-        other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
         console.print(Text(f"against {other_form} ({format_bytes(other.peak_bytes)}):", style="bold"))
         for change in reading.diff(other):
             console.print(Text(f"  {change}"), soft_wrap=True)
     assert reading.timeline is not None
     for path in pictures:
-        save(reading.timeline, path, title)
+        save(reading.timeline, path, title, capacity_bytes)
         console.print(Text(f"wrote {path}"))
     if json_path is not None:
         report.write_report(json_path, report.as_json({"subject": title, **reading.as_dict()}))

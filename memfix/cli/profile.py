@@ -62,7 +62,7 @@ def profile(
         if found.reading.timeline is None:
             console.print(Text(f"no picture {path}: the {meter} meter sees no single buffers", style="yellow"))
             continue
-        save(found.reading.timeline, path, found.title)
+        save(found.reading.timeline, path, found.title, found.capacity_bytes)
         console.print(Text(f"wrote {path}"))
     if json_path is not None:
         report.write_report(json_path, report.as_json(found.as_dict()))
@@ -70,12 +70,14 @@ def profile(
 
 
 def _print(console: Console, found: Profile, rows: int) -> None:
+    from ..pictures.stages import ABOUT_ASIDES, ASIDE
     from ..units import format_bytes
 
     console.print(Text(found.title, style="bold"), soft_wrap=True)
+    console.print(Text(found.headline, style="bold"), soft_wrap=True)
     console.print(_table(found))
     if any(row.aside for row in found.rows):
-        console.print(Text(f"{_ASIDE}tried beside the step and dropped again", style="dim"))
+        console.print(Text(f"{ASIDE}{ABOUT_ASIDES}", style="dim"))
     if found.runs:
         console.print(_runs_table(found))
     for conclusion in found.conclusions:
@@ -88,9 +90,6 @@ def _print(console: Console, found: Profile, rows: int) -> None:
             console.print(Text(f"{row.stage.name}: {format_bytes(row.stage.peak_bytes)}"), soft_wrap=True)
             for holder in row.holders(rows):
                 console.print(Text(f"  {holder}", style="dim"), soft_wrap=True)
-
-
-_ASIDE = "· "
 
 
 def _table(found: Profile) -> Table:
@@ -117,10 +116,11 @@ def _runs_table(found: Profile) -> Table:
 
 
 def _cells(row: Row, capacity_bytes: int | None) -> Iterator[str]:
+    from ..pictures.stages import ASIDE
     from ..units import format_bytes
 
     stage, beside = row.stage, row.beside
-    yield f"{_ASIDE if row.aside else ''}{stage.name}"
+    yield f"{ASIDE if row.aside else ''}{stage.name}"
     yield "-" if row.failed else format_bytes(stage.end_bytes)
     yield format_bytes(stage.peak_bytes)
     yield beside.figure if beside else ""

@@ -11,7 +11,7 @@ from typing import Any
 from ..meters.base import Reading
 from ..meters.stages import Stage
 from ..meters.timeline import Allocation, Buffer, Timeline
-from ..units import format_bytes
+from ..units import format_bytes, format_room
 
 PARAMETERS, INPUTS = "parameters", "batch and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
@@ -113,6 +113,14 @@ class Profile:
     def peak_bytes(self) -> int:
         """The peak of the step itself, without asides."""
         return max(row.stage.peak_bytes for row in self.rows if not row.aside)
+
+    @property
+    def headline(self) -> str:
+        """The step's own peak, and whether it fits the GPU."""
+        before = self.reading.base_bytes
+        above = f"{format_bytes(self.peak_bytes - before)} above {format_bytes(before)} that existed before"
+        room = "" if self.capacity_bytes is None else f"; {format_room(self.peak_bytes, self.capacity_bytes)}"
+        return f"peak of the step: {format_bytes(self.peak_bytes)}, {above}{room}"
 
     def as_dict(self) -> dict[str, Any]:
         reading = self.reading

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
-from ..meters.base import Meter
+from ..meters.base import Meter, Reading
 from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
-from .measured_step import SIMULATED, MeasurableStep, Measured, gpu_bytes, read_step, repeated_reading, stage_meter
+from .measured_step import (
+    SIMULATED,
+    Asides,
+    MeasurableStep,
+    Measured,
+    gpu_bytes,
+    read_step,
+    repeated_reading,
+    stage_meter,
+)
 from .profile import MeasuredRun, Profile, ReportedRun, Row
 
 # results of a GPU, which are in the repository but not in the installed package
@@ -40,7 +50,7 @@ def profile(
     step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins, simulated=simulated)
     is_of_the_report = bool(incident.runs) and world_size == 1 and config == load_config(incident, incident.config)
     say(f"{incident.name} {config.name}: two train steps")
-    reading = read_step(chosen, step.staged, world_size, stand_ins)
+    reading = _with_asides(read_step(chosen, step.staged, world_size, stand_ins), step.asides)
     measured = Measured(
         config,
         world_size,
@@ -94,6 +104,12 @@ def later_step_bytes(
     stand_ins = incident.stand_ins(config, meter, say) if meter.name == SIMULATED else None
     reading = repeated_reading(incident, config, meter, world_size=world_size, stand_ins=stand_ins)
     return reading.base_bytes + reading.peak_bytes
+
+
+def _with_asides(reading: Reading, asides: Asides) -> Reading:
+    """The reading whose timeline knows which stages do not belong to the step."""
+    timeline = reading.timeline
+    return reading if timeline is None else replace(reading, timeline=replace(timeline, asides=frozenset(asides.names)))
 
 
 def _title(incident: Incident, measured: Measured) -> str:

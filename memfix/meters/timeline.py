@@ -61,6 +61,8 @@ class Timeline:
     """The first event and the name of each phase (:attr:`Buffer.phase`). The first phase starts at event 0."""
     stages: tuple[tuple[int, str | None], ...] = ()
     """The first event and the name of each stage, as :func:`memfix.meters.stages.stage` was called in the step."""
+    asides: frozenset[str] = frozenset()
+    """The names of stages that do not belong to the step: things that were tried during it and then dropped."""
 
     @functools.cached_property
     def base_bytes(self) -> int:
@@ -78,8 +80,16 @@ class Timeline:
 
     @functools.cached_property
     def peak_event(self) -> int:
-        """The first event at which live bytes are highest."""
-        return max(range(self.num_events + 1), key=self.live_bytes.__getitem__)
+        """The first event at which live bytes are highest; with asides, of the stages that belong to the step."""
+        of_step = [span for span in self.stage_spans() if span[2] not in self.asides] if self.asides else []
+        # a stage begins with what is live before its first event
+        events = [event for start, end, _ in of_step for event in range(start - 1, end)] or range(self.num_events + 1)
+        return max(events, key=self.live_bytes.__getitem__)
+
+    @property
+    def highest_bytes(self) -> int:
+        """The most live bytes at any event, also of asides."""
+        return max(self.live_bytes)
 
     def alive_at(self, event: int) -> Iterator[Buffer]:
         return (b for b in self.buffers if b.born <= event and (b.died is None or b.died > event))
@@ -104,7 +114,8 @@ class Timeline:
             if buffer.born < event
         )
         phases = tuple(phase for phase in self.phases if phase[0] < event)
-        return Timeline(buffers, event - 1, phases, tuple(stage for stage in self.stages if stage[0] < event))
+        stages = tuple(stage for stage in self.stages if stage[0] < event)
+        return Timeline(buffers, event - 1, phases, stages, self.asides)
 
     def with_sizes(self, size_of: Callable[[int], int]) -> Timeline:
         """The timeline with ``size_of(bytes)`` as the size of each buffer: an allocator rounds sizes up."""

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..meters.timeline import Timeline
 from . import figure, page, snapshot, trace
 
-DRAWERS: dict[str, Callable[[Timeline, str], bytes]] = {
+DRAWERS: dict[str, Callable[[Timeline, str, int | None], bytes]] = {
     ".png": figure.as_png,
     ".svg": figure.as_svg,
     ".html": page.as_html,
@@ -21,11 +21,14 @@ DRAWERS: dict[str, Callable[[Timeline, str], bytes]] = {
 """Suffix -> format: an image, an HTML page to explore, a file for PyTorch's memory viewer or for ui.perfetto.dev."""
 
 
-def save(timeline: Timeline, path: str | os.PathLike[str], title: str) -> None:
-    """Draw ``timeline`` into the file ``path``, in the format that its suffix names."""
+def save(timeline: Timeline, path: str | os.PathLike[str], title: str, capacity_bytes: int | None = None) -> None:
+    """Draw ``timeline`` into the file ``path``, in the format that its suffix names.
+
+    With ``capacity_bytes``, the memory of the GPU, images and pages say whether the peak fits.
+    """
     check_path(path)
     target = Path(path)
-    write_whole(target, _drawer(target)(timeline, title), "the picture")
+    write_whole(target, _drawer(target)(timeline, title, capacity_bytes), "the picture")
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
@@ -39,7 +42,7 @@ def check_path(path: str | os.PathLike[str]) -> None:
         raise UsageError(f"cannot write the picture {target}: no folder {target.resolve().parent}")
 
 
-def _drawer(target: Path) -> Callable[[Timeline, str], bytes]:
+def _drawer(target: Path) -> Callable[[Timeline, str, int | None], bytes]:
     suffix = target.suffix.lower()
     if suffix not in DRAWERS:
         known = ", ".join(DRAWERS)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..meters.timeline import Buffer, Line, Timeline
-from ..units import format_bytes
+from ..units import format_bytes, format_room
 
 EXISTED_BEFORE = "existed before"
 THE_REST = "the rest"
@@ -134,10 +134,14 @@ def was_alive(buffer: Buffer) -> bool:
     return buffer.bytes > 0 and (buffer.died is None or buffer.died > buffer.born)
 
 
-def peak_label(timeline: Timeline) -> str:
-    above = timeline.live_bytes[timeline.peak_event] - timeline.base_bytes
+def peak_label(timeline: Timeline, capacity_bytes: int | None = None) -> str:
+    """The peak in words; with ``capacity_bytes`` also where it does not fit."""
+    total = timeline.live_bytes[timeline.peak_event]
     base = f" above {format_bytes(timeline.base_bytes)} that existed before" if timeline.base_bytes else ""
-    return f"peak {format_bytes(above)}{base}"
+    room = ""
+    if capacity_bytes is not None and total > capacity_bytes:
+        room = f", {format_room(total, capacity_bytes)}"
+    return f"peak {format_bytes(total - timeline.base_bytes)}{base}{room}"
 
 
 def phase_spans(timeline: Timeline) -> list[tuple[int, int, str]]:

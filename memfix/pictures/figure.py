@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..meters.timeline import Timeline
-from ..units import BYTE_UNITS, format_bytes
+from ..units import BYTE_UNITS, format_bytes, format_room
 from .bands import (
     Band,
     Stack,
@@ -21,7 +21,7 @@ from .bands import (
     printable_end,
 )
 from .palette import PEAK_COLOR, band_colors, phase_color
-from .stages import ListedStage, draw_stage_starts, listed_stages
+from .stages import ABOUT_ASIDES, ListedStage, aside_spans, draw_stage_starts, listed_stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,12 +38,12 @@ _INCHES_PER_LETTER, _INCHES_PER_CODE_LETTER = 0.076, 0.069
 _LEFT, _RIGHT, _TOP, _AXIS_BELOW, _BOTTOM = 1.0, 0.3, 1.02, 0.62, 0.22
 
 
-def as_png(timeline: Timeline, title: str) -> bytes:
-    return _rendered(timeline, title, "png", dpi=160)
+def as_png(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
+    return _rendered(timeline, title, capacity_bytes, "png", dpi=160)
 
 
-def as_svg(timeline: Timeline, title: str) -> bytes:
-    return _rendered(timeline, title, "svg", metadata={"Date": None})
+def as_svg(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
+    return _rendered(timeline, title, capacity_bytes, "svg", metadata={"Date": None})
 
 
 def require_matplotlib() -> None:
@@ -55,7 +55,7 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def _rendered(timeline: Timeline, title: str, format: str, **options: Any) -> bytes:
+def _rendered(timeline: Timeline, title: str, capacity_bytes: int | None, format: str, **options: Any) -> bytes:
     require_matplotlib()
     import matplotlib
 
@@ -65,11 +65,11 @@ def _rendered(timeline: Timeline, title: str, format: str, **options: Any) -> by
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # source text in a script that the font lacks is drawn as boxes; a warning about it would not help
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        draw(timeline, title).savefig(content, format=format, **options)
+        draw(timeline, title, capacity_bytes).savefig(content, format=format, **options)
     return content.getvalue()
 
 
-def draw(timeline: Timeline, title: str) -> Figure:
+def draw(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
@@ -86,9 +86,11 @@ def draw(timeline: Timeline, title: str) -> Figure:
     _draw_phases(axes, timeline)
     draw_stage_starts(axes, stages, timeline.num_events, _WIDTH - _LEFT - _RIGHT)
     _draw_bands(axes, timeline, stack, colors)
-    _draw_peak(axes, timeline)
+    _fade_asides(axes, timeline)
+    _draw_capacity(axes, timeline, capacity_bytes)
+    _draw_peak(axes, timeline, capacity_bytes)
     _write(figure, _LEFT, height - 0.34, printable(title, 95), size=14, weight="bold", height=height)
-    _write(figure, _LEFT, height - 0.58, _subtitle(timeline), size=9.5, color=_QUIET, height=height)
+    _write(figure, _LEFT, height - 0.58, _subtitle(timeline, capacity_bytes), size=9.5, color=_QUIET, height=height)
     if rows:
         _draw_legend(figure, rows, height, list_inches)
     if stages:
@@ -96,15 +98,16 @@ def draw(timeline: Timeline, title: str) -> Figure:
     return figure
 
 
-def _subtitle(timeline: Timeline) -> str:
+def _subtitle(timeline: Timeline, capacity_bytes: int | None) -> str:
     if not timeline.buffers:
         return "no buffers"
     total = timeline.live_bytes[timeline.peak_event]
     end = timeline.live_bytes[-1]
-    return (
-        f"{format_bytes(total)} in all at event {timeline.peak_event:,} of {timeline.num_events:,}"
-        f"   ·   {format_bytes(end)} at the end"
-    )
+    parts = [f"{format_bytes(total)} in all at event {timeline.peak_event:,} of {timeline.num_events:,}"]
+    parts += [] if capacity_bytes is None else [format_room(total, capacity_bytes)]
+    parts += [f"{format_bytes(end)} at the end"]
+    parts += [f"faded: {ABOUT_ASIDES}"] if timeline.asides else []
+    return "   ·   ".join(parts)
 
 
 def byte_ticks(highest: int, most: int = 8) -> tuple[list[int], list[str]]:
@@ -120,7 +123,7 @@ def byte_ticks(highest: int, most: int = 8) -> tuple[list[int], list[str]]:
 def _draw_axes(axes: Axes, timeline: Timeline, room_above: float) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    highest = timeline.live_bytes[timeline.peak_event]
+    highest = timeline.highest_bytes
     axes.set_xlim(-0.5, timeline.num_events + 0.5)
     axes.set_ylim(0, max(1, highest) * (1 + room_above))
     ticks, labels = byte_ticks(highest)
@@ -202,7 +205,22 @@ def _draw_bands(axes: Axes, timeline: Timeline, stack: Stack, colors: dict[Band,
     axes.step(edges, [*stack.live, stack.live[-1]], where="post", color=_INK, linewidth=0.6, zorder=3)
 
 
-def _draw_peak(axes: Axes, timeline: Timeline) -> None:
+def _fade_asides(axes: Axes, timeline: Timeline) -> None:
+    for start, end in aside_spans(timeline):
+        axes.axvspan(start - 0.5, end - 0.5, facecolor="white", alpha=0.7, linewidth=0, zorder=3.5)
+
+
+def _draw_capacity(axes: Axes, timeline: Timeline, capacity_bytes: int | None) -> None:
+    """Draw a line at the GPU's memory, where something crosses it."""
+    if capacity_bytes is not None and capacity_bytes < timeline.highest_bytes:
+        axes.axhline(capacity_bytes, color=PEAK_COLOR, linewidth=1.0, linestyle=(0, (5, 3)), zorder=4)
+        axes.annotate(
+            f"{format_bytes(capacity_bytes)} of the GPU", (0.995, capacity_bytes), xycoords=axes.get_yaxis_transform(),
+            xytext=(0, -4), textcoords="offset points", ha="right", va="top", fontsize=8.5, color=PEAK_COLOR, zorder=6,
+        )  # fmt: skip
+
+
+def _draw_peak(axes: Axes, timeline: Timeline, capacity_bytes: int | None) -> None:
     if not timeline.buffers:
         return
     event, total = timeline.peak_event, timeline.live_bytes[timeline.peak_event]
@@ -211,8 +229,9 @@ def _draw_peak(axes: Axes, timeline: Timeline) -> None:
     nudge = {"left": -4, "center": 0, "right": 4}[side]
     axes.plot([event], [total], "o", color=PEAK_COLOR, markersize=7, markeredgecolor="white", zorder=5, clip_on=False)
     axes.annotate(
-        peak_label(timeline), (event, total), xytext=(nudge, 9), textcoords="offset points", ha=side, va="bottom",
-        fontsize=10.5, weight="bold", color=_INK, zorder=6, parse_math=False,
+        peak_label(timeline, capacity_bytes), (event, total), xytext=(nudge, 9), textcoords="offset points", ha=side,
+        va="bottom", fontsize=10.5, weight="bold", color=_INK, zorder=6, parse_math=False,
+        bbox={"facecolor": "white", "alpha": 0.75, "pad": 1.5, "linewidth": 0} if timeline.asides else None,
     )  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..meters.timeline import Timeline
-from ..units import format_bytes
+from ..units import format_bytes, format_room
 from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_label, phase_spans, printable, was_alive
 from .palette import PEAK_COLOR, band_colors, phase_color
+from .stages import ABOUT_ASIDES, ASIDE, aside_spans, listed_stages
 
 # a wide screen has no more pixels, and nobody reads more rows
 _MAX_COLUMNS = 2000
@@ -21,15 +22,17 @@ _MAX_ROWS = 200
 _ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
-def as_html(timeline: Timeline, title: str) -> bytes:
+def as_html(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     before_title, _, rest = template.partition("{{title}}")
     before_data, _, after_data = rest.partition("{{data}}")
-    data = json.dumps(_data(timeline, title), separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES)
+    data = json.dumps(_data(timeline, title, capacity_bytes), separators=(",", ":"), ensure_ascii=False).translate(
+        _ESCAPES
+    )
     return "".join([before_title, html.escape(printable(title, 200)), before_data, data, after_data]).encode()
 
 
-def _data(timeline: Timeline, title: str) -> dict[str, Any]:
+def _data(timeline: Timeline, title: str, capacity_bytes: int | None) -> dict[str, Any]:
     """The data for the page's script. Long sequences are lists rather than objects, to keep the file small."""
     stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
     origins = _Origins(stack)
@@ -37,14 +40,19 @@ def _data(timeline: Timeline, title: str) -> dict[str, Any]:
     largest = sorted(drawn, key=lambda b: b.bytes, reverse=True)[:_MAX_BUFFERS]
     return {
         "title": printable(title, 200),
-        "facts": _facts(timeline),
-        "peakLabel": peak_label(timeline) if timeline.buffers else "",
+        "facts": _facts(timeline, capacity_bytes),
+        "peakLabel": peak_label(timeline, capacity_bytes) if timeline.buffers else "",
         "peakEvent": timeline.peak_event,
         "peakBytes": timeline.live_bytes[timeline.peak_event],
+        "highestBytes": timeline.highest_bytes,
+        "capacityBytes": capacity_bytes,
         "peakColor": PEAK_COLOR,
         "numEvents": timeline.num_events,
         "phases": [[start, end, printable(name, 40), phase_color(name)] for start, end, name in phase_spans(timeline)],
         "stages": [[start, end, printable(name, 60)] for start, end, name in timeline.stage_spans()],
+        "listedStages": [[s.number, s.start, s.name, s.at_end, s.peak] for s in listed_stages(timeline)],
+        "asides": aside_spans(timeline),
+        "aboutAsides": f"{ASIDE}{ABOUT_ASIDES}" if timeline.asides else "",
         "starts": stack.starts,
         "events": stack.events,
         "live": stack.live,
@@ -73,7 +81,7 @@ class _Origins:
         return self._numbers[origin]
 
 
-def _facts(timeline: Timeline) -> list[tuple[str, str]]:
+def _facts(timeline: Timeline, capacity_bytes: int | None) -> list[tuple[str, str]]:
     """The figures at the head of the page."""
     if not timeline.buffers:
         return [("buffers", "none")]
@@ -83,6 +91,7 @@ def _facts(timeline: Timeline) -> list[tuple[str, str]]:
         ("peak above what existed before", format_bytes(peak - timeline.base_bytes)),
         ("existed before", format_bytes(timeline.base_bytes)),
         ("in all at the peak", format_bytes(peak)),
+        *([] if capacity_bytes is None else [("on this GPU", f"it {format_room(peak, capacity_bytes)}")]),
         ("in all at the end", format_bytes(end)),
         ("the peak is in", printable(phase, 40) or "-"),
         ("buffers", f"{len(timeline.buffers):,}"),

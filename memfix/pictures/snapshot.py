@@ -21,8 +21,11 @@ _BEFORE_ADDRESS = 0x7F00_0000_0000
 _SEGMENT_GAP = 1 << 21
 
 
-def as_snapshot(timeline: Timeline, title: str) -> bytes:
-    """The pickled snapshot. The format has no title, so it is stored under a key that viewers ignore."""
+def as_snapshot(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
+    """The pickled snapshot. The format has no title, so it is stored under a key that viewers ignore.
+
+    It has no place for ``capacity_bytes`` either.
+    """
     return pickle.dumps({**build_snapshot(timeline), "memfix_title": title}, protocol=_PICKLE_PROTOCOL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 MOST_STAGES = 32
 """The plot has room for this many numbers; of more stages, those with the highest peaks are shown."""
 
+ASIDE, ABOUT_ASIDES = "· ", "tried beside the step and dropped again"
+"""The mark of a stage that does not belong to the step, and what it means."""
+
 _BADGE_INCHES = 0.23
 _DOTTED: dict[str, Any] = {"color": "#7a828e", "linewidth": 0.7, "linestyle": (0, (1, 1.6))}
 _BADGE: dict[str, Any] = {"color": "#3a4352", "fontsize": 8, "weight": "bold", "ha": "center", "va": "bottom"}
@@ -25,6 +29,7 @@ _BADGE: dict[str, Any] = {"color": "#3a4352", "fontsize": 8, "weight": "bold", "
 class ListedStage:
     number: int
     name: str
+    """A name that begins with a dot is of an aside: of what does not belong to the step."""
     start: int
     at_end: str
     peak: str
@@ -35,10 +40,20 @@ def listed_stages(timeline: Timeline) -> list[ListedStage]:
     highest = [max(live[start - 1 : end]) for start, end, _ in spans]
     shown = sorted(sorted(range(len(spans)), key=lambda n: highest[n], reverse=True)[:MOST_STAGES])
     return [
-        ListedStage(number, printable(name, 38), start, format_bytes(live[end - 1]), format_bytes(highest[index]))
+        ListedStage(number, _named(timeline, name), start, format_bytes(live[end - 1]), format_bytes(highest[index]))
         for number, index in enumerate(shown, start=1)
         for start, end, name in [spans[index]]
     ]
+
+
+def _named(timeline: Timeline, name: str) -> str:
+    return printable(f"{ASIDE}{name}" if name in timeline.asides else name, 38)
+
+
+def aside_spans(timeline: Timeline) -> list[tuple[int, int]]:
+    """The first event of each aside and the event after it, until the step goes on."""
+    named = [(start, name) for start, name in timeline.stages if name is not None] + [(timeline.num_events + 1, "")]
+    return [(start, end) for (start, name), (end, _) in itertools.pairwise(named) if name in timeline.asides]
 
 
 def draw_stage_starts(axes: Axes, stages: Sequence[ListedStage], num_events: int, plot_inches: float) -> None:

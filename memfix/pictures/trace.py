@@ -17,7 +17,7 @@ _STEP, _BUFFERS = 1, 2
 """Process numbers. Viewers draw a process as a group of tracks."""
 
 
-def as_trace(timeline: Timeline, title: str) -> bytes:
+def as_trace(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
     """The Trace Event Format: a counter of live bytes, a slice for each phase and for each of the largest buffers."""
     alive = [buffer for buffer in timeline.buffers if was_alive(buffer)]
     largest = sorted(sorted(alive, key=lambda b: b.bytes, reverse=True)[:MAX_BUFFERS], key=lambda b: b.born)
@@ -26,7 +26,11 @@ def as_trace(timeline: Timeline, title: str) -> bytes:
     events.sort(key=lambda event: event["ts"])
     trace = {
         "traceEvents": [*_names(printable(title, 200), max(lanes, default=-1) + 1), *events],
-        "otherData": {"title": title, "peak": peak_label(timeline), "time": "1 us is one birth or death of a buffer"},
+        "otherData": {
+            "title": title,
+            "peak": peak_label(timeline, capacity_bytes),
+            "time": "1 us is one birth or death of a buffer",
+        },
     }
     return json.dumps(trace, separators=(",", ":")).encode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_the_peak_its_rows_and_the_likely_cause_are_printed(memfix: Any) -> None
         assert " in naive_linear_cross_entropy   loss = F.cross_entropy(" in line
     cause = "the (log-)probabilities of all rows are kept for backward; compute the loss a chunk at a time"
     assert f"likely cause: {cause}" in lines
+
+
+def test_a_peak_above_the_gpus_memory_does_not_fit(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfix.meters.simulated import gpus
+
+    assert memfix(*NAIVE_LOSS).out.splitlines()[0].endswith("; fits in 139.80 GiB")
+    small = dataclasses.replace(gpus.GPUS["H200"], memory_bytes=4 << 20)
+    monkeypatch.setitem(gpus.GPUS, "H200", small)
+    title = memfix(*NAIVE_LOSS, "--save", "step.html").out.splitlines()[0]
+    assert title.endswith("; does not fit: 2.23 MiB more than 4.00 MiB")
+    assert "does not fit: 2.23 MiB more than 4.00 MiB" in Path("step.html").read_text()
 
 
 def test_fewer_rows_fold_the_rest_into_one(memfix: Any) -> None:

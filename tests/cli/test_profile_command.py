@@ -38,8 +38,10 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
     assert lines[0] == (
         "long_context_loss report, tiny, dense, 512 tokens, loss recompute, checkpointed, pure_bfloat16, H200"
     )
-    assert lines[1].split() == ["stage", "at", "its", "end", "peak", "report", "beside", "it"]
+    assert lines[2].split() == ["stage", "at", "its", "end", "peak", "report", "beside", "it"]
     data = json.loads((tmp_path / "step.json").read_text())
+    assert lines[1].startswith(f"peak of the step: {format_bytes(data['peak_bytes'])}, ")
+    assert lines[1].endswith("; fits in 139.80 GiB")
     by_name = {stage["name"]: stage for stage in data["stages"]}
     assert data["settings"]["data"]["context_length"] == 512
     assert by_name["with the logits"]["end_bytes"] - by_name["with the logits"]["start_bytes"] == 512 * 512 * 2
@@ -54,6 +56,26 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
     for picture in ("step.svg", "step.html"):
         drawn = (tmp_path / picture).read_text()
         assert all(name in drawn for name in ("with the logits", "loss, chunked as reported", "every later step"))
+
+
+def test_a_picture_headlines_the_peak_of_the_text_also_where_more_was_tried_beside_the_step(
+    memfix: Any, tmp_path: Path
+) -> None:
+    options = ("data.context_length=4096", "model.rows_per_chunk=32", "--capacity", "1MiB", "--rows", "0")
+    ended = memfix("profile", *STEP, *options, "--save", "step.svg", "--save", "step.html", "--json", "step.json")
+    assert (ended.exit_code, ended.err) == (0, "")
+    data = json.loads((tmp_path / "step.json").read_text())
+    own = data["peak_bytes"]
+    assert max(stage["peak_bytes"] for stage in data["stages"] if stage["aside"]) > own
+    headline = ended.out.splitlines()[1]
+    does_not_fit = f"does not fit: {format_bytes(own - (1 << 20))} more than 1.00 MiB"
+    assert headline.startswith(f"peak of the step: {format_bytes(own)}, ")
+    assert headline.endswith(f"; {does_not_fit}")
+    above = headline.split(", ")[1].partition(";")[0]
+    for picture in ("step.svg", "step.html"):
+        drawn = (tmp_path / picture).read_text()
+        assert f"peak {above}, {does_not_fit}" in drawn, picture
+    assert f'"in all at the peak","{format_bytes(own)}"' in (tmp_path / "step.html").read_text()
 
 
 def test_a_reports_configurations_stand_below_its_own_step(

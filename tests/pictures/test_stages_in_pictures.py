@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timelines import gpt_step, known_peak
+from timelines import GiB, gpt_step, known_peak
 
 from memfix.meters.timeline import Timeline
-from memfix.pictures import figure, page
+from memfix.pictures import figure, page, trace
 from memfix.pictures.stages import MOST_STAGES, listed_stages, spread
 
 pytest.importorskip("matplotlib", reason="a .png or .svg needs matplotlib")
@@ -25,8 +25,8 @@ def staged(timeline: Timeline, *stages: tuple[int, str | None]) -> Timeline:
     return dataclasses.replace(timeline, stages=stages)
 
 
-def texts(timeline: Timeline) -> list[str]:
-    root = ElementTree.fromstring(figure.as_svg(timeline, "title"))
+def texts(timeline: Timeline, capacity_bytes: int | None = None) -> list[str]:
+    root = ElementTree.fromstring(figure.as_svg(timeline, "title", capacity_bytes))
     return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
@@ -86,6 +86,50 @@ def test_no_text_of_a_picture_with_stages_lies_on_another(tmp_path: Path) -> Non
         for (name, box), (other_name, other) in itertools.combinations(boxes, 2):
             assert not box.overlaps(other), f"{name!r} on {other_name!r}"
         assert all(0 <= box.x0 <= box.x1 <= drawn.bbox.width and box.y0 >= 0 for _, box in boxes)
+
+
+# ---------------------------------------------------------------- asides, and the memory of the GPU
+def with_an_aside() -> Timeline:
+    """The step's own peak is 2 GiB above 1 GiB; beside it 3 GiB more were tried and dropped."""
+    timeline = staged(known_peak(), (1, "own"), (2, "tried"), (3, None), (4, "goes on"))
+    return dataclasses.replace(timeline, asides=frozenset({"tried"}))
+
+
+def test_the_peak_of_every_picture_is_the_steps_own() -> None:
+    timeline = with_an_aside()
+    assert (timeline.live_bytes[timeline.peak_event], timeline.highest_bytes) == (3 * GiB + GiB // 2, 6 * GiB)
+    said = "peak 2.50 GiB above 1.00 GiB that existed before"
+    drawn = page.as_html(timeline, "title").decode()
+    assert f'"peakLabel":"{said}"' in drawn
+    assert '"in all at the peak","3.50 GiB"' in drawn
+    assert f'"highestBytes":{6 * GiB}' in drawn
+    assert '"asides":[[2,4]]' in drawn
+    assert said in texts(timeline)
+    assert any("faded: tried beside the step and dropped again" in text for text in texts(timeline))
+    assert "· tried" in texts(timeline)
+    assert trace.as_trace(timeline, "title").decode().count(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [(8 * GiB, "fits in 8.00 GiB"), (4 * GiB, "does not fit: 2.00 GiB more than 4.00 GiB")],
+)
+def test_every_picture_says_whether_the_peak_fits(capacity: int, said: str) -> None:
+    drawn = page.as_html(known_peak(), "title", capacity).decode()
+    assert f'"on this GPU","it {said}"' in drawn
+    image = [text for text in texts(known_peak(), capacity) if said in text]
+    assert image
+    marks = [text for text in texts(known_peak(), capacity) if text == "4.00 GiB of the GPU"]
+    assert len(marks) == (1 if capacity < 6 * GiB else 0)
+    assert (f", {said}" in trace.as_trace(known_peak(), "title", capacity).decode()) == (capacity < 6 * GiB)
+
+
+def test_the_stages_of_a_page_are_numbered_and_named() -> None:
+    drawn = page.as_html(with_an_aside(), "title").decode()
+    assert (
+        '"listedStages":[[1,1,"own","3.00 GiB","3.00 GiB"],[2,2,"· tried","6.00 GiB","6.00 GiB"],'
+        '[3,4,"goes on","3.00 GiB","3.50 GiB"]]'
+    ) in drawn
 
 
 def test_a_page_knows_its_stages() -> None:
