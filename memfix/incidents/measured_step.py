@@ -116,7 +116,8 @@ class MeasurableStep:
         warm_ups = [self._warm_up(batch)]
 
         def run() -> None:
-            self._take(step, [warm_ups.pop()] if warm_ups else [batch] * self._num_forwards)
+            with listening(None):  # of a step with hundreds of layers, the stages would take longer than the step
+                self._take(step, [warm_ups.pop()] if warm_ups else [batch] * self._num_forwards)
 
         return run
 

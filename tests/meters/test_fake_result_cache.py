@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import memfix
 from memfix.meters.base import Reading
@@ -137,3 +137,24 @@ def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) 
         for size in range(1, 20):
             assert torch.empty(size, device="cuda").exp().shape == (size,)
     assert len(fake_result_cache._recipes) <= 5
+
+
+def test_an_operator_on_a_list_looks_at_each_tensor_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer's lists have thousands of tensors: to compare each result with each argument took minutes."""
+    looks = 0
+
+    def untyped_storage(tensor: torch.Tensor) -> Any:
+        nonlocal looks
+        looks += 1
+        return torch.Tensor.untyped_storage(tensor)
+
+    monkeypatch.setattr(FakeTensor, "untyped_storage", untyped_storage, raising=False)
+    counts = []
+    for number in (100, 200):
+        looks = 0
+        memfix.peak(
+            lambda device, number=number: lambda: torch._foreach_add([torch.empty(2, device=device)] * number, 1.0)  # type: ignore[misc]
+        )
+        counts.append(looks)
+    assert counts[0] > 100
+    assert counts[1] < 2.5 * counts[0]

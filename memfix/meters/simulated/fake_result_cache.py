@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class FakeResultCache:
             return
         if len(_recipes) >= _MOST_RECIPES:
             _recipes.clear()
-        recipe = _recipe_of(result, given, is_view=operator.is_view)
+        recipe = _recipe_of(result, _Places.of(given), is_view=operator.is_view)
         _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
 
     def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool) -> bool:
@@ -169,23 +170,43 @@ def _is_predictable(operator: torch._ops.OpOverload) -> bool:
 
 
 # ---------------------------------------------------------------- recipes
-def _recipe_of(result: Any, given: Tensors, *, is_view: bool) -> Recipe | None:
+@dataclass(frozen=True)
+class _Places:
+    """The first place of each argument, and of each storage, among the arguments of a call."""
+
+    of_tensor: dict[int, int]
+    """By ``id``."""
+    of_storage: dict[int, int]
+
+    @staticmethod
+    def of(given: Tensors) -> _Places:
+        backwards = [*enumerate(given)][::-1]  # the first of several is written last
+        return _Places(
+            {id(argument): place for place, argument in backwards},
+            {argument.untyped_storage()._cdata: place for place, argument in backwards},
+        )
+
+
+def _recipe_of(result: Any, places: _Places, *, is_view: bool) -> Recipe | None:
     if isinstance(result, (list, tuple)):
-        parts = [_recipe_of(part, given, is_view=is_view) for part in result]
+        parts = [_recipe_of(part, places, is_view=is_view) for part in result]
         recipes = [part for part in parts if part is not None]
         return _several(type(result), recipes) if len(recipes) == len(parts) else None
     if result is None:
         return lambda cache, given: None
-    for place, argument in enumerate(given):
-        if result is argument:
-            return lambda cache, given: given[place]
+    place = places.of_tensor.get(id(result))
+    if place is not None:
+        return _argument(place)
     if type(result) is not FakeTensor or result.requires_grad or not _is_plain(result):
         return None
-    storage = result.untyped_storage()._cdata
-    for place, argument in enumerate(given):
-        if argument.untyped_storage()._cdata == storage:
-            return _same_memory(place, result) if is_view else None  # keys of other operators have no offset
+    place = places.of_storage.get(result.untyped_storage()._cdata)
+    if place is not None:
+        return _same_memory(place, result) if is_view else None  # keys of other operators have no offset
     return _new_memory(result)
+
+
+def _argument(place: int) -> Recipe:
+    return lambda cache, given: given[place]
 
 
 def _several(kind: type, recipes: Sequence[Recipe]) -> Recipe:
