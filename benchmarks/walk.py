@@ -1,6 +1,7 @@
 """``asv run`` over commits with the current interpreter: nothing is built and nothing installed.
 
     python -m benchmarks.walk                      # HEAD
+    python -m benchmarks.walk --quick              # every form once, at its op's smallest case
     python -m benchmarks.walk HEAD~3..HEAD --bench Rope --quick
 
 Each commit's memfix is taken from git into a temporary folder, oldest first, and the benchmarks of the working tree run
@@ -152,6 +153,22 @@ class Walk:
             return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
+def at_smallest_cases() -> str:
+    """A regular expression for the benchmarks of every form at its op's smallest case, a third of all benchmarks."""
+    from memfix.gate.timing.timing_plan import smallest_case
+    from memfix.laws import NAIVE
+    from memfix.registry import all_contracts
+
+    from .history.figures import class_name
+
+    names = [
+        class_name(contract.name, form, smallest_case(contract).name)
+        for contract in all_contracts().values()
+        for form in (NAIVE, *contract.forms)
+    ]
+    return rf"\b({'|'.join(names)})\."
+
+
 def results_folder() -> Path:
     from asv.config import Config
 
@@ -161,7 +178,11 @@ def results_folder() -> Path:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("revisions", default="HEAD")
 @click.option("--bench", multiple=True, metavar="REGEX", help="Only these: Rope, 'Incident.*track_peak', ...")
-@click.option("--quick", is_flag=True, help="Each step timed once: to see that all runs.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Each step timed once, without --bench at the smallest cases only: to see that all runs.",
+)
 @click.option("--launch-method", type=click.Choice(["forkserver", "spawn"]), help="spawn: where an import uses CUDA.")
 @click.option("--wait", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds, for a busy GPU.")
 def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str | None, wait: float) -> None:
@@ -178,7 +199,8 @@ def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str
 
     from .machine import write_machine_file
 
-    options = [f"--bench={regex}" for regex in bench] + ["--quick"] * quick
+    chosen = bench or ((at_smallest_cases(),) if quick else ())
+    options = [f"--bench={regex}" for regex in chosen] + ["--quick"] * quick
     options += [f"--launch-method={launch_method}"] if launch_method else []
     walk = Walk(results, write_machine_file(), options, wait)
     for commit in commits:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,12 @@ def device() -> str:
     if torch.cuda._is_in_bad_fork():
         raise RuntimeError("an op touched CUDA when it was imported, before ASV forked: add --launch-method spawn")
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def class_name(*words: str) -> str:
+    """The name of the benchmarks of an op, a form and a case."""
+    parts = re.split(r"[^0-9A-Za-z]+", " ".join(words))
+    return "".join(part[:1].upper() + part[1:] for part in parts)
 
 
 def step_of(op: str, form: str, case: str, phase: Phase) -> StepOf:

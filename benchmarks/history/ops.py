@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from memfix.meters.simulated import environment  # noqa: F401
 from memfix.registry import all_contracts
 
 from . import figures
+from .figures import class_name
 
 KINDS = ("time", "track_peak", "track_times_below_naive", *(f"track_{name}" for name in figures.RATIOS))
 
@@ -82,11 +82,6 @@ def fingerprint(contract: Contract, case: Case) -> str:
         for spec in contract.inputs
     ]  # fmt: skip
     return hashlib.sha256(f"{case.spelled()} {inputs}".encode()).hexdigest()[:16]
-
-
-def class_name(*words: str) -> str:
-    parts = re.split(r"[^0-9A-Za-z]+", " ".join(words))
-    return "".join(part[:1].upper() + part[1:] for part in parts)
 
 
 def _members(contract: Contract, form: str, case: Case) -> dict[str, Any]:

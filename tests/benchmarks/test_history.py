@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from forked_python import forked_python
 
 import memfix
 from benchmarks.history import figures, ops
+from benchmarks.walk import at_smallest_cases
 from memfix.contract import Contract, Dim, Normal, TensorSpec
+from memfix.gate.timing.timing_plan import smallest_case
 from memfix.laws import NAIVE
 from memfix.meters.clock import Race
 from memfix.registry import all_contracts
@@ -32,6 +35,15 @@ def test_every_op_form_and_case_is_a_class_with_the_methods_its_contract_gives_i
                 if contract.floor is not None:
                     expected.add(f"track_over_floor_{phases[-1]}")
                 assert found == expected
+
+
+def test_a_quick_walk_runs_every_form_at_one_case_that_is_quick() -> None:
+    chosen = re.compile(at_smallest_cases())
+    for contract in all_contracts().values():
+        for form in (NAIVE, *contract.forms):
+            names = {case: f"ops.{ops.class_name(contract.name, form, case)}.time_train" for case in contract.cases}
+            cases = [case for case, name in names.items() if chosen.search(name)]
+            assert cases == [smallest_case(contract).name], f"{contract.name}/{form}"
 
 
 def test_an_op_that_this_commit_has_not_is_skipped() -> None:
