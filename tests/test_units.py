@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memfix.units import format_bytes, format_change, format_seconds, parse_bytes
+from memfix.units import GiB, format_bytes, format_change, format_room, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,8 @@ def test_seconds_are_printed_in_the_unit_that_fits(seconds: float, text: str) ->
 
 def test_a_time_that_rounds_up_to_the_next_unit_is_printed_in_it() -> None:
     assert format_seconds(0.9999) == "1 s"
+
+
+def test_room_says_what_fits_and_by_how_much_the_rest_does_not() -> None:
+    assert format_room(24 * GiB, 24 * GiB) == "fits in 24.00 GiB"
+    assert format_room(25 * GiB, 24 * GiB) == "does not fit: 1.00 GiB more than 24.00 GiB"

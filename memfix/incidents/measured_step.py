@@ -116,8 +116,7 @@ class MeasurableStep:
         warm_ups = [self._warm_up(batch)]
 
         def run() -> None:
-            with listening(None):  # of a step with hundreds of layers, the stages would take longer than the step
-                self._take(step, [warm_ups.pop()] if warm_ups else [batch] * self._num_forwards)
+            self._take(step, [warm_ups.pop()] if warm_ups else [batch] * self._num_forwards)
 
         return run
 
@@ -197,10 +196,20 @@ def gpu_bytes(meter: Meter, gpu: str) -> int:
 def repeated_reading(
     incident: Incident, config: RunConfig, meter: Meter, *, world_size: int = 1, stand_ins: StandIns | None = None
 ) -> Reading:
-    """The reading of a later step of a run."""
+    """The reading of a later step of a run, without its stages."""
     simulated = meter.name == SIMULATED
     step = MeasurableStep(incident, config, world_size=world_size, stand_ins=stand_ins, simulated=simulated)
-    reading = read_step(meter, step.repeated, world_size, stand_ins)
+
+    def without_stages(device: str) -> Step:
+        run = step.repeated(device)
+
+        def silenced() -> None:
+            with listening(None):  # to list the stages of hundreds of layers would take as long as the step
+                run()
+
+        return silenced
+
+    reading = read_step(meter, without_stages, world_size, stand_ins)
     # a search keeps many readings, whose timelines would take hundreds of megabytes
     return dataclasses.replace(reading, timeline=None)
 
