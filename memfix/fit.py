@@ -42,6 +42,7 @@ class Fit:
 
     @property
     def smallest(self) -> Tried:
+        """The smallest value that was tried."""
         return min(self.tried, key=lambda row: row.value)
 
     def answer(self, pattern: str) -> str:
