@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from importlib.metadata import entry_points
@@ -25,64 +25,100 @@ ENTRY_POINT_GROUP = "memfix.contracts"
 
 @dataclass(frozen=True)
 class Source:
-    """The place where one or more contracts are declared. ``spelled`` is its name in messages."""
+    """The place where contracts are declared: an attribute of a module, or without one all that the module holds.
+
+    ``spelled`` is its name in messages, and ``package`` the name of the entry point that it came by.
+    """
 
     module: str
     attribute: str
     spelled: str
+    package: str = ""
 
     def declared(self) -> list[Any]:
-        found = operator.attrgetter(self.attribute)(importlib.import_module(self.module))
+        module = importlib.import_module(self.module)
+        if not self.attribute:
+            return list({id(value): value for value in vars(module).values() if isinstance(value, Contract)}.values())
+        found = operator.attrgetter(self.attribute)(module)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
+@dataclass(frozen=True)
+class Registered:
+    """The contracts by name in alphabetical order, their sources, and why others were left out."""
+
+    contracts: Mapping[str, Contract]
+    sources: Mapping[str, Source]
+    left_out: Sequence[tuple[str, str]]
+    """The name of an entry point, and a sentence that says what is wrong with it."""
+
+
 @functools.cache
-def all_contracts() -> dict[str, Contract]:
-    """Every contract by name, in alphabetical order. Duplicate names are refused."""
-    found: dict[str, tuple[Contract, Source]] = {}
-    for contract, source in _declared():
-        if contract.name in found:
-            first = found[contract.name][1]
-            raise ContractError(
-                f"two contracts are named {contract.name!r}: in {first.spelled} and in {source.spelled}"
-            )
-        found[contract.name] = (contract, source)
-    return {name: found[name][0] for name in sorted(found)}
+def registered() -> Registered:
+    """Everything that is declared. A fault of ours is raised; one of another package leaves out what it concerns."""
+    contracts: dict[str, Contract] = {}
+    sources: dict[str, Source] = {}
+    left_out: list[tuple[str, str]] = []
+    for source in (*_own_sources(), *_sources_of_other_packages()):
+        try:
+            declared = source.declared() if not source.package else _declared_elsewhere(source)
+        except BrokenEntryPoint as error:
+            left_out.append((source.package, str(error)))
+            continue
+        for contract in declared:
+            first = sources.setdefault(contract.name, source)
+            if contracts.setdefault(contract.name, contract) is not contract:
+                twice = f"two contracts are named {contract.name!r}: in {first.spelled} and in {source.spelled}"
+                if not source.package:
+                    raise ContractError(twice)
+                left_out.append((source.package, f"{twice}; the second is left out until one has another name"))
+    return Registered({name: contracts[name] for name in sorted(contracts)}, sources, left_out)
+
+
+def all_contracts() -> Mapping[str, Contract]:
+    """Every contract by name, in alphabetical order."""
+    return registered().contracts
 
 
 def contracts(names: Iterable[str] = ()) -> list[Contract]:
-    """The contracts called ``names``, or all of them."""
-    known = all_contracts()
+    """The contracts called ``names``, or all of them. The name of an entry point stands for all that came by it."""
+    known, sources = all_contracts(), registered().sources
+    chosen: list[str] = []
     for name in names:
-        if name not in known:
-            raise UsageError(f"no op {name!r}{did_you_mean(name, known)}")
-    return [known[name] for name in dict.fromkeys(names)] or list(known.values())
+        of_package = [op for op in known if sources[op].package == name]
+        if name not in known and not of_package:
+            raise UsageError(f"no op {name!r}{did_you_mean(name, known)}{_perhaps_left_out(name)}")
+        chosen += [name] if name in known else of_package
+    return [known[name] for name in dict.fromkeys(chosen)] or list(known.values())
 
 
 def source_of(name: str) -> Source:
     """Where the contract called ``name`` is declared."""
-    return next(source for contract, source in _declared() if contract.name == name)
+    return registered().sources[name]
 
 
-def _declared() -> Iterator[tuple[Contract, Source]]:
-    for source in _own_sources():
-        yield from ((contract, source) for contract in source.declared())
-    for source in _sources_of_other_packages():
-        yield from ((contract, source) for contract in _declared_elsewhere(source))
+def _perhaps_left_out(name: str) -> str:
+    left_out = registered().left_out
+    of_package = [reason for package, reason in left_out if package == name]
+    return "".join(f"\n  left out: {reason}" for reason in of_package or [reason for _, reason in left_out])
+
+
+class BrokenEntryPoint(ContractError):
+    """What an entry point names cannot be loaded, or is no contract."""
 
 
 def _declared_elsewhere(source: Source) -> list[Contract]:
-    """The contracts of an entry point. Errors in the other package name the entry point."""
+    """The contracts of an entry point. Whatever goes wrong in the other package is told with the entry point's name."""
     try:
         found = source.declared()
-    except MemfixError:
-        raise
-    except Exception as error:
-        raise ContractError(f"{source.spelled} cannot be loaded: {type(error).__name__}: {error}") from error
-    for contract in found:
-        if not isinstance(contract, Contract):
-            what = type(contract).__name__
-            raise ContractError(f"{source.spelled} must be a Contract or a list of them, got {what}")
+    # a package that calls sys.exit() while it is imported would end the gate with its own exit code
+    except (Exception, SystemExit) as error:
+        kind = "" if isinstance(error, MemfixError) else f"{type(error).__name__}: "
+        raise BrokenEntryPoint(f"{source.spelled} cannot be loaded: {kind}{error}") from error
+    strangers = [type(contract).__name__ for contract in found if not isinstance(contract, Contract)]
+    if strangers or not found:
+        rule = "must be a Contract, a list of them, or a module that holds some"
+        raise BrokenEntryPoint(f"{source.spelled} {rule}, got {strangers[0] if strangers else 'none'}")
     return found
 
 
@@ -114,4 +150,6 @@ def _own_sources() -> Iterator[Source]:
 
 def _sources_of_other_packages() -> Iterator[Source]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        yield Source(entry.module, entry.attr, f"the entry point {entry.name!r} ({entry.value})")
+        module, _, attribute = entry.value.partition("[")[0].partition(":")
+        spelled = f"the entry point {entry.name!r} ({entry.value})"
+        yield Source(module.strip(), attribute.strip(), spelled, package=entry.name)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from memfix import registry
 from memfix.contract import Contract, Dim, TensorSpec
-from memfix.errors import EXIT_USAGE, ContractError, FormulaError, UsageError
+from memfix.errors import EXIT_USAGE, FormulaError, UsageError
 
 
 def contract_named(name: str) -> Contract:
@@ -35,6 +37,8 @@ def __getattr__(name: str) -> Any:
     """An attribute that fails in the way in which a broken package does, when the entry point asks for it."""
     if name == "BROKEN":
         raise RuntimeError("no GPU today")
+    if name == "EXITS":
+        sys.exit(0)
     if name == "BROKEN_FORMULA":
         raise FormulaError("cannot parse the formula 'N*'")
     raise AttributeError(name)
@@ -42,9 +46,9 @@ def __getattr__(name: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
-    registry.all_contracts.cache_clear()
+    registry.registered.cache_clear()
     yield
-    registry.all_contracts.cache_clear()
+    registry.registered.cache_clear()
 
 
 @pytest.fixture
@@ -102,48 +106,54 @@ def test_contracts_of_other_packages_join_ours_one_or_a_list(install: Any) -> No
     assert "embedding" in found
 
 
-def test_two_contracts_of_one_name_are_refused_naming_both_sources(install: Any) -> None:
-    install(mine=f"{__name__}:CLASH")
-    with pytest.raises(ContractError) as refused:
-        registry.all_contracts()
-    assert str(refused.value) == (
-        "two contracts are named 'embedding': in memfix.ops.embedding.contract "
-        f"and in the entry point 'mine' ({__name__}:CLASH)"
-    )
+def test_an_entry_point_may_be_a_module_with_contracts(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("their_contracts")
+    vars(module).update(first=ONE, again=ONE, second=SEVERAL[0], no_contract=NO_CONTRACT)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    install(mine=module.__name__)
+    assert registry.contracts(["mine"]) == [ONE, SEVERAL[0]]
+    assert registry.source_of("one").declared() == [ONE, SEVERAL[0]]
 
 
-def test_an_entry_point_that_cannot_be_loaded_is_named_with_its_error(install: Any) -> None:
-    install(mine=f"{__name__}:BROKEN")
-    with pytest.raises(ContractError) as refused:
-        registry.all_contracts()
-    assert str(refused.value) == (
-        f"the entry point 'mine' ({__name__}:BROKEN) cannot be loaded: RuntimeError: no GPU today"
-    )
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (f"{__name__}:CLASH", "two contracts are named 'embedding': in memfix.ops.embedding.contract and in HERE; "
+                              "the second is left out until one has another name"),
+        (f"{__name__}:BROKEN", "HERE cannot be loaded: RuntimeError: no GPU today"),
+        (f"{__name__}:EXITS", "HERE cannot be loaded: SystemExit: 0"),
+        (f"{__name__}:BROKEN_FORMULA", "HERE cannot be loaded: cannot parse the formula 'N*'"),
+        (f"{__name__}:NO_CONTRACT", "HERE must be a Contract, a list of them, or a module that holds some, got dict"),
+        ("json", "HERE must be a Contract, a list of them, or a module that holds some, got none"),
+        ("nowhere:contract", "HERE cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"),
+        ("no module: !", "HERE cannot be loaded: ModuleNotFoundError: No module named 'no module'"),
+    ],
+)  # fmt: skip
+def test_a_broken_entry_point_is_left_out_with_its_reason_and_others_go_on(
+    install: Any, value: str, reason: str
+) -> None:
+    install(mine=value, good=f"{__name__}:ONE")
+    assert {"one", "embedding"} <= registry.all_contracts().keys()
+    assert registry.all_contracts()["embedding"] is not CLASH
+    assert registry.registered().left_out == [("mine", reason.replace("HERE", f"the entry point 'mine' ({value})"))]
 
 
-def test_an_entry_point_whose_module_is_gone_is_named(install: Any) -> None:
-    install(mine="no_such_module_anywhere:contract")
-    with pytest.raises(ContractError) as refused:
-        registry.all_contracts()
-    assert str(refused.value) == (
-        "the entry point 'mine' (no_such_module_anywhere:contract) cannot be loaded: "
-        "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
-    )
+def test_an_op_of_a_broken_package_is_refused_with_the_reason(install: Any) -> None:
+    install(mine=f"{__name__}:BROKEN", other="nowhere:x")
+    told = f"\n  left out: the entry point 'mine' ({__name__}:BROKEN) cannot be loaded: RuntimeError: no GPU today"
+    with pytest.raises(UsageError) as refused:
+        registry.contracts(["mine"])
+    assert str(refused.value).endswith(told)
+    with pytest.raises(UsageError) as refused:
+        registry.contracts(["their_loss"])
+    assert told in str(refused.value)
+    assert "No module named 'nowhere'" in str(refused.value)
 
 
-def test_what_memfix_says_of_a_foreign_contract_is_passed_on_as_it_is(install: Any) -> None:
-    install(mine=f"{__name__}:BROKEN_FORMULA")
-    with pytest.raises(FormulaError, match=r"^cannot parse the formula 'N\*'$"):
-        registry.all_contracts()
-
-
-def test_an_entry_point_that_is_no_contract_is_refused(install: Any) -> None:
-    install(mine=f"{__name__}:NO_CONTRACT")
-    with pytest.raises(ContractError) as refused:
-        registry.all_contracts()
-    assert str(refused.value) == (
-        f"the entry point 'mine' ({__name__}:NO_CONTRACT) must be a Contract or a list of them, got dict"
-    )
+def test_the_name_of_an_entry_point_stands_for_its_ops_unless_an_op_has_it(install: Any) -> None:
+    install(theirs=f"{__name__}:SEVERAL", zebra=f"{__name__}:ONE")
+    assert [c.name for c in registry.contracts(["theirs"])] == ["ant", "zebra"]
+    assert [c.name for c in registry.contracts(["zebra"])] == ["zebra"]
 
 
 def test_an_unknown_op_suggests_the_nearest_and_ends_with_the_usage_code(install: Any) -> None:

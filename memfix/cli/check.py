@@ -7,7 +7,16 @@ from rich.text import Text
 
 from ..checks.finding import Finding, exit_code_of
 from ..errors import UsageError, did_you_mean
-from .options import json_option, meter_option, ops_argument, profile_option, progress, report_console
+from .options import (
+    contracts_of,
+    json_option,
+    meter_option,
+    not_loaded,
+    ops_argument,
+    profile_option,
+    progress,
+    report_console,
+)
 
 
 @click.command()
@@ -47,10 +56,9 @@ def check(
     from ..gate import report
     from ..meters import usable_meter
     from ..provenance import describe
-    from ..registry import contracts
 
     report.require_writable(json_path)
-    chosen = contracts(ops)
+    chosen = contracts_of(ops)
     if at is not None and len(chosen) != 1:
         raise click.UsageError("--at needs exactly one OP")
     if form_name is not None and not any(form_name in contract.forms for contract in chosen):
@@ -63,7 +71,7 @@ def check(
     console = report_console(to_stderr=json_path == "-")
     if fallback:
         console.print(Text(f"note: {fallback}", style="yellow"))
-    findings: list[Finding] = []
+    findings: list[Finding] = not_loaded(ops)
     with progress() as say:
         for contract in chosen:
             forms = [form for form in contract.forms if form_name in (None, form)]

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING
 import click
 
 from ..checks.effort import get_effort
+from ..errors import UsageError
 from ..gate.timing.rule import LIMIT_S, MOST_PROCESSES
-from .options import json_option, meter_option, ops_argument, profile_option, progress, report_console
+from .options import (
+    contracts_of,
+    json_option,
+    meter_option,
+    not_loaded,
+    ops_argument,
+    profile_option,
+    progress,
+    report_console,
+)
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -94,7 +104,6 @@ def gate(
     """
     from ..gate.definitions import with_definitions
     from ..gate.judge import Verdict
-    from ..registry import contracts
 
     _refuse_options_of_the_other_gate(on_time)
     if update and no_lock:
@@ -104,20 +113,23 @@ def gate(
     lock = None if no_lock else lock_path
     with progress() as say:
         ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
-        if changed_ref is not None and not ops:
+        is_asked = changed_ref is None or bool(ops)
+        chosen, left_out = (contracts_of(ops), not_loaded(ops)) if is_asked else ([], [])
+        if update and left_out:
+            raise UsageError(f"--update would drop the lock entries of ops that were left out: {left_out[0].message}")
+        if not is_asked:
             verdict = Verdict((), (), meter)
         elif on_time:
-            verdict = _time_verdict(contracts(ops), device, base_ref, processes, limit, say)
+            verdict = _time_verdict(chosen, device, base_ref, processes, limit, say)
         else:
             from ..gate.run import run_gate
 
             verdict = run_gate(
-                contracts(ops), meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
+                chosen, meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
                 update=update, whole=not ops, say=say,
             )  # fmt: skip
-    verdict = replace(verdict, notes=(*notes, *verdict.notes))
-    if verdict.findings:
-        verdict = with_definitions(verdict, contracts(ops))
+    verdict = replace(verdict, notes=(*notes, *verdict.notes), findings=(*verdict.findings, *left_out))
+    verdict = with_definitions(verdict, chosen)
     _write_reports(verdict, paths)
     return verdict.exit_code
 

@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from ..contract import Contract
-from .options import json_option, ops_argument, report_console
+from .options import contracts_of, json_option, ops_argument, report_console
 
 
 @click.command("list")
@@ -17,10 +17,9 @@ from .options import json_option, ops_argument, report_console
 def list_ops(ops: tuple[str, ...], json_path: str | None) -> int:
     """Ops, their forms, cases and laws."""
     from ..gate import report
-    from ..registry import contracts
 
     report.require_writable(json_path)
-    chosen = contracts(ops)
+    chosen = contracts_of(ops)
     if json_path is not None:
         report.write_report(json_path, report.as_json({"ops": [_described(contract) for contract in chosen]}))
     if json_path != "-":

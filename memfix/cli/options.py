@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ..checks.effort import PROFILES
 from ..meters import GPU_METERS
 
 if TYPE_CHECKING:
+    from ..checks.finding import Finding
     from ..contract import Case, Contract
 
 FILE_WIDTH = 150
@@ -93,12 +94,31 @@ def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def contracts_of(ops: Sequence[str]) -> list[Contract]:
+    """The contracts of these ops, or all of them. Says on standard error what other packages' faults leave out."""
+    from ..registry import contracts, registered
+
+    chosen = contracts(ops)
+    for _, reason in registered().left_out:
+        click.echo(f"memfix: left out: {reason}", err=True)
+    return chosen
+
+
+def not_loaded(ops: Sequence[str]) -> list[Finding]:
+    """An error for each fault that leaves out an op, where every op was asked for: none of them may pass unseen."""
+    from ..checks.finding import Finding
+    from ..registry import registered
+
+    named = "; repair it, or name the ops and packages to judge without it"
+    left_out = () if ops else registered().left_out
+    return [Finding("contract", package, "", "error", f"{reason}{named}") for package, reason in left_out]
+
+
 def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:
     """The contract of ``op``, and the form and case with these names."""
     from ..errors import UsageError, did_you_mean
-    from ..registry import contracts
 
-    (contract,) = contracts([op])
+    (contract,) = contracts_of([op])
     form, case = form_name or "naive", case_name or next(iter(contract.cases))
     forms = ["naive", *contract.forms]
     if form not in forms:

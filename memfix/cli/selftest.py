@@ -13,7 +13,7 @@ from rich.text import Text
 from ..checks.effort import get_effort
 from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError, did_you_mean
 from .gate import DEFAULT_LOCK
-from .options import json_option, ops_argument, profile_option, progress, report_console
+from .options import contracts_of, json_option, ops_argument, profile_option, progress, report_console
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -60,13 +60,12 @@ def selftest(
     from ..gate import report
     from ..gate.lock import read_lock
     from ..provenance import describe
-    from ..registry import contracts
     from ..selftest.report import as_data, print_report, share_caught
 
     if not hasattr(os, "fork"):
         raise UsageError("memfix selftest asks every mutant in a forked process, which this system does not have")
     report.require_writable(json_path)
-    chosen = contracts(ops)
+    chosen = contracts_of(ops)
     known = [name for contract in chosen for name in contract.forms]
     if form_name is not None and form_name not in known:
         raise UsageError(f"no form {form_name!r}{did_you_mean(form_name, known)}")

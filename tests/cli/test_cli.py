@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from forked_python import forked_python
 from memfix import registry
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.gate import run
+from memfix.gate.judge import Verdict
 from memfix.gate.lock import HEADER
 from memfix.laws import Budget
 
@@ -310,3 +313,38 @@ def test_reports_are_written_where_they_were_asked_for(gate: Any, tmp_path: Path
     row = "| affine | in_place | small | 1.00 KiB | 1.00 KiB | 2.00 KiB | 1.0x | pass |"
     assert row in (tmp_path / "gate.md").read_text().splitlines()
     assert (tmp_path / "gate.xml").read_text().startswith('<?xml version="1.0" encoding="utf-8"?>\n<testsuites>')
+
+
+# ---------------------------------------------------------------- a broken package among the installed ones
+@pytest.fixture
+def broken_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    entry = EntryPoint("theirs", "nowhere.contracts", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [entry])
+    registry.registered.cache_clear()
+    said = "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'"
+    yield f"the entry point 'theirs' (nowhere.contracts) {said}"
+    registry.registered.cache_clear()
+
+
+def test_a_broken_package_is_told_once_and_the_other_ops_are_judged(memfix: Any, broken_package: str) -> None:
+    ended = memfix("check", "embedding", "--form", "gather", "--at", SMALL_CALL)
+    assert (ended.exit_code, ended.err) == (0, f"memfix: left out: {broken_package}\n")
+
+
+def test_a_gate_of_all_ops_ends_with_2_where_a_package_is_broken(
+    memfix: Any, broken_package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "run_gate", lambda *_, **__: Verdict((), (), "simulated"))
+    ended = memfix("gate", "--no-lock")
+    assert ended.exit_code == 2
+    assert f"theirs: {broken_package}; repair it, or name the ops and packages to judge without it" in ended.out
+    assert memfix("gate", "--no-lock", "embedding").exit_code == 0
+
+
+@pytest.mark.usefixtures("_no_measuring")
+def test_a_lock_is_not_updated_while_a_package_is_broken(memfix: Any, broken_package: str) -> None:
+    ended = memfix("gate", "--update")
+    assert ended.exit_code == 4
+    assert ended.err.startswith(
+        f"memfix: --update would drop the lock entries of ops that were left out: {broken_package}; repair it"
+    )
