@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -266,6 +267,11 @@ class TestSession:
         from .meters import usable_meter
 
         return usable_meter("simulated")[0]
+
+    @property
+    def file(self) -> str:
+        """The test file, as a command in this folder spells it."""
+        return os.path.relpath(self._item.path)
 
     def found(self, contract: Contract) -> Found:
         """What this session has found out about a contract. Two contracts may have one name."""

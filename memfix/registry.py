@@ -1,7 +1,10 @@
-"""Finds contracts in the folders of ``memfix/ops``, and in other packages through an entry point.
+"""Finds contracts in the folders of ``memfix/ops``, in other packages through an entry point, or in files.
 
 A folder of ``memfix/ops`` holds one product. Its ``contract.py`` declares the op with the folder's name. Further
 contracts of the product are in files named after their ops: ``kda/decode_kda_contract.py``.
+
+Where the environment names files (``MEMFIX_FROM``, which ``--from`` sets), their contracts are all there are. Worker
+processes inherit the variable, so they find the same contracts.
 """
 
 from __future__ import annotations
@@ -9,11 +12,14 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from importlib.metadata import entry_points
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any
 
 from . import ops
@@ -21,6 +27,7 @@ from .contract import Contract
 from .errors import ContractError, MemfixError, UsageError, did_you_mean
 
 ENTRY_POINT_GROUP = "memfix.contracts"
+FILES_VARIABLE = "MEMFIX_FROM"
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,18 @@ class Source:
     def declared(self) -> list[Any]:
         module = importlib.import_module(self.module)
         if not self.attribute:
-            return list({id(value): value for value in vars(module).values() if isinstance(value, Contract)}.values())
+            return _contracts_in(module)
         found = operator.attrgetter(self.attribute)(module)
         return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def _contracts_in(module: ModuleType) -> list[Contract]:
+    """The contracts that a module names, and those of its suites."""
+    found: dict[int, Contract] = {}
+    for value in vars(module).values():
+        contracts = [value] if isinstance(value, Contract) else getattr(value, "memfix_contracts", ())
+        found |= {id(contract): contract for contract in contracts if isinstance(contract, Contract)}
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -59,10 +75,13 @@ def registered() -> Registered:
     contracts: dict[str, Contract] = {}
     sources: dict[str, Source] = {}
     left_out: list[tuple[str, str]] = []
-    for source in (*_own_sources(), *_sources_of_other_packages()):
+    for source in sources():
+        is_ours = source.module.startswith(f"{ops.__name__}.")
         try:
-            declared = source.declared() if not source.package else _declared_elsewhere(source)
-        except BrokenEntryPoint as error:
+            declared = source.declared() if is_ours else _declared_elsewhere(source)
+        except BrokenSource as error:
+            if not source.package:
+                raise
             left_out.append((source.package, str(error)))
             continue
         for contract in declared:
@@ -103,22 +122,22 @@ def _perhaps_left_out(name: str) -> str:
     return "".join(f"\n  left out: {reason}" for reason in of_package or [reason for _, reason in left_out])
 
 
-class BrokenEntryPoint(ContractError):
-    """What an entry point names cannot be loaded, or is no contract."""
+class BrokenSource(ContractError):
+    """What an entry point or a file names cannot be loaded, or is no contract."""
 
 
 def _declared_elsewhere(source: Source) -> list[Contract]:
-    """The contracts of an entry point. Whatever goes wrong in the other package is told with the entry point's name."""
+    """The contracts of another package or file. Whatever goes wrong there is told with its name."""
     try:
         found = source.declared()
     # a package that calls sys.exit() while it is imported would end the gate with its own exit code
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, MemfixError) else f"{type(error).__name__}: "
-        raise BrokenEntryPoint(f"{source.spelled} cannot be loaded: {kind}{error}") from error
+        raise BrokenSource(f"{source.spelled} cannot be loaded: {kind}{error}") from error
     strangers = [type(contract).__name__ for contract in found if not isinstance(contract, Contract)]
     if strangers or not found:
         rule = "must be a Contract, a list of them, or a module that holds some"
-        raise BrokenEntryPoint(f"{source.spelled} {rule}, got {strangers[0] if strangers else 'none'}")
+        raise BrokenSource(f"{source.spelled} {rule}, got {strangers[0] if strangers else 'none'}")
     return found
 
 
@@ -135,9 +154,45 @@ def in_a_folder_of_its_own(op: str) -> Source:
     return Source(name, "contract", name)
 
 
-def sources() -> list[Source]:
+def sources() -> Iterator[Source]:
     """Where contracts are declared, found without importing them."""
-    return [*_own_sources(), *_sources_of_other_packages()]
+    paths = [Path(path) for path in os.environ.get(FILES_VARIABLE, "").split(os.pathsep) if path]
+    if not paths:
+        yield from _own_sources()
+        yield from _sources_of_other_packages()
+    for path in paths:
+        for file in _files_in(path):
+            yield _source_in(file)
+
+
+def _files_in(path: Path) -> list[Path]:
+    """The file, or the files of a folder that declare contracts by their look: nothing else there is imported."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"--from must be a file or a folder, got {path}, which does not exist")
+    files = [file for file in sorted(path.rglob("*.py")) if "Contract(" in file.read_text(encoding="utf-8")]
+    if not files:
+        raise UsageError(f"--from {path}: no file in it has a Contract; name the file itself if it imports one")
+    return files
+
+
+def _source_in(file: Path) -> Source:
+    """A file as a module, named and imported as pytest does it; what lies in the working directory can be imported."""
+    path = file.resolve()
+    above = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").exists():
+        above.insert(0, folder.name)
+        folder = folder.parent
+    for place in (Path.cwd() / "src", Path.cwd(), folder):
+        if place.is_dir() and str(place) not in sys.path:
+            sys.path.insert(0, str(place))
+    source = Source(".".join(above), "", str(file))
+    there = getattr(sys.modules.get(source.module), "__file__", None) or str(path)
+    if Path(there).resolve() != path:
+        raise UsageError(f"--from {file}: a module {source.module!r} is there already, {there}; rename the file")
+    return source
 
 
 def _own_sources() -> Iterator[Source]:

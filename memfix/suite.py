@@ -8,6 +8,7 @@ memory test fails, and if it cannot be compared here the test is skipped.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 class Session(Tools, Protocol):
     """What a test asks of the session that it runs in; the plugin's fixture gives it."""
 
+    @property
+    def file(self) -> str: ...
     def found(self, contract: Contract) -> Found: ...
     def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None: ...
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]: ...
@@ -70,13 +73,20 @@ def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Ca
         findings = _findings(contract, check, memfix_session)
         bad = [finding for finding in findings if finding.status in ("fail", "error")]
         if bad:
-            pytest.fail("\n\n".join(finding.text() for finding in bad), pytrace=False)
+            pytest.fail("\n\n".join(_text(finding, memfix_session.file) for finding in bad), pytrace=False)
         if check.kind == "agreement" and not findings:
             pytest.skip(f"{contract.name}/{check.form} at {check.case} does not fit this GPU")
         if check.kind in _MEMORY and findings and findings[0].status == "note":
             pytest.skip(findings[0].text())
 
+    test.memfix_contracts = contracts  # type: ignore[attr-defined]  # for --from, which takes them out of a test file
     return test
+
+
+def _text(finding: Finding, file: str) -> str:
+    """The finding, with a command that finds the contract in its test file."""
+    again = f"{finding.reproduce} --from {shlex.quote(file)}" if finding.reproduce else ""
+    return replace(finding, reproduce=again).text()
 
 
 def _name(check: Check) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
@@ -154,6 +156,73 @@ def test_the_name_of_an_entry_point_stands_for_its_ops_unless_an_op_has_it(insta
     install(theirs=f"{__name__}:SEVERAL", zebra=f"{__name__}:ONE")
     assert [c.name for c in registry.contracts(["theirs"])] == ["ant", "zebra"]
     assert [c.name for c in registry.contracts(["zebra"])] == ["zebra"]
+
+
+CONTRACT = """
+from memfix import Contract, Dim, TensorSpec
+from the_op import naive
+contract = Contract({name!r}, naive=naive, forms={{"same": naive}}, dims={{"N": Dim(1, 3)}},
+                    inputs=[TensorSpec("x", "N")], cases={{"small": {{"N": 2}}}})
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Any) -> Iterator[Path]:
+    """The working directory, with an op and two files that declare contracts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/the_op.py").write_text("def naive(x):\n    return x\n")
+    (tmp_path / "tests/inner").mkdir(parents=True)
+    (tmp_path / "tests/inner/__init__.py").touch()
+    (tmp_path / "tests/test_named_here.py").write_text(CONTRACT.format(name="here"))
+    (tmp_path / "tests/inner/test_named_there.py").write_text(CONTRACT.format(name="there"))
+    (tmp_path / "tests/conftest.py").write_text("raise RuntimeError('no contract, so not imported')\n")
+    (tmp_path / "tests/test_imported.py").write_text(
+        "import memfix\nfrom test_named_here import contract as of_another\ntest_x = memfix.suite(of_another)\n"
+        "del of_another\n"
+    )
+    before = {*sys.modules}
+    yield tmp_path
+    for name in {*sys.modules} - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("paths", "ops"),
+    [
+        ("tests", ["here", "there"]),
+        ("tests/test_named_here.py", ["here"]),
+        ("tests/inner:tests/test_named_here.py", ["here", "there"]),
+        ("tests/test_imported.py", ["here"]),
+    ],
+)
+def test_contracts_of_files_are_all_there_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, paths: str, ops: list[str]
+) -> None:
+    monkeypatch.setenv(registry.FILES_VARIABLE, paths.replace(":", os.pathsep))
+    assert [contract.name for contract in registry.contracts()] == ops
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere.py", "--from must be a file or a folder, got nowhere.py, which does not exist"),
+        ("src", "--from src: no file in it has a Contract; name the file itself if it imports one"),
+        ("src/the_op.py", "src/the_op.py must be a Contract, a list of them, or a module that holds some, got none"),
+        ("tests/conftest.py", "tests/conftest.py cannot be loaded: RuntimeError: no contract, so not imported"),
+        ("json.py", "--from json.py: a module 'json' is there already, JSON; rename the file"),
+    ],
+)
+def test_a_file_without_contracts_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    (folder / "json.py").write_text(CONTRACT.format(name="clash"))
+    monkeypatch.setenv(registry.FILES_VARIABLE, path)
+    sys.modules.pop("conftest", None)
+    with pytest.raises(UsageError) as refused:
+        registry.contracts()
+    assert str(refused.value) == message.replace("JSON", json.__file__)
 
 
 def test_an_unknown_op_suggests_the_nearest_and_ends_with_the_usage_code(install: Any) -> None:

@@ -21,7 +21,26 @@ FILE_WIDTH = 150
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-one_op_argument: Decorator = click.argument("op", metavar="OP")
+
+def _read_contracts_from(context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> None:
+    from ..registry import FILES_VARIABLE
+
+    if paths:
+        os.environ[FILES_VARIABLE] = os.pathsep.join(paths)
+
+
+from_option: Decorator = click.option(
+    "--from", metavar="PATH", multiple=True, expose_value=False, callback=_read_contracts_from,
+    help="Only the contracts of this file or folder, such as a test file with a suite.",
+)  # fmt: skip
+
+
+def with_ops(argument: Decorator) -> Decorator:
+    """The names of ops, and where else to look for them."""
+    return lambda command: from_option(argument(command))
+
+
+one_op_argument: Decorator = with_ops(click.argument("op", metavar="OP"))
 form_option: Decorator = click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: naive]")
 case_option: Decorator = click.option("--case", "case_name", metavar="CASE", help="Which case.  [default: the first]")
 phase_option: Decorator = click.option(
@@ -34,7 +53,7 @@ pictures_option: Decorator = click.option(
     "--save", "pictures", metavar="PATH", multiple=True,
     help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
 )  # fmt: skip
-ops_argument: Decorator = click.argument("ops", nargs=-1, metavar="[OP]...")
+ops_argument: Decorator = with_ops(click.argument("ops", nargs=-1, metavar="[OP]..."))
 meter_option: Decorator = click.option(
     "--meter", type=click.Choice(GPU_METERS), default="simulated", show_default=True, help="What reads the peak."
 )

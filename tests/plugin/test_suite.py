@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
+from forked_python import forked_python
 
 import memfix
 from memfix.contract import Contract, Dim, TensorSpec
@@ -187,3 +189,19 @@ def test_only_gpu_and_only_cpu_are_the_two_parts_of_a_suite() -> None:
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^only must be 'gpu', 'cpu' or None, got 'cuda'$"):
         memfix.suite(doubling(), only="cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("check", ["equal-float64", "small-drawn"])
+def test_the_line_that_reproduces_a_failure_does_so_when_it_is_pasted(
+    run: Callable[..., pytest.RunResult], pytester: pytest.Pytester, check: str
+) -> None:
+    (pytester.path / "my tests").mkdir()
+    (pytester.path / "my tests/test_toy.py").write_text(TOY)
+    told = run("-q", "-k", f"broken-{check}", "my tests")
+    (line,) = {line.partition("reproduce: ")[2] for line in told.outlines if "reproduce: " in line}
+    assert line.startswith("memfix check times_sum --form broken --at N=")
+    assert line.endswith(" --from 'my tests/test_toy.py'")
+    _, *arguments = shlex.split(line)
+    again = forked_python("-m", "memfix", *arguments, cwd=pytester.path)
+    assert again.returncode == 1
+    assert "fail  " in again.stdout
