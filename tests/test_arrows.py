@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memfix"
 FLOORS = [
     {"__main__"},
     {"cli", "pytest_plugin"},
-    {"suite", "selftest", "integrations"},
+    {"suite", "selftest", "scaffold", "integrations"},
     {"gate", "calibration", "incidents"},
     {"registry"},
     {"fit"},

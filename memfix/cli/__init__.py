@@ -12,7 +12,9 @@ from .explain import explain
 from .fit import fit
 from .gate import gate
 from .incidents import incidents
+from .init import init
 from .list import list_ops
+from .new_op import new_op
 from .profile import profile
 from .ready import ready
 from .selftest import selftest
@@ -28,7 +30,21 @@ def cli() -> None:
     """
 
 
-for command in (gate, check, list_ops, explain, fit, calibrate, profile, incidents, train, ready, selftest):
+for command in (
+    gate,
+    check,
+    list_ops,
+    explain,
+    fit,
+    calibrate,
+    profile,
+    incidents,
+    train,
+    ready,
+    selftest,
+    init,
+    new_op,
+):
     cli.add_command(command)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,45 @@ def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Cont
     if case not in contract.cases:
         raise UsageError(f"{op} has no case {case!r}{did_you_mean(case, contract.cases)}")
     return contract, form, contract.cases[case]
+
+
+def _asked_for(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Ask on a terminal for an option that was left out; elsewhere refuse."""
+    if value:
+        return value
+    assert isinstance(parameter, click.Option)
+    if not sys.stdin.isatty():
+        raise click.MissingParameter(ctx=context, param=parameter)
+    answer = click.prompt(f"{parameter.help} {parameter.metavar}", err=True)
+    return (answer,) if parameter.multiple else answer
+
+
+def scaffold_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a first contract needs: the functions, and a call of them."""
+    options: list[Decorator] = [
+        click.argument("name", metavar="NAME"),
+        click.option("--naive", metavar="MODULE:FUNCTION", callback=_asked_for, help="The function that is right."),
+        click.option(
+            "--form", "forms", metavar="NAME=MODULE:FUNCTION", multiple=True, callback=_asked_for,
+            help="A function that saves memory.",
+        ),
+        click.option(
+            "--example", metavar="FILE.py:FUNCTION", callback=_asked_for, help="Returns the arguments of one call."
+        ),
+        click.option("--dtypes", metavar="DTYPE,...", help="In which it has to work.  [default: all four]"),
+        click.option("--force", is_flag=True, help="Write over files that exist."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def echo_commands(commands: Mapping[str, str]) -> None:
+    """Print the next commands, each with what it does."""
+    width = max(map(len, commands))
+    click.echo("next:")
+    for command, does in commands.items():
+        click.echo(f"  {command:<{width}}  # {does}")
 
 
 def report_console(*, to_stderr: bool) -> Console:

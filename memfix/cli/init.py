@@ -1,0 +1,55 @@
+"""``memfix init``: writes a contract, its tests, its lock and a workflow into somebody's repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..checks.effort import get_effort
+from .options import echo_commands, profile_option, progress, scaffold_options
+
+
+@click.command()
+@scaffold_options
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("tests/memory"),
+    show_default=True,
+    help="Where the test file and the lock go.",
+)
+@profile_option
+def init(
+    name: str,
+    naive: str,
+    forms: tuple[str, ...],
+    example: str,
+    dtypes: str | None,
+    force: bool,
+    folder: Path,
+    profile: str | None,
+) -> int:
+    """Write the first contract of your op NAME, with budgets that hold today.
+
+    \b
+    memfix init my_loss --naive my_package.losses:dense_loss --form chunked=my_package.losses:chunked_loss \\
+        --example tests/example_call.py:call
+
+    call() returns the arguments of one call, as a dict by name or as a tuple. Dims, dtypes, gradients and ranges are
+    read off its tensors: equal sizes get one name, so give axes that differ different sizes. Nothing is written unless
+    the forms equal naive.
+    """
+    from ..scaffold.first_contract import Asked
+    from ..scaffold.init import init as write
+
+    with progress() as say:
+        asked = Asked.of(name, naive, forms, example, dtypes)
+        written = write(asked, folder, get_effort(profile), force=force, say=say)
+    for path in written.files:
+        click.echo(f"wrote {path}")
+    for path in written.kept:
+        click.echo(f"kept  {path}, which exists already; --force writes it anew")
+    click.echo("\n".join(written.notes))
+    echo_commands(written.commands(name))
+    return 0

@@ -1,0 +1,42 @@
+"""``memfix new-op``: writes the folder of an op into a checkout of memfix."""
+
+from __future__ import annotations
+
+import click
+
+from ..checks.effort import get_effort
+from .options import echo_commands, profile_option, progress, scaffold_options
+
+
+@click.command("new-op")
+@scaffold_options
+@profile_option
+def new_op(
+    name: str,
+    naive: str,
+    forms: tuple[str, ...],
+    example: str,
+    dtypes: str | None,
+    force: bool,
+    profile: str | None,
+) -> int:
+    """Write memfix/ops/NAME: naive, the forms, a contract with budgets that hold today, and a page.
+
+    The functions are copied from where they are, with what they use of their module. Otherwise as memfix init.
+    """
+    from ..scaffold.first_contract import Asked
+    from ..scaffold.new_op import new_op as write
+
+    with progress() as say:
+        asked = Asked.of(name, naive, forms, example, dtypes)
+        files, notes = write(asked, get_effort(profile), force=force, say=say)
+    click.echo("\n".join([*(f"wrote {path}" for path in files), *notes]))
+    echo_commands(
+        {
+            f"ci/gate {name} --update": "its entries in the lock, if all else passes",
+            "python ci/tables.py --write": "its rows in the tables of the manual",
+            f"memfix selftest {name}": "plants regressions: which of them would this contract miss?",
+            "ci/test": "the tests; mypy asks for annotations of the functions that were copied",
+        }
+    )
+    return 0

@@ -1,0 +1,186 @@
+"""Budgets that hold today, by the simulated meter: a ratio to naive, a formula of the dims where one fits, or bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..checks.draws import memory_calls
+from ..checks.form_call import FormCall
+from ..checks.measuring import measure_phases
+from ..checks.phase_bytes import bytes_of
+from ..checks.scaling import check_scaling
+from ..contract import Contract
+from ..formula import Formula
+from ..laws import NAIVE, Budget, Phase, Scaling
+from ..meters.base import Meter
+from ..units import format_bytes
+from .example import CASE
+
+HEADROOM = 1.05
+_WORTH_A_RATIO = 1.2
+_LOOSEST = 1.35
+"""A formula that allows more than this times what is measured at the example has bytes there beside it."""
+_MOST_TERMS = 6
+_ROUNDS = 12
+_BELOW = 30.0
+"""The weight of a sample that a formula does not reach, beside one that it exceeds."""
+_SLACK = 4096
+"""Bytes that a formula allows beside its terms, for scalars and the like."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The laws that hold today, and a sentence about each form."""
+
+    budgets: tuple[Budget, ...]
+    scaling: tuple[Scaling, ...]
+    notes: tuple[str, ...]
+
+
+def laws_that_hold(contract: Contract, meter: Meter, *, num_samples: int) -> Measured:
+    parts = [_laws_of(contract, form, meter, num_samples) for form in contract.forms]
+    return Measured(
+        tuple(itertools.chain(*(part.budgets for part in parts))),
+        tuple(itertools.chain(*(part.scaling for part in parts))),
+        tuple(itertools.chain(*(part.notes for part in parts))),
+    )
+
+
+def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> Measured:
+    phases: list[Phase] = ["train", "held"] if any(spec.grad for spec in contract.inputs) else ["forward"]
+    peak = phases[0]
+    naive, used = (_bytes(FormCall.at_case(contract, name, CASE), phases, meter) for name in (NAIVE, form))
+    ratio = naive[peak] / max(1, used[peak])
+    notes = [f"{form}: {format_bytes(used[peak])} in {peak}, {ratio:.2g}x below naive's {format_bytes(naive[peak])}"]
+    budgets: list[Budget] = []
+    if ratio >= _WORTH_A_RATIO:
+        budgets.append(Budget(form, phase=peak, case=CASE, times_below_naive=_floor(ratio / HEADROOM)))
+    else:
+        notes.append("  it saves little at these sizes; a larger example may show more")
+    samples = _samples(contract, form, phases, meter, num_samples)
+    for phase in phases:
+        formula = formula_above(samples[phase], _terms(contract))
+        allowed = Formula(formula).evaluate(contract.formula_values(contract.cases[CASE]))
+        budgets.append(Budget(form, phase=phase, bytes=formula))
+        above = allowed / max(1, used[phase]) - 1
+        notes.append(f"  {phase}: at most {formula} at every shape, {above:.0%} above today at the example")
+        if allowed > _LOOSEST * used[phase] + _SLACK:  # other layouts or dtypes take more
+            size = math.ceil(used[phase] * HEADROOM)
+            budgets.append(Budget(form, phase=phase, case=CASE, bytes=size))
+            notes.append(f"  {phase}: at most {format_bytes(size)} at the example, 5 % above today")
+    grows = [law for law in _growth(contract, form, peak) if check_scaling(contract, law, meter).status == "pass"]
+    return Measured(tuple(budgets), tuple(grows), tuple(notes))
+
+
+def _floor(ratio: float) -> float:
+    """Two digits, rounded down."""
+    unit = 10 ** (math.floor(math.log10(ratio)) - 1)
+    return float(f"{math.floor(ratio / unit) * unit:.2g}")
+
+
+def _growth(contract: Contract, form: str, phase: Phase) -> list[Scaling]:
+    grows = [dim for dim in contract.shape_dims() if contract.dims[dim].low < contract.dims[dim].high]
+    return [Scaling(form, dim=dim, at_most=1, case=CASE, phase=phase) for dim in grows]
+
+
+def _bytes(call: FormCall, phases: Sequence[Phase], meter: Meter) -> dict[Phase, int]:
+    return {phase: bytes_of(reading, phase) for phase, reading in measure_phases(call, phases, meter).items()}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The values of a formula's names, and the bytes there. ``is_whole``: every input takes its gradient."""
+
+    values: dict[str, int]
+    bytes: int
+    is_whole: bool = True
+
+
+def _samples(
+    contract: Contract, form: str, phases: Sequence[Phase], meter: Meter, num_samples: int
+) -> dict[Phase, list[Sample]]:
+    draws = [call.draw for call in memory_calls(contract, num_samples)]
+    samples: dict[Phase, list[Sample]] = {phase: [] for phase in phases}
+    for call in (FormCall.at_case(contract, form, CASE), *(FormCall(contract, form, draw) for draw in draws)):
+        values = contract.formula_values(call.draw.case)
+        for phase, size in _bytes(call, phases, meter).items():
+            samples[phase].append(Sample(values, size, not call.draw.frozen))
+    return samples
+
+
+def _terms(contract: Contract) -> list[str]:
+    """What bytes may be made of: products of up to three dims, in the working dtype, in bytes, or float32 at least."""
+    most = min(3, max(len(spec.axes) for spec in contract.inputs) + 1)
+    names = [dim for dim, spec in contract.dims.items() if spec.low < spec.high]
+    products = ["*".join(some) for n in range(1, most + 1) for some in itertools.combinations(names, n)]
+    return [f"{product}{unit}" for product in products for unit in ("*e", "", "*max(e, 4)")]
+
+
+def formula_above(samples: Sequence[Sample], terms: Sequence[str]) -> str:
+    """A formula that no sample exceeds: the shortest that is near the first sample, or else the nearest to it.
+
+    A peak is often the larger of two sums, so what is looked for is a sum above both, not their middle.
+    """
+    measured = torch.tensor([sample.bytes for sample in samples], dtype=torch.float64).clamp(min=1)
+    columns = torch.tensor(
+        [[Formula(term).evaluate(sample.values) for term in terms] for sample in samples], dtype=torch.float64
+    )
+    whole = torch.tensor([sample.is_whole for sample in samples])
+    shares = (columns / measured[:, None])[whole]
+    chosen: list[int] = []
+    found: list[tuple[float, str]] = []
+    for _ in range(min(_MOST_TERMS, len(terms))):
+        left = [index for index in range(len(terms)) if index not in chosen]
+        chosen.append(min(left, key=lambda index: _fitted(shares[:, [*chosen, index]])[1]))
+        some = columns[:, chosen]
+        factors = _rounded(_fitted(shares[:, chosen])[0])
+        missing = ((measured - _SLACK) / (some @ factors).clamp(min=1)).max()
+        if missing > 1:
+            factors = _rounded(factors * missing + 0.02)
+        pairs = [(factor, terms[index]) for factor, index in zip(factors.tolist(), chosen, strict=True) if factor]
+        text = " + ".join([*(f"{factor:g}*{term}" if factor != 1 else term for factor, term in pairs), str(_SLACK)])
+        found.append((float(some[0] @ factors), text))
+        if found[-1][0] <= _LOOSEST * measured[0]:
+            return text
+    return min(found)[1]
+
+
+def _fitted(shares: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Factors that bring the sum of the terms to 1 or a little above it, and how far it is off; below weighs more."""
+    weights = torch.ones(len(shares), 1, dtype=shares.dtype)
+    for _ in range(_ROUNDS):
+        factors = _least_squares(weights * shares, weights)
+        off = shares @ factors - 1
+        weights = 1 + (_BELOW - 1) * (off < -1e-3).to(shares.dtype)[:, None]
+    return factors, float((weights[:, 0] * off).square().sum())
+
+
+def _least_squares(columns: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The factors, none below zero, with which the columns come nearest to what is wanted."""
+    kept = list(range(columns.shape[1]))
+    found = torch.zeros(columns.shape[1], dtype=columns.dtype)
+    while kept:
+        factors = torch.linalg.lstsq(columns[:, kept], wanted).solution[:, 0]
+        if bool((factors >= 0).all()):
+            return found.index_copy(0, torch.tensor(kept), factors)
+        del kept[int(factors.argmin())]
+    return found
+
+
+def _rounded(factors: torch.Tensor) -> torch.Tensor:
+    """The next quarter; a little above one is that one, which leaves out terms that hardly count."""
+    return ((factors - 0.02) * 4).ceil().clamp(min=0) / 4
+
+
+def widened(contract: Contract) -> Contract:
+    """The contract with more headroom in its formulas, where they do not hold at every drawn shape."""
+    wider = [
+        budget if budget.case is not None else replace(budget, bytes=f"1.5*({budget.bytes})")
+        for budget in contract.budgets
+    ]
+    return replace(contract, budgets=wider)

@@ -1,0 +1,136 @@
+"""Reads a contract off an example call: its inputs, its dims, and one case of the example's sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..contract import Contract, Dim, Integers, TensorSpec, Uniform, Values, parameters_of
+from ..contract.dtypes import INTEGER_DTYPES, WORKING, WORKING_DTYPES
+from ..errors import MeasurementError, UsageError
+
+CASE = "example"
+_NAMES = "N D V K M P Q R S T U W X Y Z".split()
+DRAWN_UP_TO = 70
+"""Sizes are drawn up to this for equality: a few chunks, and the sizes around their ends."""
+
+
+def arguments_of(example: Callable[..., Any], reference: str, naive: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a call by name: ``example()`` returns them as a dict, or as a tuple in naive's order."""
+    try:
+        given = example()
+    except Exception as error:
+        raise MeasurementError(f"--example: {reference} raises {type(error).__name__}: {error}") from error
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    if isinstance(given, (tuple, list)):
+        names = [parameter.name for parameter in parameters_of(naive)]
+        if len(given) > len(names):
+            raise UsageError(f"--example: {reference} returns {len(given)} arguments, and naive takes {len(names)}")
+        given = dict(zip(names, given, strict=False))
+    if not isinstance(given, Mapping) or not any(isinstance(value, torch.Tensor) for value in given.values()):
+        got = type(given).__name__
+        raise UsageError(f"--example: {reference} must return the arguments, a dict or a tuple with tensors, got {got}")
+    return dict(given)
+
+
+def drafted(
+    name: str,
+    naive: Callable[..., Any],
+    forms: Mapping[str, Callable[..., Any]],
+    arguments: Mapping[str, Any],
+    dtypes: Sequence[str] = WORKING_DTYPES,
+) -> Contract:
+    """A contract without laws. Integers reach up to the smallest dim that holds them all; ``probing`` tries others."""
+    tensors = _inputs_in_order(naive, arguments)
+    settings = {key: value for key, value in arguments.items() if key not in tensors}
+    options = {key: value for key, value in settings.items() if type(value) is int}
+    axes = _axes(tensors, taken={*settings, "e"})
+    sizes = {
+        axis: size
+        for key, tensor in tensors.items()
+        for axis, size in zip(axes[key], tensor.shape, strict=True)
+        if not axis.isdigit()
+    }
+    working = working_dtype(tensors)
+    return Contract(
+        name,
+        naive=naive,
+        forms=forms,
+        dims={key: Dim(1, max(size, DRAWN_UP_TO)) for key, size in {**sizes, **options}.items()},
+        inputs=[_spec(key, tensor, axes[key], {**sizes, **options}, working) for key, tensor in tensors.items()],
+        choices={key: (value,) for key, value in settings.items() if key not in options},
+        cases={CASE: {**sizes, **settings, "dtype": working}},
+        dtypes=tuple(dtypes),
+    )
+
+
+def working_dtype(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The dtype of the first input that takes a gradient, or else of the first floating one."""
+    floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    by_grad = sorted(floating, key=lambda tensor: not tensor.requires_grad)
+    return _spelled(by_grad[0]) if by_grad else "float32"
+
+
+def candidates_for(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[Integers]:
+    """The ranges that integers may have: below a dim that is larger than all of them, the smallest first."""
+    low, high = (int(tensor.min()), int(tensor.max()) + 1) if tensor.numel() and not tensor.is_meta else (0, 1)
+    low = min(low, 0)
+    for dim, size in sorted(sizes.items(), key=lambda item: item[1]):
+        if size >= high:
+            yield Integers(low, dim) if low else Integers(dim)
+    yield Integers(low, high)
+
+
+def _inputs_in_order(naive: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors in the order in which naive takes them."""
+    names = [parameter.name for parameter in parameters_of(naive)]
+    for key, value in arguments.items():
+        if isinstance(value, torch.Tensor) and key not in names:
+            raise UsageError(f"--example: naive takes no {key!r}; it takes {', '.join(names)}")
+    return {key: arguments[key] for key in names if isinstance(arguments.get(key), torch.Tensor)}
+
+
+def _axes(tensors: Mapping[str, torch.Tensor], taken: set[str]) -> dict[str, list[str]]:
+    """The names of each tensor's axes. ``hidden_TD`` names its own; else equal sizes have one name, and 1 is itself."""
+    by_suffix = {key: match[1] for key in tensors if (match := re.search(r"_([A-Z]+)$", key))}
+    names: dict[int, str] = {}
+    axes: dict[str, list[str]] = {}
+    for key, tensor in tensors.items():
+        own = by_suffix.get(key, "")
+        if len(own) == tensor.dim():
+            axes[key] = list(own)
+            names |= {size: letter for size, letter in zip(tensor.shape, own, strict=True) if size not in names}
+    for key, tensor in tensors.items():
+        if key not in axes:
+            for size in tensor.shape:
+                if size > 1 and size not in names:
+                    names[size] = next(name for name in _NAMES if name not in {*names.values(), *taken})
+            axes[key] = [names[size] if size > 1 else str(size) for size in tensor.shape]
+    return axes
+
+
+def _spec(key: str, tensor: torch.Tensor, axes: list[str], sizes: Mapping[str, int], working: str) -> TensorSpec:
+    own = _spelled(tensor)
+    values: Values | None = None
+    sometimes = None
+    if own in INTEGER_DTYPES:
+        counted = tensor.flatten()
+        below_zero = set() if tensor.is_meta else {*counted[counted < 0].tolist()}
+        if len(below_zero) == 1:  # such as an ignore index
+            sometimes = below_zero.pop()
+            tensor = counted[counted >= 0]
+        values = next(candidates_for(tensor, sizes))
+    elif tensor.is_floating_point() and not tensor.is_meta and tensor.numel():
+        low, high = float(tensor.detach().min()), float(tensor.detach().max())
+        if low >= 0 and high > 0:  # such as probabilities: a normal number could be below zero
+            values = Uniform(0.0, float(f"{high * 1.01:.2g}"))
+    dtype = WORKING if own == working else own
+    return TensorSpec(key, " ".join(axes), dtype=dtype, grad=tensor.requires_grad, values=values, sometimes=sometimes)
+
+
+def _spelled(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

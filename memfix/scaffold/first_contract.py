@@ -1,0 +1,127 @@
+"""The first contract of an op: drafted from an example call, compared with naive, and given laws that hold today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..checks.effort import Effort
+from ..checks.examine import Examination, put_together
+from ..checks.finding import Finding, exit_code_of
+from ..checks.outcome import OneMeter, run_checks
+from ..checks.plan import gate_plan
+from ..contract import WORKING_DTYPES, Contract
+from ..errors import MemfixError, UsageError, did_you_mean
+from ..meters.base import Meter
+from .budgets import laws_that_hold, widened
+from .example import CASE, arguments_of, drafted
+from .probing import with_sizes_that_run
+from .references import function_named
+
+Say = Callable[[str], None]
+
+
+class NotProved(MemfixError):
+    """The forms do not pass: nothing is written."""
+
+    def __init__(self, what: str, finding: Finding) -> None:
+        super().__init__(f"{what}, so nothing was written:\n{replace(finding, reproduce='').text()}")
+        self.exit_code = exit_code_of([finding])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody named on the command line: references to functions."""
+
+    name: str
+    naive: str
+    forms: Mapping[str, str]
+    example: str
+    dtypes: tuple[str, ...] = WORKING_DTYPES
+
+    @staticmethod
+    def of(name: str, naive: str, forms: Sequence[str], example: str, dtypes: str | None) -> Asked:
+        """From options: ``--form chunked=pkg.losses:chunked_loss``, where ``chunked=`` may be left out."""
+        if not name.isidentifier():
+            raise UsageError(f"the name of an op must be a Python name, got {name!r}")
+        named = {}
+        for form in forms:
+            word, equals, reference = form.partition("=")
+            named[word if equals else "fixed"] = reference if equals else form
+        chosen = tuple(dtypes.split(",")) if dtypes else WORKING_DTYPES
+        for dtype in chosen:
+            if dtype not in WORKING_DTYPES:
+                raise UsageError(f"--dtypes: no dtype {dtype!r}{did_you_mean(dtype, WORKING_DTYPES)}")
+        return Asked(name, naive, named, example, chosen)
+
+
+@dataclass(frozen=True)
+class First:
+    """A contract that passes, and what there is to say about it."""
+
+    contract: Contract
+    notes: tuple[str, ...]
+    examination: Examination
+
+
+def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = lambda _: None) -> First:
+    naive = function_named("--naive", asked.naive)
+    forms = {name: function_named(f"--form {name}", reference) for name, reference in asked.forms.items()}
+    arguments = arguments_of(function_named("--example", asked.example), asked.example, naive)
+    say("the example call")
+    draft = with_sizes_that_run(drafted(asked.name, naive, forms, arguments, asked.dtypes), _tensors(arguments))
+    say("equality with naive")
+    tools = OneMeter(meter, effort)
+    found = run_checks(draft, gate_plan(draft, meter), tools, {}, say)
+    require_pass(put_together(draft, gate_plan(draft, meter), found).findings, asked)
+    say("budgets")
+    measured = laws_that_hold(draft, meter, num_samples=4 * effort.memory_examples)
+    notes = [*_shared_sizes(draft), *measured.notes]
+
+    def judged(contract: Contract) -> Examination:
+        """What was found of the draft holds for the contract; only its laws are judged."""
+        plan = gate_plan(contract, meter)
+        every = run_checks(contract, [check for check in plan if check not in found], tools, {**found}, say)
+        return put_together(contract, plan, every)
+
+    contract = replace(draft, budgets=measured.budgets, scaling=measured.scaling)
+    examination = judged(contract)
+    if exit_code_of(examination.findings):
+        contract = widened(contract)
+        notes.append("  a formula did not hold at every drawn shape: all were given half as much again")
+        examination = judged(contract)
+        require_pass(examination.findings, asked)
+    return First(contract, tuple(notes), examination)
+
+
+def _tensors(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+
+
+def require_pass(findings: Sequence[Finding], asked: Asked) -> None:
+    bad = [finding for finding in findings if finding.status in ("fail", "error")]
+    if not bad:
+        return
+    first = min(bad, key=lambda finding: finding.status != "fail")
+    if first.check == "equality" and first.form in asked.forms:
+        what = f"{asked.forms[first.form]} is not equal to {asked.naive}"
+    else:
+        what = f"{first.check} fails" if first.status == "fail" else f"{first.check} could not be judged"
+    raise NotProved(what, first)
+
+
+def _shared_sizes(contract: Contract) -> list[str]:
+    """Says which axes have one name, because they have one size in the example."""
+    case = contract.cases[CASE]
+    notes = []
+    for dim in contract.shape_dims():
+        named = [spec.name for spec in contract.inputs if dim in spec.axes]
+        if not named:
+            continue
+        low, high = contract.dims[dim].low, contract.dims[dim].high
+        only = f"; naive runs with {low} only" if low == high else ""
+        notes.append(f"{dim} = {case.dims[dim]}: an axis of {', '.join(named)}{only}")
+    return notes

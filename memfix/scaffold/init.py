@@ -1,0 +1,82 @@
+"""``memfix init``: the contract and suite of an op, its lock, and the workflow that judges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checks.effort import Effort
+from ..checks.examine import Examination
+from ..checks.phase_bytes import bytes_of
+from ..contract import Contract
+from ..errors import UsageError
+from ..gate.judge import lockable_readings
+from ..gate.lock import Key, read_lock, spelled, write_lock
+from ..gate.peaks import peaks_path, read_peaks, write_peaks
+from ..laws import NAIVE
+from ..meters import usable_meter
+from .files import refuse_files_that_exist, write_files
+from .first_contract import Asked, Say, first_contract
+from .source import contract_source, filled, import_lines, names_used
+
+WORKFLOW = Path(".github/workflows/memfix.yml")
+ACTION = "OWNER/memfix@v1"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written, what was left as it is, and what there is to say."""
+
+    files: tuple[Path, ...]
+    kept: tuple[Path, ...]
+    notes: tuple[str, ...]
+    folder: Path
+    lock: Path
+
+    def commands(self, name: str) -> dict[str, str]:
+        """The next commands, each with what it does."""
+        judged = f"--from {self.folder} --lock {self.lock}"
+        commands = {
+            f"python -m pytest {self.folder}": "the contract as tests",
+            f"memfix gate {judged}": "the same and every byte, as the workflow runs it",
+            f"memfix selftest {name} {judged}": "plants regressions in your forms: which would this contract miss?",
+        }
+        if WORKFLOW in self.files:
+            commands[f"git add {self.folder} {WORKFLOW}"] = f"and put memfix's owner for OWNER in {WORKFLOW.name}"
+        return commands
+
+
+def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = lambda _: None) -> Written:
+    """Write everything, if everything passes. A workflow that is there stays as it is; the lock gets new entries."""
+    test, lock = folder / f"test_{asked.name}.py", folder / "memory.lock"
+    refuse_files_that_exist([test], force)
+    if not force and any(key[0] == asked.name for key in read_lock(lock)):
+        raise UsageError(f"{lock} has entries of {asked.name} already; --force writes them anew")
+    meter, _ = usable_meter("simulated")
+    first = first_contract(asked, meter, effort, say)
+    _write_lock(lock, first.examination)
+    files = {test: _test_file(asked, first.contract)}
+    if not WORKFLOW.exists() or force:
+        install = "          install: -e .\n" if Path("pyproject.toml").exists() else ""
+        files[WORKFLOW] = filled("workflow.yml.txt", folder=str(folder), lock=str(lock), action=ACTION, install=install)
+    write_files(files)
+    kept = () if WORKFLOW in files else (WORKFLOW,)
+    return Written((test, lock, *[path for path in files if path != test]), kept, first.notes, folder, lock)
+
+
+def _write_lock(path: Path, examination: Examination) -> None:
+    """Add what was measured to the lock, and to the file of what was alive then."""
+    readings = lockable_readings([examination])
+    entries: dict[Key, int] = {key: bytes_of(reading, key[3]) for key, reading in readings.items()}
+    alive = {spelled(key): reading.alive_at_peak for key, reading in readings.items() if key[3] != "held"}
+    write_lock(path, {**read_lock(path), **entries})
+    write_peaks(peaks_path(path), {**read_peaks(peaks_path(path)), **alive})
+
+
+def _test_file(asked: Asked, contract: Contract) -> str:
+    references = {NAIVE: asked.naive, **asked.forms}
+    source = contract_source(contract, {key: reference.rpartition(":")[2] for key, reference in references.items()})
+    return filled(
+        "test_op.py.txt", name=asked.name, example=asked.example, names=", ".join(names_used(source)),
+        imports=import_lines(references.values()), contract=source,
+    )  # fmt: skip
