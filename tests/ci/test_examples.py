@@ -1,0 +1,56 @@
+"""ci/examples: its faults are in the example, and the gate catches one of them. The whole script is a job of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from forked_python import forked_python
+
+from memfix.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def examples() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("memfix_ci_examples", ROOT / "ci/examples.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_the_example_has_commands_that_exist(examples: ModuleType) -> None:
+    from_nothing, in_package = examples.commands()
+    assert [line.split()[:2] for line in from_nothing][:3] == [["memfix", "init"]] * 3
+    for line in (*from_nothing, *in_package):
+        name, command, *arguments = shlex.split(line)
+        if name == "memfix":
+            cli.commands[command].make_context(command, arguments)
+
+
+def test_at_least_four_faults_are_lines_of_the_example(examples: ModuleType) -> None:
+    assert len(examples.FAULTS) >= 4
+    for fault in examples.FAULTS:
+        assert (examples.EXAMPLE / "src/frugal" / fault.file).read_text().count(fault.line) == 1
+
+
+def test_the_gate_catches_a_fault_and_names_its_line(examples: ModuleType, tmp_path: Path) -> None:
+    fault = examples.FAULTS[1]
+    copy = examples.copied(tmp_path / "frugal")
+    file = copy / "src/frugal" / fault.file
+    file.write_text(file.read_text().replace(fault.line, fault.changed))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = "gate segment_mean --from src/frugal/contracts.py --lock memory.lock --profile dev"
+    ended = forked_python("-m", "memfix", *shlex.split(command), cwd=copy, env=environment)
+    assert ended.returncode == 1
+    for text in fault.told:
+        assert text in ended.stdout
