@@ -202,7 +202,7 @@ def examples_in_docstrings() -> Iterator[Any]:
                         yield pytest.param(module, code, id=f"{module}-{getattr(node, 'name', '')}")
 
 
-@pytest.mark.parametrize(("module", "code"), examples_in_docstrings())
+@pytest.mark.parametrize(("module", "code"), [*examples_in_docstrings()])
 def test_the_example_of_a_docstring_runs_beside_the_names_of_its_module(module: str, code: str) -> None:
     public = {name: getattr(memfix, name) for name in memfix.__all__}
     exec(code, {**public, **vars(importlib.import_module(module))})

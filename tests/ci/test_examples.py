@@ -1,4 +1,4 @@
-"""ci/examples: its faults are in the example, and the gate catches one of them. The whole script is a job of its own."""
+"""ci/examples: its faults are in the example, and the gate catches one of them. The script is a job of its own."""
 
 from __future__ import annotations
 

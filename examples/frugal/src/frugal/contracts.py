@@ -1,4 +1,4 @@
-"""What the ops promise, as memfix init wrote it from example_calls.py. The entry point memfix.contracts is this file."""
+"""What the ops promise, as memfix init wrote it from example_calls.py. The entry point memfix.contracts names it."""
 
 from memfix import Budget, Contract, Dim, Integers, Scaling, TensorSpec
 
