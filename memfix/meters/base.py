@@ -69,7 +69,7 @@ class Reading:
     @property
     def hint(self) -> str | None:
         """The likely cause of this peak; None if it does not look like a known one."""
-        return likely_cause(self.alive_at_peak)
+        return likely_cause(self.alive_at_peak, self.timeline)
 
     def table(self, rows: int = 8) -> str:
         """A table of the allocations that were alive at the peak, largest first."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from ..units import format_bytes
 
+KEPT = ", kept for backward"
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -137,7 +139,7 @@ class Timeline:
         for buffer in self.alive_at(event):
             if (with_base or buffer.born) and of(buffer):
                 kept = phase_then == "backward" and buffer.phase == "forward"
-                row = sums.setdefault((buffer.what + (", kept for backward" if kept else ""), buffer.line), [0, 0])
+                row = sums.setdefault((buffer.what + (KEPT if kept else ""), buffer.line), [0, 0])
                 row[0] += buffer.bytes
                 row[1] += 1
         rows = [

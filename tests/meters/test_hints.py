@@ -15,6 +15,10 @@ UPCAST = "a whole tensor is upcast to float32; upcast a chunk at a time, or insi
 COPIED = "a whole tensor is copied into another layout; keep the layout, or copy a chunk at a time"
 FOREACH = "the optimizer's foreach form makes temporaries as large as all parameters; fused=True makes none"
 PROBABILITIES = "the (log-)probabilities of all rows are kept for backward; compute the loss a chunk at a time"
+BEFORE = (
+    "each of 8 passes keeps its mul for backward, because it is made before the checkpoint; "
+    "make it inside, where it is computed again"
+)
 
 
 def kept(count: int, maker: str) -> str:
@@ -38,6 +42,9 @@ def row(what: str, code: str = "y = f(x)", count: int = 1, size: int = 1000) -> 
         (row("_log_softmax, kept for backward", count=3), kept(3, "log_softmax")),
         (row("mul.Tensor, kept for backward", count=8), kept(8, "mul")),
         (row("_foreach_sqrt", "optimizer.step()"), FOREACH),
+        (row("mul.Tensor, kept for backward", "total += checkpoint(f, part * 2)", count=8), BEFORE),
+        (row("_foreach_norm", "clip_grad_norm_(parameters, 1.0)"), None),
+        (row("_foreach_mul", "torch._foreach_mul(averages, decay)"), None),
         (row("_to_copy", "x = logits.float()"), UPCAST),
         (row("_to_copy, kept for backward", "x = logits.to(torch.float32)"), UPCAST),
         (row("clone", "x = y.t().contiguous()"), COPIED),
@@ -132,9 +139,43 @@ def product(device: str) -> Step:
     return lambda: x @ x
 
 
+def upcast_by_chunks(device: str) -> Step:
+    x = torch.empty(64, 64, dtype=torch.bfloat16, device=device)
+    return lambda: [part.float().sum() for part in x.split(8)]
+
+
+def copied_by_chunks(device: str) -> Step:
+    x = torch.empty(64, 64, device=device)
+    return lambda: [part.t().contiguous().sum() for part in x.split(8)]
+
+
+def loss_by_chunks(device: str) -> Step:
+    x, weight = torch.empty(64, 4, device=device), torch.empty(4, 100, device=device, requires_grad=True)
+    target = torch.empty(64, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        for part, wanted in zip(x.split(8), target.split(8), strict=True):
+            F.cross_entropy(part @ weight, wanted).backward()
+        weight.grad = None
+
+    return step
+
+
+def clipped(device: str) -> Step:
+    weights = [torch.empty(64, 64, device=device, requires_grad=True) for _ in range(4)]
+    for weight in weights:
+        weight.grad = torch.empty(64, 64, device=device)
+    return lambda: torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
+
+
 @pytest.mark.parametrize(
     ("build", "cause"),
     [
+        # what the code does already is not advised
+        (upcast_by_chunks, None),
+        (copied_by_chunks, None),
+        (loss_by_chunks, None),
+        (clipped, None),
         (upcast, UPCAST),
         (copied, COPIED),
         (stepped_by_foreach, FOREACH),
@@ -143,7 +184,19 @@ def product(device: str) -> Step:
         (gathered, together(8)),
         (product, None),
     ],
-    ids=["upcast", "copied", "foreach", "cross_entropy", "kept_chunks", "gathered", "product"],
+    ids=[
+        "upcast_by_chunks",
+        "copied_by_chunks",
+        "loss_by_chunks",
+        "clipped",
+        "upcast",
+        "copied",
+        "foreach",
+        "cross_entropy",
+        "kept_chunks",
+        "gathered",
+        "product",
+    ],
 )
 def test_a_step_is_recognised_by_its_reading(build: StepBuilder, cause: str | None) -> None:
     assert memfix.peak(build).hint == cause
