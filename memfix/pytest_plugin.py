@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .laws import Phase
     from .meters.base import Meter, Reading
 
-PROPERTY, NO_GPU_PROPERTY = "memfix", "memfix no gpu"
-"""Properties of a test: what it measured, and the reason why it was skipped without a GPU."""
+PROPERTY, NO_GPU_PROPERTY, TEST_PROPERTY = "memfix", "memfix no gpu", "memfix test"
+"""Properties of a test: what it measured, why it was skipped without a GPU, and that it is a test of memory."""
 
 _OPTIONS = {
     "meter": ("METER", "what reads the peak: simulated (default), cuda, nvml or host"),
@@ -115,6 +115,8 @@ class Plugin:
         self._reports = not hasattr(config, "workerinput")
         self.readings: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
+        self.failures: dict[str, str] = {}
+        """What the failed tests of memfix say, by their ids."""
         self.without_gpu: list[str] = []
         """For each test that was skipped without a GPU, the reason."""
         self.found: dict[int, Found] = {}
@@ -178,6 +180,7 @@ class Plugin:
         limit = _limit_of(marker, item)
         with gpu_to_ourselves(), watched_peak() as peak:
             result = yield
+        item.user_properties.append((TEST_PROPERTY, ""))
         _record(item, item.nodeid, peak.bytes, {"meter": "cuda", "limit": limit})
         if peak.bytes > limit:
             pytest.fail(
@@ -195,8 +198,10 @@ class Plugin:
                 self.without_gpu.append(str(value))
             if (name, report.when) == (PROPERTY, "call"):
                 entry = json.loads(str(value))
-                self.readings.append(entry)
+                self.readings.append({**entry, "test": report.nodeid, "outcome": report.outcome})
                 self.notes.update(dict.fromkeys(entry.get("notes", ())))
+            if (name, report.when, report.failed) == (TEST_PROPERTY, "call", True):
+                self.failures[report.nodeid] = report.longreprtext
 
     def pytest_report_header(self) -> str:
         gpu = gpu_and_driver()
@@ -216,8 +221,9 @@ class Plugin:
         if settings.json is not None:
             write_report(settings.json, as_json({"readings": self.readings, "notes": list(self.notes)}))
         if settings.md is not None:
-            rows = [f"| {r['name']} | {format_bytes(r['bytes'])} | {r['meter']} |" for r in self.readings]
-            write_report(settings.md, "\n".join(["| what | peak | meter |", "|---|---:|---|", *rows]))
+            from .gate.report.readings import readings_as_markdown
+
+            write_report(settings.md, readings_as_markdown(self.readings, self.failures, list(self.notes)))
         unmeasured = self.without_gpu or any(reading.get("is_fallback") for reading in self.readings)
         if settings.strict and unmeasured and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -300,6 +306,7 @@ def memfix_session(request: pytest.FixtureRequest) -> TestSession:
     """Meters and effort of this session, for tests that a contract's suite makes."""
     plugin = request.config.pluginmanager.get_plugin("memfix-session")
     assert isinstance(plugin, Plugin)
+    request.node.user_properties.append((TEST_PROPERTY, ""))
     return TestSession(request.node, plugin)
 
 

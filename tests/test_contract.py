@@ -357,6 +357,26 @@ def test_a_contract_whose_name_is_no_word_is_refused(name: str) -> None:
             {"inputs": [TensorSpec("x", "N D"), TensorSpec("weight", "D", sometimes="moed")]},
             "scale: input 'weight' is sometimes 'moed', which is no choice; did you mean 'mode'?",
         ),
+        (
+            {"inputs": [TensorSpec("x y", "N D"), TensorSpec("weight", "D")]},
+            "scale: the name of an input must be a Python name and no keyword, got 'x y'",
+        ),
+        (
+            {"inputs": [TensorSpec("lambda", "N D"), TensorSpec("weight", "D")]},
+            "scale: the name of an input must be a Python name and no keyword, got 'lambda'",
+        ),
+        (
+            {"inputs": [TensorSpec("x", "N D"), TensorSpec("x", "D")]},
+            "scale: two inputs are named 'x'; each needs a name of its own",
+        ),
+        (
+            {"dims": {"N|": Dim(1, 2)}, "cases": {"small": {"N|": 2}}},
+            "scale: the name of a dim must be a Python name and no keyword, got 'N|'",
+        ),
+        (
+            {"dims": {"e": Dim(1, 2)}, "cases": {"small": {"e": 2}}},
+            "scale: 'e' cannot be the name of a dim: in formulas it is the item size",
+        ),
         ({"naive": 3}, "scale: naive must be callable, got 3"),
         ({"forms": {"chunked": "chunked_scale"}}, "scale: chunked must be callable, got 'chunked_scale'"),
         (

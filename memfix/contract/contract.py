@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -188,6 +189,7 @@ def _validate(contract: Contract) -> None:
 
 def _faults(contract: Contract) -> Iterator[str]:
     yield from _faults_of_parts(contract)
+    yield from _faults_of_names(contract)
     yield from _faults_of_memory(contract)
     yield from _faults_of_inputs(contract)
     yield from _faults_of_signatures(contract)
@@ -245,6 +247,28 @@ def _faults_of_memory(contract: Contract) -> Iterator[str]:
     for name, form in contract.forms.items():
         if form.has_kernels:
             yield f"memory='host' measures no GPU; drop has_kernels=True of form {name!r}"
+
+
+def _faults_of_names(contract: Contract) -> Iterator[str]:
+    """Inputs, dims and choices are arguments of forms and names in formulas."""
+    inputs = [spec.name for spec in contract.inputs]
+    for kind, names in (("an input", inputs), ("a dim", contract.dims), ("a choice", contract.choices)):
+        for name in names:
+            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+                yield f"the name of {kind} must be a Python name and no keyword, got {name!r}"
+    for name in inputs:
+        if inputs.count(name) > 1:
+            yield f"two inputs are named {name!r}; each needs a name of its own"
+    for name in contract.dims:
+        if name in _RESERVED:
+            yield f"{name!r} cannot be the name of a dim: {_RESERVED[name]}"
+
+
+_RESERVED = {
+    "e": "in formulas it is the item size",
+    "dtype": "in cases it is the working dtype",
+    "present": "in cases it names the optional inputs that are there",
+}
 
 
 def _faults_of_inputs(contract: Contract) -> Iterator[str]:

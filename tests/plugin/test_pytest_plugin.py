@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from rendered_markdown import rendered
 from sub_sessions import OPTIONS
 
 HAS_GPU = torch.cuda.is_available()
@@ -251,3 +252,26 @@ def test_bad_marker_is_a_usage_error(pytester: pytest.Pytester, run: Callable, m
 def test_loading_the_plugin_imports_no_torch(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\ndef test_a(): assert 'torch' not in sys.modules\n")
     pytester.runpytest_subprocess(*OPTIONS).assert_outcomes(passed=1)
+
+
+def test_the_markdown_escapes_test_ids_and_has_a_verdict_for_each_reading(
+    pytester: pytest.Pytester, run: Callable
+) -> None:
+    pytester.makepyfile(
+        """
+import pytest, torch
+
+@pytest.mark.parametrize("text", ["a|b", "<img src=x>", "@everyone [x](http://y)"])
+def test_hostile(peak_memory, text):
+    assert peak_memory(torch.exp, torch.ones(8)).peak_bytes < (32 if "|" in text else 64), "```\\n<b>too large</b>"
+"""
+    )
+    run("--memfix-md=readings.md").assert_outcomes(passed=2, failed=1)
+    text = (pytester.path / "readings.md").read_text()
+    shown = rendered(text)
+    assert text.startswith("### memfix: 1 test failed, 3 readings\n")
+    assert shown.references() == []
+    assert {"img", "a", "b"} & {*shown.elements} == set()
+    assert shown.elements.count("tr") == 4
+    assert (text.count("| **FAIL** |"), text.count("| pass |")) == (1, 2)
+    assert "too large" in text
