@@ -1,4 +1,4 @@
-"""Run the commands of the page of examples/frugal in copies of it, then plant faults that the gate must catch."""
+"""Run the commands of docs/start.md and of the page of examples/frugal, then plant faults that the gate must catch."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def main() -> int:
         subprocess.run([*pip, "--target", str(site), str(copy)], check=True)
         from_nothing, in_package = commands()
         faults = [
+            *first_proof(folder / "start"),
             *run_all(from_nothing, without_contracts(folder / "nothing"), None),
             *run_all(in_package, copied(folder / "package"), site),
             *(problem for fault in FAULTS for problem in planted(fault, folder, site)),
@@ -73,6 +74,22 @@ def commands() -> list[list[str]]:
     page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     parts = re.findall(r"```console\n(.*?)```", page, re.S)
     return [[line.removeprefix("$ ") for line in part.splitlines()] for part in parts]
+
+
+def first_proof(folder: Path) -> list[str]:
+    """Write the files of docs/start.md, run memfix init and what follows it there, and compare what it prints."""
+    page = (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", page, re.S):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    block = next(text for text in re.findall(r"```console\n(.*?)```", page, re.S) if "memfix init" in text)
+    lines = block.splitlines()
+    asked = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    told = "\n".join(line for line in lines if not line.startswith("$ "))
+    ended = run(asked[0], folder, None)
+    print(f"exit {ended.returncode}: {asked[0]}", flush=True)
+    problems = [] if told in ended.stdout else [f"docs/start.md does not show what memfix init says:\n{ended.stdout}"]
+    return [*problems, *run_all(asked[1:], folder, None)]
 
 
 def copied(folder: Path) -> Path:
@@ -92,7 +109,7 @@ def without_contracts(folder: Path) -> Path:
 
 def run(line: str, folder: Path, site: Path | None) -> subprocess.CompletedProcess[str]:
     """A command of the page. ``site`` has the metadata of the installed package, whose code is that of ``folder``."""
-    name, *arguments = shlex.split(line)
+    name, *arguments = shlex.split(line, comments=True)
     command = [sys.executable, *(["-m", "memfix"] if name == "memfix" else []), *arguments]
     path = [str(folder / "src"), *([str(site)] if site else []), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -6,10 +6,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
 from forked_python import forked_python
 from sub_sessions import OPTIONS
+
+from memfix.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = """
@@ -82,9 +86,12 @@ def test_what_init_writes_passes_and_is_never_overwritten(folder: Path) -> None:
     assert python[:2] == ["python", "-m"]
     assert selftest[:3] == ["memfix", "selftest", "rows_of"]
     assert memfix(folder, *gate[1:]).returncode == 0
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
-    tested = forked_python(*python[1:], *OPTIONS, "-q", cwd=folder, env=environment)
+    # all of them pass in ci/examples; here those of one kind, which show that the file is a suite
+    tested = forked_python(
+        *python[1:], *OPTIONS, "-k", "grows", cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert tested.returncode == 0, tested.stdout
+    assert "3 passed" in tested.stdout
     refused = memfix(folder, "init", *ASKED)
     assert refused.returncode == 4
     assert refused.stderr == "memfix: tests/memory/test_rows_of.py exists already; --force writes it anew\n"
@@ -137,8 +144,28 @@ def test_new_op_writes_a_folder_whose_contract_passes_and_a_page(folder: Path) -
     assert "_part" in (checkout / "memfix/ops/rows_of/gathered.py").read_text()
     assert "_part" not in (checkout / "memfix/ops/rows_of/naive.py").read_text()
     assert "\nrows_of\n```" in (checkout / "docs/ops/index.md").read_text()
-    judged = forked_python("-m", "memfix", "check", "rows_of", cwd=folder, env=environment)
+    call = "N=3,D=2,V=2,rows=1,dtype=float32"
+    judged = forked_python("-m", "memfix", "check", "rows_of", "--at", call, cwd=folder, env=environment)
     assert judged.returncode == 0, judged.stdout
+    assert judged.stdout.count("pass  budget") == 2
     call = "rows_of(torch.ones(3, 2), torch.tensor([1]), rows=1)"
     code = f"import torch; from memfix.ops.rows_of import rows_of; print({call})"
     assert forked_python("-c", code, cwd=folder, env=environment).stdout == "tensor([[1., 1.]])\n"
+
+
+def test_what_is_missing_is_asked_for_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(question: str, **_: object) -> str:
+        asked.append(question)
+        return "somewhere:else"
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(click, "prompt", answer)
+    context = cli.commands["init"].make_context("init", ["rows_of", "--naive", "ops:dense"])
+    assert asked == [
+        "A function that saves memory. NAME=MODULE:FUNCTION",
+        "Returns the arguments of one call. FILE.py:FUNCTION",
+    ]
+    given = {key: context.params[key] for key in ("naive", "forms", "example")}
+    assert given == {"naive": "ops:dense", "forms": ("somewhere:else",), "example": "somewhere:else"}
