@@ -106,7 +106,7 @@ def contracts(names: Iterable[str] = ()) -> list[Contract]:
     for name in names:
         of_package = [op for op in known if sources[op].package == name]
         if name not in known and not of_package:
-            raise UsageError(f"no op {name!r}{did_you_mean(name, known)}{_perhaps_left_out(name)}")
+            raise UsageError(f"no op {name!r}{_why_none(name)}")
         chosen += [name] if name in known else of_package
     return [known[name] for name in dict.fromkeys(chosen)] or list(known.values())
 
@@ -116,10 +116,13 @@ def source_of(name: str) -> Source:
     return registered().sources[name]
 
 
-def _perhaps_left_out(name: str) -> str:
-    left_out = registered().left_out
+def _why_none(name: str) -> str:
+    """The end of a refusal: its package is broken, or another one may be, or the name is misspelt."""
+    known, left_out = registered().contracts, registered().left_out
     of_package = [reason for package, reason in left_out if package == name]
-    return "".join(f"\n  left out: {reason}" for reason in of_package or [reason for _, reason in left_out])
+    if of_package:
+        return f": {'; '.join(of_package)}"
+    return did_you_mean(name, known) + "".join(f"\n  left out: {reason}" for _, reason in left_out)
 
 
 class BrokenSource(ContractError):

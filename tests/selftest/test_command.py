@@ -144,7 +144,8 @@ def test_the_time_limit_says_how_many_were_not_asked(selftest: Any, tmp_path: Pa
             {"contract": CONTRACT.replace('{"chunked": chunked}', "{}")},
             ["twice"],
             4,
-            "memfix: twice: a contract needs at least one form and one input\n",
+            "memfix: no op 'twice': the entry point 'twice' (twice.law:contract) cannot be loaded: "
+            "twice: a contract needs at least one form and one input\n",
         ),
         (
             {"contract": CONTRACT + "\nexec('def made(x, *, rows): return x * 2')\n"
