@@ -77,12 +77,19 @@ def working_dtype(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def candidates_for(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[Integers]:
     """The ranges that integers may have: below a dim that is larger than all of them, the smallest first."""
-    low, high = (int(tensor.min()), int(tensor.max()) + 1) if tensor.numel() and not tensor.is_meta else (0, 1)
-    low = min(low, 0)
+    values = [] if tensor.is_meta else tensor.unique().tolist()
+    values = [value for value in values if value != mark_of(tensor)] or [0]
+    low, high = min(0, *values), max(values) + 1
     for dim, size in sorted(sizes.items(), key=lambda item: item[1]):
         if size >= high:
             yield Integers(low, dim) if low else Integers(dim)
     yield Integers(low, high)
+
+
+def mark_of(tensor: torch.Tensor) -> int | None:
+    """The one value below zero of integers, such as an ignore index; None where there are none or several."""
+    below = [] if tensor.is_meta else tensor[tensor < 0].unique().tolist()
+    return below[0] if len(below) == 1 else None
 
 
 def _inputs_in_order(naive: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -118,12 +125,7 @@ def _spec(key: str, tensor: torch.Tensor, axes: list[str], sizes: Mapping[str, i
     values: Values | None = None
     sometimes = None
     if own in INTEGER_DTYPES:
-        counted = tensor.flatten()
-        below_zero = set() if tensor.is_meta else {*counted[counted < 0].tolist()}
-        if len(below_zero) == 1:  # such as an ignore index
-            sometimes = below_zero.pop()
-            tensor = counted[counted >= 0]
-        values = next(candidates_for(tensor, sizes))
+        values, sometimes = next(candidates_for(tensor, sizes)), mark_of(tensor)
     elif tensor.is_floating_point() and not tensor.is_meta and tensor.numel():
         low, high = float(tensor.detach().min()), float(tensor.detach().max())
         if low >= 0 and high > 0:  # such as probabilities: a normal number could be below zero

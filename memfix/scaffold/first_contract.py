@@ -44,13 +44,15 @@ class Asked:
 
     @staticmethod
     def of(name: str, naive: str, forms: Sequence[str], example: str, dtypes: str | None) -> Asked:
-        """From options: ``--form chunked=pkg.losses:chunked_loss``, where ``chunked=`` may be left out."""
+        """From options, as ``--form chunked=pkg.losses:chunked_loss``."""
         if not name.isidentifier():
             raise UsageError(f"the name of an op must be a Python name, got {name!r}")
         named = {}
         for form in forms:
             word, equals, reference = form.partition("=")
-            named[word if equals else "fixed"] = reference if equals else form
+            if not equals or word in named:
+                raise UsageError(f"--form must be NAME=MODULE:FUNCTION, each with a name of its own, got {form!r}")
+            named[word] = reference
         chosen = tuple(dtypes.split(",")) if dtypes else WORKING_DTYPES
         for dtype in chosen:
             if dtype not in WORKING_DTYPES:

@@ -69,7 +69,8 @@ def _write_lock(path: Path, examination: Examination) -> None:
     readings = lockable_readings([examination])
     entries: dict[Key, int] = {key: bytes_of(reading, key[3]) for key, reading in readings.items()}
     alive = {spelled(key): reading.alive_at_peak for key, reading in readings.items() if key[3] != "held"}
-    write_lock(path, {**read_lock(path), **entries})
+    others = {key: size for key, size in read_lock(path).items() if key[0] != examination.op}
+    write_lock(path, {**others, **entries})
     write_peaks(peaks_path(path), {**read_peaks(peaks_path(path)), **alive})
 
 

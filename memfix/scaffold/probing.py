@@ -53,7 +53,9 @@ def _with_dims(contract: Contract) -> Contract:
     )
     dims = {dim: _range(contract, [NAIVE], dim, base, sizes[dim]) for dim in axes}
     for dim in contract.dims.keys() - {*axes}:
-        dims[dim] = _range(contract, [form for form in contract.forms if _takes(contract, form, dim)], dim, base, 16)
+        dims[dim] = _range(
+            contract, [form for form in contract.forms if _takes(contract, form, dim)], dim, base, sizes[dim]
+        )
     return replace(contract, dims={dim: dims[dim] for dim in contract.dims})
 
 

@@ -60,4 +60,6 @@ def test_integers_reach_up_to_a_dim_that_holds_them_and_one_negative_value_is_a_
     arguments = {"x": torch.randn(9, 7), "target": torch.tensor([0, 6, -100, 3, 1, 2, 5, 4, 0])}
     target = drafted("op", naive, {"same": naive}, arguments).inputs[1]
     assert (target.values, target.sometimes) == (Integers("D"), -100)
+    assert list(candidates_for(arguments["target"], {"N": 9, "D": 7})) == [Integers("D"), Integers("N"), Integers(7)]
+    assert list(candidates_for(torch.tensor([-2, -1, 3]), {"N": 9})) == [Integers(-2, "N"), Integers(-2, 4)]
     assert list(candidates_for(torch.tensor([7]), {"N": 9, "D": 7})) == [Integers("N"), Integers(8)]
