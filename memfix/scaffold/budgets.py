@@ -67,8 +67,12 @@ def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> M
         formula = formula_above(samples[phase], _terms(contract))
         allowed = Formula(formula).evaluate(contract.formula_values(contract.cases[CASE]))
         budgets.append(Budget(form, phase=phase, bytes=formula))
-        above = allowed / max(1, used[phase]) - 1
-        notes.append(f"  {phase}: at most {formula} at every shape, {above:.0%} above today at the example")
+        today = (
+            f"{allowed / used[phase] - 1:.0%} above today"
+            if used[phase] >= _SLACK
+            else f"today {format_bytes(used[phase])}"
+        )
+        notes.append(f"  {phase}: at most {formula} at every shape, {today} at the example")
         if allowed > _LOOSEST * used[phase] + _SLACK:  # other layouts or dtypes take more
             size = math.ceil(used[phase] * HEADROOM)
             budgets.append(Budget(form, phase=phase, case=CASE, bytes=size))

@@ -110,6 +110,8 @@ def require_pass(findings: Sequence[Finding], asked: Asked) -> None:
     first = min(bad, key=lambda finding: finding.status != "fail")
     if first.check == "equality" and first.form in asked.forms:
         what = f"{asked.forms[first.form]} is not equal to {asked.naive}"
+        only = "  where it has to be equal in some dtypes only, name them: --dtypes float32,bfloat16"
+        first = replace(first, details=(*first.details, only))
     else:
         what = f"{first.check} fails" if first.status == "fail" else f"{first.check} could not be judged"
     raise NotProved(what, first)

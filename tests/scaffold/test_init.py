@@ -122,6 +122,7 @@ def test_what_cannot_be_proved_is_one_message_and_no_file(
     ended = memfix(folder, "init", *[change.get(word, word) for word in ASKED])
     assert (ended.returncode, ended.stdout) == (code, "")
     assert ended.stderr.startswith(f"memfix: {message}")
+    assert ("--dtypes float32,bfloat16" in ended.stderr) == (code == 1)
     assert files_in(folder) == set()
 
 
