@@ -73,7 +73,7 @@ class Registered:
 def registered() -> Registered:
     """Everything that is declared. A fault of ours is raised; one of another package leaves out what it concerns."""
     contracts: dict[str, Contract] = {}
-    sources: dict[str, Source] = {}
+    declared_in: dict[str, Source] = {}
     left_out: list[tuple[str, str]] = []
     for source in sources():
         is_ours = source.module.startswith(f"{ops.__name__}.")
@@ -85,13 +85,13 @@ def registered() -> Registered:
             left_out.append((source.package, str(error)))
             continue
         for contract in declared:
-            first = sources.setdefault(contract.name, source)
+            first = declared_in.setdefault(contract.name, source)
             if contracts.setdefault(contract.name, contract) is not contract:
                 twice = f"two contracts are named {contract.name!r}: in {first.spelled} and in {source.spelled}"
                 if not source.package:
                     raise ContractError(twice)
                 left_out.append((source.package, f"{twice}; the second is left out until one has another name"))
-    return Registered({name: contracts[name] for name in sorted(contracts)}, sources, left_out)
+    return Registered({name: contracts[name] for name in sorted(contracts)}, declared_in, left_out)
 
 
 def all_contracts() -> Mapping[str, Contract]:

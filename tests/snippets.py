@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import click
 
@@ -90,7 +92,8 @@ def _fault_of_memfix(arguments: list[str], whole: bool) -> str | None:
     if not whole:
         return None
     try:
-        command.make_context(arguments[0], arguments[1:], resilient_parsing=False)
+        with mock.patch.dict(os.environ):  # --from sets a variable
+            command.make_context(arguments[0], arguments[1:], resilient_parsing=False)
     except click.ClickException as error:
         return error.format_message()
     return None

@@ -114,9 +114,10 @@ def gate(
     with progress() as say:
         ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
         is_asked = changed_ref is None or bool(ops)
-        chosen, left_out = (contracts_of(ops), not_loaded(ops)) if is_asked else ([], [])
+        left_out = not_loaded(ops) if is_asked else []
         if update and left_out:
             raise UsageError(f"--update would drop the lock entries of ops that were left out: {left_out[0].message}")
+        chosen = contracts_of(ops) if is_asked else []
         if not is_asked:
             verdict = Verdict((), (), meter)
         elif on_time:

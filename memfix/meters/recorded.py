@@ -127,7 +127,7 @@ def failure_of(
         unused_bytes=sum(segment["total_size"] - segment["active_size"] for segment in segments),
         line=user_line(frames) or user_line(moment.waiting),
         alive=timeline.rows_at(event, with_base=True),
-        cause=likely_cause(timeline.rows_at(event)),
+        cause=likely_cause(timeline.rows_at(event), timeline),
         node=moment.node,
         timeline=timeline,
     )
