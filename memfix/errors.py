@@ -51,6 +51,10 @@ class MeasurementError(MemfixError):
     """A meter ran and could not give a figure."""
 
 
+ON_A_GPU = 'measure it on a GPU, by memfix.peak(build, meter="cuda") or --meter=cuda'
+"""What to do about a step that cannot be simulated."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or the list of what is known, for the end of an error message."""
     known = list(known)

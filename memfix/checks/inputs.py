@@ -266,7 +266,7 @@ class _Steps:
 
     def _state_ranges_of_integers(self) -> None:
         """State the range from which real integers would be drawn: what follows from it is then no assumption."""
-        from ..meters.simulated.assumptions import state_range
+        from ..meters.simulated.tracking import state_range
 
         for spec in self._contract.inputs:
             is_replaced = spec.sometimes is not None and self._draw.share

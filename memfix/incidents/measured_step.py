@@ -14,8 +14,8 @@ from torch.utils import _pytree
 from ..errors import MeasurementError, MeterUnavailable, UsageError
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
-from ..meters.simulated.assumptions import state_range
 from ..meters.simulated.gpus import get_gpu
+from ..meters.simulated.tracking import state_range
 from ..meters.stages import Stage, listening, stage
 from ..meters.timeline import Allocation
 from .config import RunConfig

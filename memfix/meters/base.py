@@ -41,6 +41,9 @@ class Reading:
     granularity_bytes: int = 1
     reserved_bytes: int | None = None
     exact: bool = True
+    at_least: int | None = None
+    """The lowest and the highest peak that the assumptions allow; None if there are none, or they cannot be bounded."""
+    at_most: int | None = None
     notes: tuple[str, ...] = ()
     alive_at_peak: tuple[Allocation, ...] = ()
     kept: tuple[Allocation, ...] = ()

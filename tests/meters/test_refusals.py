@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import memfix
-from memfix.errors import MeasurementError, MemfixError, UsageError
+from memfix.errors import ON_A_GPU, MeasurementError, MemfixError, UsageError
 
 HERE = r"test_refusals\.py:\d+"
 
@@ -69,7 +70,7 @@ def test_a_sparse_tensor_is_refused() -> None:
         return lambda: torch.sparse_coo_tensor(places, values, (10, 10))
 
     assert refused(build) == (
-        "a tensor of layout torch.sparse_coo holds memory that only its values decide; measure it with --meter=cuda"
+        "a tensor of layout torch.sparse_coo holds memory that only its values decide; " + ON_A_GPU
     )
 
 
@@ -85,7 +86,7 @@ def test_a_sparse_gradient_is_refused() -> None:
 def test_making_a_tensor_sparse_is_refused_with_the_line() -> None:
     message = refused(step_of(10, 10)(lambda x: x.to_sparse()))
     assert message.startswith("the step uses what cannot be simulated (aten._to_sparse.default) at ")
-    assert message.endswith("; register a fake for it, or measure with --meter=cuda")
+    assert message.endswith(f"; register a fake for it, or {ON_A_GPU}")
 
 
 # ---------------------------------------------------------------- two devices
@@ -116,7 +117,7 @@ def test_an_operator_without_a_fake_is_refused_by_name(operators: Any) -> None:
     with pytest.raises(
         MeasurementError,
         match=rf"^the step uses what cannot be simulated \(memfix_refusals\.without_fake\.default\) at .*{HERE}; "
-        r"register a fake for it, or measure with --meter=cuda$",
+        rf"register a fake for it, or {re.escape(ON_A_GPU)}$",
     ):
         memfix.peak(step_of(4)(lambda x: operators.without_fake(x)))
 
@@ -129,7 +130,7 @@ def test_a_custom_operator_without_a_fake_is_refused_by_name() -> None:
     with pytest.raises(
         MeasurementError,
         match=rf"^the step uses what cannot be simulated \(memfix_refusals::custom\) at .*{HERE}; "
-        r"register a fake for it, or measure with --meter=cuda$",
+        rf"register a fake for it, or {re.escape(ON_A_GPU)}$",
     ):
         memfix.peak(step_of(4)(custom))
 
@@ -145,7 +146,7 @@ def test_an_operator_of_operators_is_refused_by_name(compiles: bool) -> None:
     attend = torch.compile(flex_attention) if compiles else flex_attention
     with pytest.raises(
         MeasurementError,
-        match=rf"^the step uses what cannot be simulated \(flex_attention\) at .*{HERE}; measure with --meter=cuda$",
+        match=rf"^the step uses what cannot be simulated \(flex_attention\) at .*{HERE}; {re.escape(ON_A_GPU)}$",
     ):
         memfix.peak(step_of(1, 2, 64, 16)(lambda x: attend(x, x, x)))
 

@@ -140,19 +140,6 @@ def test_source_lines_name_forward_and_backward():
     assert "kept for backward" in table
 
 
-def test_value_dependent_step_is_refused_in_words():
-    def build(device):
-        x = torch.empty(4, device=device)
-        return lambda: x.sum().item()
-
-    message = (
-        r"^the step needs the values of a tensor \(aten\._local_scalar_dense\.default\) at .*test_simulated\.py:\d+, "
-        r"and simulated tensors have none; .*measure with --meter=cuda$"
-    )
-    with pytest.raises(MeasurementError, match=message):
-        simulated(build)
-
-
 class Node:
     """Something that only the collector frees."""
 

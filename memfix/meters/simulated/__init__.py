@@ -10,7 +10,8 @@ bytes. Modules:
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs
 - ``fake_execution``, ``fake_result_cache``: compute the results of operators
 - ``workspace``, ``tables``: know the memory that kernels take for themselves
-- ``assumptions``, ``refusals``: handle steps that read values, which fake tensors do not have
+- ``values``: keeps the values of small tensors
+- ``assumptions``, ``refusals``: handle steps that read values which are not known
 - ``ledger``, ``source_lines``, ``gpus``: keep the bytes, find the source lines behind them, describe the GPUs
 """
 
@@ -22,6 +23,7 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ...errors import ON_A_GPU, MeasurementError
 from ...units import format_bytes
 from ...versions import untested_torch
 from ..base import Reading, Step, StepBuilder
@@ -30,6 +32,7 @@ from . import fake_device
 from .gpus import get_gpu
 
 if TYPE_CHECKING:
+    from .assumptions import Extent
     from .launches import Launch
     from .tracking import StorageTracker
 
@@ -51,23 +54,48 @@ class SimulatedMeter:
         """Fake tensors take no memory."""
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
+        """If the step reads values that nothing decides, it is measured under other answers too.
+
+        Answers under which it raises are left out: no run that ends well can have them.
+        """
+        runs = [self._run(build, warmup, "usual")]
+        if runs[0].assumed:
+            runs += [self._run(build, warmup, "most"), self._run(build, warmup, "least")]
+        measured = [run for run in runs if run.reading is not None]
+        if not measured:
+            raise _common_error(runs)
+        return _bounded(measured[0], measured[1:])
+
+    def _run(self, build: StepBuilder, warmup: int, extent: Extent) -> _Run:
         from .source_lines import line_of
 
-        with self._simulated() as tracker:
-            step = build("cuda")
-            gc.collect()
-            tracker.ledger.restart()
-            for _ in range(warmup):
-                step()
-            gc.collect()
-            kept = tracker.ledger.left_behind(line_of)
-            reading = self._reading(tracker, step, is_first_call=warmup == 0)
-            return dataclasses.replace(reading, kept=(*kept, *reading.kept))
+        with self._simulated(extent) as tracker:
+            try:
+                step = build("cuda")
+                gc.collect()
+                tracker.ledger.restart()
+                for _ in range(warmup):
+                    step()
+                gc.collect()
+                kept = tracker.ledger.left_behind(line_of)
+                reading = self._reading(tracker, step, is_first_call=warmup == 0)
+            except Exception as error:
+                if not tracker.assumed:
+                    raise
+                return _Run(None, tuple(tracker.assumed), error)
+            return _Run(dataclasses.replace(reading, kept=(*kept, *reading.kept)), tuple(tracker.assumed))
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Readings of several steps on the same state. Each step runs once, without a warm-up."""
         with self._simulated() as tracker:
-            return [self._reading(tracker, step) for step in build("cuda")]
+            readings = []
+            for step in build("cuda"):
+                reading = self._reading(tracker, step)
+                doubts = tuple(tracker.assumed)  # other answers cannot be tried on the same state
+                readings.append(
+                    dataclasses.replace(reading, exact=reading.exact and not doubts, notes=(*reading.notes, *doubts))
+                )
+            return readings
 
     def launches(self, build: StepBuilder) -> list[Launch]:
         """The Triton and CUDA kernels that the step launches at its first call. Nothing is measured."""
@@ -78,12 +106,12 @@ class SimulatedMeter:
             return tracker.launches
 
     @contextlib.contextmanager
-    def _simulated(self) -> Iterator[StorageTracker]:
+    def _simulated(self, extent: Extent = "usual") -> Iterator[StorageTracker]:
         from .environment import simulated_gpu
         from .refusals import explained
 
         hides_modes = fake_device.self_test().cannot_hide_modes is None
-        with simulated_gpu(self.gpu, hides_modes=hides_modes) as tracker, explained():
+        with simulated_gpu(self.gpu, hides_modes=hides_modes, extent=extent) as tracker, explained():
             yield tracker
 
     def _reading(self, tracker: StorageTracker, step: Step, *, is_first_call: bool = False) -> Reading:
@@ -93,6 +121,7 @@ class SimulatedMeter:
         ledger = tracker.ledger
         ledger.restart()
         tracker.notes.clear()  # doubts about the warm-up do not matter
+        tracker.assumed.clear()
         if is_first_call:
             tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
         with listening(ledger.enter_stage):
@@ -130,6 +159,45 @@ class SimulatedMeter:
 
         table = table_of(self.gpu)
         return untested_torch(torch.__version__, table.surroundings.get("torch") if table else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A reading under some answers to values that nothing decides, or the error that they led to."""
+
+    reading: Reading | None
+    assumed: tuple[str, ...]
+    error: Exception | None = None
+
+
+def _bounded(usual: _Run, others: list[_Run]) -> Reading:
+    """The reading of a run, with the bounds that the others give it."""
+    reading = usual.reading
+    assert reading is not None
+    if not usual.assumed:
+        return reading
+    readings = [reading, *(other.reading for other in others if other.reading is not None)]
+    notes = (*reading.notes, *usual.assumed)
+    if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter
+        return dataclasses.replace(reading, notes=notes)
+    peaks = [each.peak_bytes for each in readings]
+    return dataclasses.replace(reading, exact=False, at_least=min(peaks), at_most=max(peaks), notes=notes)
+
+
+def _common_error(runs: list[_Run]) -> Exception:
+    """The step's own error, if it raises the same under all answers."""
+    first, *others = [run.error for run in runs]
+    assert first is not None
+    if all((type(other), str(other)) == (type(first), str(first)) for other in others):
+        return first
+    what = "; ".join(runs[0].assumed)
+    error = MeasurementError(f"{what}; under all that were tried the step raises {first!r}; {ON_A_GPU}")
+    error.__cause__ = first
+    return error
+
+
+def _bytes_of(reading: Reading) -> tuple[int, ...]:
+    return reading.peak_bytes, reading.held_bytes, reading.leaked_bytes, reading.allocated_bytes
 
 
 def _note_cycles(tracker: StorageTracker) -> None:

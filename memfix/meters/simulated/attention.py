@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...errors import MeasurementError
+from ...errors import ON_A_GPU, MeasurementError
 from .gpus import GPU
 from .patches import Patch
 from .workspace.rules import Call
@@ -308,7 +308,7 @@ def _check(request: Request) -> None:
     """Refuse what torch refuses, with torch's messages."""
     query, key, value = request.tensors
     if any(tensor.is_nested for tensor in request.tensors):
-        raise MeasurementError("attention on nested tensors cannot be simulated; measure with --meter=cuda")
+        raise MeasurementError(f"attention on nested tensors cannot be simulated; {ON_A_GPU}")
     if not _same_dtype(request):
         raise RuntimeError(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "

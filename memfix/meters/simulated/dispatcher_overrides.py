@@ -32,7 +32,7 @@ def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
                 for key in ("CUDA", "AutogradCUDA"):  # a recomputation under autograd needs AutogradCUDA
                     library.impl(name, kernel, key, allow_override=True)  # a nested simulation overrides ours
             for name, kernel in (_MISSING_FAKES | _CORRECTED_FAKES).items():
-                library.impl(name, kernel, "Meta", allow_override=True)
+                library.impl(name.removesuffix(".default"), kernel, "Meta", allow_override=True)
             attention.install(library, gpu, notes)
             for name in native_on_cuda_only():
                 library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
@@ -115,6 +115,29 @@ def _grid_sampler(
 _CHOICES = {"one_hot": _one_hot, "_batch_norm_impl_index": _batch_norm, "grid_sampler": _grid_sampler}
 
 
+def _cudnn_takes_ctc(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, blank: int) -> bool:
+    return (
+        torch.backends.cudnn.enabled
+        and blank == 0
+        and (log_probs.dim(), targets.dim()) == (3, 1)
+        and (log_probs.dtype, targets.dtype) == (torch.float32, torch.int32)
+        and targets.device.type == "cpu"
+    )
+
+
+def _grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """CUDA takes other dtypes than bfloat16 too, which torch's fake kernel refuses. It aligns rows to 16 bytes."""
+    rows, columns = left.shape[-2], right.shape[-1]
+    dtype = out_dtype or left.dtype
+    per_row = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    if left.dim() != right.dim():  # the groups share out the rows, or the columns
+        return left.new_empty_strided((rows, columns), (per_row, 1), dtype=dtype)
+    groups = offs.numel() if left.dim() == 2 else left.shape[0]
+    return left.new_empty_strided((groups, rows, columns), (rows * per_row, per_row, 1), dtype=dtype)
+
+
 def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -127,6 +150,11 @@ _MISSING_FAKES = {
     "_fused_sgd_": _writes_into_arguments,
     "_fused_sgd_.tensor_lr": _writes_into_arguments,
     "_fused_adagrad_": _writes_into_arguments,
+    "_use_cudnn_ctc_loss": _cudnn_takes_ctc,
+    "_use_cudnn_ctc_loss.Tensor": _cudnn_takes_ctc,
+    "_ctc_loss_backward": lambda grad, log_probs, *rest: torch.empty_like(log_probs),
+    "_use_miopen_ctc_loss": lambda *args: False,
+    "_use_miopen_ctc_loss.Tensor": lambda *args: False,
     "_standard_gamma": lambda tensor, generator=None: torch.empty_like(tensor),
     "_standard_gamma_grad": lambda tensor, output: torch.empty_like(tensor),
     "_sample_dirichlet": lambda tensor, generator=None: torch.empty_like(tensor),
@@ -142,10 +170,11 @@ _MISSING_FAKES = {
     "_logcumsumexp": lambda tensor, dim: torch.empty_like(tensor, memory_format=torch.contiguous_format),
 }
 
-_CORRECTED_FAKES = {  # torch 2.11 reads the dtype as beta
+_CORRECTED_FAKES: dict[str, Any] = {  # of addmm torch 2.11 reads the dtype as beta
     "addmm.dtype": lambda added, left, right, dtype, **named: left.new_empty(
         (left.shape[0], right.shape[1]), dtype=dtype
     ),
+    "_grouped_mm.default": _grouped_mm,
     "addmm.dtype_out": lambda added, left, right, dtype, *, out, **named: out,
 }
 

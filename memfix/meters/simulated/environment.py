@@ -11,9 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..garbage import only_our_own_cycles
 from . import attention, dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
+from .assumptions import EXTENTS, Extent
 from .fake_result_cache import FakeResultCache
 from .gpus import GPU
 from .patches import applied
+from .prebuilt import weights_restored
 from .tracking import StorageTracker
 
 _OTHER_MODE = "another dispatch mode is active in the step, and what it keeps is not known"
@@ -28,18 +30,18 @@ class _NoDeviceFakeMode(FakeTensorMode):
 
 
 @contextlib.contextmanager
-def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
+def simulated_gpu(gpu: GPU, *, hides_modes: bool, extent: Extent = "usual") -> Iterator[StorageTracker]:
     """Inside, ``device="cuda"`` means ``gpu``, no memory is taken, and the yielded tracker counts every byte.
 
     With ``hides_modes`` libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). It
-    requires that the self-test passed.
+    requires that the self-test passed. ``extent`` says what is assumed about values that nothing decides.
     """
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)
     # while the tracker handles an operator it is off the stack, and FakeTensorMode is the innermost mode
     cache = FakeResultCache(fake_mode, num_modes=num_outer_modes + 1, hides_modes=hides_modes)
-    tracker = StorageTracker(gpu, cache)
+    tracker = StorageTracker(gpu, cache, extent)
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
     patches = [*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)]
@@ -47,6 +49,9 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
         # storages must die in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),
         only_our_own_cycles(),
+        # values are drawn on the CPU, and the caller's generator goes on where it was
+        _own_random_numbers(EXTENTS.index(extent)),
+        weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         applied(patches),
         tracker.engine.installed(),
@@ -65,3 +70,12 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool) -> Iterator[StorageTracker]:
         for context in contexts:
             stack.enter_context(context)
         yield tracker
+
+
+@contextlib.contextmanager
+def _own_random_numbers(number: int) -> Iterator[None]:
+    """Inside, seeds give other random numbers for another ``number``."""
+    seed = torch.random.manual_seed
+    with torch.random.fork_rng(devices=[]), applied([(torch, "manual_seed", lambda value: seed(value + number))]):
+        torch.manual_seed(0)
+        yield

@@ -142,7 +142,9 @@ class FakeResultCache:
         else:
             torch._C._set_throw_on_mutable_data_ptr(made)
         if device not in self._attributes:
-            self._attributes[device] = vars(FakeTensor(self.mode, tensor, device)).copy()
+            with torch._C._DisableTorchDispatch():
+                some = torch.empty(0, device=_META)
+            self._attributes[device] = vars(FakeTensor(self.mode, some, device)).copy()
         made.__dict__ = self._attributes[device].copy()  # a copy is far cheaper than an update
         if self.hides_modes:
             hide_python_key((made,))

@@ -5,6 +5,7 @@ type or the values of a tensor, or that traces, compiles or launches.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,33 +47,44 @@ def _by_type() -> list[Patch]:
 
 def _by_value(tracker: StorageTracker) -> list[Patch]:
     """Patch code that reads values."""
-    real_numpy, real_format = torch.Tensor.numpy, torch.Tensor.__format__
+    real_text: Callable[..., str] = torch._tensor_str._str
+    real_numpy, real_list, real_format = torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__format__
 
     def printed(tensor: Any, **kwargs: Any) -> str:
+        if not isinstance(tensor, FakeTensor):
+            with torch._C._DisableTorchDispatch():
+                return real_text(tensor, **kwargs)
         tracker.note("a tensor is printed, and what formatting it takes on a GPU is not known")
         return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}')"
 
     def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
-        constant = getattr(tensor, "constant", None)
         needs_grad = torch.is_grad_enabled() and tensor.requires_grad
         is_torchs_error = not force and (tensor.device.type != "cpu" or needs_grad)
-        if isinstance(tensor, FakeTensor) and constant is None and not is_torchs_error:
+        if not isinstance(tensor, FakeTensor) or is_torchs_error:
+            return real_numpy(tensor, force=force)
+        value = tracker.values_read(tensor)
+        if value is None:
             raise fake_tensor.DataDependentOutputException("Tensor.numpy")  # type: ignore[arg-type]
-        return real_numpy(tensor if constant is None else constant, force=force)
+        with torch._C._DisableTorchDispatch():
+            return real_numpy(value)
+
+    def tolist(tensor: torch.Tensor) -> Any:
+        value = tracker.values_read(tensor)
+        if value is None:
+            raise fake_tensor.DataDependentOutputException("Tensor.tolist")  # type: ignore[arg-type]
+        with torch._C._DisableTorchDispatch():
+            return real_list(value)
 
     def formatted(tensor: torch.Tensor, spec: str) -> str:
         is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0
         return format(tensor.item(), spec) if is_number else real_format(tensor, spec)
 
-    def step_if_finite(scaler: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
-        tracker.note("GradScaler: assumed that no gradient overflowed")
-        return optimizer.step(*args, **kwargs)
-
     return [
         (torch._tensor_str, "_str", printed),
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__format__", formatted),
-        (torch.amp.GradScaler, "_maybe_opt_step", step_if_finite),
+        (FakeTensor, "tolist", tolist),
+        (logging.getLogger(fake_tensor.__name__), "disabled", True),  # it prints what is raised anyway
         (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # redraws until all values are within bounds
     ]
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from torch._subclasses import fake_tensor
 
-from ...errors import MeasurementError
+from ...errors import ON_A_GPU, MeasurementError
 from .source_lines import user_line
 
+_NO_MEMORY = re.compile("data is not allocated yet|access data pointer of Tensor")
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
 _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
@@ -32,21 +33,19 @@ def explained() -> Iterator[None]:
 
 def _sentence(error: Exception) -> str | None:
     line = user_line(error)
-    at = f" at {line.place}" if line is not None else ""
+    at = f" at {line.file}:{line.number}" if line is not None else ""
     first_line = (str(error).splitlines() or [""])[0][:200]
     if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):
-        return (
-            f"the step needs the values of a tensor ({error.func}){at}, and simulated tensors have none; "
-            "avoid .item() and data-dependent shapes in it, or measure with --meter=cuda"
-        )
+        return f"the step needs the values of a tensor ({error.func}){at}, which nothing decides; {ON_A_GPU}"
+    if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+        return f"the step reads the memory of a tensor{at} whose values nothing decides; {ON_A_GPU}"
     unsupported = _unsupported(error)
     if unsupported is not None:
-        way_out = "register a fake for it, or measure with --meter=cuda"
-        return f"the step uses what cannot be simulated ({unsupported}){at}; {way_out}"
+        return f"the step uses what cannot be simulated ({unsupported}){at}; register a fake for it, or {ON_A_GPU}"
     if isinstance(error, NotImplementedError) and (higher_order := _HIGHER_ORDER.search(str(error))):
-        return f"the step uses what cannot be simulated ({higher_order[1]}){at}; measure with --meter=cuda"
+        return f"the step uses what cannot be simulated ({higher_order[1]}){at}; {ON_A_GPU}"
     if isinstance(error, NotImplementedError) or _inside_fake_tensors(error):
-        return f"the step uses what cannot be simulated{at}: {first_line}; measure with --meter=cuda"
+        return f"the step uses what cannot be simulated{at}: {first_line}; {ON_A_GPU}"
     if isinstance(error, RuntimeError) and re.search("two (different )?devices", str(error)):
         return f"tensors of two devices meet in one operator{at}: {first_line}"
     return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...errors import MeasurementError
+from ...errors import ON_A_GPU, MeasurementError
 from ..timeline import Allocation
 from .ledger import Entry, Ledger
 
@@ -102,7 +102,7 @@ def name_of(operator: torch._ops.OpOverload) -> str:
 def _refuse_sparse(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise MeasurementError(
-            f"a tensor of layout {tensor.layout} holds memory that only its values decide; measure it with --meter=cuda"
+            f"a tensor of layout {tensor.layout} holds memory that only its values decide; {ON_A_GPU}"
         )
 
 

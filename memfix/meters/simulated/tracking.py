@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from .assumptions import assumed_answer, remember_question
+from . import assumptions
+from .assumptions import Answers, Extent
 from .composite import composite_key
 from .engine import EngineWatch
 from .fake_execution import run_on_fakes
@@ -21,11 +22,17 @@ from .gpus import GPU
 from .launches import Launch
 from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
-from .source_lines import SourceLines
+from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of
+from .values import Values, is_small
 from .workspace import Call, Workspace
+from .workspace.layout import contiguous_strides
 from .workspace.rules import tensors_in
 
+aten = torch.ops.aten
+
+_INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
+_MASKS = (torch.bool, torch.uint8)
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
 
@@ -41,12 +48,16 @@ class StorageTracker(TorchDispatchMode):
         """Return False: compiled regions run eagerly here, and disabling the compiler at every operator costs time."""
         return False
 
-    def __init__(self, gpu: GPU, cache: FakeResultCache) -> None:
+    def __init__(self, gpu: GPU, cache: FakeResultCache, extent: Extent = "usual") -> None:
         super().__init__()
         self.gpu = gpu
         self.cache = cache
         self.ledger = Ledger()
         self.storages = Storages(self.ledger, cache.mode)
+        self.answers = Answers(extent)
+        self.assumed: dict[str, None] = {}
+        """The assumptions on which an answer to the step rests, in order."""
+        self.values = Values(self.answers, self.assumed.setdefault)
         self.phase = RunningPhase()
         self.engine = EngineWatch(self.note)
         self.lines = SourceLines()
@@ -72,7 +83,7 @@ class StorageTracker(TorchDispatchMode):
         self.ledger.enter_phase(self.phase.name)
         result = self._view(func, args, kwargs) if func in VIEWS else UNKNOWN
         if result is UNKNOWN:
-            result = self._assumed(func, args, kwargs)
+            result = self._answered(func, args, kwargs)
         if result is UNKNOWN:
             result = self._decomposed(func, args, kwargs)
         if result is UNKNOWN:
@@ -85,24 +96,102 @@ class StorageTracker(TorchDispatchMode):
         self.storages.add_argument(args[0])
         if torch.is_grad_enabled():
             self.lines.current()  # remembers the line for the view's autograd node
-        result = self.cache.view(func, args, kwargs)
-        if result is not UNKNOWN:
-            remember_question(func, args, result)
-        return result
+        return self.cache.view(func, args, kwargs)
 
-    def _assumed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Answer an operator that reads values with the usual ones, because fake tensors have none."""
-        assumed = assumed_answer(func, args)
-        if assumed is None:
+    def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that reads values: by those that are known, else by the usual ones."""
+        if not _reads_values(func):
             return UNKNOWN
-        note, make_answer = assumed
-        if note is not None:
-            self.note(note)
-        with self:
-            result = make_answer()
+        if func is aten.index.Tensor:
+            if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in args[1]):
+                return UNKNOWN
+            with self:
+                return func(args[0], [place for index in args[1] for place in _without_mask(index)])
+        given = tensors_in((args, list(kwargs.values())))
+        result = self.values.computed(func, args, kwargs, given)
+        if result is not UNKNOWN:
+            self.assumed |= dict.fromkeys(sorted(self.values.assumed_of(given)))
+            result = self._as_fakes(func, result, args[0])
+        else:
+            result = self._assumed(func, args, kwargs)
+            if result is UNKNOWN:
+                return UNKNOWN
         call = Call(self.gpu, func, args, kwargs, result)
         self._count_workspace(call, tensors_in((args, result)), self.lines.current())
         return result
+
+    def _assumed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The usual answer to an operator that reads values which nothing decides, or ``UNKNOWN``."""
+        first = args[0]
+        answer = assumptions.in_backward(func, first)
+        if answer is not None:
+            self.note(answer[0])
+            return answer[1]
+        if func is aten._local_scalar_dense.default:
+            return self._number(first.dtype)
+        if func is aten.equal.default:
+            self.assumed[assumptions.EQUAL] = None
+            return self.answers.extent != "least"
+        if func in (aten.nonzero.default, aten.masked_select.default):
+            count = self._num_picked(args[-1])
+            if func is aten.masked_select.default:
+                return self._new(func, (count,), (1,), first.dtype, first)
+            return self._new(func, (count, first.dim()), (1, count), torch.int64, first)
+        if func is aten._ctc_loss.default:  # the lengths are plain numbers, so nothing is assumed
+            (num_steps, batch, _), longest = first.shape, max(args[3], default=0)
+            alpha = (batch, num_steps, 2 * longest + 1)
+            return tuple(
+                self._new(func, size, contiguous_strides(size), first.dtype, first) for size in ((batch,), alpha)
+            )
+        return UNKNOWN
+
+    def _num_picked(self, mask: torch.Tensor) -> int:
+        """How many elements a mask picks."""
+        value = self.values.of(mask)
+        if value is not None:
+            self.assumed |= dict.fromkeys(sorted(self.values.assumed_of([mask])))
+            with torch._C._DisableTorchDispatch():
+                return int(value.count_nonzero())
+        share = self.values.share_of(mask)
+        self.assumed[assumptions.ALL_CHOSEN if share in (None, 1) else assumptions.EVEN] = None
+        return self.answers.count(mask.numel(), 1 if share is None else share)
+
+    def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor that Python reads as a whole, assumed where nothing decides them; None if too many."""
+        value = self.values.of(tensor)
+        if value is not None:
+            self.assumed |= dict.fromkeys(sorted(self.values.assumed_of([tensor])))
+            return value
+        if not is_small(tensor):
+            return None
+        with torch._C._DisableTorchDispatch():
+            return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
+
+    def _number(self, dtype: torch.dtype) -> float | int | bool:
+        line = line_of(self.lines.current())
+        note = assumptions.number(line.place if line else "?", dtype)
+        self.assumed[note] = None
+        return self.answers.number(dtype, note)
+
+    def _as_fakes(self, func: Any, value: Any, like: torch.Tensor) -> Any:
+        """Real results of an operator as fake tensors on the device of ``like``, with their values."""
+        if isinstance(value, torch.Tensor):
+            if like.device.type == "cpu":
+                return value
+            stride = (1, value.shape[0]) if func is aten.nonzero.default and value.dim() == 2 else value.stride()
+            made = self._new(func, tuple(value.shape), stride, value.dtype, like)
+            self.values.keep(made, value, self.values.assumed_of([like]))
+            return made
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._as_fakes(func, part, like) for part in value)
+        return value
+
+    def _new(self, func: Any, size: tuple[int, ...], stride: Any, dtype: torch.dtype, like: torch.Tensor) -> Any:
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        made = self.cache.fake(memory, like.device)
+        self.storages.add_result(made, func, self.lines.current(), None)
+        return made
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Decompose an operator that CUDA runs as a composite: each part is then dispatched on its own."""
@@ -116,21 +205,30 @@ class StorageTracker(TorchDispatchMode):
             self.note(f"{func} could not be taken apart: what it hides is not known")
             return UNKNOWN
         # a composite that only makes a view may bypass the dispatcher, and then its result has no device
-        return result if all(isinstance(tensor, FakeTensor) for tensor in tensors_in(result)) else UNKNOWN
+        return UNKNOWN if any(tensor.device.type == "meta" for tensor in tensors_in(result)) else result
 
     def _executed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that has a kernel, and count its results and its workspace."""
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
+        if _indexes_from_cpu(func, args):
+            with self:
+                return func(args[0], [_on_device_of(args[0], index) for index in args[1]], *args[2:], **kwargs)
+        if _is_view_of_real(func, given):
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs)
         for tensor in given:
             self.storages.add_argument(tensor)
         site = self.lines.current()
         replaced = self.storages.entry_of(args[0]) if self.engine.writes_in_place(func, args) else None
         result = run_on_fakes(self.gpu, self.cache, func, args, kwargs, given)
         results = tensors_in(result)
+        real = self.values.really(func, args, kwargs, given, results)
+        if real is not UNKNOWN:
+            return real
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
         self._count_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
-        remember_question(func, args, result)
+        self.values.follow(func, args, kwargs, given, results)
         return result
 
     def _count_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:
@@ -147,12 +245,52 @@ class StorageTracker(TorchDispatchMode):
 @contextlib.contextmanager
 def existing_before() -> Iterator[None]:
     """Inside, new tensors of a simulated step count as inputs, such as gradients shaped like its results."""
-    (tracker,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, StorageTracker))
+    tracker = _current()
     tracker.storages.makes_inputs = True
     try:
         yield
     finally:
         tracker.storages.makes_inputs = False
+
+
+def state_range(tensor: torch.Tensor, low: int, high: int) -> None:
+    """State that every element of ``tensor`` is at least ``low`` and below ``high``, as in real inputs of the step."""
+    _current().values.state_range(tensor, low, high)
+
+
+def _current() -> StorageTracker:
+    (tracker,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, StorageTracker))
+    return tracker
+
+
+@functools.cache
+def _reads_values(operator: Any) -> bool:
+    """Whether the result of an operator, or its shape, depends on values that Python or the allocator gets to see."""
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(operator.tags))
+
+
+def _indexes_from_cpu(operator: Any, args: Any) -> bool:
+    """Whether a tensor on the GPU is indexed by tensors on the CPU, which the kernel copies first."""
+    if operator.overloadpacket not in _INDEXES or not is_on_gpu(args[0]):
+        return False
+    return any(isinstance(index, torch.Tensor) and index.device.type == "cpu" for index in args[1])
+
+
+def _is_view_of_real(operator: Any, given: list[torch.Tensor]) -> bool:
+    """Whether an operator only looks in another way at real memory, which FakeTensorMode refuses or copies."""
+    is_view = operator.is_view or torch.Tag.inplace_view in operator.tags or operator.overloadpacket is aten.set_
+    return is_view and bool(given) and not any(isinstance(tensor, FakeTensor) for tensor in given)
+
+
+def _on_device_of(tensor: torch.Tensor, index: Any) -> Any:
+    return index.to(tensor.device) if isinstance(index, torch.Tensor) else index
+
+
+def _without_mask(index: Any) -> tuple[Any, ...]:
+    """An index, or, in place of a mask, an index for each of its dimensions, as indexing does."""
+    if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
+        return index.nonzero().unbind(1)
+    return (index,)
 
 
 @functools.cache

@@ -1,0 +1,397 @@
+"""Keeps the values of small tensors, so that the code of a simulated step can read them.
+
+The rule: small tensors on the CPU are real, unless they were made from unknown values. The values of a storage on the
+GPU are known if operators made them from known values alone; they are kept in real memory beside it. Small are up to
+``MOST_INTEGERS`` elements of an integer or bool dtype, and ``MOST_FLOATS`` of any other; of a larger storage only the
+one value that all its elements share is kept. An operator that mixes in an unknown value makes what it writes unknown.
+
+Known values may rest on assumptions, which go along with them: random numbers are drawn on the CPU, where a GPU would
+draw others, and a count over an unknown mask is assumed (``assumptions``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .assumptions import COPIED, DRAWN, Answers, formula_that_reads
+from .fake_result_cache import UNKNOWN
+from .workspace.rules import tensors_in
+
+aten = torch.ops.aten
+
+MOST_INTEGERS, MOST_FLOATS = 2**20, 2**12
+_CPU = torch.device("cpu")
+_NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Known:
+    """What is known of one storage."""
+
+    memory: torch.UntypedStorage | None = None
+    """Its values, in memory of the same size."""
+    shared: torch.Tensor | None = None
+    """The value of every element, if its values are too many to be kept."""
+    assumed: frozenset[str] = _NOTHING
+    """What its values rest on."""
+    range: tuple[int, int] | None = None
+    """Of a storage without known values: every element is at least the first and below the second."""
+    share: float | None = None
+    """Of a mask without known values: the share of its elements that is set."""
+    reference: Any = None
+
+    def seen_by(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of ``tensor``, which lies in this storage."""
+        if self.shared is not None:
+            return self.shared.expand(tensor.shape) if tensor.dtype == self.shared.dtype else None
+        if self.memory is None or self.memory.nbytes() != tensor.untyped_storage().nbytes():  # it was resized
+            return None
+        view = torch.empty(0, dtype=tensor.dtype, device=_CPU)
+        return view.set_(self.memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class Values:
+    """The known values of all storages of a simulation, by the address of the fake storage."""
+
+    def __init__(self, answers: Answers, assume: Callable[[str], object]) -> None:
+        self._answers = answers
+        self._assume = assume
+        self._known: dict[int, _Known] = {}
+
+    # ---------------------------------------------------------------- reading
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor, in memory that its views share; None if they are not known."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor if tensor.device.type == "cpu" and is_small(tensor) else None
+        known = self._at(tensor)
+        if known is None or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            return None
+        with torch._C._DisableTorchDispatch():
+            return known.seen_by(tensor)
+
+    def assumed_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[str]:
+        """What the values of these tensors rest on."""
+        return _NOTHING.union(*(known.assumed for known in map(self._at, tensors) if known is not None))
+
+    def share_of(self, mask: torch.Tensor) -> float | None:
+        """The share of an unknown mask that is set: 1 if nothing is known; None if the tensor is no mask."""
+        known = self._at(mask)
+        if known is not None and known.share is not None:
+            return known.share
+        return 1.0 if mask.dtype == torch.bool else None
+
+    def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """The result of an operator on real tensors, or ``UNKNOWN``. It may write into the values of its arguments."""
+        real = _room_for_results(operator, kwargs)
+        for tensor in given:
+            if id(tensor) not in real:
+                value = self.of(tensor)
+                if value is None:
+                    return UNKNOWN
+                real[id(tensor)] = value
+        return _run(operator, args, kwargs, real)
+
+    def really(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> Any:
+        """The result of an operator as real tensors, if it has small results on the CPU; else ``UNKNOWN``."""
+        if operator.namespace != "aten" or not all(map(_is_small_on_cpu, results or given)):
+            return UNKNOWN
+        value = self.computed(operator, args, kwargs, given)
+        if value is UNKNOWN:
+            return self._copied(operator, results)
+        if assumed := self._assumed_by(operator, given):
+            for tensor in tensors_in(value):
+                self._remember(tensor, _Known(assumed=assumed))
+        return value
+
+    def _copied(self, operator: Any, results: list[Any]) -> Any:
+        """Assumed integers in place of unknown ones that were copied to the CPU, where libtorch may read them."""
+        if operator.overloadpacket is not aten._to_copy or results[0].dtype.is_floating_point:
+            return UNKNOWN
+        (result,) = results
+        self._assume(COPIED)
+        with torch._C._DisableTorchDispatch():
+            number = self._answers.number(result.dtype, COPIED)
+            return torch.full(result.shape, number, dtype=result.dtype, device=_CPU)
+
+    def _at(self, tensor: torch.Tensor) -> _Known | None:
+        return self._known.get(tensor.untyped_storage()._cdata)
+
+    # ---------------------------------------------------------------- stating
+    def keep(self, tensor: torch.Tensor, value: torch.Tensor, assumed: frozenset[str] = _NOTHING) -> None:
+        """Make ``value``, or one value for all elements, known as that of a fake tensor with a storage of its own."""
+        storage = tensor.untyped_storage()
+        with torch._C._DisableTorchDispatch():
+            if not is_small(tensor):
+                known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed)
+            else:
+                known = _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed)
+                room = known.seen_by(tensor)
+                assert room is not None
+                room.copy_(value)
+        self._remember(tensor, known)
+
+    def state_range(self, tensor: torch.Tensor, low: int, high: int) -> None:
+        self._remember(tensor, _Known(range=(low, high)))
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self._known.pop(tensor.untyped_storage()._cdata, None)
+
+    def _remember(self, tensor: torch.Tensor, known: _Known) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+
+        def freed(reference: object) -> None:
+            found = self._known.get(address)
+            if found is not None and found.reference is reference:
+                del self._known[address]
+
+        known.reference = weakref.ref(storage, freed)
+        self._known[address] = known
+
+    # ---------------------------------------------------------------- following
+    def follow(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> None:
+        """Take note of an operator that ran on fake tensors: its results are known, or what it wrote no longer is."""
+        packet = operator.overloadpacket
+        writes = _writes(operator)
+        if not (results or writes) or packet in _SAYS_NOTHING:
+            return
+        if packet in _OVERWRITES and self.of(args[0]) is None:
+            self._overwrite(operator, args, kwargs, given)
+            return
+        if packet in _FILLS:
+            filled = _FILLS[packet]
+            self.keep(results[0], _scalar(args[-1] if filled is None else filled))
+            return
+        if operator.namespace == "aten" and (
+            self._follow_known(operator, args, kwargs, given, results)
+            or self._follow_shared(operator, args, kwargs, given, results)
+        ):
+            return
+        was_zero = packet is aten.scatter_ and self._is_zero(args[0])
+        if writes:
+            self.forget(tensors_in([argument for place, argument in enumerate(args) if place in writes]))
+            self.forget(tensors_in([argument for name, argument in kwargs.items() if name in writes]))
+        if was_zero and isinstance(args[3], int) and args[3] == 1:  # a one-hot mask
+            _, dim, index = args[:3]
+            self._remember(args[0], _Known(share=index.shape[dim] / args[0].shape[dim]))
+        elif len(results) == 1 and given:
+            self._follow_unknown(operator, args, results[0])
+        for place, value in healthy_results(operator, args).items():
+            self.keep(results[place], _scalar(value))
+
+    def _follow_known(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
+        """Follow an operator on small tensors whose values are known."""
+        if not all(map(is_small, results)):
+            return False
+        values = self.computed(operator, args, kwargs, given)
+        if values is UNKNOWN:
+            return False
+        assumed = self._assumed_by(operator, given)
+        for fake, value in zip(results, tensors_in(values), strict=False):
+            known = None if _has_room_for_results(operator) else self._at(fake)
+            if known is not None:  # written in place, or a view
+                known.assumed |= assumed
+            elif fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
+                self.keep(fake, value, assumed)
+                fake.constant = None  # FakeTensorMode keeps the values of fewer tensors itself
+        return True
+
+    def _follow_shared(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
+        """Follow an operator on tensors whose elements all share one value, if its result's elements do too."""
+        packet = operator.overloadpacket
+        singles: dict[int, Any] = _room_for_results(operator, kwargs)
+        if (_writes(operator) and not singles) or len(results) != 1 or not given:
+            return False
+        for tensor in given:
+            if id(tensor) not in singles:
+                singles[id(tensor)] = self._single(tensor)
+        if any(single is None for single in singles.values()):
+            return False
+        (result,) = results
+        if packet in _REDUCES:
+            value = _run(packet, (args[0],), {}, singles)
+            if packet is aten.sum and value is not UNKNOWN:
+                value = value * (args[0].numel() // max(1, result.numel()))
+        elif torch.Tag.pointwise in operator.tags or packet in _COPIES:
+            value = _run(operator, args, kwargs, singles)
+        else:
+            return False
+        if value is UNKNOWN or value.numel() != 1:
+            return False
+        self.keep(result, value, self.assumed_of(given))
+        return True
+
+    def _follow_unknown(self, operator: Any, args: Any, result: torch.Tensor) -> None:
+        """Follow what is known of an operator's result though the values of its argument are not."""
+        packet = operator.overloadpacket
+        first = args[0]
+        if packet in _ALWAYS_HOLDS:
+            stated = known.range if (known := self._at(first)) is not None else None
+            if stated is not None and isinstance(args[1], int) and _ALWAYS_HOLDS[packet](*stated, args[1]):
+                self.keep(result, _scalar(True))
+        elif packet in _KEEPS_SHARE:
+            share = self.share_of(first)
+            if share is not None:
+                self._remember(result, _Known(share=share))
+        elif packet in _COUNTS and result.numel() and is_small(result):
+            share = self.share_of(first)
+            if share is not None and formula_that_reads() is None:
+                note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
+                self.keep(result, _scalar(value), frozenset((note,)))
+
+    def _overwrite(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> None:
+        """Make all of a storage known that an operator wrote as a whole."""
+        target = args[0]
+        if not isinstance(target, FakeTensor) or not _fills_its_storage(target):
+            return
+        others = [tensor for tensor in given if tensor is not target]
+        sources = {id(tensor): self.of(tensor) for tensor in others}
+        if any(value is None for value in sources.values()):
+            return
+        is_whole = is_small(target)
+        if not is_whole and (operator.overloadpacket not in _SHARES or any(t.numel() > 1 for t in others)):
+            return
+        with torch._C._DisableTorchDispatch():
+            room = torch.empty(target.shape if is_whole else (), dtype=target.dtype, device=_CPU)
+        if _run(operator, args, kwargs, {**sources, id(target): room}) is not UNKNOWN:
+            self.keep(target, room, self._assumed_by(operator, others))
+
+    def _single(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The one value that all elements of a tensor share, if they do."""
+        known = self._at(tensor)
+        if known is not None and known.shared is not None:
+            return known.shared
+        return self.of(tensor) if tensor.numel() == 1 else None
+
+    def _is_zero(self, tensor: torch.Tensor) -> bool:
+        """Whether all elements are known to be zero."""
+        value = self._single(tensor) if not is_small(tensor) else self.of(tensor)
+        with torch._C._DisableTorchDispatch():
+            return value is not None and not value.any()
+
+    def _assumed_by(self, operator: Any, given: Iterable[torch.Tensor]) -> frozenset[str]:
+        draws = torch.Tag.nondeterministic_seeded in operator.tags
+        return self.assumed_of(given) | ({DRAWN} if draws else _NOTHING)
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor's whole storage are few enough to be kept."""
+    dtype = tensor.dtype
+    most = MOST_FLOATS if dtype.is_floating_point or dtype.is_complex else MOST_INTEGERS
+    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most * dtype.itemsize
+
+
+def _is_small_on_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and is_small(tensor)
+
+
+def healthy_results(operator: Any, args: Any) -> dict[int, int]:
+    """Results that say whether a step is healthy: result number -> the value of all its elements, if it is.
+
+    In a healthy step every number is finite and every factorisation succeeds.
+    """
+    packet = operator.overloadpacket
+    if packet in (aten.ne, aten.eq):
+        is_inf = isinstance(args[1], float) and math.isinf(args[1])
+        if is_inf or args[0] is args[1]:  # x == inf, x != x
+            return {0: (packet is aten.ne) == is_inf}
+        return {}
+    return _HEALTHY.get(packet, {})
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
+    return math.prod(tensor.shape) * tensor.dtype.itemsize == tensor.untyped_storage().nbytes()
+
+
+def _scalar(value: complex | float | int | bool) -> torch.Tensor:
+    with torch._C._DisableTorchDispatch():
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None, device=_CPU)
+
+
+def _run(operator: Any, args: Any, kwargs: Any, real: dict[int, Any]) -> Any:
+    """Run an operator on the CPU, with a real tensor in place of each fake one."""
+    try:
+        with torch._C._DisableTorchDispatch():
+            named = {name: _on_cpu(value, real) for name, value in kwargs.items() if name != "pin_memory"}
+            return operator(*_on_cpu(args, real), **named)
+    except Exception:  # the CPU has no such kernel, or the user's values are wrong, which the fake kernel has said
+        return UNKNOWN
+
+
+def _on_cpu(value: Any, real: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return real[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_cpu(item, real) for item in value)
+    return _CPU if isinstance(value, torch.device) else value
+
+
+@functools.cache
+def _has_room_for_results(operator: Any) -> bool:
+    """Whether the operator writes its results into tensors that it is given for them, ``out=``."""
+    return any(argument.is_out for argument in operator._schema.arguments)
+
+
+def _room_for_results(operator: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
+    """Empty real tensors for fake ones that are given for results: what they held does not matter."""
+    if not _has_room_for_results(operator):
+        return {}
+    names = [argument.name for argument in operator._schema.arguments if argument.is_out]
+    with torch._C._DisableTorchDispatch():
+        given = tensors_in([kwargs.get(name) for name in names])
+        fakes = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
+        return {id(tensor): torch.empty(0, dtype=tensor.dtype, device=_CPU) for tensor in fakes}
+
+
+@functools.cache
+def _writes(operator: Any) -> frozenset[int | str]:
+    """The positions and names of the arguments that an operator writes into."""
+    written = [
+        (place, argument.name)
+        for place, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return frozenset(key for keys in written for key in keys)
+
+
+def _packets(names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names.split())
+
+
+_SAYS_NOTHING = _packets(
+    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ "
+    "_amp_foreach_non_finite_check_and_unscale_"
+)
+"""Operators that make memory without values, and one that only writes where a gradient is not finite."""
+_OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
+_SHARES = _packets("fill_ zero_ copy_")
+_FILLS: dict[Any, int | None] = {
+    **dict.fromkeys(_packets("zeros zeros_like new_zeros"), 0),
+    **dict.fromkeys(_packets("ones ones_like new_ones"), 1),
+    **dict.fromkeys(_packets("full full_like new_full")),
+}
+"""Operators that give all elements the same value: the value, or None for their last argument."""
+_COPIES = _packets("_to_copy clone")
+_REDUCES = _packets("all any sum amax amin max min mean")
+_COUNTS = _packets("all any sum count_nonzero")
+_KEEPS_SHARE = _packets("_to_copy clone index index_select gather")
+_ALWAYS_HOLDS: dict[Any, Callable[[int, int, int], bool]] = {
+    aten.ne: lambda low, high, number: not low <= number < high,
+    aten.ge: lambda low, high, number: number <= low,
+    aten.lt: lambda low, high, number: high <= number,
+}
+_HEALTHY: dict[Any, dict[int, int]] = {
+    **{packet: {0: 0} for packet in _packets("isnan isinf isposinf isneginf")},
+    **{packet: {1: 0} for packet in _packets("linalg_cholesky_ex linalg_inv_ex")},
+    **{packet: {2: 0} for packet in _packets("linalg_lu_factor_ex linalg_ldl_factor_ex")},
+    **{packet: {3: 0} for packet in _packets("_linalg_solve_ex")},
+}

@@ -1,0 +1,215 @@
+"""Values that are known: what the user gave, and what operators made of it, can be read and leaves a reading exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import memfix
+from memfix.meters.base import Reading
+from memfix.meters.simulated.assumptions import DRAWN
+from memfix.meters.simulated.values import MOST_FLOATS, MOST_INTEGERS
+
+
+def answered(question: Any) -> tuple[Any, Reading]:
+    """What ``question`` gives in a step on the simulated GPU, and the reading."""
+    answers = []
+
+    def build(device: str) -> Any:
+        return lambda: answers.append(question(device))
+
+    reading = memfix.peak(build)
+    return answers[-1], reading
+
+
+def ones(device: str, *size: int) -> torch.Tensor:
+    return torch.ones(size, dtype=torch.int64, device=device)
+
+
+def written(device: str) -> torch.Tensor:
+    mask = ones(device, 2, 5)
+    mask[0, 3:] = 0
+    view = mask.t()[4]
+    view.mul_(0)
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (lambda d: bool(ones(d, 2, 5).all()), True),
+        (lambda d: int(ones(d, 2, 5).sum()), 10),
+        (lambda d: written(d).tolist(), [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]),
+        (lambda d: written(d).sum(-1).tolist(), [3, 4]),
+        (lambda d: written(d).bool()[1].nonzero().flatten().tolist(), [0, 1, 2, 3]),
+        (lambda d: torch.empty(2, 5, device=d)[written(d).bool()].shape[0], 7),
+        (lambda d: torch.empty(2, 5, device=d).masked_select(written(d).bool()).shape[0], 7),
+        (lambda d: torch.unique(written(d)).tolist(), [0, 1]),
+        (lambda d: torch.repeat_interleave(torch.tensor([2, 0, 1], device=d)).tolist(), [0, 0, 2]),
+        (lambda d: torch.tensor([3, 5], device=d).cumsum(0)[-1].item(), 8),
+        (lambda d: (torch.arange(4, device=d) == 9).any().item(), False),
+        (lambda d: torch.linspace(0, 0.1, 3).tolist(), pytest.approx([0, 0.05, 0.1])),
+        (lambda d: torch.full((3,), 2.5, device=d).cpu().numpy().tolist(), [2.5, 2.5, 2.5]),
+        (lambda d: bool(torch.ones(2**12, 2**12, dtype=torch.bool, device=d).logical_not().any()), False),
+        (lambda d: int(torch.ones(2**12, 2**12, device=d).sum()), 2**24),
+        (lambda d: torch.equal(torch.tensor([1, 2], device=d), torch.tensor([1, 3], device=d)), False),
+    ],
+)
+def test_known_values_give_the_true_answer(question: Any, answer: Any) -> None:
+    given, reading = answered(question)
+    assert given == answer
+    assert not any("assumed" in note for note in reading.notes)
+
+
+def test_what_an_unknown_value_is_mixed_into_is_unknown() -> None:
+    def mixed(device: str) -> int:
+        counts = torch.zeros(3, dtype=torch.int64, device=device)
+        counts[1] = (torch.empty(9, device=device) > 0).sum()
+        return int(counts.sum())
+
+    _, reading = answered(mixed)
+    assert any("nothing decides" in note or "assumed" in note for note in reading.notes)
+
+
+def test_values_of_many_elements_are_not_kept() -> None:
+    def read(device: str, number: int, dtype: torch.dtype) -> None:
+        torch.arange(number, dtype=dtype, device=device)[-1].item()
+
+    for most, dtype in ((MOST_INTEGERS, torch.int64), (MOST_FLOATS, torch.float32)):
+        assert answered(lambda d, m=most, t=dtype: read(d, m, t))[1].notes == ()
+        assert answered(lambda d, m=most, t=dtype: read(d, m + 1, t))[1].notes != ()
+
+
+def test_random_numbers_are_drawn_and_leave_the_callers_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    kept, reading = answered(
+        lambda d: [torch.rand([]).item() < 2, torch.randint(0, 9, (4,), device=d).max().item() < 9]
+    )
+    assert kept == [True, True]
+    assert reading.exact
+    assert torch.equal(torch.rand(2), expected)
+
+    def shortened(device: str) -> Any:
+        torch.manual_seed(0)
+        return torch.empty(1000, 64, device=device)[torch.randint(0, 2, (1000,), device=device) == 0]
+
+    _, reading = answered(lambda d: (shortened(d), None)[1])
+    assert DRAWN in reading.notes
+    assert reading.at_least is not None
+    assert not reading.exact
+
+
+# ---------------------------------------------------------------- as users write it
+def test_a_loop_over_a_loader_that_logs_its_loss_is_exact() -> None:
+    losses: list[float] = []
+
+    def build(device: str) -> Any:
+        model = nn.Linear(8, 3).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        data = TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,)))
+
+        def step() -> None:
+            for x, y in DataLoader(data, batch_size=16, shuffle=True):
+                loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+
+        return step
+
+    reading = memfix.peak(build)
+    assert losses
+    assert reading.exact
+
+
+def test_an_attention_mask_of_ones_is_seen_to_be_one() -> None:
+    paths: list[str] = []
+
+    def build(device: str) -> Any:
+        mask = torch.ones(2, 16, dtype=torch.int64).to(device)
+        x = torch.randn(2, 4, 16, 8, device=device)
+
+        def step() -> None:
+            paths.append("no mask" if mask.sum() == mask.numel() else "mask")
+            nn.functional.scaled_dot_product_attention(x, x, x)
+
+        return step
+
+    assert memfix.peak(build).exact
+    assert set(paths) == {"no mask"}
+
+
+def test_packed_sequences_are_measured_by_their_lengths() -> None:
+    shapes = []
+
+    def build(device: str) -> Any:
+        x, lengths = torch.randn(4, 10, 8, device=device), torch.tensor([10, 7, 5, 2])
+        cells = nn.LSTM(8, 16, batch_first=True).to(device)
+
+        def step() -> None:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            shapes.append(packed.data.shape)
+            padded, _ = nn.utils.rnn.pad_packed_sequence(cells(packed)[0], batch_first=True)
+            padded.sum().backward()
+
+        return step
+
+    memfix.peak(build)
+    assert set(shapes) == {(24, 8)}
+
+
+def test_an_index_on_the_cpu_is_copied_to_the_gpu() -> None:
+    def build(device: str) -> Any:
+        table, rows = torch.randn(100, 512, device=device, requires_grad=True), torch.randint(0, 100, (20,))
+
+        def step() -> None:
+            table[rows].sum().backward()
+            table.grad = None
+
+        return step
+
+    reading = memfix.peak(build)
+    assert reading.exact
+    assert any(row.what.startswith("_to_copy") and row.bytes == 20 * 8 for row in reading.alive_at_peak)
+
+
+def test_a_model_from_outside_has_its_weights_afterwards() -> None:
+    model = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300), nn.LSTM(300, 20))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parameters = list(model.parameters())
+
+    def build(device: str) -> Any:
+        model.to(device)
+        x = torch.randn(16, 300, device=device)
+        return lambda: model(x)[0].sum().backward()
+
+    assert memfix.peak(build).peak_bytes > 300 * 300 * 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    model(torch.randn(4, 300))[0].sum().backward()
+
+
+def test_experts_in_float32_and_speech_losses_have_fakes() -> None:
+    def build(device: str) -> Any:
+        tokens = torch.randn(24, 16, device=device, requires_grad=True)
+        experts = torch.randn(3, 16, 6, device=device, requires_grad=True)
+        ends = torch.tensor([8, 16, 24], dtype=torch.int32, device=device)
+        log_probs = torch.randn(50, 2, 20, device=device, requires_grad=True)
+        targets = torch.randint(1, 20, (2, 7), device=device)
+
+        def step() -> None:
+            torch._grouped_mm(tokens, experts, offs=ends).sum().backward()
+            lengths = torch.tensor([50, 50]), torch.tensor([7, 5])
+            nn.functional.ctc_loss(log_probs.log_softmax(2), targets, *lengths).backward()
+
+        return step
+
+    assert memfix.peak(build).peak_bytes > 2 * 50 * 15 * 4
