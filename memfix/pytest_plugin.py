@@ -319,7 +319,7 @@ def peak_memory(memfix_session: TestSession, request: pytest.FixtureRequest) -> 
 
         reading = peak_of_call(memfix_session.meter, function, args, kwargs, backward=backward)
         name = f"{request.node.nodeid} {getattr(function, '__name__', type(function).__name__)}"
-        memfix_session.record_reading(name, reading.peak_bytes, reading)
+        memfix_session.record_reading(name, reading.highest_bytes, reading)
         return reading
 
     return measure

@@ -9,8 +9,8 @@ from ..meters.base import Reading
 
 
 def bytes_of(reading: Reading, phase: Phase) -> int:
-    """The bytes that a phase is judged by: what is held after the forward, or the peak."""
-    return reading.held_bytes if phase == "held" else reading.peak_bytes
+    """The bytes that a phase is judged by: what is held after the forward, or the peak, at most."""
+    return reading.held_bytes if phase == "held" else reading.highest_bytes
 
 
 def explained(reading: Reading, phase: str) -> tuple[str, ...]:

@@ -69,12 +69,11 @@ def explain(
             other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
     title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
     console = report_console(to_stderr=json_path == "-")
-    sure = "exact" if reading.exact else "an estimate"
     capacity_bytes = get_gpu(gpu).memory_bytes
     room = format_room(reading.base_bytes + reading.peak_bytes, capacity_bytes)
     console.print(
         Text(f"{title}: peak {reading.peak_bytes:,} bytes ({format_bytes(reading.peak_bytes)}) above "
-             f"{format_bytes(reading.base_bytes)} that existed before, {sure}; {room}", style="bold"),
+             f"{format_bytes(reading.base_bytes)} that existed before, {reading.certainty}; {room}", style="bold"),
         soft_wrap=True,
     )  # fmt: skip
     console.print(Text(reading.table(rows)), soft_wrap=True)

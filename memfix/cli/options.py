@@ -27,7 +27,8 @@ def _read_contracts_from(context: click.Context, parameter: click.Parameter, pat
     from ..registry import FILES_VARIABLE
 
     if paths:
-        os.environ[FILES_VARIABLE] = os.pathsep.join(paths)
+        os.environ[FILES_VARIABLE] = os.pathsep.join(paths)  # workers see it too
+        context.call_on_close(lambda: os.environ.pop(FILES_VARIABLE, None))
 
 
 from_option: Decorator = click.option(

@@ -53,6 +53,18 @@ class Reading:
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     """Every buffer of the step, for pictures; None for a meter that does not see buffers. JSON leaves it out."""
 
+    @property
+    def highest_bytes(self) -> int:
+        """The peak, or the highest that the assumptions allow."""
+        return self.peak_bytes if self.at_most is None else self.at_most
+
+    @property
+    def certainty(self) -> str:
+        """``exact``, ``an estimate``, or its bounds."""
+        if self.at_least is None or self.at_most is None:
+            return "exact" if self.exact else "an estimate"
+        return f"an estimate, {format_bytes(self.at_least)} to {format_bytes(self.at_most)}"
+
     def times_below(self, other: Reading) -> float:
         """How many times smaller this peak is than the other's."""
         return other.peak_bytes / self.peak_bytes if self.peak_bytes else float("inf")
