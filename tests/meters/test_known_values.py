@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import memfix
 from memfix.meters.base import Reading
-from memfix.meters.simulated.assumptions import DRAWN
+from memfix.meters.simulated.assumptions import COPIED, DRAWN
 from memfix.meters.simulated.values import MOST_FLOATS, MOST_INTEGERS
 
 
@@ -75,6 +75,17 @@ def test_what_an_unknown_value_is_mixed_into_is_unknown() -> None:
     assert any("nothing decides" in note or "assumed" in note for note in reading.notes)
 
 
+def test_what_an_unknown_value_is_written_into_has_no_old_value() -> None:
+    def written_to(device: str) -> float:
+        total = torch.zeros(2)
+        total[0].copy_(torch.empty(9, device=device).sum())
+        return total[0].item()
+
+    number, reading = answered(written_to)
+    assert number != 0
+    assert COPIED in reading.notes
+
+
 def test_values_of_many_elements_are_not_kept() -> None:
     def read(device: str, number: int, dtype: torch.dtype) -> None:
         torch.arange(number, dtype=dtype, device=device)[-1].item()
@@ -115,7 +126,7 @@ def test_a_loop_over_a_loader_that_logs_its_loss_is_exact() -> None:
         data = TensorDataset(torch.randn(64, 8), torch.randint(0, 3, (64,)))
 
         def step() -> None:
-            for x, y in DataLoader(data, batch_size=16, shuffle=True):
+            for x, y in DataLoader(data, batch_size=16, shuffle=True, num_workers=2, pin_memory=True):
                 loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)

@@ -18,7 +18,7 @@ Extent = Literal["usual", "most", "least"]
 EXTENTS: tuple[Extent, ...] = ("usual", "most", "least")
 
 DRAWN = "random numbers decide what the step reads: drawn on the CPU, where a GPU draws others"
-COPIED = "the step copies integers to the CPU that nothing decides: any are assumed"
+COPIED = "the step copies values to the CPU that nothing decides: any are assumed"
 COUNTED = "the step counts the elements of a mask: assumed that all take part"
 ALL_SET = "the step asks whether all of a mask is set: assumed that it is"
 NONE_SET = "the step asks whether any of a mask is set: assumed that none is"

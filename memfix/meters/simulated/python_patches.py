@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer
 import torch.utils._foreach_utils
+import torch.utils.data.dataloader
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,8 +27,8 @@ from .workspace.memory_formats import suggested_format
 
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
-        *_by_type(), *_by_value(tracker), *_layers(tracker), *_compiled(tracker), *_traced(tracker), *_sharded(),
-        *_triton(tracker), *_cuda_kernels(tracker),
+        *_by_type(), *_by_value(tracker), *_layers(tracker), *_loaded(), *_compiled(tracker), *_traced(tracker),
+        *_sharded(), *_triton(tracker), *_cuda_kernels(tracker),
     ]  # fmt: skip
 
 
@@ -132,6 +133,22 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
         (torch.functional, "einsum", einsum),
         (torch, "einsum", einsum),
     ]
+
+
+def _loaded() -> list[Patch]:
+    """Load data in this process: workers of a DataLoader would have to send fake tensors, and host memory is not
+    counted."""
+    data = torch.utils.data.dataloader
+
+    def iterator(loader: Any) -> Any:
+        given, loader.num_workers = (loader.num_workers, loader.timeout), 0
+        loader.timeout = 0
+        try:
+            return data._SingleProcessDataLoaderIter(loader)
+        finally:
+            loader.num_workers, loader.timeout = given
+
+    return [(data.DataLoader, "_get_iterator", iterator)]
 
 
 def _compiled(tracker: StorageTracker) -> list[Patch]:

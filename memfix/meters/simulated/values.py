@@ -105,21 +105,31 @@ class Values:
             return UNKNOWN
         value = self.computed(operator, args, kwargs, given)
         if value is UNKNOWN:
-            return self._copied(operator, results)
+            return self._filled(operator, args, kwargs, results)
         if assumed := self._assumed_by(operator, given):
             for tensor in tensors_in(value):
                 self._remember(tensor, _Known(assumed=assumed))
         return value
 
-    def _copied(self, operator: Any, results: list[Any]) -> Any:
-        """Assumed integers in place of unknown ones that were copied to the CPU, where libtorch may read them."""
+    def _filled(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Any:
+        """Assumed values in place of unknown ones, where code may read them in real memory: integers that are copied
+        to the CPU, and what is written into a real tensor."""
+        real = [tensor for tensor in _written(operator, args, kwargs) if not isinstance(tensor, FakeTensor)]
+        for tensor in real:
+            self._fill(tensor)
+        if real and len(results) == 1:
+            return real[0]
         if operator.overloadpacket is not aten._to_copy or results[0].dtype.is_floating_point:
             return UNKNOWN
-        (result,) = results
+        with torch._C._DisableTorchDispatch():
+            copy = torch.empty(results[0].shape, dtype=results[0].dtype, device=_CPU)
+        self._fill(copy)
+        return copy
+
+    def _fill(self, tensor: torch.Tensor) -> None:
         self._assume(COPIED)
         with torch._C._DisableTorchDispatch():
-            number = self._answers.number(result.dtype, COPIED)
-            return torch.full(result.shape, number, dtype=result.dtype, device=_CPU)
+            tensor.fill_(self._answers.number(tensor.dtype, COPIED))
 
     def _at(self, tensor: torch.Tensor) -> _Known | None:
         return self._known.get(tensor.untyped_storage()._cdata)
@@ -177,9 +187,7 @@ class Values:
         ):
             return
         was_zero = packet is aten.scatter_ and self._is_zero(args[0])
-        if writes:
-            self.forget(tensors_in([argument for place, argument in enumerate(args) if place in writes]))
-            self.forget(tensors_in([argument for name, argument in kwargs.items() if name in writes]))
+        self.forget(_written(operator, args, kwargs))
         if was_zero and isinstance(args[3], int) and args[3] == 1:  # a one-hot mask
             _, dim, index = args[:3]
             self._remember(args[0], _Known(share=index.shape[dim] / args[0].shape[dim]))
@@ -333,6 +341,15 @@ def _on_cpu(value: Any, real: dict[int, Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_on_cpu(item, real) for item in value)
     return _CPU if isinstance(value, torch.device) else value
+
+
+def _written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operator writes into."""
+    writes = _writes(operator)
+    if not writes:
+        return []
+    positional = [argument for place, argument in enumerate(args) if place in writes]
+    return tensors_in([*positional, *(argument for name, argument in kwargs.items() if name in writes)])
 
 
 @functools.cache
