@@ -169,8 +169,9 @@ def _found_by(future: Future[Found]) -> Found:
     try:
         return future.result()
     except BrokenExecutor as broken:
+        *_, why = str(broken.__cause__ or broken).strip("'\" \n").splitlines()
         raise MeasurementError(
-            "a worker of the gate was killed, or its answer was lost; if memory was short, run fewer ops at a time"
+            f"a worker of the gate was lost ({why}); if it was killed for want of memory, run fewer ops at a time"
         ) from broken
 
 
