@@ -8,13 +8,25 @@ from typing import Any
 from .errors import MeasurementError, MeterUnavailable, UsageError
 from .meters import get_meter
 from .meters.base import Meter, Reading, Step, StepBuilder
+from .meters.one_rank import one_rank_of
 
 
-def peak(build: StepBuilder, *, meter: str = "simulated", gpu: str = "H200", warmup: int = 1) -> Reading:
+def peak(
+    build: StepBuilder,
+    *,
+    meter: str = "simulated",
+    gpu: str = "H200",
+    warmup: int = 1,
+    world_size: int = 1,
+    rank: int = 0,
+) -> Reading:
     """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
 
     The step runs ``warmup`` times unmeasured, then once measured. ``meter="simulated"`` simulates ``gpu``,
     ``meter="cuda"`` runs on a real GPU, and ``meter="host"`` counts host memory, also of steps without torch.
+
+    With ``world_size`` the step is that of one ``rank`` among so many: FSDP2, DTensor and other code on
+    ``torch.distributed`` finds a process group whose other ranks are fake.
     """
     if warmup < 0:
         raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")
@@ -29,7 +41,8 @@ def peak(build: StepBuilder, *, meter: str = "simulated", gpu: str = "H200", war
             raise UsageError(f"build must return the step to measure, a function without arguments; got {step!r}")
         return step
 
-    return chosen.measure(checked, warmup=warmup)
+    with one_rank_of(world_size, rank):
+        return chosen.measure(checked, warmup=warmup)
 
 
 def peak_of_call(

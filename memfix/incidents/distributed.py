@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ..errors import MeasurementError, UsageError
+from ..errors import UsageError
 
 # the environment variables that torchrun sets for each process
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -131,20 +131,3 @@ def shard(
             part.set_gradient_divide_factor(1.0)
             # else the factor is part of the reduction, which gloo does not support
             part.set_force_sum_reduction_for_comms(True)
-
-
-@contextmanager
-def one_rank_of(world_size: int) -> Iterator[None]:
-    """Inside, this process is rank 0 of ``world_size``, and every collective returns at once."""
-    if world_size == 1:
-        yield
-        return
-    if dist.is_initialized():
-        raise MeasurementError("this process is a rank of another group already; simulate in a process of its own")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

@@ -14,12 +14,13 @@ from torch.utils import _pytree
 from ..errors import MeasurementError, MeterUnavailable, UsageError
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
+from ..meters.one_rank import one_rank_of
 from ..meters.simulated.gpus import get_gpu
 from ..meters.simulated.tracking import state_range
 from ..meters.stages import Stage, listening, stage
 from ..meters.timeline import Allocation
 from .config import RunConfig
-from .distributed import World, one_rank_of
+from .distributed import World
 from .examples import Examples
 from .incident import Batch, Incident, Say, silent
 from .profile import LATER_STEP, PARAMETERS, Kinds

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from memfix.errors import MeasurementError, UsageError
 from memfix.incidents.config import RunConfig, load_config
 from memfix.incidents.decoder_parts import FeedForward
-from memfix.incidents.distributed import one_rank_of
 from memfix.incidents.incident import silent
 from memfix.incidents.long_context_loss import incident as declared
 from memfix.incidents.long_context_loss.incident import (
@@ -52,6 +51,7 @@ from memfix.incidents.stand_in import Footprint, StandIn, StandIns
 from memfix.incidents.step import TrainStep
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
+from memfix.meters.one_rank import one_rank_of
 from memfix.meters.stages import Stage, listening
 
 T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
