@@ -20,7 +20,6 @@ from ..checks.outcome import OneMeter, Say, run_checks
 from ..checks.plan import Check, Found, gate_plan
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
-from ..errors import MeasurementError
 from ..meters import get_meter
 from ..meters.base import Meter
 from ..registry import all_contracts
@@ -108,7 +107,8 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
             others = [name for name, number in waiting.items() if number]
             say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
 
-    answers: SimpleQueue[tuple[Batch, Future[Found]]] = SimpleQueue()
+    answers: SimpleQueue[tuple[Batch, Future[Found] | None]] = SimpleQueue()
+    lost: list[Batch] = []
     with (
         _started_pool(num_workers - 1, method) as workers,
         # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
@@ -124,11 +124,13 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
                 answers.put((batch, future))
                 then()
 
-            pool.submit(_run_batch, batch, effort.name).add_done_callback(answered)
+            try:
+                pool.submit(_run_batch, batch, effort.name).add_done_callback(answered)
+            except BrokenExecutor:
+                answers.put((batch, None))
 
         def ask_worker() -> None:  # what a worker is not asked yet this process may do itself
-            with contextlib.suppress(BrokenExecutor):  # the answer says so
-                ask(workers, left.next(), then=ask_worker)
+            ask(workers, left.next(), then=ask_worker)
 
         for _ in range(num_workers):  # one more than there are workers, so that none waits for this process
             ask_worker()
@@ -142,7 +144,13 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
                 note(own.op, own.run(effort))
             else:
                 batch, future = answers.get()
-                note(batch.op, _found_by(future))
+                if (answer := _found_by(future)) is None:
+                    lost.append(batch)
+                else:
+                    note(batch.op, answer)
+    for batch in lost:
+        say(f"{batch.op}: {batch.kind} here, because a worker was lost")
+        note(batch.op, batch.run(effort))
     return found
 
 
@@ -165,14 +173,12 @@ def _fits_here(batch: Batch) -> bool:
     return batch.kind != _COMPILED and not on_host
 
 
-def _found_by(future: Future[Found]) -> Found:
+def _found_by(future: Future[Found] | None) -> Found | None:
+    """What a worker found; None if it was killed, or its answer could not be read: either ends the whole pool."""
     try:
-        return future.result()
-    except BrokenExecutor as broken:
-        *_, why = str(broken.__cause__ or broken).strip("'\" \n").splitlines()
-        raise MeasurementError(
-            f"a worker of the gate was lost ({why}); if it was killed for want of memory, run fewer ops at a time"
-        ) from broken
+        return None if future is None else future.result()
+    except BrokenExecutor:
+        return None
 
 
 def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:

@@ -20,7 +20,6 @@ from memfix.checks.interpreter import in_interpreter, is_interpreting, start_int
 from memfix.checks.outcome import OneMeter, run_checks
 from memfix.checks.plan import Check, Found, gate_plan, place_of
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
-from memfix.errors import MeasurementError
 from memfix.gate import run, workers
 from memfix.gate.judge import judge
 from memfix.gate.report.table import table_rows
@@ -280,21 +279,31 @@ def test_host_memory_is_left_to_processes_without_other_threads(monkeypatch: pyt
     assert ("vocabulary", "memory") not in here
 
 
-def test_a_worker_that_is_killed_ends_the_gate_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    this_process = os.getpid()
+class UnreadableHere:
+    def __reduce__(self) -> Any:
+        return _raise, ()
 
-    def run(batch: Batch, effort: Effort) -> Found:
+
+def _raise() -> None:
+    raise ImportError("planted")
+
+
+@pytest.mark.parametrize("in_worker", [UnreadableHere, lambda: os._exit(9)])
+def test_what_a_lost_worker_was_asked_is_done_here(in_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed, or whose answer cannot be read, ends Python's pool."""
+    here, this_process, said = [], os.getpid(), []
+
+    def run(batch: Batch, effort: Effort) -> Any:
         if os.getpid() != this_process:
-            os._exit(9)
+            return in_worker()
+        here.append(batch)
         return {}
 
     batches = batches_of(gate_plan(all_contracts()["vocabulary"], METER))
     run_in_forks(monkeypatch, run)
-    with pytest.raises(
-        MeasurementError,
-        match=r"^a worker of the gate was lost \(A process in the process pool was termin",
-    ):
-        workers._run_batches(batches, get_effort("dev"), 2, lambda _: None)
+    workers._run_batches(batches, get_effort("dev"), 2, said.append)
+    assert sorted(here, key=str) == sorted(batches, key=str)
+    assert any("because a worker was lost" in line for line in said)
 
 
 def test_a_batch_is_plain_data() -> None:
