@@ -11,8 +11,7 @@ from types import ModuleType
 
 import pytest
 from forked_python import forked_python
-
-from memfix.cli import cli
+from snippets import fault_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,10 +30,7 @@ def examples() -> ModuleType:
 def test_the_page_of_the_example_has_commands_that_exist(examples: ModuleType) -> None:
     from_nothing, in_package = examples.commands()
     assert [line.split()[:2] for line in from_nothing][:3] == [["memfix", "init"]] * 3
-    for line in (*from_nothing, *in_package):
-        name, command, *arguments = shlex.split(line)
-        if name == "memfix":
-            cli.commands[command].make_context(command, arguments)
+    assert [fault for line in (*from_nothing, *in_package) if (fault := fault_of(line)) is not None] == []
 
 
 def test_at_least_four_faults_are_lines_of_the_example(examples: ModuleType) -> None:
