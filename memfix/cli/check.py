@@ -15,6 +15,7 @@ from .options import (
     ops_argument,
     profile_option,
     progress,
+    repeatable,
     report_console,
 )
 
@@ -82,6 +83,7 @@ def check(
                 made = list(examine(contract, used_meter, effort, say, forms=forms, device=device).findings)
                 timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]
                 made += [check_speed(contract, law) for law in timed]
+            made = list(repeatable(made))
             for finding in made:
                 style = {"fail": "red", "error": "magenta", "note": "dim"}.get(finding.status, "")
                 console.print(

@@ -20,6 +20,7 @@ from .options import (
     ops_argument,
     profile_option,
     progress,
+    repeatable,
     report_console,
 )
 
@@ -129,7 +130,8 @@ def gate(
                 chosen, meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
                 update=update, whole=not ops, say=say,
             )  # fmt: skip
-    verdict = replace(verdict, notes=(*notes, *verdict.notes), findings=(*verdict.findings, *left_out))
+    findings = repeatable((*verdict.findings, *left_out))
+    verdict = replace(verdict, notes=(*notes, *verdict.notes), findings=findings)
     verdict = with_definitions(verdict, chosen)
     _write_reports(verdict, paths)
     return verdict.exit_code

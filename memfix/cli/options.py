@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -133,6 +135,16 @@ def not_loaded(ops: Sequence[str]) -> list[Finding]:
     named = "; repair it, or name the ops and packages to judge without it"
     left_out = () if ops else registered().left_out
     return [Finding("contract", package, "", "error", f"{reason}{named}") for package, reason in left_out]
+
+
+def repeatable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings, whose commands that reproduce them name the files of ``--from`` too."""
+    from ..registry import FILES_VARIABLE
+
+    files = "".join(
+        f" --from {shlex.quote(path)}" for path in os.environ.get(FILES_VARIABLE, "").split(os.pathsep) if path
+    )
+    return tuple(replace(f, reproduce=f.reproduce + files) if f.reproduce and files else f for f in findings)
 
 
 def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -13,11 +14,14 @@ from command_line import Ended
 from forked_python import forked_python
 
 from memfix import registry
+from memfix.checks.finding import Finding
+from memfix.cli.options import repeatable
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.gate import run
 from memfix.gate.judge import Verdict
 from memfix.gate.lock import HEADER
 from memfix.laws import Budget
+from memfix.registry import FILES_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_CALL = "N=3,V=2,D=1,dtype=float32"
@@ -348,3 +352,13 @@ def test_a_lock_is_not_updated_while_a_package_is_broken(memfix: Any, broken_pac
     assert ended.err.startswith(
         f"memfix: --update would drop the lock entries of ops that were left out: {broken_package}; repair it"
     )
+
+
+def test_a_command_that_reproduces_a_failure_names_the_files_of_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Finding("equality", "loss", "chunked", "fail", "unequal", reproduce="memfix check loss --at N=1")
+    passed = Finding("equality", "loss", "other", "pass", "equal")
+    assert repeatable([failed, passed]) == (failed, passed)
+    monkeypatch.setenv(FILES_VARIABLE, os.pathsep.join(["my tests", "b.py"]))
+    again, same = repeatable([failed, passed])
+    assert again.reproduce == "memfix check loss --at N=1 --from 'my tests' --from b.py"
+    assert same == passed
