@@ -1,0 +1,40 @@
+"""Other people's code, unmodified: steps of public packages, by subject. One module a subject, each with its ``STEPS``.
+
+A step takes a few MiB to a few GiB. Models have random weights, and their packages are imported when a step is built.
+"""
+
+from __future__ import annotations
+
+from memfix.meters.base import StepBuilder
+
+from ..peers import not_installed
+from . import (
+    adapters,
+    audio,
+    diffusion,
+    graphs,
+    kernels,
+    language,
+    mixtures,
+    numerics,
+    pictures,
+    sequences,
+    trainers,
+    vision,
+)  # fmt: skip
+
+_SUBJECTS = (
+    language, sequences, mixtures, pictures, audio, vision, graphs, adapters, numerics, trainers, diffusion, kernels,
+)  # fmt: skip
+
+WORKLOADS: dict[str, tuple[str, StepBuilder]] = {
+    name: workload for subject in _SUBJECTS for name, workload in subject.STEPS.items()
+}
+"""By name: the package that it is about, and how the step is built."""
+
+_ALSO_NEEDED = {"liger_kernel": ("triton",), "fla": ("triton",), "peft": ("transformers",)}
+
+
+def missing(package: str) -> str | None:
+    """Why workloads of ``package`` cannot run here, or None."""
+    return not_installed((package, *_ALSO_NEEDED.get(package, ())))

@@ -1,0 +1,43 @@
+"""Steps of ``peft``: a frozen model with small trained parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfix.meters.base import Step, StepBuilder
+
+from .language import model_of
+from .training import padded, tokens, train
+
+
+def adapted(config_name: str, *, checkpointed: bool = False, **settings: Any) -> StepBuilder:
+    def build(device: str) -> Step:
+        import peft
+
+        config = getattr(peft, config_name)(task_type="CAUSAL_LM", **settings)
+        model = model_of("Llama", num_key_value_heads=2)
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+            model.enable_input_require_grads()
+        ids, mask = tokens(4, 256, 8000), padded(4, 256)
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+        return train(peft.get_peft_model(model, config), batch, device, autocast=torch.bfloat16)
+
+    return build
+
+
+_PARTS: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"]}
+_SCALED: dict[str, Any] = {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}
+
+STEPS: dict[str, tuple[str, StepBuilder]] = {
+    f"peft {name}": ("peft", build)
+    for name, build in {
+        "LoRA": adapted("LoraConfig", r=8, lora_dropout=0.1, **_PARTS),
+        "LoRA, checkpointed": adapted("LoraConfig", checkpointed=True, r=8, target_modules="all-linear"),
+        "DoRA": adapted("LoraConfig", r=8, use_dora=True, **_PARTS),
+        "IA3": adapted("IA3Config", **_SCALED),
+        "prompt tuning": adapted("PromptTuningConfig", num_virtual_tokens=16),
+    }.items()
+}

@@ -1,0 +1,136 @@
+"""Steps of causal language models of ``transformers``: training and generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfix.meters.base import Step, StepBuilder
+
+from .training import padded, tokens, train
+
+_VOCABULARY = 8000
+_SMALL: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": _VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def qwen3(device: str, *, checkpointed: bool) -> Step:
+    """A train step of Qwen3: forward, loss, backward, AdamW."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, vocab_size=151_936, max_position_embeddings=4096, use_cache=False,
+    )  # fmt: skip
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(0, config.vocab_size, (2, 2048), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def model_of(name: str, **settings: Any) -> Any:
+    """A small causal language model with random weights: ``Llama`` is LlamaForCausalLM of a LlamaConfig."""
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**{**_SMALL, **settings})
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+def trained(name: str, **settings: Any) -> StepBuilder:
+    """A train step on a full batch with its attention mask."""
+
+    def build(device: str) -> Step:
+        ids = tokens(4, 256, _VOCABULARY)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        return train(model_of(name, **settings), batch, device)
+
+    return build
+
+
+def padded_llama(device: str) -> Step:
+    """Rows of different lengths, padded on the right; padding is left out of the loss."""
+    ids, mask = tokens(4, 256, _VOCABULARY), padded(4, 256)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return train(model_of("Llama", num_key_value_heads=2), batch, device)
+
+
+def llama_autocast(device: str, dtype: torch.dtype) -> Step:
+    ids = tokens(4, 256, _VOCABULARY)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return train(model_of("Llama"), batch, device, autocast=dtype)
+
+
+def llama_checkpointed(device: str) -> Step:
+    model = model_of("Llama", num_hidden_layers=4)
+    model.gradient_checkpointing_enable()
+    ids = tokens(4, 256, _VOCABULARY)
+    batch = {"input_ids": ids, "attention_mask": padded(4, 256), "labels": ids}
+    return train(model, batch, device, optimizer=torch.optim.SGD)
+
+
+def llama_adafactor(device: str) -> Step:
+    """Adafactor reads norms of the parameters and of the updates."""
+    from transformers import Adafactor
+
+    ids = tokens(4, 256, _VOCABULARY)
+    return train(model_of("Llama"), {"input_ids": ids, "labels": ids}, device, optimizer=Adafactor, relative_step=True)
+
+
+def prefill(device: str) -> Step:
+    model = model_of("Llama", num_key_value_heads=2).to(device, torch.bfloat16).eval()
+    ids = tokens(2, 1024, _VOCABULARY)
+
+    @torch.no_grad()
+    def step() -> Any:
+        return model(input_ids=ids.to(device), use_cache=True).past_key_values
+
+    return step
+
+
+def generate(device: str, name: str, **options: Any) -> Step:
+    """Tokens one after another from prompts of different lengths, padded on the left."""
+    model = model_of(name, num_key_value_heads=2).to(device).eval()
+    ids, mask = tokens(4, 256, _VOCABULARY), padded(4, 256).flip(1)
+
+    def step() -> None:
+        model.generate(ids.to(device), attention_mask=mask.to(device), max_new_tokens=8, **options)
+
+    return step
+
+
+STEPS: dict[str, tuple[str, StepBuilder]] = {
+    name: ("transformers", build)
+    for name, build in {
+        "Qwen3, train step": lambda device: qwen3(device, checkpointed=False),
+        "Qwen3, train step, checkpointed": lambda device: qwen3(device, checkpointed=True),
+        "Llama, attention mask": trained("Llama"),
+        "Llama, padded batch": padded_llama,
+        "Llama, autocast bfloat16": lambda device: llama_autocast(device, torch.bfloat16),
+        "Llama, GradScaler float16": lambda device: llama_autocast(device, torch.float16),
+        "Llama, checkpointed, padded batch": llama_checkpointed,
+        "Llama, Adafactor": llama_adafactor,
+        "Llama, prefill": prefill,
+        "Llama, generate": lambda device: generate(device, "Llama", do_sample=False),
+        "Llama, generate, sampled": lambda device: generate(device, "Llama", do_sample=True, top_k=20, top_p=0.9),
+        "Mistral, generate, beams": lambda device: generate(device, "Mistral", num_beams=3, do_sample=False),
+        "GPT-NeoX, train step": trained("GPTNeoX"),
+        "Mistral, sliding window": trained("Mistral", num_key_value_heads=2, sliding_window=64),
+        "Gemma 2, train step": trained("Gemma2", num_key_value_heads=2, head_dim=64, sliding_window=128),
+        "Phi-3, train step": trained("Phi3"),
+        "OPT, train step": trained("OPT", ffn_dim=704, word_embed_proj_dim=256),
+        "BLOOM, train step": trained("Bloom", n_layer=2, n_head=4),
+    }.items()
+}

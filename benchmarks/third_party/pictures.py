@@ -1,0 +1,87 @@
+"""Steps of vision models of ``transformers``: classification, detection, segmentation, image and text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfix.meters.base import Step, StepBuilder
+
+from .training import padded, tokens, train
+
+_SMALL: dict[str, Any] = {
+    "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 3,
+}  # fmt: skip
+
+
+def classifier(name: str, **settings: Any) -> StepBuilder:
+    def build(device: str) -> Step:
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(num_labels=10, **settings)
+        model = getattr(transformers, f"{name}ForImageClassification")(config)
+        batch = {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(0, 10, (4,))}
+        return train(model, batch, device)
+
+    return build
+
+
+def detr(device: str) -> Step:
+    """Boxes are matched to objects on the CPU, by costs that the model computes."""
+    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+
+    config = DetrConfig(
+        use_timm_backbone=False, backbone_config=ResNetConfig(out_features=["stage4"]), backbone=None,
+        use_pretrained_backbone=False, encoder_layers=2, decoder_layers=2, num_queries=50,
+    )  # fmt: skip
+    objects = [{"class_labels": torch.tensor([1, 2, 5]), "boxes": torch.rand(3, 4)} for _ in range(2)]
+    return train(
+        DetrForObjectDetection(config), {"pixel_values": torch.randn(2, 3, 256, 256), "labels": objects}, device
+    )
+
+
+def segformer(device: str) -> Step:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    model = SegformerForSemanticSegmentation(SegformerConfig(num_labels=10))
+    batch = {"pixel_values": torch.randn(2, 3, 128, 128), "labels": torch.randint(0, 10, (2, 128, 128))}
+    return train(model, batch, device)
+
+
+def clip(device: str) -> Step:
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {**_SMALL, "vocab_size": 8000, "projection_dim": 128, "eos_token_id": 2}
+    config = CLIPConfig(text_config=text, vision_config={**_SMALL, "projection_dim": 128}, projection_dim=128)
+    batch = {
+        "input_ids": tokens(8, 64, 8000), "attention_mask": padded(8, 64), "pixel_values": torch.randn(8, 3, 224, 224),
+        "return_loss": True,
+    }  # fmt: skip
+    return train(CLIPModel(config), batch, device)
+
+
+def vit_mae(device: str) -> Step:
+    """Random patches are left out, reconstructed and compared."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    config = ViTMAEConfig(
+        **_SMALL, decoder_hidden_size=128, decoder_num_hidden_layers=1, decoder_num_attention_heads=4,
+        decoder_intermediate_size=256,
+    )  # fmt: skip
+    return train(ViTMAEForPreTraining(config), {"pixel_values": torch.randn(4, 3, 224, 224)}, device)
+
+
+STEPS: dict[str, tuple[str, StepBuilder]] = {
+    name: ("transformers", build)
+    for name, build in {
+        "ViT, classification": classifier("ViT", **_SMALL),
+        "DINOv2, classification": classifier("Dinov2", **_SMALL, drop_path_rate=0.1),
+        "Swin, classification": classifier("Swin", embed_dim=48, depths=[2, 2], num_heads=[3, 6]),
+        "ConvNeXt, classification": classifier("ConvNext", hidden_sizes=[32, 64, 128, 256], depths=[1, 1, 2, 1]),
+        "DETR, train step": detr,
+        "SegFormer, train step": segformer,
+        "CLIP, contrastive": clip,
+        "ViT-MAE, pretraining": vit_mae,
+    }.items()
+}

@@ -1,0 +1,83 @@
+"""Steps of encoders and of sequence-to-sequence models of ``transformers``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfix.meters.base import Step, StepBuilder
+
+from .training import padded, tokens, train
+
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 8000,
+}  # fmt: skip
+
+
+def encoder(name: str, task: str, **settings: Any) -> StepBuilder:
+    """An encoder with a head on a padded batch."""
+
+    def build(device: str) -> Step:
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(**{**_ENCODER, **settings})
+        model = getattr(transformers, f"{name}For{task}")(config)
+        ids, mask = tokens(4, 128, 8000), padded(4, 128)
+        labels = {
+            "MaskedLM": torch.where(torch.rand(4, 128) < 0.15, ids, -100),
+            "TokenClassification": torch.randint(0, 2, (4, 128)),
+            "SequenceClassification": torch.randint(0, 2, (4,)),
+        }[task]
+        return train(model, {"input_ids": ids, "attention_mask": mask, "labels": labels}, device)
+
+    return build
+
+
+def _t5() -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(d_model=256, d_ff=512, num_layers=2, num_heads=4, vocab_size=8000, decoder_start_token_id=0)
+    return T5ForConditionalGeneration(config)
+
+
+def _bart() -> Any:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(
+        d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=512, decoder_ffn_dim=512, vocab_size=8000, encoder_layerdrop=0.1, decoder_layerdrop=0.1,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config)
+
+
+def translate(device: str, model: Any) -> Step:
+    labels = tokens(4, 48, 8000)
+    labels[:, 40:] = -100
+    return train(model, {"input_ids": tokens(4, 96, 8000), "attention_mask": padded(4, 96), "labels": labels}, device)
+
+
+def t5_generate(device: str) -> Step:
+    model = _t5().to(device).eval()
+    ids, mask = tokens(2, 48, 8000), padded(2, 48)
+    return lambda: model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=6)
+
+
+STEPS: dict[str, tuple[str, StepBuilder]] = {
+    name: ("transformers", build)
+    for name, build in {
+        "BERT, masked words": encoder("Bert", "MaskedLM"),
+        "RoBERTa, token classification": encoder("Roberta", "TokenClassification"),
+        "DistilBERT, sequence classification": encoder(
+            "DistilBert", "SequenceClassification", dim=256, hidden_dim=512, n_layers=2, n_heads=4
+        ),
+        "DeBERTa-v2, masked words": encoder(
+            "DebertaV2", "MaskedLM", relative_attention=True, position_buckets=32, pos_att_type=["p2c", "c2p"]
+        ),
+        "ELECTRA, sequence classification": encoder("Electra", "SequenceClassification", embedding_size=128),
+        "ModernBERT, masked words": encoder("ModernBert", "MaskedLM", pad_token_id=0),
+        "T5, train step": lambda device: translate(device, _t5()),
+        "T5, generate": t5_generate,
+        "BART, layer drop": lambda device: translate(device, _bart()),
+    }.items()
+}

@@ -1,0 +1,77 @@
+"""The loop around a step as users write it: move a batch, forward, backward, clip, optimizer, read the loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from memfix.meters.base import Step
+
+Batch = Mapping[str, Any]
+
+
+def tokens(num_rows: int, num_tokens: int, vocabulary: int = 1000) -> torch.Tensor:
+    """Random token ids on the CPU, without the first three, which are special."""
+    return torch.randint(3, vocabulary, (num_rows, num_tokens))
+
+
+def padded(num_rows: int, num_tokens: int) -> torch.Tensor:
+    """An attention mask whose rows have different lengths; the first is full."""
+    mask = torch.ones(num_rows, num_tokens, dtype=torch.long)
+    for row in range(1, num_rows):
+        mask[row, num_tokens - row * num_tokens // (2 * num_rows) :] = 0
+    return mask
+
+
+def moved(value: Any, device: str) -> Any:
+    """A batch with its tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: moved(item, device) for name, item in value.items()}
+    return [moved(item, device) for item in value] if isinstance(value, list) else value
+
+
+def train(
+    model: nn.Module,
+    batch: Batch,
+    device: str,
+    *,
+    loss_of: Callable[[nn.Module, Any], torch.Tensor] = lambda model, batch: model(**batch).loss,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    autocast: torch.dtype | None = None,
+    **options: Any,
+) -> Step:
+    """A train step of a model on a batch from the CPU. Half precision is scaled."""
+    model.to(device).train()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    stepper = optimizer(parameters, **(options or {"lr": 1e-4}))
+    scaler = torch.amp.GradScaler(enabled=autocast is torch.float16)
+
+    def step() -> None:
+        with torch.autocast("cuda", autocast) if autocast else contextlib.nullcontext():
+            loss = loss_of(model, moved(batch, device))
+        scaler.scale(loss).backward()
+        scaler.unscale_(stepper)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(stepper)
+        scaler.update()
+        stepper.zero_grad()
+        if not 0 <= loss.item() < 1e9:
+            raise ValueError("the loss is not finite")
+
+    return step
+
+
+def classified(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The cross-entropy of a model that takes images and returns the scores of classes."""
+    return F.cross_entropy(model(batch["images"]), batch["classes"])
+
+
+def images(num_images: int, size: int = 224, num_classes: int = 10) -> Batch:
+    return {"images": torch.randn(num_images, 3, size, size), "classes": torch.randint(0, num_classes, (num_images,))}
