@@ -56,6 +56,7 @@ def written(device: str) -> torch.Tensor:
         (lambda d: torch.full((3,), 2.5, device=d).cpu().numpy().tolist(), [2.5, 2.5, 2.5]),
         (lambda d: bool(torch.ones(2**12, 2**12, dtype=torch.bool, device=d).logical_not().any()), False),
         (lambda d: int(torch.ones(2**12, 2**12, device=d).sum()), 2**24),
+        (lambda d: torch.empty(3).data.fill_(0.5).tolist(), [0.5, 0.5, 0.5]),
         (lambda d: torch.equal(torch.tensor([1, 2], device=d), torch.tensor([1, 3], device=d)), False),
     ],
 )

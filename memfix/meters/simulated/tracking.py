@@ -295,8 +295,8 @@ def _without_mask(index: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def _are_plain(types: tuple[type, ...]) -> bool:
-    """Whether all tensor classes of a call are FakeTensor or Parameter."""
-    return all(kind is FakeTensor or issubclass(kind, _PLAIN) for kind in types)
+    """Whether all tensor classes of a call are FakeTensor, Parameter or the plain Tensor of real values."""
+    return all(kind in (FakeTensor, torch.Tensor) or issubclass(kind, _PLAIN) for kind in types)
 
 
 def _metadata(func: Any, args: Any, kwargs: Any) -> Any:
