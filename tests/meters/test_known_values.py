@@ -117,6 +117,11 @@ def test_random_numbers_are_drawn_and_leave_the_callers_generator_alone() -> Non
     assert not reading.exact
 
 
+def test_ones_like_random_numbers_rest_on_nothing() -> None:
+    _, reading = answered(lambda d: bool(torch.ones_like(torch.randint(0, 9, (2, 5))).to(d).all()))
+    assert reading.notes == ()
+
+
 # ---------------------------------------------------------------- as users write it
 def test_a_loop_over_a_loader_that_logs_its_loss_is_exact() -> None:
     losses: list[float] = []

@@ -287,6 +287,8 @@ class Values:
             return value is not None and not value.any()
 
     def _assumed_by(self, operator: Any, given: Iterable[torch.Tensor]) -> frozenset[str]:
+        if operator.overloadpacket in _FILLS:  # ones_like and others take a shape, not values
+            return _NOTHING
         draws = torch.Tag.nondeterministic_seeded in operator.tags
         return self.assumed_of(given) | ({DRAWN} if draws else _NOTHING)
 
