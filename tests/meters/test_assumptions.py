@@ -167,6 +167,69 @@ def test_a_step_is_healthy(question: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (lambda x: x.norm() + 1 > x.norm(), True),
+        (lambda x: (x.norm() * 2 - 1).clamp(min=3) >= 3, True),
+        (lambda x: x.sum() == x.mean(), False),
+        (lambda x: 0.0 < x.mean() < 1.0, True),
+    ],
+)
+def test_comparisons_of_one_step_agree_with_each_other(question: Any, answer: bool) -> None:
+    found, reading = asked(lambda x, mask: bool(question(x)))
+    assert found is answer
+    assert reading.exact
+    assert any(NUMBER in note for note in reading.notes)
+
+
+def test_both_branches_of_a_comparison_are_measured() -> None:
+    """Whatever the usual answer is, the other one is tried."""
+    for limit in (0.1, 1e9):
+        _, reading = asked(lambda x, mask, limit=limit: x.new_empty(1000) if x.norm() < limit else None)
+        assert not reading.exact
+        assert reading.at_least is not None
+        assert reading.at_most >= reading.at_least + 3000
+
+
+def test_a_solver_with_an_adaptive_step_comes_to_its_end() -> None:
+    num_steps: list[int] = []
+
+    def build(device: str) -> Any:
+        x = torch.empty(100, device=device)
+
+        def step() -> None:
+            now, size = torch.zeros((), device=device), torch.full((), 0.1, device=device)
+            num_steps.append(0)
+            while now < 1:
+                assert now + size > now, "underflow"
+                error = (x * size).norm()
+                if error <= 1:
+                    now = now + size
+                size = size * (0.9 / error).clamp(0.2, 5)
+                num_steps[-1] += 1
+
+        return step
+
+    assert memfix.peak(build).peak_bytes > 0
+    assert 1 < num_steps[1] < 10
+
+
+def test_a_loop_whose_number_never_falls_comes_to_its_end() -> None:
+    def descend(x: torch.Tensor) -> None:
+        while x.norm() > 1e-6:
+            x = x.detach() * 0.5
+
+    _, reading = asked(lambda x, mask: descend(x))
+    assert reading.peak_bytes > 0
+
+
+@pytest.mark.parametrize("read", [lambda x: x.cpu().numpy(), lambda x: x.cpu().tolist(), lambda x: f"{x:.2f}"])
+def test_a_number_that_is_read_is_noted_wherever_it_is_copied(read: Any) -> None:
+    _, reading = asked(lambda x, mask: read(x.detach().mean()))
+    assert any(NUMBER in note for note in reading.notes)
+
+
+@pytest.mark.parametrize(
     ("question", "node"),
     [
         (lambda x, mask: x.prod().backward(), "ProdBackward"),

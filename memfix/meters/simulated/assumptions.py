@@ -24,6 +24,8 @@ ALL_SET = "the step asks whether all of a mask is set: assumed that it is"
 NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
 ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
+UNDECIDED = "a number that nothing decides"
+"""What known values rest on that were computed from an assumed number. The note names the line that reads them."""
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 DISTINCT = "the step asks for the different values of a tensor: assumed that all differ, which is the most there can be"
 
@@ -49,11 +51,23 @@ class Answers:
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
         self._num_asked: Counter[str] = Counter()
+        self._num_made = 0
 
-    def number(self, dtype: torch.dtype, place: str) -> float | int | bool:
-        """A single value that nothing decides. A loop that goes on until its value changes sees it change at last."""
+    def made(self) -> float:
+        """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer."""
+        self._num_made += 1
+        return _NUMBERS[self.extent] * (1 + self._num_made * 2**-20)
+
+    def number(self, dtype: torch.dtype, place: str, computed: Any = None) -> float | int | bool:
+        """A single value that nothing decides, or that was ``computed`` from assumed numbers.
+
+        Computed flags are tried the other way too, under the other answers. A loop that goes on until its value
+        changes sees it change at last.
+        """
         self._num_asked[place] += 1
         number = self._num_asked[place] - _PATIENCE
+        if computed is not None and number <= 0 and (self.extent == "usual" or dtype != torch.bool):
+            return computed
         extent = self.extent if number <= 0 else EXTENTS[number % len(EXTENTS)]
         if dtype == torch.bool:
             return extent == "most"

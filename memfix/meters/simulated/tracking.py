@@ -110,7 +110,8 @@ class StorageTracker(TorchDispatchMode):
         given = tensors_in((args, list(kwargs.values())))
         result = self.values.computed(func, args, kwargs, given)
         if result is not UNKNOWN:
-            self.assumed |= dict.fromkeys(sorted(self.values.assumed_of(given)))
+            if self._rests_on_a_number(given) and func is aten._local_scalar_dense.default:
+                result = self._number(args[0].dtype, result)
             result = self._as_fakes(func, result, args[0])
         else:
             result = self._assumed(func, args, kwargs)
@@ -149,7 +150,7 @@ class StorageTracker(TorchDispatchMode):
         """How many elements a mask picks."""
         value = self.values.of(mask)
         if value is not None:
-            self.assumed |= dict.fromkeys(sorted(self.values.assumed_of([mask])))
+            self._rests_on_a_number([mask])
             with torch._C._DisableTorchDispatch():
                 return int(value.count_nonzero())
         share = self.values.share_of(mask)
@@ -160,18 +161,25 @@ class StorageTracker(TorchDispatchMode):
         """The values of a tensor that Python reads as a whole, assumed where nothing decides them; None if too many."""
         value = self.values.of(tensor)
         if value is not None:
-            self.assumed |= dict.fromkeys(sorted(self.values.assumed_of([tensor])))
+            if self._rests_on_a_number([tensor]):
+                self._number(tensor.dtype)
             return value
         if not is_small(tensor):
             return None
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
-    def _number(self, dtype: torch.dtype) -> float | int | bool:
+    def _rests_on_a_number(self, tensors: list[torch.Tensor]) -> bool:
+        """Take down what values that are read rest on; whether that is a number which nothing decides."""
+        assumed = self.values.assumed_of(tensors)
+        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED}))
+        return assumptions.UNDECIDED in assumed
+
+    def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
         line = line_of(self.lines.current())
         note = assumptions.number(line.place if line else "?", dtype)
         self.assumed[note] = None
-        return self.answers.number(dtype, note)
+        return self.answers.number(dtype, note, computed)
 
     def _as_fakes(self, func: Any, value: Any, like: torch.Tensor) -> Any:
         """Real results of an operator as fake tensors on the device of ``like``, with their values."""

@@ -6,7 +6,8 @@ GPU are known if operators made them from known values alone; they are kept in r
 one value that all its elements share is kept. An operator that mixes in an unknown value makes what it writes unknown.
 
 Known values may rest on assumptions, which go along with them: random numbers are drawn on the CPU, where a GPU would
-draw others, and a count over an unknown mask is assumed (``assumptions``).
+draw others, and a count over an unknown mask is assumed (``assumptions``). So is every scalar that is made from unknown
+values, such as a norm or a loss: what is computed from it agrees with it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .assumptions import COPIED, DRAWN, Answers, formula_that_reads
+from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, formula_that_reads
 from .fake_result_cache import UNKNOWN
 from .workspace.rules import tensors_in
 
@@ -103,7 +104,9 @@ class Values:
         """The result of an operator as real tensors, if it has small results on the CPU; else ``UNKNOWN``."""
         if operator.namespace != "aten" or not all(map(_is_small_on_cpu, results or given)):
             return UNKNOWN
-        value = self.computed(operator, args, kwargs, given)
+        # code may read real memory unnoticed, which must not rest on an assumed number
+        is_undecided = UNDECIDED in self.assumed_of(given)
+        value = UNKNOWN if is_undecided else self.computed(operator, args, kwargs, given)
         if value is UNKNOWN:
             return self._filled(operator, args, kwargs, results)
         if assumed := self._assumed_by(operator, given):
@@ -181,9 +184,15 @@ class Values:
             filled = _FILLS[packet]
             self.keep(results[0], _scalar(args[-1] if filled is None else filled))
             return
-        if operator.namespace == "aten" and (
-            self._follow_known(operator, args, kwargs, given, results)
-            or self._follow_shared(operator, args, kwargs, given, results)
+        healthy = healthy_results(operator, args)
+        is_assumed = bool(healthy) and UNDECIDED in self.assumed_of(given)
+        if (
+            operator.namespace == "aten"
+            and not is_assumed
+            and (
+                self._follow_known(operator, args, kwargs, given, results)
+                or self._follow_shared(operator, args, kwargs, given, results)
+            )
         ):
             return
         was_zero = packet is aten.scatter_ and self._is_zero(args[0])
@@ -193,7 +202,7 @@ class Values:
             self._remember(args[0], _Known(share=index.shape[dim] / args[0].shape[dim]))
         elif len(results) == 1 and given:
             self._follow_unknown(operator, args, results[0])
-        for place, value in healthy_results(operator, args).items():
+        for place, value in healthy.items():
             self.keep(results[place], _scalar(value))
 
     def _follow_known(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
@@ -255,6 +264,8 @@ class Values:
             if share is not None and formula_that_reads() is None:
                 note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
                 self.keep(result, _scalar(value), frozenset((note,)))
+        elif result.dim() == 0 and result.dtype.is_floating_point and _fills_its_storage(result):
+            self.keep(result, _scalar(self._answers.made()), frozenset((UNDECIDED,)))
 
     def _overwrite(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> None:
         """Make all of a storage known that an operator wrote as a whole."""
