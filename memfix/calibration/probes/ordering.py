@@ -89,6 +89,16 @@ def _searchsorted(device: str, dtypes: tuple[torch.dtype, torch.dtype], layout: 
     return lambda: (torch.searchsorted(boundaries, values), torch.bucketize(values, boundaries))
 
 
+probe("isin", shape=((4,), (300, 77), (2, 500_009)), num_tests=(1, 3, 9))(
+    lambda device, shape, num_tests: partial(
+        torch.isin, torch.randint(0, 50, shape, device=device), torch.arange(num_tests, device=device)
+    )
+)
+probe("histc", size=(4096, 1_000_003), bins=(8, 128, 100_003))(
+    lambda device, size, bins: partial(torch.histc, torch.rand(size, device=device), bins=bins, min=0, max=1)
+)
+
+
 # ---------------------------------------------------------------- permutations and samples
 probe("randperm", n=(100, 5000, 2_000_003), dtype=(i64, i32))(
     lambda device, n, dtype: partial(torch.randperm, n, device=device, dtype=dtype)

@@ -149,6 +149,18 @@ def test_the_variance_of_complex_numbers_is_taken_of_both_parts() -> None:
     assert hidden(aten.var_mean.correction, complex_, [0]) == [64] * 4
 
 
+# ---------------------------------------------------------------- membership
+def test_few_test_elements_are_compared_with_all_at_once() -> None:
+    ids, stops = meta(4, 100, dtype=torch.int64), meta(3, dtype=torch.int64)
+    assert hidden(aten.isin.Tensor_Tensor, ids, stops) == [4 * 100 * 3, 4 * 100]
+    assert hidden(aten.isin.Tensor_Tensor, ids, meta(0, dtype=torch.int64)) == []
+
+
+def test_many_test_elements_are_sorted_which_is_not_known() -> None:
+    with pytest.raises(NoRule, match=r"^isin of 100 test elements, which are sorted$"):
+        hidden(aten.isin.Tensor_Tensor, meta(400), meta(100))
+
+
 # ---------------------------------------------------------------- pieces
 def test_what_exceeds_32_bits_is_reduced_in_pieces() -> None:
     """2^31 values of two bytes: halves of 2^30, each 1,024 threads' worth of 8,192 blocks, and the sum so far."""

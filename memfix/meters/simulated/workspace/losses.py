@@ -7,7 +7,7 @@ import math
 import torch
 
 from .memory_formats import require_contiguous
-from .rules import Call, NoRule, none_needed, rule, size_of, storage
+from .rules import Call, NoRule, no_kernel, none_needed, rule, size_of, storage
 from .sums_inside import buffers_of_sum
 
 none_needed("mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward")
@@ -61,7 +61,10 @@ def _margin_loss_backward(call: Call) -> list[int]:
     return []
 
 
-@rule("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss", "_use_cudnn_ctc_loss")
+no_kernel("_use_cudnn_ctc_loss _use_miopen_ctc_loss")
+
+
+@rule("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss")
 def _ctc_loss(call: Call) -> list[int]:
     raise NoRule(f"{call.operator}: the lengths of the sequences decide")
 

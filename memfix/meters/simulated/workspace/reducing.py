@@ -230,6 +230,20 @@ def _equal(call: Call) -> list[int]:
     return [size_of(mask), 1, *_truth_buffers(call.gpu, mask, None)]
 
 
+@rule("isin")
+def _isin(call: Call) -> list[int]:
+    """A mask of all pairs is reduced, and the result is copied. Many test elements are sorted instead."""
+    if not (call.has("elements") and call.has("test_elements")):
+        raise NoRule(f"{call.operator}, one side of which is a number")
+    elements, tests = call["elements"], call["test_elements"]
+    if elements.numel() == 0 or tests.numel() == 0:
+        return []
+    if tests.numel() >= int(10 * elements.numel() ** 0.145):
+        raise NoRule(f"isin of {tests.numel()} test elements, which are sorted")
+    pairs = torch.empty(*elements.shape, tests.numel(), dtype=torch.bool, device="meta")
+    return [size_of(pairs), elements.numel(), *_truth_buffers(call.gpu, pairs, [-1])]
+
+
 @rule("hash_tensor")
 def _hash(call: Call) -> list[int]:
     tensor = call["self"]
