@@ -194,10 +194,6 @@ def test_how_many_values_differ_is_not_known(operator: Any) -> None:
         hidden(operator, meta(1000))
 
 
-def test_given_bins_do_not_depend_on_the_values() -> None:
-    assert hidden(aten.histc.default, meta(1000), 8, 0, 7) == []
-
-
 # ---------------------------------------------------------------- permutations and samples
 def test_a_permutation_sorts_a_range_by_random_keys() -> None:
     keys, bits = 5000 * 4, 28
