@@ -263,14 +263,30 @@ def pythia_picture() -> str:
 
 
 def third_party_table() -> list[str]:
-    """Other people's code: predicted and measured, in one run on the H200."""
-    data = json.loads((RESULTS / "third_party.json").read_text())
-    lines = ["| step | package | predicted bytes | H200 allocator | difference |", "|---|---|--:|--:|--:|"]
-    for name, row in data["workloads"].items():
-        package = f"{row['package']} {row['version']}"
-        difference = row["predicted"] - row["measured"]
-        lines.append(f"| {name} | {package} | {row['predicted']:,} | {row['measured']:,} | {difference:+,} |")
+    """Other people's code by package: how well its steps were predicted, and measured in the same run on the H200."""
+    rows = json.loads((RESULTS / "third_party.json").read_text())["workloads"].values()
+    lines = [
+        "| package | steps | byte-exact | within 5 % or its bounds | further off | said exact, and is not | refused |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for package in dict.fromkeys(f"{row['package']} {row['version']}" for row in rows):
+        outcomes = Counter(_outcome(row) for row in rows if f"{row['package']} {row['version']}" == package)
+        counts = [outcomes[each] for each in ("equal", "near", "off", "wrong", "refused")]
+        lines.append(f"| {package} | {outcomes.total()} | {' | '.join(map(str, counts))} |")
     return lines
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """How well a step of other people's code was predicted."""
+    if "error" in row:
+        return "refused"
+    predicted, measured = row["predicted"], row["measured"]
+    if predicted == measured:
+        return "equal"
+    if row["exact"]:
+        return "wrong"
+    is_near = abs(predicted - measured) <= 0.05 * measured
+    return "near" if is_near or row.get("at_least", predicted) <= measured <= row.get("at_most", predicted) else "off"
 
 
 def oracle_table() -> list[str]:

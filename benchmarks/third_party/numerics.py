@@ -29,7 +29,7 @@ def solved(solver: str, **options: Any) -> StepBuilder:
     def build(device: str) -> Step:
         import torchdiffeq
 
-        batch = {"start": torch.randn(512, 8), "times": torch.linspace(0, 1, 10), "goal": torch.randn(10, 512, 8)}
+        batch = {"start": torch.randn(512, 8), "times": torch.linspace(0, 1, 4), "goal": torch.randn(4, 512, 8)}
 
         def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
             path = getattr(torchdiffeq, solver)(model, batch["start"], batch["times"], **options)
