@@ -32,7 +32,12 @@ WORKLOADS: dict[str, tuple[str, StepBuilder]] = {
 }
 """By name: the package that it is about, and how the step is built."""
 
-_ALSO_NEEDED = {"liger_kernel": ("triton",), "fla": ("triton",), "peft": ("transformers",)}
+_ALSO_NEEDED = {
+    "liger_kernel": ("transformers", "triton"),
+    "fla": ("triton",),
+    "peft": ("transformers",),
+    "accelerate": ("transformers",),
+}
 
 
 def missing(package: str) -> str | None:

@@ -42,14 +42,18 @@ def measured(build: StepBuilder) -> dict[str, Any]:
             row |= {"at_least": predicted.at_least, "at_most": predicted.at_most}
     row["cpu_s"] = round(time.process_time() - start, 1)
     if torch.cuda.is_available():
-        row["measured"] = memfix.peak(build, meter="cuda").peak_bytes
+        try:
+            row["measured"] = memfix.peak(build, meter="cuda").peak_bytes
+        except Exception as error:
+            row["error_on_gpu"] = f"{type(error).__name__}: {error}"
     return row
 
 
 def in_words(row: dict[str, Any]) -> str:
-    if "error" in row:
-        return row["error"]
     real = f", measured {row['measured']:,}" if "measured" in row else ""
+    real += f", on the GPU {row['error_on_gpu']}" if "error_on_gpu" in row else ""
+    if "error" in row:
+        return row["error"] + real
     kind = "exact" if row["exact"] else "an estimate"
     if "at_most" in row:
         kind += f" between {row['at_least']:,} and {row['at_most']:,}"

@@ -1,4 +1,4 @@
-"""Steps that a trainer runs: ``Trainer`` of transformers, Lightning's, and a loop with accelerate."""
+"""Steps that a trainer runs: Lightning's, Trainer of transformers, which needs accelerate, and accelerate itself."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def accelerate_loop(device: str, *, mixed_precision: str) -> Step:
 
 
 STEPS: dict[str, tuple[str, StepBuilder]] = {
-    "transformers Trainer": ("transformers", transformers_trainer),
+    "transformers Trainer": ("accelerate", transformers_trainer),
     "transformers Trainer, bfloat16, accumulated": (
-        "transformers", lambda device: transformers_trainer(device, bf16=True, gradient_accumulation_steps=2),
+        "accelerate", lambda device: transformers_trainer(device, bf16=True, gradient_accumulation_steps=2),
     ),
     "Lightning Trainer": ("lightning", lightning_trainer),
     "Lightning Trainer, float16, clipped": (

@@ -48,7 +48,7 @@ def test_a_step_whose_package_is_missing_is_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(WORKLOADS, "a step", ("no_such_package", lambda device: lambda: None))
     result = CliRunner().invoke(main, ["--only", "a step"])
     assert result.exit_code == 0
-    assert result.output == "a step: left out: no_such_package is not installed\n"
+    assert result.output == "a step: left out: no_such_package not installed\n"
 
 
 def test_a_step_that_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +64,12 @@ def test_a_step_that_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.Mon
     assert result.exit_code == 0, result.output
     assert "one that fails: KeyError: 'no such layer'" in result.output
     assert "one that runs: predicted 4,000 bytes (3.91 KiB, exact)" in result.output
+
+
+def test_a_step_that_fails_on_the_gpu_alone_keeps_its_prediction() -> None:
+    row = {"predicted": 4096, "exact": True, "cpu_s": 0.5, "error_on_gpu": "KeyError: 'no such layer'"}
+    words = "predicted 4,096 bytes (4.00 KiB, exact), on the GPU KeyError: 'no such layer'; 0.5 s"
+    assert in_words(row) == words
 
 
 def test_only_that_matches_nothing_is_refused() -> None:
