@@ -59,7 +59,7 @@ def translate(device: str, model: Any) -> Step:
 
 def t5_generate(device: str) -> Step:
     model = _t5().to(device).eval()
-    ids, mask = tokens(2, 48, 8000), padded(2, 48)
+    ids, mask = tokens(8, 256, 8000), padded(8, 256)
     return lambda: model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), max_new_tokens=6)
 
 
