@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from forked_python import forked_python
+from forked_workers import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = {
@@ -39,7 +40,7 @@ contract = Contract(
     forms={"chunked": chunked},
     dims={"N": Dim(1, 64), "D": Dim(1, 64)},
     inputs=[TensorSpec("x", "N D", grad=True)],
-    cases={"small": {"N": 64, "D": 512}},
+    cases={"small": {"N": 64, "D": 8}},
 )
 """,
     "src/theirs-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n",
@@ -56,18 +57,20 @@ def repository(tmp_path: Path, commit_all: Callable[[Path], None]) -> Path:
     return tmp_path
 
 
-def memfix(repository: Path, *arguments: str, clock: Path | None = None) -> subprocess.CompletedProcess[str]:
-    folders = [*([clock] if clock else []), repository / "src", ROOT]
+def memfix(repository: Path, clock: Path, *more: str, forks: bool = True) -> subprocess.CompletedProcess[str]:
+    """``memfix gate --time``. With ``forks`` its timing processes are forked from it, and do not import torch again."""
+    folders = [clock, repository / "src", ROOT]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
     environment.pop("GITHUB_ACTIONS", None)
-    return forked_python("-m", "memfix", *arguments, cwd=repository, env=environment)
+    program = ("-c", PROGRAM) if forks else ("-m", "memfix")
+    arguments = ("gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--json", "-", *more)
+    return forked_python(*program, *arguments, cwd=repository, env=environment)
 
 
 def test_their_form_that_does_its_work_fifty_times_fails_with_its_ratio(repository: Path, clock_of_calls: Path) -> None:
     forms = repository / "src/theirs/forms.py"
     forms.write_text(forms.read_text().replace("ROUNDS = 1", "ROUNDS = 50"))
-    arguments = ["gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--json", "-"]
-    ended = memfix(repository, *arguments, clock=clock_of_calls)
+    ended = memfix(repository, clock_of_calls)
     assert ended.returncode == 1, ended.stderr
     data = json.loads(ended.stdout)
     (row,) = (found for found in data["findings"] if found["check"] == "time")
@@ -82,10 +85,9 @@ def test_their_only_case_is_too_large_for_a_cpu_and_a_smaller_one_is_timed(
     forms, memory = repository / "src/theirs/forms.py", repository / "src/theirs/memory.py"
     needs_too_much = "def chunked(x):\n    torch.empty(1 << 60 if len(x) > 1000 else 0, dtype=torch.uint8)"
     forms.write_text(forms.read_text().replace("def chunked(x):", needs_too_much))
-    memory.write_text(memory.read_text().replace('"small": {"N": 64,', '"large": {"N": 131_072,'))
+    memory.write_text(memory.read_text().replace('"small": {"N": 64,', '"large": {"N": 2048,'))
     commit_all(repository)
-    arguments = ["gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--limit", "60", "--json", "-"]
-    ended = memfix(repository, *arguments, clock=clock_of_calls)
+    ended = memfix(repository, clock_of_calls, "--limit", "60")
     data = json.loads(ended.stdout)
     (note,) = (note for note in data["notes"] if "their_scan/chunked" in note)
     assert note.startswith(
@@ -104,8 +106,7 @@ def test_their_contract_in_an_old_spelling_at_the_base_is_a_note(
     memory.write_text(today.replace('"N D", grad=True', '"N D", grad=True, low=0.0'))
     commit_all(repository)
     memory.write_text(today)
-    arguments = ["gate", "their_scan", "--time", "--device", "cpu", "--base", "main", "--json", "-"]
-    ended = memfix(repository, *arguments, clock=clock_of_calls)
+    ended = memfix(repository, clock_of_calls, forks=False)
     (row,) = (found for found in json.loads(ended.stdout)["findings"] if found["check"] == "time")
     assert (row["status"], row["message"]) == (
         "note",

@@ -1,6 +1,6 @@
 """The whole command on a checkout in which a form has become slower. Its clock counts calls, not seconds.
 
-Its processes are forked from the command; ``test_another_repository.py`` has them started afresh.
+Its processes are forked from the command; ``test_another_repository.py`` has one started afresh.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from forked_python import forked_python
+from forked_workers import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[3]
 FORM = Path("memfix/ops/rope/shared_table.py")
@@ -28,13 +29,6 @@ def shared_table_rope(*inputs, **options):
     for _ in range(2):
         _once(*inputs, **options)
     return _once(*inputs, **options)
-"""
-FORKING = """
-import multiprocessing, runpy
-import sitecustomize  # the clock, which a fork of an interpreter that has started does not read by itself
-of = multiprocessing.get_context
-multiprocessing.get_context = lambda method: of("fork")
-runpy.run_module("memfix", run_name="__main__", alter_sys=True)
 """
 AT_LEAST = 1.5  # forward three times, backward once
 
@@ -53,7 +47,7 @@ def test_a_form_that_does_its_work_three_times_fails_with_its_ratio(checkout: Pa
     environment = {**os.environ, "PYTHONPATH": f"{clock_of_calls}{os.pathsep}{checkout}", "OMP_NUM_THREADS": "1"}
     environment.pop("GITHUB_ACTIONS", None)
     arguments = ["gate", "rope", "--time", "--base", "main", "--json", "-"]
-    done = forked_python("-c", FORKING, *arguments, cwd=checkout, env=environment)
+    done = forked_python("-c", PROGRAM, *arguments, cwd=checkout, env=environment)
     assert done.returncode == 1, done.stderr
     data = json.loads(done.stdout)
     (row,) = (found for found in data["findings"] if found["check"] == "time")
