@@ -14,8 +14,10 @@ def import_for_equality() -> None:
 
 
 def import_for_meters() -> None:
-    """Import what a first simulated step imports, Triton too."""
+    """Import what a first simulated step imports, Triton too, and read what it reads."""
     import torch._dynamo  # noqa: F401
 
-    from ..meters.simulated import environment  # noqa: F401
+    from ..meters.simulated import composite, environment  # noqa: F401
     from . import memory  # noqa: F401
+
+    composite.native_on_cuda_only()  # reads torch's list of operators, once for all children

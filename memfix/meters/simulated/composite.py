@@ -7,7 +7,6 @@ kernels to query, so the answer is read from the operator list that every torch 
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
 
 import torch
@@ -64,19 +63,16 @@ def native_on_cuda_only() -> tuple[str, ...]:
 def _dispatch_keys() -> dict[str, frozenset[str]]:
     """``aten::name.overload`` -> the dispatch keys that have a kernel."""
     listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
-    keys: dict[str, set[str]] = {}
-    current: set[str] = set()
-    in_dispatch = False
-    for line in listing.read_text().splitlines() if listing.exists() else ():
-        if declared := re.match(r"- func: ([\w.]+)\(", line):
-            current = keys.setdefault("aten::" + declared[1], set())
-            in_dispatch = False
-        elif line.startswith("  dispatch:"):
-            in_dispatch = True
-        elif in_dispatch and (entry := re.match(r"    ([\w, ]+):", line)):
-            current.update(key.strip() for key in entry[1].split(","))
-        elif re.match(r"  \S", line):
-            in_dispatch = False
-            if line.startswith("  structured_delegate:"):
-                current.add("CUDA")
-    return {name: frozenset(found) for name, found in keys.items()}
+    found: dict[str, frozenset[str]] = {}
+    for operator in listing.read_text().split("\n- func: ")[1:] if listing.exists() else ():
+        keys: set[str] = set()
+        in_dispatch = False
+        for line in operator.split("\n  ")[1:]:
+            if not line.startswith("  "):
+                in_dispatch = line.startswith("dispatch:")
+                if line.startswith("structured_delegate:"):
+                    keys.add("CUDA")
+            elif in_dispatch and not line.lstrip().startswith("#"):
+                keys.update(key.strip() for key in line.partition(":")[0].split(","))
+        found["aten::" + operator.partition("(")[0]] = frozenset(keys)
+    return found

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import mmap
+import re
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -118,9 +119,9 @@ def _layout() -> _Layout:
 
 # ---------------------------------------------------------------- finding the import slot in the loaded library
 _PROGRAM_DYNAMIC = 2
-_STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_SIZE = 5, 6, 7, 8
+_STRINGS, _STRINGS_SIZE, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_SIZE = 5, 10, 6, 7, 8
 _PLT_RELOCATIONS, _PLT_RELOCATIONS_SIZE = 23, 2
-_SYMBOL_BYTES = 24
+_SYMBOL_WORDS = 6
 
 
 @functools.cache
@@ -134,16 +135,16 @@ def _import_slot() -> int:
     def absolute(address: int) -> int:
         return address if address >= base else base + address
 
-    symbols, strings = absolute(tables[_SYMBOLS]), absolute(tables[_STRINGS])
+    strings = ctypes.string_at(absolute(tables[_STRINGS]), tables[_STRINGS_SIZE])
+    # several, because a linker stores a name that is the end of a longer one only once
+    names = {found.start() for found in re.finditer(re.escape(_CHECK) + b"\0", strings)}
+    symbols = ctypes.cast(absolute(tables[_SYMBOLS]), ctypes.POINTER(ctypes.c_uint32))
     for where, size in ((_PLT_RELOCATIONS, _PLT_RELOCATIONS_SIZE), (_RELOCATIONS, _RELOCATIONS_SIZE)):
         if where not in tables:
             continue
         relocations = ctypes.string_at(absolute(tables[where]), tables[size])
         for offset, info, _ in struct.iter_unpack("<QQq", relocations):
-            if info >> 32 == 0:
-                continue
-            name = struct.unpack("<I", ctypes.string_at(symbols + (info >> 32) * _SYMBOL_BYTES, 4))[0]
-            if ctypes.string_at(strings + name, len(_CHECK) + 1) == _CHECK + b"\0":
+            if info >> 32 and symbols[(info >> 32) * _SYMBOL_WORDS] in names:
                 _make_writable(base + offset)
                 return base + offset
     raise RuntimeError(f"{_CALLER} does not import {_CHECK.decode()}")
