@@ -121,14 +121,14 @@ def test_an_answer_that_was_found_stays_where_another_dim_raises(memfix: Any, mo
 
 
 def test_without_a_form_the_smallest_is_fitted_and_named(memfix: Any) -> None:
-    arguments = ("fit", "linear_cross_entropy", "--case", "small", "--over", "N", "--capacity", "4MiB")
+    arguments = ("fit", "linear_cross_entropy", "--case", "small", "--over", "N", "--capacity", "1MiB")
     ended = memfix(*arguments)
     assert ended.exit_code == 0
     chosen, title, *_ = ended.out.splitlines()
     sizes = chosen.partition(" has the smallest peak of ")[2]
     assert [part.split()[0] for part in sizes.partition(";")[0].split(", ")] == ["checkpoint", "recompute", "triton"]
     form = chosen.split()[0]
-    assert title.startswith(f"linear_cross_entropy/{form} [small, train] on H200, 4.00 MiB: N = ")
+    assert title.startswith(f"linear_cross_entropy/{form} [small, train] on H200, 1.00 MiB: N = ")
     assert memfix(*arguments, "--form", form).out.splitlines()[0] == title
 
 
