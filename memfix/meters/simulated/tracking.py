@@ -213,7 +213,8 @@ class StorageTracker(TorchDispatchMode):
             self.note(f"{func} could not be taken apart: what it hides is not known")
             return UNKNOWN
         # a composite that only makes a view may bypass the dispatcher, and then its result has no device
-        return UNKNOWN if any(tensor.device.type == "meta" for tensor in tensors_in(result)) else result
+        others = (tensor for tensor in tensors_in(result) if not isinstance(tensor, FakeTensor))
+        return UNKNOWN if any(tensor.device.type == "meta" for tensor in others) else result
 
     def _executed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that has a kernel, and count its results and its workspace."""

@@ -134,6 +134,9 @@ class Values:
         with torch._C._DisableTorchDispatch():
             tensor.fill_(self._answers.number(tensor.dtype, COPIED))
 
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in self._known
+
     def _at(self, tensor: torch.Tensor) -> _Known | None:
         return self._known.get(tensor.untyped_storage()._cdata)
 
@@ -173,9 +176,11 @@ class Values:
     # ---------------------------------------------------------------- following
     def follow(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> None:
         """Take note of an operator that ran on fake tensors: its results are known, or what it wrote no longer is."""
+        is_number = len(results) == 1 and results[0].dim() == 0
+        if not (is_number or _can_be_known(operator) or any(map(self._is_known, given))):
+            return
         packet = operator.overloadpacket
-        writes = _writes(operator)
-        if not (results or writes) or packet in _SAYS_NOTHING:
+        if not (results or _writes(operator)) or packet in _SAYS_NOTHING:
             return
         if packet in _OVERWRITES and self.of(args[0]) is None:
             self._overwrite(operator, args, kwargs, given)
@@ -207,7 +212,7 @@ class Values:
 
     def _follow_known(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
         """Follow an operator on small tensors whose values are known."""
-        if not all(map(is_small, results)):
+        if not all(map(is_small, (*given, *results))):
             return False
         values = self.computed(operator, args, kwargs, given)
         if values is UNKNOWN:
@@ -237,7 +242,8 @@ class Values:
         if packet in _REDUCES:
             value = _run(packet, (args[0],), {}, singles)
             if packet is aten.sum and value is not UNKNOWN:
-                value = value * (args[0].numel() // max(1, result.numel()))
+                with torch._C._DisableTorchDispatch():
+                    value = value * (args[0].numel() // max(1, result.numel()))
         elif torch.Tag.pointwise in operator.tags or packet in _COPIES:
             value = _run(operator, args, kwargs, singles)
         else:
@@ -312,7 +318,16 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 
 def _is_small_on_cpu(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and is_small(tensor)
+    device = getattr(tensor, "fake_device", None) or tensor.device  # .device of a fake tensor is dispatched
+    return device.type == "cpu" and is_small(tensor)
+
+
+@functools.cache
+def _can_be_known(operator: Any) -> bool:
+    """Whether anything can be known of the results of an operator on tensors of which nothing is known."""
+    packet = operator.overloadpacket
+    from_nothing = not any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
+    return from_nothing or packet in _FROM_UNKNOWN
 
 
 def healthy_results(operator: Any, args: Any) -> dict[int, int]:
@@ -425,3 +440,5 @@ _HEALTHY: dict[Any, dict[int, int]] = {
     **{packet: {2: 0} for packet in _packets("linalg_lu_factor_ex linalg_ldl_factor_ex")},
     **{packet: {3: 0} for packet in _packets("_linalg_solve_ex")},
 }
+_FROM_UNKNOWN = frozenset((*_OVERWRITES, *_FILLS, *_COUNTS, *_KEEPS_SHARE, *_ALWAYS_HOLDS, aten.eq, *_HEALTHY))
+"""Operators of whose results something may be known though nothing is known of their arguments."""
