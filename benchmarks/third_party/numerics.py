@@ -43,7 +43,7 @@ def solved(solver: str, **options: Any) -> StepBuilder:
 def exact_process(device: str) -> Step:
     import gpytorch
 
-    class Process(gpytorch.models.ExactGP):
+    class Exact(gpytorch.models.ExactGP):
         def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: Any) -> None:
             super().__init__(x, y, likelihood)
             self.mean = gpytorch.means.ConstantMean()
@@ -54,7 +54,7 @@ def exact_process(device: str) -> Step:
 
     x = torch.linspace(0, 1, 300).to(device)
     y = torch.sin(6 * x)
-    model = Process(x, y, gpytorch.likelihoods.GaussianLikelihood())
+    model = Exact(x, y, gpytorch.likelihoods.GaussianLikelihood())
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     return train(model, {}, device, loss_of=lambda model, _: -objective(model(x), y) + 10)
 
@@ -62,7 +62,7 @@ def exact_process(device: str) -> Step:
 def variational_process(device: str) -> Step:
     import gpytorch
 
-    class Process(gpytorch.models.ApproximateGP):
+    class Variational(gpytorch.models.ApproximateGP):
         def __init__(self, points: torch.Tensor) -> None:
             distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
             super().__init__(gpytorch.variational.VariationalStrategy(self, points, distribution))
@@ -72,7 +72,7 @@ def variational_process(device: str) -> Step:
         def forward(self, x: torch.Tensor) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
 
-    model = nn.ModuleList([Process(torch.rand(64, 4)), gpytorch.likelihoods.GaussianLikelihood()])
+    model = nn.ModuleList([Variational(torch.rand(64, 4)), gpytorch.likelihoods.GaussianLikelihood()])
     objective = gpytorch.mlls.VariationalELBO(model[1], model[0], num_data=2000)
     batch = {"x": torch.rand(500, 4), "y": torch.randn(500)}
     return train(model, batch, device, loss_of=lambda model, batch: 100 - objective(model[0](batch["x"]), batch["y"]))
