@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from ci_script import ci_script
 from forked_python import forked_python
 from readers import names_of_the_reader
 from snippets import PAGES, ROOT, blocks, command_lines, commands_in_prose, fault_of
@@ -35,12 +36,7 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "ci/tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("tables")
 
 
 def test_tables_are_those_of_the_lock_and_the_results(tables: ModuleType) -> None:

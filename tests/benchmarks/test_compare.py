@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import pkgutil
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from ci_script import ci_script
 from click.testing import CliRunner
 
 import benchmarks.peers
@@ -501,11 +501,7 @@ def test_on_a_gpu_peaks_are_the_cuda_meters_and_short_steps_are_timed_in_batches
 # ---------------------------------------------------------------- the manual's tables
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "ci/tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = ci_script("tables")
     monkeypatch.setattr(module, "RESULTS", tmp_path)
     return module
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from actions_runner import ROOT, Ended, Runner
+from ci_script import ci_script
 from fake_github import REPOSITORY, FakeGitHub
 from rendered_markdown import rendered
 
@@ -118,12 +118,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def action() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("action", ROOT / "ci/action.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("action")
 
 
 @pytest.mark.parametrize(("text", "words"), WORDS)

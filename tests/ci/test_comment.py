@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from actions_runner import ROOT, Ended, Runner
+from ci_script import ci_script
 from fake_github import REPOSITORY, FakeGitHub
 from rendered_markdown import rendered
 
@@ -124,13 +124,7 @@ def test_other_runs_are_not_commented_on(more: dict[str, str], tmp_path: Path) -
 # ---------------------------------------------------------------- artifacts
 @pytest.fixture(scope="module")
 def comment() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("comment", ROOT / "ci/comment.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["comment"] = module  # its dataclasses look up their types there
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("comment")
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ci_script import ci_script
 from forked_python import forked_python
 from snippets import fault_of
 
@@ -18,13 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def examples() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("memfix_ci_examples", ROOT / "ci/examples.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("examples")
 
 
 def test_the_page_of_the_example_has_commands_that_exist(examples: ModuleType) -> None:
