@@ -9,7 +9,7 @@ from ..meters.base import Reading
 
 
 def bytes_of(reading: Reading, phase: Phase) -> int:
-    """The bytes that a phase is judged by: what is held after the forward, or the peak, at most."""
+    """The bytes that a phase is judged by: what is held after the forward, or the highest peak that is possible."""
     return reading.held_bytes if phase == "held" else reading.highest_bytes
 
 

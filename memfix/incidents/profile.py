@@ -10,7 +10,7 @@ from typing import Any
 
 from ..meters.base import Reading
 from ..meters.stages import Stage
-from ..meters.timeline import Allocation, Buffer, Timeline
+from ..meters.timeline import Allocation, Buffer, Timeline, table_lines
 from ..units import format_bytes, format_room
 
 PARAMETERS, INPUTS = "parameters", "batch and tables"
@@ -54,10 +54,7 @@ class Row:
         for kind, size in self.kinds.items():
             if kind != REST and size:
                 yield f"{format_bytes(size):>12}  {kind}"
-        yield from (str(allocation) for allocation in self.rest[:rows])
-        if self.rest[rows:]:
-            smaller = sum(allocation.bytes for allocation in self.rest[rows:])
-            yield f"{format_bytes(smaller):>12}  in {len(self.rest[rows:])} smaller places"
+        yield from table_lines(self.rest, rows)
 
     def as_dict(self) -> dict[str, Any]:
         return {

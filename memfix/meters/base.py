@@ -11,7 +11,7 @@ from ..units import format_bytes
 from .difference import Change, changes
 from .hints import likely_cause
 from .stages import Stage
-from .timeline import Allocation, Timeline
+from .timeline import Allocation, Timeline, table_lines
 
 if TYPE_CHECKING:
     from .simulated.gpus import GPU
@@ -92,11 +92,7 @@ class Reading:
 
     def table_lines(self, rows: int = 8) -> list[str]:
         """The lines of :meth:`table`."""
-        lines = [f"  {allocation}" for allocation in self.alive_at_peak[:rows]]
-        rest = self.alive_at_peak[rows:]
-        if rest:
-            lines.append(f"  {format_bytes(sum(a.bytes for a in rest)):>12}  in {len(rest)} smaller places")
-        return lines
+        return [f"  {line}" for line in table_lines(self.alive_at_peak, rows)]
 
     def as_dict(self) -> dict[str, Any]:
         """The reading as plain data for JSON, without its timeline."""

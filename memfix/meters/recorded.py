@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..units import format_bytes
 from .hints import likely_cause
-from .timeline import Allocation, Buffer, Line, Timeline
+from .timeline import Allocation, Buffer, Line, Timeline, table_lines
 
 Snapshot = Mapping[str, Any]
 Frames = Sequence[Mapping[str, Any]]
@@ -74,10 +74,7 @@ class Failure:
         head = f"{format_bytes(self.bytes)} could not be allocated: {live}, {free}"
         maker = f"  requested by {self.line}" if self.line else "  requested by code without Python frames"
         lines = [head, maker + (f"   (in {self.node})" if self.node else ""), "alive then, largest first"]
-        lines += [f"  {row}" for row in self.alive[:rows]]
-        if self.alive[rows:]:
-            rest = sum(row.bytes for row in self.alive[rows:])
-            lines.append(f"  {format_bytes(rest):>12}  in {len(self.alive[rows:])} smaller places")
+        lines += [f"  {line}" for line in table_lines(self.alive, rows)]
         if self.cause:
             lines.append(f"likely cause: {self.cause}")
         if self.unused_bytes >= self.bytes:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import linecache
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..units import format_bytes
@@ -168,3 +168,12 @@ class Allocation:
     def __str__(self) -> str:
         folded = f"   ({self.count} x {format_bytes(self.bytes // self.count)})" if self.count > 1 else ""
         return f"{format_bytes(self.bytes):>12}  {self.what}   {self.where}{folded}".rstrip()
+
+
+def table_lines(rows: Sequence[Allocation], most: int) -> list[str]:
+    """A line for each of the first ``most`` rows, and one for the sum of the others."""
+    lines = [str(row) for row in rows[:most]]
+    rest = rows[most:]
+    if rest:
+        lines.append(f"{format_bytes(sum(row.bytes for row in rest)):>12}  in {len(rest)} smaller places")
+    return lines

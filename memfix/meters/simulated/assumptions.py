@@ -25,9 +25,8 @@ NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
 ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
 UNDECIDED = "a number that nothing decides"
-"""What known values rest on that were computed from an assumed number. The note names the line that reads them."""
+"""The assumption behind values that were computed from an assumed number. The note names the line that reads them."""
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
-DISTINCT = "the step asks for the different values of a tensor: assumed that all differ, which is the most there can be"
 
 _NO_ZEROS = "no element is zero"
 _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
@@ -61,8 +60,8 @@ class Answers:
     def number(self, dtype: torch.dtype, place: str, computed: Any = None) -> float | int | bool:
         """A single value that nothing decides, or that was ``computed`` from assumed numbers.
 
-        Computed flags are tried the other way too, under the other answers. A loop that goes on until its value
-        changes sees it change at last.
+        Computed flags are tried the other way too, under the other answers. After many reads at one place the answer
+        changes, so that a loop which waits for a change ends.
         """
         self._num_asked[place] += 1
         number = self._num_asked[place] - _PATIENCE

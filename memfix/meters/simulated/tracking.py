@@ -170,7 +170,7 @@ class StorageTracker(TorchDispatchMode):
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
     def _rests_on_a_number(self, tensors: list[torch.Tensor]) -> bool:
-        """Take down what values that are read rest on; whether that is a number which nothing decides."""
+        """Record the assumptions behind values that are read. Returns whether one is a number that nothing decides."""
         assumed = self.values.assumed_of(tensors)
         self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED}))
         return assumptions.UNDECIDED in assumed
@@ -286,7 +286,7 @@ def _indexes_from_cpu(operator: Any, args: Any) -> bool:
 
 
 def _is_view_of_real(operator: Any, given: list[torch.Tensor]) -> bool:
-    """Whether an operator only looks in another way at real memory, which FakeTensorMode refuses or copies."""
+    """Whether an operator makes a view of a real tensor or changes its metadata, which FakeTensorMode does not do."""
     is_view = operator.is_view or torch.Tag.inplace_view in operator.tags or operator.overloadpacket is aten.set_
     return is_view and bool(given) and not any(isinstance(tensor, FakeTensor) for tensor in given)
 
@@ -296,7 +296,7 @@ def _on_device_of(tensor: torch.Tensor, index: Any) -> Any:
 
 
 def _without_mask(index: Any) -> tuple[Any, ...]:
-    """An index, or, in place of a mask, an index for each of its dimensions, as indexing does."""
+    """The index itself; for a mask, one index for each of its dimensions, as CUDA makes them."""
     if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
         return index.nonzero().unbind(1)
     return (index,)

@@ -71,7 +71,7 @@ class Values:
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, in memory that its views share; None if they are not known."""
         if not isinstance(tensor, FakeTensor):
-            return tensor if tensor.device.type == "cpu" and is_small(tensor) else None
+            return tensor if _is_small_on_cpu(tensor) else None
         known = self._at(tensor)
         if known is None or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return None
