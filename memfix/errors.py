@@ -55,6 +55,12 @@ ON_A_GPU = 'measure it on a GPU, by memfix.peak(build, meter="cuda") or --meter=
 """What to do about a step that cannot be simulated."""
 
 
+def out_of_memory(error: BaseException) -> str:
+    """``out of memory, asked for 2.00 GiB``: what torch says in a paragraph about its allocator."""
+    asked = " ".join(str(error).partition("Tried to allocate ")[2].split()[:2]).rstrip(".")
+    return f"out of memory, asked for {asked}" if asked else "out of memory"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or the list of what is known, for the end of an error message."""
     known = list(known)

@@ -112,7 +112,12 @@ class Plugin:
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.settings = settings
-        self._reports = not hasattr(config, "workerinput")
+        worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self._reports = worker is None
+        if worker is not None:
+            from .meters.cuda import CudaMeter
+
+            CudaMeter.num_processes = worker["workercount"]
         self.readings: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
         self.failures: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from memfix.checks.effort import PROFILES, get_effort
@@ -17,3 +18,8 @@ settings.load_profile(get_effort().name)
 
 # pytester moves the home folder; the self-test of the fake device, which takes seconds, is remembered where it was
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the tests that compile kernels for a minute: started last, the other workers would wait for them."""
+    items.sort(key=lambda item: not ("-triton-equal-" in item.name and item.name.endswith("-cuda]")))

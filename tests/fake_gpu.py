@@ -50,10 +50,10 @@ class FakeGpu:
         self.peak = dict.fromkeys(_COUNTS, 0)
         self.trace: list[dict[str, Any]] = []
         self.recording: dict[str, Any] | None = None
-        self.metadata = "the user's own"
         self.observers: list[Callable[..., None]] = []
         self.snapshots = 0
         self._autograd = 0
+        self._microseconds = itertools.count(1)
         self._addresses = itertools.count(0x7F00_0000_0000, 1 << 30)
 
     # ---------------------------------------------------------------- what a program does
@@ -114,12 +114,14 @@ class FakeGpu:
         memory = torch.cuda.memory
         patch.setattr(memory, "_record_memory_history", self._set_recording)
         patch.setattr(memory, "_snapshot", self._snapshot)
-        patch.setattr(memory, "_get_memory_metadata", lambda: self.metadata)
-        patch.setattr(memory, "_set_memory_metadata", lambda text: setattr(self, "metadata", text))
+        patch.setattr("memfix.meters.cuda_history.time", self)
         patch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording is not None, raising=False)
         patch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", self.observers.append, raising=False)
         patch.setattr("memfix.meters.cuda_history.CudaHistory._is_observing", False)
         patch.setattr(watching.Watch, "_active", None)
+
+    def time_ns(self) -> int:
+        return 1000 * next(self._microseconds)
 
     def _stats(self, device: int | None = None) -> dict[str, int]:
         return {
@@ -138,7 +140,7 @@ class FakeGpu:
 
     def _record(self, action: str, size: int, frames: list[Any], **fields: int) -> None:
         if self.recording is not None:
-            entry = {"action": action, "size": size, "frames": frames, "user_metadata": self.metadata, **fields}
+            entry = {"action": action, "size": size, "frames": frames, "time_us": self.time_ns() // 1000, **fields}
             self.trace = [*self.trace, entry][-self.recording["max_entries"] :]
 
     def _snapshot(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from memfix.errors import out_of_memory
 from memfix.provenance import installed_version
 
 Tensors = dict[str, torch.Tensor]
@@ -118,7 +119,6 @@ def not_installed(packages: Sequence[str]) -> str | None:
 
 def trouble_of(error: Exception) -> str:
     """An error on one line; of a lack of memory, what was asked for."""
-    text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) and "Tried to allocate " in text:
-        return f"out of memory, asked for {' '.join(text.partition('Tried to allocate ')[2].split()[:2]).rstrip('.')}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return out_of_memory(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

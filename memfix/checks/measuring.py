@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from ..errors import MemfixError
+from ..errors import MemfixError, out_of_memory
 from ..laws import Phase
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Simulation
@@ -50,8 +50,8 @@ def measure_case(call: FormCall, meter: Meter) -> Outcome:
 def not_measured(meter: Meter, error: Exception) -> str:
     """The message of a finding about a measurement that raised ``error``."""
     what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
-    if type(error).__name__ == "OutOfMemoryError":  # torch explains its allocator in a paragraph
-        what = what.partition(". ")[0]
+    if type(error).__name__ == "OutOfMemoryError":
+        what = out_of_memory(error)
     return f"could not be measured, meter {meter.name}: {what}"
 
 

@@ -48,6 +48,7 @@ def profile(
     from ..incidents.config import load_config
     from ..incidents.profile_step import profile as measured
     from ..pictures import check_path, save
+    from ..provenance import describe
 
     report.require_writable(json_path)
     for path in pictures:
@@ -65,7 +66,7 @@ def profile(
         save(found.reading.timeline, path, found.title, found.capacity_bytes)
         console.print(Text(f"wrote {path}"))
     if json_path is not None:
-        report.write_report(json_path, report.as_json(found.as_dict()))
+        report.write_report(json_path, report.as_json({"surroundings": describe(), **found.as_dict()}))
     return 0
 
 

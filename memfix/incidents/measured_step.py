@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from ..errors import MeasurementError, MeterUnavailable, UsageError
+from ..errors import MeasurementError, MeterUnavailable, UsageError, out_of_memory
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
 from ..meters.one_rank import one_rank_of
@@ -51,7 +51,7 @@ class Asides:
         try:
             kept = make()  # noqa: F841
         except torch.OutOfMemoryError as error:
-            self.failures[self._trying] = first_line(error)
+            self.failures[self._trying] = out_of_memory(error)
         stage(None)
 
 
@@ -222,9 +222,5 @@ def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: 
         with one_rank_of(world_size):
             reading = meter.measure(build)
     except torch.OutOfMemoryError as error:
-        raise MeasurementError(f"the step itself ran out of memory: {first_line(error)}") from None
+        raise MeasurementError(f"the step itself: {out_of_memory(error)}") from None
     return dataclasses.replace(reading, exact=reading.exact and not notes, notes=(*reading.notes, *notes))
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0]

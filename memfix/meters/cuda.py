@@ -80,6 +80,28 @@ def gpu_for_bytes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _share_of_gpu(share: float) -> Iterator[None]:
+    """Hold the GPU to measure bytes beside other processes, each with at most a share of its memory.
+
+    A step that wants more raises ``OutOfMemoryError``; if it catches that itself, the end of the block does.
+    """
+    import torch
+
+    def failures() -> int:
+        return torch.cuda.memory_stats().get("num_ooms", 0)
+
+    with _held(alone=False), _lock_of_gpu("bytes").held(alone=False):
+        before = failures()
+        torch.cuda.set_per_process_memory_fraction(share)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        if failures() > before:
+            raise torch.OutOfMemoryError("the step went on without the memory that it wanted")
+
+
+@contextlib.contextmanager
 def _held(*, alone: bool) -> Iterator[None]:
     with _lock_of_gpu().held(alone=alone):
         try:
@@ -150,6 +172,9 @@ class CappedRun:
 class CudaMeter:
     name = "cuda"
     simulation = None
+    num_processes = 1
+    """How many processes measure on one GPU. Of several each tries a step in half its share of the memory first,
+    beside the others, and in all of the memory only if that is too little."""
 
     def unavailable_reason(self) -> str | None:
         reason = gpu_unavailable_reason()
@@ -164,7 +189,16 @@ class CudaMeter:
 
         self._require()
         gc.collect()  # the full collection runs before the GPU is locked; later ones visit only the step's objects
-        with only_our_own_cycles(), gpu_for_bytes():
+        if self.num_processes > 1:
+            with contextlib.suppress(torch.OutOfMemoryError), _share_of_gpu(0.5 / self.num_processes):
+                return self._measured(build, warmup)
+        with gpu_for_bytes():
+            return self._measured(build, warmup)
+
+    def _measured(self, build: StepBuilder, warmup: int) -> Reading:
+        import torch
+
+        with only_our_own_cycles():
             step = _warmed_up(build, warmup)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

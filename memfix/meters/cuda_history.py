@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import UsageError
-from .recorded import STAGE_TAG, Frames, Moment, Snapshot
+from .recorded import STAGES, Frames, Moment, Snapshot
 
 FailureListener = Callable[[Snapshot, Moment], None]
 """Is called where an allocation fails, before torch raises."""
@@ -27,7 +28,7 @@ class CudaHistory:
     def __init__(self, device: int, max_entries: int, on_failure: FailureListener) -> None:
         self._device, self._max_entries, self._on_failure = device, max_entries, on_failure
         self._thread = threading.get_ident()
-        self._metadata = ""
+        self._stages: list[dict[str, Any]] = []
 
     def __enter__(self) -> CudaHistory:
         import torch
@@ -37,16 +38,16 @@ class CudaHistory:
                 "the allocator's history is being recorded already; end that by "
                 "torch.cuda.memory._record_memory_history(None), or use memfix.watch(lines=False), which records none"
             )
-        self._metadata = torch.cuda.memory._get_memory_metadata()
         self.restart()
         CudaHistory._recording = self
         _observe_failures()
         return self
 
     def restart(self) -> None:
-        """Forget the history so far. Blocks keep the frames of their allocation."""
+        """Forget the history so far, but for the stage that runs. Blocks keep the frames of their allocation."""
         import torch
 
+        del self._stages[:-1]
         torch.cuda.memory._record_memory_history(
             "all", context="alloc", stacks="python", max_entries=self._max_entries, clear_history=True
         )
@@ -56,19 +57,15 @@ class CudaHistory:
 
         CudaHistory._recording = None
         torch.cuda.memory._record_memory_history(None)
-        self.enter_stage(None)
 
     def enter_stage(self, name: str | None) -> None:
-        """Write the name of the stage beside every entry that follows."""
-        import torch
-
-        with torch.cuda.device(self._device):  # torch keeps a text for each device, and sets the current one's
-            torch.cuda.memory._set_memory_metadata(self._metadata if name is None else STAGE_TAG + name)
+        """Every entry that follows belongs to the stage."""
+        self._stages.append({"time_us": time.time_ns() // 1000, "name": name})
 
     def snapshot(self) -> Snapshot:
         import torch
 
-        return torch.cuda.memory._snapshot()
+        return {**torch.cuda.memory._snapshot(), STAGES: tuple(self._stages)}
 
     def failed(self, device: int, capacity_bytes: int) -> None:
         """Tell the listener, in the thread whose allocation has just failed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -20,8 +21,12 @@ Snapshot = Mapping[str, Any]
 Frames = Sequence[Mapping[str, Any]]
 """The stack of an allocation, innermost frame first."""
 
-STAGE_TAG = "memfix stage "
-"""The text before a stage's name in the metadata of a trace entry (``torch.cuda.memory._set_memory_metadata``)."""
+STAGES = "memfix_stages"
+"""The key in a snapshot of the stages that were entered, each with its ``time_us`` and ``name``, in this order.
+
+Entries of the trace have their time too. Torch's own metadata of an entry would not do: it is kept for each thread, and
+autograd's threads have none.
+"""
 BEFORE_WATCH = "existed before the watch"
 _PHASES = ("forward", "backward", "optimizer")
 _BIRTH, _DEATH, _FAILURE = "alloc", "free_completed", "oom"
@@ -109,11 +114,11 @@ def failure_of(
     history = _History(snapshot, device, before_watch)
     if history.failed is None:
         return None
-    entry, event = history.failed
+    entry, event, stage = history.failed
     timeline = history.timeline().before(event + 1)
     frames = _frames(entry)
     # the phase that failed decides which rows are kept for backward, even if nothing was allocated in it yet
-    phase = _phase_of_stage(_stage_of(entry)) or _phase(frames)
+    phase = _phase_of_stage(stage) or _phase(frames)
     timeline = replace(timeline, phases=(*timeline.phases, (event, phase)))
     segments = _segments(snapshot, device)
     return Failure(
@@ -143,9 +148,13 @@ class _History:
         self._live: dict[int, int] = {}
         self._phases: list[tuple[int, str]] = []
         self._stages: list[tuple[int, str | None]] = []
-        self.failed: tuple[Mapping[str, Any], int] | None = None
+        self.failed: tuple[Mapping[str, Any], int, str | None] | None = None
+        entered = deque(snapshot.get(STAGES, ()))
+        stage = None
         for entry in snapshot["device_traces"][device]:
-            self._read(entry)
+            while entered and entered[0]["time_us"] < entry["time_us"]:
+                stage = entered.popleft()["name"]
+            self._read(entry, stage)
         for block in _live_blocks(snapshot, device):
             if block["address"] not in self._live:
                 self._existed(block["requested_size"], block["address"], block, None)
@@ -159,14 +168,13 @@ class _History:
         phases[0] = (0, phases[0][1])
         return Timeline((*self._found, *made), self._event, tuple(phases), tuple(self._stages))
 
-    def _read(self, entry: Mapping[str, Any]) -> None:
+    def _read(self, entry: Mapping[str, Any], stage: str | None) -> None:
         action = entry["action"]
         if action == _FAILURE:
-            self.failed = (entry, self._event)
+            self.failed = (entry, self._event, stage)
         if action not in (_BIRTH, _DEATH):
             return
         self._event += 1
-        stage = _stage_of(entry)
         self._mark(self._stages, stage)
         if action == _BIRTH:
             origin = self._origin(entry)
@@ -216,11 +224,6 @@ def _live_blocks(snapshot: Snapshot, device: int) -> Iterator[Mapping[str, Any]]
 def _frames(entry: Mapping[str, Any]) -> Frames:
     """The frames of an entry or a block; an allocation from before the recording has none."""
     return entry.get("frames") or ()
-
-
-def _stage_of(entry: Mapping[str, Any]) -> str | None:
-    tag = entry.get("user_metadata") or ""
-    return tag.removeprefix(STAGE_TAG) if tag.startswith(STAGE_TAG) else None
 
 
 def _phase_of_stage(stage: str | None) -> str | None:

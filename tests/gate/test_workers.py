@@ -181,7 +181,7 @@ def test_a_step_that_runs_out_of_memory_all_the_same_says_so_in_a_sentence() -> 
     (examination,) = examine_all([all_contracts()["embedding"]], Full(), EFFORT, lambda _: None)
     errors = [f for f in examination.findings if f.status == "error"]
     assert errors
-    said = "could not be measured, meter cuda: OutOfMemoryError: CUDA out of memory"
+    said = "could not be measured, meter cuda: out of memory, asked for 2 GiB"
     assert {f.message for f in errors} == {said}
 
 

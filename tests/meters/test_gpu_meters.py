@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import pytest
 import torch
@@ -35,6 +36,55 @@ def test_cuda_meter_reads_requested_bytes_above_the_inputs():
     assert (reading.peak_bytes, reading.held_bytes, reading.leaked_bytes) == (8000, 4000, 0)
     assert reading.allocated_bytes == 2 * 4096
     assert reading.reserved_bytes is not None
+
+
+def build_content_with_less(device: str):
+    """Wants 1 GiB, and goes on with 1 MiB if that is refused."""
+
+    def step():
+        try:
+            return torch.empty(GiB, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return torch.empty(MiB, dtype=torch.uint8, device=device)
+
+    return step
+
+
+@pytest.mark.gpu(use="meters")
+@pytest.mark.parametrize("build", [functools.partial(build_buffer, size=GiB), build_content_with_less])
+def test_a_step_that_wants_more_than_its_share_has_the_whole_memory(build, monkeypatch):
+    monkeypatch.setattr(CudaMeter, "num_processes", 1000)
+    assert memfix.peak(build, meter="cuda").peak_bytes == GiB
+
+
+def pointwise(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 + 1).sin().relu()
+
+
+def build_scripted(device: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(pointwise)  # the same object each time
+    x = torch.ones(1 << 20, device=device)
+    return lambda: scripted(x)
+
+
+def test_scripted_code_is_an_estimate():
+    reading = memfix.peak(build_scripted)
+    assert reading.peak_bytes == 2 * 4 * MiB
+    note = "TorchScript ran operator by operator: which of them its compiler fuses on a GPU is not known"
+    assert (reading.exact, reading.notes) == (False, (note,))
+    assert torch._C._get_graph_executor_optimize()
+
+
+@pytest.mark.gpu(use="meters")
+def test_scripted_code_that_was_compiled_before_launches_nothing_in_a_simulated_step():
+    step = build_scripted("cuda")
+    for _ in range(4):
+        expected = step()
+    assert memfix.peak(build_scripted).peak_bytes == 2 * 4 * MiB
+    torch.cuda.synchronize()  # an illegal access would be told here
+    assert torch.equal(step(), expected)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import memfix
 from memfix.meters.base import Step
-from memfix.meters.recorded import STAGE_TAG, Moment, failure_of, live_addresses, timeline_of, user_line
+from memfix.meters.recorded import STAGES, Moment, failure_of, live_addresses, timeline_of, user_line
 from memfix.meters.timeline import Timeline
 from memfix.pictures.snapshot import build_snapshot
 
@@ -31,10 +31,14 @@ class Recording:
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
         self.blocks: dict[int, dict[str, Any]] = {}
+        self.stages: list[dict[str, Any]] = []
 
-    def alloc(self, address: int, size: int, *frames: dict[str, Any], stage: str = "") -> Recording:
-        self.entries.append({"action": "alloc", "addr": address, "size": size, "frames": list(frames),
-                             "user_metadata": stage})  # fmt: skip
+    def stage(self, name: str | None) -> Recording:
+        self.stages.append({"time_us": len(self.entries), "name": name})
+        return self
+
+    def alloc(self, address: int, size: int, *frames: dict[str, Any]) -> Recording:
+        self._entry(action="alloc", addr=address, size=size, frames=list(frames))
         return self.existed(address, size, *frames)
 
     def existed(self, address: int, size: int, *frames: dict[str, Any], state: str = "active_allocated") -> Recording:
@@ -45,20 +49,22 @@ class Recording:
     def free(self, address: int, size: int, *frames: dict[str, Any]) -> Recording:
         self.blocks.pop(address, None)
         for action in ("free_requested", "free_completed"):
-            self.entries.append({"action": action, "addr": address, "size": size, "frames": list(frames)})
+            self._entry(action=action, addr=address, size=size, frames=list(frames))
         return self
 
-    def oom(self, size: int, *frames: dict[str, Any], stage: str = "") -> Recording:
-        self.entries.append({"action": "oom", "device_free": 77, "size": size, "frames": list(frames),
-                             "user_metadata": stage})  # fmt: skip
+    def oom(self, size: int, *frames: dict[str, Any]) -> Recording:
+        self._entry(action="oom", device_free=77, size=size, frames=list(frames))
         return self
+
+    def _entry(self, **fields: Any) -> None:
+        self.entries.append({"time_us": len(self.entries) + 1, **fields})
 
     def snapshot(self, unused: int = 0) -> dict[str, Any]:
         active = sum(block["size"] for block in self.blocks.values())
         mine = {"device": 1, "total_size": active + unused, "active_size": active, "blocks": [*self.blocks.values()]}
         other = {"device": 0, "total_size": 1 << 30, "active_size": 512, "blocks": [
             {"address": 5, "size": 512, "requested_size": 400, "state": "active_allocated", "frames": []}]}  # fmt: skip
-        return {"segments": [other, mine], "device_traces": [[], self.entries]}
+        return {"segments": [other, mine], "device_traces": [[], self.entries], STAGES: self.stages}
 
     def timeline(self, before_watch: tuple[int, ...] = ()) -> Timeline:
         return timeline_of(self.snapshot(), 1, before_watch)
@@ -153,8 +159,8 @@ def test_the_line_is_the_innermost_outside_torch_its_compiler_and_the_watch() ->
 
 
 def test_a_stage_decides_the_phase_and_gives_the_timeline_its_stretches() -> None:
-    recording = Recording().alloc(1, 1, USER, MAIN, stage=f"{STAGE_TAG}forward").alloc(2, 1, stage="the user's own")
-    recording.alloc(3, 1, USER, MAIN, stage=f"{STAGE_TAG}backward")
+    recording = Recording().stage("forward").alloc(1, 1, USER, MAIN).stage(None).alloc(2, 1)
+    recording.stage("unseen").stage("backward").alloc(3, 1, USER, MAIN)
     timeline = recording.timeline()
     assert [buffer.phase for buffer in timeline.buffers] == ["forward", "backward", "backward"]
     assert timeline.stages == ((1, "forward"), (2, None), (3, "backward"))

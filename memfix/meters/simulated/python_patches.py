@@ -27,8 +27,8 @@ from .workspace.memory_formats import suggested_format
 
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
-        *_by_type(), *_by_value(tracker), *_layers(tracker), *_loaded(), *_compiled(tracker), *_traced(tracker),
-        *_sharded(), *_triton(tracker), *_cuda_kernels(tracker),
+        *_by_type(), *_by_value(tracker), *_layers(tracker), *_loaded(), *_compiled(tracker), *_scripted(tracker),
+        *_traced(tracker), *_sharded(), *_triton(tracker), *_cuda_kernels(tracker),
     ]  # fmt: skip
 
 
@@ -165,6 +165,23 @@ def _compiled(tracker: StorageTracker) -> list[Patch]:
         return None
 
     return [(eval_frame, "_callback_from_stance", from_stance)]
+
+
+def _scripted(tracker: StorageTracker) -> list[Patch]:
+    """Run TorchScript operator by operator, with a note. On a machine with a GPU its compiler would launch kernels that
+    it fuses, past the dispatcher, on memory that a fake tensor does not have; also those it made before the step."""
+
+    def interpreted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(code: Any, *args: Any, **kwargs: Any) -> Any:
+            tracker.note("TorchScript ran operator by operator: which of them its compiler fuses on a GPU is not known")
+            code._debug_flush_compilation_cache()
+            with torch.jit.optimized_execution(False):
+                return real(code, *args, **kwargs)
+
+        return call
+
+    kinds = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    return [(kind, "__call__", interpreted(kind.__call__)) for kind in kinds]
 
 
 def _traced(tracker: StorageTracker) -> list[Patch]:
