@@ -23,14 +23,17 @@ from . import (
     vision,
 )  # fmt: skip
 
-_SUBJECTS = (
-    language, sequences, mixtures, pictures, audio, vision, graphs, adapters, numerics, trainers, diffusion, kernels,
-)  # fmt: skip
-
-WORKLOADS: dict[str, tuple[str, StepBuilder]] = {
-    name: workload for subject in _SUBJECTS for name, workload in subject.STEPS.items()
-}
+Steps = dict[str, tuple[str, StepBuilder]]
 """By name: the package that it is about, and how the step is built."""
+
+SUBJECTS: dict[str, Steps] = {
+    subject.__name__.rpartition(".")[2]: subject.STEPS
+    for subject in (
+        language, sequences, mixtures, pictures, audio, vision, graphs, adapters, numerics, trainers, diffusion,
+        kernels,
+    )
+}  # fmt: skip
+WORKLOADS: Steps = {name: workload for steps in SUBJECTS.values() for name, workload in steps.items()}
 
 _ALSO_NEEDED = {
     "liger_kernel": ("transformers", "triton"),

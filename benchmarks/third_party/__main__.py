@@ -1,52 +1,31 @@
 """Predicts the peaks of other people's code with the simulated meter, and on a GPU measures them beside it.
 
-    python -m benchmarks.third_party [--json PATH] [--only GLOB]
+    python -m benchmarks.third_party [--json PATH] [--only GLOB] [--workers 2]
 
 A package that is not installed is left out, with a line that says so. A step that fails is kept with its error.
+Subjects run side by side, each in a process of its own; with one worker, all in this one.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import multiprocessing
+import os
 import sys
-import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
-import memfix
 from memfix.atomic_write import write_whole
-from memfix.meters.base import StepBuilder
-from memfix.provenance import describe, installed_version
+from memfix.provenance import describe
 from memfix.units import format_bytes
 
-from . import WORKLOADS, missing
-
-_DISTRIBUTION = {"liger_kernel": "liger-kernel", "fla": "flash-linear-attention"}
-
-
-def measured(build: StepBuilder) -> dict[str, Any]:
-    """What is predicted, with its bounds and the CPU time that it took, or why it is not; and what a GPU takes."""
-    row: dict[str, Any] = {}
-    start = time.process_time()
-    try:
-        predicted = memfix.peak(build)
-    except Exception as error:  # other people's code may raise anything
-        row["error"] = f"{type(error).__name__}: {error}"
-    else:
-        row |= {"predicted": predicted.peak_bytes, "exact": predicted.exact, "notes": list(predicted.notes)}
-        if predicted.at_most is not None:
-            row |= {"at_least": predicted.at_least, "at_most": predicted.at_most}
-    row["cpu_s"] = round(time.process_time() - start, 1)
-    if torch.cuda.is_available():
-        try:
-            row["measured"] = memfix.peak(build, meter="cuda").peak_bytes
-        except Exception as error:
-            row["error_on_gpu"] = f"{type(error).__name__}: {error}"
-    return row
+from . import SUBJECTS, WORKLOADS, missing
+from .measuring import rows_of
 
 
 def in_words(row: dict[str, Any]) -> str:
@@ -63,25 +42,39 @@ def in_words(row: dict[str, Any]) -> str:
 @click.command()
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
 @click.option("--only", default="*", help="Only steps whose names match, such as 'timm *'.")
-def main(json_path: Path | None, only: str) -> None:
-    rows: dict[str, Any] = {}
-    data = {"surroundings": describe(), "workloads": rows}
-    chosen = {name: step for name, step in WORKLOADS.items() if fnmatch.fnmatchcase(name, only)}
+@click.option("--workers", type=click.IntRange(1), help="Processes at a time.  [default: one a core]")
+def main(json_path: Path | None, only: str, workers: int | None) -> None:
+    chosen: dict[str, list[str]] = {}
+    for subject, steps in SUBJECTS.items():
+        for name, (package, _) in steps.items():
+            if fnmatch.fnmatchcase(name, only):
+                reason = missing(package)
+                chosen.setdefault(subject, []).extend([name] if reason is None else [])
+                if reason is not None:
+                    click.echo(f"{name}: left out: {reason}")
     if not chosen:
         example = next(iter(WORKLOADS))
         raise click.UsageError(f"--only {only!r} matches none of {len(WORKLOADS)} steps, such as {example!r}")
-    for name, (package, build) in chosen.items():
-        reason = missing(package)
-        if reason is not None:
-            click.echo(f"{name}: left out: {reason}")
-            continue
-        row = rows[name] = {"package": package, "version": installed_version(_DISTRIBUTION.get(package, package))}
-        row |= measured(build)
-        click.echo(f"{name}: {in_words(row)}")
-        for note in row.get("notes", []):
-            click.echo(f"  note: {note}")
-        if json_path is not None:  # after each, since the next may be long
-            write_whole(json_path, json.dumps(data, indent=1) + "\n", "the figures")
+    found: dict[str, Any] = {}
+    for rows in _of_subjects(chosen, min(workers or os.cpu_count() or 1, len(chosen))):
+        found |= rows
+        for name, row in rows.items():
+            click.echo(f"{name}: {in_words(row)}")
+            for note in row.get("notes", []):
+                click.echo(f"  note: {note}")
+    if json_path is not None:
+        data = {"surroundings": describe(), "workloads": {name: found[name] for name in WORKLOADS if name in found}}
+        write_whole(json_path, json.dumps(data, indent=1) + "\n", "the figures")
+
+
+def _of_subjects(chosen: Mapping[str, Sequence[str]], workers: int) -> Iterator[dict[str, dict[str, Any]]]:
+    """The rows of each subject, as they are ready."""
+    if workers == 1:
+        yield from map(rows_of, chosen, chosen.values())
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        waiting = [pool.submit(rows_of, subject, names, workers) for subject, names in chosen.items()]
+        yield from (ready.result() for ready in as_completed(waiting))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def detr(device: str) -> Step:
 
     config = DetrConfig(
         use_timm_backbone=False, backbone_config=ResNetConfig(out_features=["stage4"]), backbone=None,
-        use_pretrained_backbone=False, encoder_layers=2, decoder_layers=2, num_queries=50,
+        use_pretrained_backbone=False, encoder_layers=2, decoder_layers=2, num_queries=50, num_labels=10,
     )  # fmt: skip
     objects = [{"class_labels": torch.tensor([1, 2, 5]), "boxes": torch.rand(3, 4)} for _ in range(2)]
     return train(

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 import memfix
-from benchmarks.third_party import WORKLOADS, missing
+from benchmarks.third_party import SUBJECTS, WORKLOADS, missing
 from benchmarks.third_party.__main__ import in_words, main
 
 
@@ -45,7 +45,7 @@ def test_other_peoples_code_takes_what_is_predicted(name: str) -> None:
 
 
 def test_a_step_whose_package_is_missing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WORKLOADS, "a step", ("no_such_package", lambda device: lambda: None))
+    monkeypatch.setitem(SUBJECTS["language"], "a step", ("no_such_package", lambda device: lambda: None))
     result = CliRunner().invoke(main, ["--only", "a step"])
     assert result.exit_code == 0
     assert result.output == "a step: left out: no_such_package not installed\n"
@@ -58,9 +58,9 @@ def test_a_step_that_fails_is_told_and_the_next_one_runs(monkeypatch: pytest.Mon
     def runs(device: str):
         return lambda: torch.empty(1000, device=device)
 
-    monkeypatch.setitem(WORKLOADS, "one that fails", ("torch", fails))
-    monkeypatch.setitem(WORKLOADS, "one that runs", ("torch", runs))
-    result = CliRunner().invoke(main, ["--only", "one that *"])
+    for name, build in (("one that fails", fails), ("one that runs", runs)):
+        monkeypatch.setitem(SUBJECTS["language"], name, ("torch", build))
+    result = CliRunner().invoke(main, ["--only", "one that *", "--workers", "1"])
     assert result.exit_code == 0, result.output
     assert "one that fails: KeyError: 'no such layer'" in result.output
     assert "one that runs: predicted 4,000 bytes (3.91 KiB, exact)" in result.output
