@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -196,6 +198,58 @@ def test_an_index_on_the_cpu_is_copied_to_the_gpu() -> None:
     reading = memfix.peak(build)
     assert reading.exact
     assert any(row.what.startswith("_to_copy") and row.bytes == 20 * 8 for row in reading.alive_at_peak)
+
+
+def small_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+
+
+def trained(net: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> Any:
+    x = torch.ones(4, 16, device=device)
+
+    def step() -> None:
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_an_optimizer_from_before_the_move_trains_the_moved_parameters() -> None:
+    def build(device: str, moves_first: bool) -> Any:
+        net = small_net()
+        net = net.to(device) if moves_first else net
+        optimizer = torch.optim.AdamW(net.parameters())
+        return trained(net.to(device), optimizer, device)
+
+    before, after = (memfix.peak(partial(build, moves_first=moves_first)) for moves_first in (True, False))
+    assert (before.peak_bytes, before.base_bytes) == (after.peak_bytes, after.base_bytes)
+
+
+@pytest.mark.parametrize("move", ["to", "data"])
+def test_an_optimizer_from_outside_and_its_model_are_as_before(move: str) -> None:
+    net = small_net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(4, 16)).sum().backward()
+    parameters, values = [*net.parameters()], copy.deepcopy(net.state_dict())
+    gradients = [parameter.grad for parameter in parameters]
+
+    def build(device: str) -> Any:
+        if move == "to":
+            net.to(device).half().float()
+        else:
+            for tensor in (*net.parameters(), *net.buffers()):
+                tensor.grad, tensor.data = None, tensor.data.to(device)
+        return trained(net, optimizer, device)
+
+    assert memfix.peak(build).exact
+    assert all(one is other for one, other in zip(net.parameters(), parameters, strict=True))
+    assert all(type(parameter) is nn.Parameter for parameter in parameters)
+    assert all(torch.equal(tensor, values[name]) for name, tensor in net.state_dict().items())
+    if move == "to":
+        assert all(p.grad is gradient for p, gradient in zip(parameters, gradients, strict=True))
+    assert not optimizer.state
+    assert "data" not in vars(torch.Tensor)
 
 
 def test_a_model_from_outside_has_its_weights_afterwards() -> None:

@@ -15,7 +15,9 @@ def applied(patches: Iterable[Patch]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in patches:
             if hasattr(owner, name):  # some versions of torch lack the attribute
-                stack.callback(setattr, owner, name, getattr(owner, name))
+                is_inherited = isinstance(owner, type) and name not in vars(owner)
+                undo = (delattr, owner, name) if is_inherited else (setattr, owner, name, getattr(owner, name))
+                stack.callback(*undo)
                 setattr(owner, name, value)
         yield
 

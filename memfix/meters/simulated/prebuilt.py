@@ -1,4 +1,4 @@
-"""Gives modules that existed before a simulation their weights back, which the step moved to the simulated GPU."""
+"""Moves real weights to the simulated GPU and back: a parameter stays the same object, as optimizers know it."""
 
 from __future__ import annotations
 
@@ -8,45 +8,93 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .patches import applied
-
-_TENSORS_OF_A_MODULE = ("_parameters", "_buffers", "_flat_weights")  # the last is a list of recurrent layers
+from .patches import Patch, applied
 
 
 @contextlib.contextmanager
 def weights_restored() -> Iterator[None]:
-    """Undo ``module.to(device)``, ``.cuda()``, ``.half()`` and their like on exit, where the weights were real."""
+    """Undo ``module.to(device)``, ``.half()``, ``x.data = ...`` and their like on exit, where the weights were real.
+
+    On a GPU ``module.to(device)`` gives each parameter other data. A real tensor cannot get those of a fake one, so the
+    two are swapped, and swapped back on exit. Buffers are replaced. Gradients, and what optimizers keep, are put back.
+    """
     apply = torch.nn.Module._apply
-    undo: dict[int, Callable[[], None]] = {}
+    data_of: Any = torch.Tensor.data  # a descriptor
+    undo: list[Callable[[], None]] = []
+    stepped: set[int] = set()
 
-    def remembering(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        if id(module) not in undo and _is_real(module):
-            undo[id(module)] = _undo(module)
-        return apply(module, *args, **kwargs)
+    def moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        is_real = any(map(_is_real, (*module._parameters.values(), *module._buffers.values())))
+        if is_real:
+            undo.extend((_put_back(module._buffers), _give_back_gradients(module)))
+        with applied([(torch.__future__, "get_swap_module_params_on_conversion", lambda: is_real)]):
+            return apply(module, *args, **kwargs)
 
+    def swap(one: torch.Tensor, other: torch.Tensor) -> None:
+        if _is_real(one):
+            undo.append(lambda: _swapped(one, other))
+        _swapped(one, other)
+
+    def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+        if not _is_real(tensor) or _is_real(data):
+            data_of.__set__(tensor, data)
+        elif isinstance(tensor, torch.nn.Parameter):
+            swap(tensor, torch.nn.Parameter(data, tensor.requires_grad))
+        else:
+            swap(tensor, data.detach().requires_grad_(tensor.requires_grad))
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer) not in stepped:
+            stepped.add(id(optimizer))
+            states = {parameter: _put_back(state) for parameter, state in optimizer.state.items()}
+            undo.extend((*states.values(), _put_back(optimizer.state)))
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    patches: list[Patch] = [
+        (torch.nn.Module, "_apply", moved),
+        (torch.utils, "swap_tensors", swap),
+        (torch.Tensor, "data", property(data_of.__get__, set_data)),
+    ]
     try:
-        with applied([(torch.nn.Module, "_apply", remembering)]):
+        with applied(patches):
             yield
     finally:
-        for restore in undo.values():
+        hook.remove()
+        for restore in reversed(undo):
             restore()
 
 
-def _is_real(module: torch.nn.Module) -> bool:
-    tensors = (*module._parameters.values(), *module._buffers.values())
-    return any(tensor is not None and not isinstance(tensor, FakeTensor) for tensor in tensors)
+def _is_real(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and not isinstance(tensor, FakeTensor)
 
 
-def _undo(module: torch.nn.Module) -> Callable[[], None]:
-    """A function that puts the tensors back which a module has now. They are replaced, never changed."""
-    holders = {name: module.__dict__[name] for name in _TENSORS_OF_A_MODULE if name in module.__dict__}
-    contents = {name: holder.copy() for name, holder in holders.items()}
+def _put_back(held: dict[Any, Any]) -> Callable[[], None]:
+    before = {**held}
 
-    def undo() -> None:
-        for name, holder in holders.items():
-            holder.clear()
-            (holder.update if isinstance(holder, dict) else holder.extend)(contents[name])
-            module.__dict__[name] = holder
+    def restore() -> None:
+        held.clear()
+        held.update(before)
 
-    return undo
+    return restore
+
+
+def _give_back_gradients(module: torch.nn.Module) -> Callable[[], None]:
+    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+    gradients = [parameter.grad for parameter in parameters]
+
+    def restore() -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    return restore
+
+
+def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
+    """``torch.utils.swap_tensors`` without its check for weak references, which every fake tensor has."""
+    for name in ("__class__", "__dict__"):
+        value = getattr(one, name)
+        setattr(one, name, getattr(other, name))
+        setattr(other, name, value)
+    torch._C._swap_tensor_impl(one, other)

@@ -41,7 +41,6 @@ def _by_type() -> list[Patch]:
         (fake_tensor, "run_fallback_kernel", _no_real_tensors),
         (torch._subclasses, "FakeTensor", _NoFakeTensor),
         *((m, "_foreach_supported_types", [*m._foreach_supported_types, FakeTensor]) for m in known),
-        (torch.utils, "swap_tensors", _swap_tensors),
         (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # host memory is not counted
     ]
 
@@ -251,15 +250,6 @@ def _no_real_tensors(fake_mode: Any, operator: Any, *args: Any) -> Any:
 def _filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     with torch.no_grad():
         return tensor.normal_()
-
-
-def _swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
-    """``torch.utils.swap_tensors`` without its check for weak references, which every fake tensor has."""
-    for name in ("__class__", "__dict__"):
-        value = getattr(one, name)
-        setattr(one, name, getattr(other, name))
-        setattr(other, name, value)
-    torch._C._swap_tensor_impl(one, other)
 
 
 class _NoFakeTensor:
