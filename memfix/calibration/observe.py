@@ -30,6 +30,8 @@ class Observation:
     kept: int
     predicted_kept: int
     reason: str = ""
+    depends_on_values: bool = False
+    """Whether the values decide how large the results are: then the signature does not tell the hidden bytes."""
 
     @property
     def missed(self) -> bool:
@@ -53,7 +55,8 @@ class OperatorWatch(TorchDispatchMode):
         if func.namespace == "prim" or func.is_view:
             return func(*args, **kwargs)
         spelled = signature(func, args, kwargs)  # before the call, which may change its arguments
-        if spelled in self.observations:
+        by_value = torch.Tag.dynamic_output_shape in func.tags
+        if spelled in self.observations and not by_value:
             return func(*args, **kwargs)
         there = {
             t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in((args, [*kwargs.values()]))
@@ -68,7 +71,9 @@ class OperatorWatch(TorchDispatchMode):
             predicted, reason = _prediction(call)
             kept = max(0, after["current"] - before), _predicted_kept(call, there)
             name = str(func.overloadpacket)
-            self.observations[spelled] = Observation(name, spelled, hidden, predicted, *kept, reason)
+            if by_value:
+                spelled += f" -> {[list(made.shape) for made in tensors_in(result)]}"
+            self.observations[spelled] = Observation(name, spelled, hidden, predicted, *kept, reason, by_value)
         return result
 
 

@@ -77,7 +77,11 @@ def _tabulated(gpu: GPU, surroundings: Mapping[str, str], observations: Iterable
         operators[seen.operator] = Standing(
             so_far.calls + 1, so_far.missed + seen.missed, so_far.unknown + (seen.predicted is None)
         )
-    measured = {seen.signature: seen.measured for seen in observations if seen.predicted is None and not seen.missed}
+    measured = {
+        seen.signature: seen.measured
+        for seen in observations
+        if seen.predicted is None and not seen.missed and not seen.depends_on_values
+    }
     return Table(gpu, surroundings, operators, measured)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import memfix
 from memfix.errors import ON_A_GPU, MeasurementError
 from memfix.meters.base import Reading
-from memfix.meters.simulated.assumptions import ALL_CHOSEN, ALL_SET, COUNTED, EQUAL, EVEN, NONE_SET
+from memfix.meters.simulated.assumptions import ALL_CHOSEN, ALL_SET, COUNTED, EQUAL, EVEN, NO_LARGER_ID, NONE_SET
 from memfix.meters.simulated.tracking import state_range
 
 NUMBER = "that nothing decides: any is assumed"
@@ -308,3 +310,36 @@ def test_real_tensors_still_have_values_afterwards() -> None:
     assert real.numpy().tolist() == [1, 1, 1]
     assert f"{real.sum():.1f}" == "3.0"
     assert torch.tensor([True, False]).sum().item() == 1
+
+
+def test_layers_that_a_drawn_number_drops_are_bounded_by_all_and_none() -> None:
+    def build(device: str) -> Any:
+        layers = nn.Sequential(*(nn.Linear(64, 64, device=device) for _ in range(8)))
+        x = torch.randn(32, 64, device=device, requires_grad=True)
+
+        def step() -> None:
+            y = x
+            for layer in layers:
+                if torch.rand([]) >= 0.5:
+                    y = layer(y)
+            y.sum().backward()
+
+        return step
+
+    reading = memfix.peak(build)
+    assert not reading.exact
+    assert reading.at_least is not None
+    assert reading.at_most is not None
+    every, size = 8 * 32 * 64 * 4, 32 * 64 * 4
+    assert reading.at_least <= size < every <= reading.at_most
+
+
+def test_ids_that_are_not_known_are_counted_up_to_the_given_number() -> None:
+    def build(device: str) -> Any:
+        ids = torch.randn(9999, 8, device=device).argmax(-1)
+        return partial(torch.bincount, ids, minlength=64)
+
+    reading = memfix.peak(build)
+    assert not reading.exact
+    assert NO_LARGER_ID in reading.notes
+    assert reading.held_bytes == 64 * 8

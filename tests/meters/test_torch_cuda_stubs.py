@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -328,3 +329,23 @@ def test_three_factors_with_opt_einsum_are_in_no_doubt() -> None:
         return lambda: torch.einsum("ij,jk,kl->il", a, a, a)
 
     assert memfix.peak(build).notes == ()
+
+
+@pytest.mark.parametrize(("gpu", "of_a_thread"), [("H200", 32 << 20), ("A100", 8_519_680)])
+def test_workspaces_of_cublas_count_from_when_they_are_given_back(gpu: str, of_a_thread: int) -> None:
+    def build(device: str, gives_back: bool):
+        layer = torch.nn.Linear(8, 8, device=device)
+        x = torch.ones(4, 8, device=device)
+
+        def step() -> None:
+            layer(x).sum().backward()
+            layer.zero_grad()
+            if gives_back:
+                torch._C._cuda_clearCublasWorkspaces()
+
+        return step
+
+    kept, taken = (memfix.peak(functools.partial(build, gives_back=gives), gpu=gpu) for gives in (False, True))
+    assert taken.peak_bytes - kept.peak_bytes == 2 * of_a_thread + (1 << 20)
+    assert taken.held_bytes == kept.held_bytes
+    assert hasattr(torch._C, "_cuda_clearCublasWorkspaces") == torch.backends.cuda.is_built()

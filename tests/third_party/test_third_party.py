@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,10 @@ from click.testing import CliRunner
 import memfix
 from benchmarks.third_party import SUBJECTS, WORKLOADS, missing
 from benchmarks.third_party.__main__ import in_words, main
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200/third_party.json"
+KEPT = {name: row for name, row in json.loads(RESULTS.read_text())["workloads"].items() if "measured" in row}
 
 
 def build_of(name: str):
@@ -33,11 +39,9 @@ def test_other_peoples_code_runs_unmodified(name: str) -> None:
     assert reading.exact or reading.notes
 
 
-@pytest.mark.gpu(use="meters")
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_other_peoples_code_takes_what_is_predicted(name: str) -> None:
-    build = build_of(name)
-    predicted, measured = memfix.peak(build), memfix.peak(build, meter="cuda").peak_bytes
+@pytest.mark.parametrize("name", KEPT)
+def test_other_peoples_code_takes_what_an_h200_measured(name: str) -> None:
+    predicted, measured = memfix.peak(build_of(name)), KEPT[name]["measured"]
     if predicted.exact:
         assert predicted.peak_bytes == measured
     elif predicted.at_most is None or not predicted.at_least <= measured <= predicted.at_most:

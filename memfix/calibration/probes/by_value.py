@@ -82,12 +82,10 @@ def _isin_many(device: str, shape: tuple[int, ...], num_tests: int) -> Step:
 
 
 # ---------------------------------------------------------------- alignments, factorisations
-@probe(
-    lengths=("full", "short"), targets=("padded", "joined"), dtype=(f32,), time=(50, 300), reduction=("mean", "none")
-)
-def _ctc_loss(device: str, lengths: str, targets: str, dtype: torch.dtype, time: int, reduction: str) -> Step:
-    scores = leaf(device, time, 8, 40, dtype=dtype)
-    short = torch.arange(8) * (lengths == "short")
+@probe(lengths=("full", "short"), targets=("padded", "joined"), time=(50, 300), reduction=("mean", "none"))
+def _ctc_loss(device: str, lengths: str, targets: str, time: int, reduction: str) -> Step:
+    scores = leaf(device, time, 8, 40)
+    short = torch.arange(8, device=device) * (lengths == "short")
     input_lengths, target_lengths = time - short, 20 - short
     labels = torch.randint(1, 40, (8, 20))
     if targets == "joined":

@@ -26,6 +26,7 @@ ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, wh
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
 UNDECIDED = "a number that nothing decides"
 """The assumption behind values that were computed from an assumed number. The note names the line that reads them."""
+NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 
 _NO_ZEROS = "no element is zero"
@@ -56,6 +57,12 @@ class Answers:
         """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer."""
         self._num_made += 1
         return _NUMBERS[self.extent] * (1 + self._num_made * 2**-20)
+
+    def draw(self, drawn: torch.Tensor) -> None:
+        """Put the largest number below 1, or 0, in place of a single drawn one, by which layers are dropped."""
+        if self.extent != "usual":
+            with torch._C._DisableTorchDispatch():
+                drawn.fill_(1 - torch.finfo(drawn.dtype).eps if self.extent == "most" else 0)
 
     def number(self, dtype: torch.dtype, place: str, computed: Any = None) -> float | int | bool:
         """A single value that nothing decides, or that was ``computed`` from assumed numbers.

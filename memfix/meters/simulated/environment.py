@@ -54,6 +54,7 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool, extent: Extent = "usual") -> I
         weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         applied(patches),
+        applied([(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back)], adds=True),
         tracker.engine.installed(),
         tracker.phase.installed(),
         # after only_our_own_cycles: on exit this visits every object that Python's collector tracks

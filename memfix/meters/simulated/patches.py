@@ -11,12 +11,13 @@ Patch = tuple[Any, str, Any]
 
 
 @contextlib.contextmanager
-def applied(patches: Iterable[Patch]) -> Iterator[None]:
+def applied(patches: Iterable[Patch], *, adds: bool = False) -> Iterator[None]:
+    """Some builds of torch lack an attribute: it is left out, or with ``adds`` it is there for the block."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in patches:
-            if hasattr(owner, name):  # some versions of torch lack the attribute
-                is_inherited = isinstance(owner, type) and name not in vars(owner)
-                undo = (delattr, owner, name) if is_inherited else (setattr, owner, name, getattr(owner, name))
+            if adds or hasattr(owner, name):
+                is_its_own = name in vars(owner)
+                undo = (setattr, owner, name, getattr(owner, name)) if is_its_own else (delattr, owner, name)
                 stack.callback(*undo)
                 setattr(owner, name, value)
         yield

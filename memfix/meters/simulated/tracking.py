@@ -15,6 +15,7 @@ from ...errors import MeasurementError
 from . import assumptions
 from .assumptions import Answers, Extent
 from .composite import composite_key
+from .cublas import CublasWorkspaces
 from .engine import EngineWatch
 from .fake_execution import run_on_fakes
 from .fake_result_cache import UNKNOWN, VIEWS, FakeResultCache
@@ -62,6 +63,7 @@ class StorageTracker(TorchDispatchMode):
         self.engine = EngineWatch(self.note)
         self.lines = SourceLines()
         self.workspace = Workspace(gpu)
+        self.cublas = CublasWorkspaces(gpu, self.ledger)
         self.notes: dict[str, None] = {}  # a set in order of insertion
         self.launches: list[Launch] | None = None
         """The list to which Triton launches are added; None to ignore them."""
@@ -103,10 +105,14 @@ class StorageTracker(TorchDispatchMode):
         if not _reads_values(func):
             return UNKNOWN
         if func is aten.index.Tensor:
-            if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in args[1]):
+            if not any(map(_is_mask, args[1])):
                 return UNKNOWN
             with self:
-                return func(args[0], [place for index in args[1] for place in _without_mask(index)])
+                return func(args[0], _without_masks(args[1]))
+        if func is aten.masked_select.default and is_on_gpu(args[0]):
+            with self:
+                tensor, mask = torch.broadcast_tensors(args[0], args[1])
+                return aten.index.Tensor(tensor, [mask])
         given = tensors_in((args, list(kwargs.values())))
         result = self.values.computed(func, args, kwargs, given)
         if result is not UNKNOWN:
@@ -133,11 +139,13 @@ class StorageTracker(TorchDispatchMode):
         if func is aten.equal.default:
             self.assumed[assumptions.EQUAL] = None
             return self.answers.extent != "least"
-        if func in (aten.nonzero.default, aten.masked_select.default):
-            count = self._num_picked(args[-1])
-            if func is aten.masked_select.default:
-                return self._new(func, (count,), (1,), first.dtype, first)
+        if func is aten.nonzero.default:
+            count = self._num_picked(first)
             return self._new(func, (count, first.dim()), (1, count), torch.int64, first)
+        if func is aten.bincount.default and (at_least := args[2] if len(args) > 2 else kwargs.get("minlength", 0)):
+            self.note(assumptions.NO_LARGER_ID)
+            weights = args[1] if len(args) > 1 else kwargs.get("weights")
+            return self._new(func, (at_least,), (1,), torch.int64 if weights is None else weights.dtype, first)
         if func is aten._ctc_loss.default:  # the lengths are plain numbers, so nothing is assumed
             (num_steps, batch, _), longest = first.shape, max(args[3], default=0)
             alpha = (batch, num_steps, 2 * longest + 1)
@@ -222,11 +230,15 @@ class StorageTracker(TorchDispatchMode):
         if _indexes_from_cpu(func, args):
             with self:
                 return func(args[0], [_on_device_of(args[0], index) for index in args[1]], *args[2:], **kwargs)
+        if _writes_by_mask(func, args):
+            with self:
+                return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
         if _is_view_of_real(func, given):
             with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs)
         for tensor in given:
             self.storages.add_argument(tensor)
+        self.cublas.take(func, args)
         site = self.lines.current()
         replaced = self.storages.entry_of(args[0]) if self.engine.writes_in_place(func, args) else None
         result = run_on_fakes(self.gpu, self.cache, func, args, kwargs, given)
@@ -291,15 +303,26 @@ def _is_view_of_real(operator: Any, given: list[torch.Tensor]) -> bool:
     return is_view and bool(given) and not any(isinstance(tensor, FakeTensor) for tensor in given)
 
 
+def _writes_by_mask(operator: Any, args: Any) -> bool:
+    """Whether a kernel writes by masks, which it turns into indices first. A scalar from the CPU fills the mask, and an
+    addition frees the indices before its own buffers are largest."""
+    if operator.overloadpacket not in _INDEXES or not any(map(_is_mask, args[1])) or not is_on_gpu(args[0]):
+        return False
+    fills = args[2].device.type == "cpu" and args[2].numel() == 1 and sum(index is not None for index in args[1]) == 1
+    return not fills and not (len(args) > 3 and args[3])
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
+
+
 def _on_device_of(tensor: torch.Tensor, index: Any) -> Any:
     return index.to(tensor.device) if isinstance(index, torch.Tensor) else index
 
 
-def _without_mask(index: Any) -> tuple[Any, ...]:
-    """The index itself; for a mask, one index for each of its dimensions, as CUDA makes them."""
-    if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
-        return index.nonzero().unbind(1)
-    return (index,)
+def _without_masks(indices: Any) -> list[Any]:
+    """The indices; in place of a mask one for each of its dimensions, as CUDA makes them."""
+    return [place for index in indices for place in (index.nonzero().unbind(1) if _is_mask(index) else (index,))]
 
 
 @functools.cache

@@ -31,6 +31,7 @@ aten = torch.ops.aten
 MOST_INTEGERS, MOST_FLOATS = 2**20, 2**12
 _CPU = torch.device("cpu")
 _NOTHING: frozenset[str] = frozenset()
+_DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
 
 
 @dataclass
@@ -111,6 +112,8 @@ class Values:
             return self._filled(operator, args, kwargs, results)
         if assumed := self._assumed_by(operator, given):
             for tensor in tensors_in(value):
+                if operator.overloadpacket in _DRAWS_UP_TO_1 and tensor.numel() == 1:
+                    self._answers.draw(tensor)
                 self._remember(tensor, _Known(assumed=assumed))
         return value
 

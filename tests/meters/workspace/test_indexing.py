@@ -178,7 +178,27 @@ def test_bags_of_embeddings() -> None:
     assert summed == [2160, 720, 720, 720, 8, 400, 400, 8, 59 * 8, 59 * 60 * 4]
 
 
-@pytest.mark.parametrize("operator", [aten.nonzero.default, aten.masked_select.default], ids=str)
-def test_what_depends_on_values_is_not_known(operator: Any) -> None:
+def test_masked_select_as_an_operator_is_not_known() -> None:
     with pytest.raises(NoRule, match=r"whose buffers depend on the values$"):
-        hidden(operator, meta(1000), meta(1000, dtype=torch.bool))
+        hidden(aten.masked_select.default, meta(1000), meta(1000, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "picked", "hides"),
+    [
+        (meta(100), (0, 1), 1027),
+        (meta(5000), (0, 1), 21_507),
+        (meta(30, 70, dtype=torch.bool), (588, 2), 1027),
+        (meta(30, 70, dtype=torch.bool).t(), (646, 2), 3127),
+        (meta(4, 5, 600, dtype=torch.bool).transpose(0, 1), (3657, 3), 13_027),
+        (meta(0), (0, 1), 0),
+    ],
+)
+def test_nonzero_hides_what_an_h200_shows(tensor: torch.Tensor, picked: tuple[int, int], hides: int) -> None:
+    call = Call(H200, aten.nonzero.default, (tensor,), {}, ids(*picked))
+    assert sum(hidden_buffers(call)) == hides
+
+
+def test_nonzero_of_more_than_was_measured_is_not_known() -> None:
+    with pytest.raises(NoRule, match=r"^a CUB selection of 300,007 items, whose tile was not measured$"):
+        hidden_buffers(Call(H200, aten.nonzero.default, (meta(300_007),), {}, ids(9, 1)))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from rules_on_meta import hidden, meta
 
-from memfix.meters.simulated.workspace import NoRule
+from memfix.meters.simulated.gpus import H200
+from memfix.meters.simulated.workspace import Call, NoRule, hidden_buffers
 
 aten = torch.ops.aten
 c64 = torch.complex64
@@ -87,3 +88,34 @@ def test_the_kernel_of_a_scaled_product_is_not_known() -> None:
 @pytest.mark.parametrize("operator", [aten.dot.default, aten.vdot.default], ids=str)
 def test_a_scalar_product_hides_nothing(operator: Any) -> None:
     assert hidden(operator, meta(64)[::2], meta(32)) == []
+
+
+# ---------------------------------------------------------------- factorisations, as measured on an H200
+@pytest.mark.parametrize(
+    ("operator", "arguments", "hides"),
+    [
+        (aten.linalg_solve_triangular.default, (meta(50, 50).mT, meta(50, 33)), 16),
+        (aten.linalg_solve_triangular.default, (meta(300, 300).mT, meta(300, 1)), 0),
+        (aten.linalg_solve_triangular.default, (meta(4, 60, 60).mT, meta(4, 60, 33)), 64),
+        (aten.linalg_solve_triangular.default, (meta(3, 700, 700).mT, meta(3, 700, 33)), 0),
+        (aten._cholesky_solve_helper.default, (meta(300, 33), meta(300, 300).mT, False), 360_004),
+        (aten._cholesky_solve_helper.default, (meta(4, 60, 33), meta(4, 60, 60).mT, False), 57_600),
+        (aten.linalg_cholesky_ex.default, (meta(4, 60, 60),), 32),
+        (aten._grouped_mm.default, (meta(64, 128), meta(4, 128, 256), meta(4, dtype=torch.int32)), 0),
+    ],
+    ids=str,
+)
+def test_factorisations_hide_what_an_h200_shows(operator: Any, arguments: tuple[Any, ...], hides: int) -> None:
+    options = {"upper": False} if operator is aten.linalg_solve_triangular.default else {}
+    assert sum(hidden_buffers(Call(H200, operator, arguments, options, arguments[0]))) == hides
+
+
+def test_factorisations_in_another_layout_are_not_known() -> None:
+    for operator, arguments in (
+        (aten.linalg_solve_triangular.default, (meta(50, 50), meta(50, 33))),
+        (aten._cholesky_solve_helper.default, (meta(50, 33), meta(50, 50), False)),
+    ):
+        with pytest.raises(NoRule, match=r"in another layout than was measured$"):
+            hidden_buffers(Call(H200, operator, arguments, {"upper": False}, arguments[0]))
+    with pytest.raises(NoRule, match=r"^the workspace that cuSOLVER asks for in aten.linalg_cholesky_ex"):
+        hidden_buffers(Call(H200, aten.linalg_cholesky_ex.default, (meta(50, 50),), {}, meta(50, 50)))

@@ -22,7 +22,7 @@ from .rules import (
 from .scanning import whole_scan_buffers
 
 none_needed("index_select gather take index_fill index_fill_")
-_LONG_BYTES = 8
+_LONG_BYTES, _COUNT_BYTES = 8, 4
 
 
 @rule("scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_", "index_copy", "index_copy_")
@@ -172,7 +172,19 @@ def _repeat_interleave(call: Call) -> list[int]:
     return worst_moment(before_results(summing, size_of(results)), ends)
 
 
-@rule("nonzero", "nonzero_static", "masked_select")
+@rule("nonzero")
+def _nonzero(call: Call) -> list[int]:
+    """The elements are counted, and then their places are selected into the result."""
+    tensor = call["self"]
+    if tensor.numel() == 0:
+        return []
+    kept = [*copies_unless_contiguous(tensor), _COUNT_BYTES]
+    counting = [*kept, cub.reduce(call.gpu, tensor.numel(), _COUNT_BYTES)]
+    selecting = [*kept, cub.select_flagged(call.gpu, tensor.numel())]
+    return worst_moment(before_results(counting, size_of(call.outputs)), selecting)
+
+
+@rule("nonzero_static", "masked_select")
 def _by_value(call: Call) -> list[int]:
     raise NoRule(f"{call.operator.overloadpacket.__name__}, whose buffers depend on the values")
 

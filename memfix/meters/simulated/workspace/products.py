@@ -65,7 +65,13 @@ def _addmv(call: Call) -> list[int]:
     return [size_of(vector) if repeated else 0, 0 if fits else size_of(matrix)]
 
 
-@rule("_scaled_mm", "_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_foreach_mm")
+@rule("_grouped_mm")
+def _grouped(call: Call) -> list[int]:
+    """In float32 the groups are products one after the other, into the result."""
+    return [] if call["self"].dtype == torch.float32 else _by_cutlass(call)
+
+
+@rule("_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_foreach_mm")
 def _by_cutlass(call: Call) -> list[int]:
     raise NoRule(f"the workspace of the kernel that torch picks for {call.operator}")
 
