@@ -98,6 +98,4 @@ def next_token_loss(
             reduction=reduction,
             rows_per_chunk=rows_per_chunk,
             form=form,
-            # under autocast the standard path copies all logits to float32
-            standard_up_to=0,
         )

@@ -127,10 +127,7 @@ def test_another_default_chunk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("threshold", ["10000000000", "1GiB"])
 def test_another_threshold_is_seen(threshold: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loss_values.chosen_form
-    monkeypatch.setattr(
-        loss_values, "chosen_form", lambda hidden, weight: real(hidden, weight, standard_up_to=threshold)
-    )
+    monkeypatch.setattr(loss_values, "REPORTED_SWITCH", threshold)
     assert drifted("13")
     assert drifted("20 51 52") == (threshold == "1GiB")
 

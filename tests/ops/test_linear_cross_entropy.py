@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memfix.checks.equality import check_equality
 from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw
 from memfix.checks.measuring import measure
+from memfix.incidents.evidence import default_of
 from memfix.meters import get_meter
 from memfix.ops.linear_cross_entropy import (
     LinearCrossEntropy,
@@ -23,7 +25,7 @@ from memfix.ops.linear_cross_entropy import (
     log_probabilities,
     token_log_probabilities,
 )
-from memfix.ops.linear_cross_entropy.chunk_size import Chunks
+from memfix.ops.linear_cross_entropy.chunk_size import Chunks, usual_rows
 from memfix.ops.linear_cross_entropy.logits_gradient import DenseGradient
 from memfix.ops.linear_cross_entropy.narrowing import WeightGradient
 from memfix.ops.linear_cross_entropy.options import Options
@@ -320,16 +322,40 @@ def on_meta(*tokens: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Te
         ((1, 131_072), "recompute"),
     ],
 )
-def test_auto_switches_above_ten_gib_of_logits(tokens: tuple[int, ...], chosen: str) -> None:
-    assert chosen_form(*on_meta(*tokens)) == chosen
+def test_auto_switches_where_its_caller_says(tokens: tuple[int, ...], chosen: str) -> None:
+    assert chosen_form(*on_meta(*tokens), standard_up_to="10 GiB") == chosen
 
 
-def test_auto_counts_bytes_of_the_dtype_and_takes_another_threshold() -> None:
-    assert chosen_form(*on_meta(17_668, dtype=torch.float32)) == "recompute"
-    assert chosen_form(*on_meta(17_667, dtype=torch.float32)) == "standard"
+@pytest.mark.parametrize("tokens", [1, 2, 128, 4096, 35_335, 131_072])
+@pytest.mark.parametrize("switch", [{}, {"standard_up_to": None}, {"standard_up_to": 0}])
+def test_auto_is_chunked_at_any_size(tokens: int, switch: dict[str, Any]) -> None:
+    assert chosen_form(*on_meta(tokens), **switch) == "recompute"
+    with FakeTensorMode():
+        on_gpu = [torch.empty(size, 2560, dtype=torch.bfloat16, device="cuda") for size in (tokens, 151_936)]
+        assert chosen_form(*on_gpu, **switch) == "triton"
+
+
+def test_auto_counts_bytes_of_the_dtype() -> None:
+    ten = "10 GiB"
+    assert chosen_form(*on_meta(17_668, dtype=torch.float32), standard_up_to=ten) == "recompute"
+    assert chosen_form(*on_meta(17_667, dtype=torch.float32), standard_up_to=ten) == "standard"
     assert chosen_form(*on_meta(131_072), standard_up_to="40 GiB") == "standard"
-    assert chosen_form(*on_meta(2), standard_up_to=0) == "recompute"
-    assert chosen_form(*on_meta(8, 4096), max_bytes="2 GiB") == "recompute"
+    assert chosen_form(*on_meta(8, 4096), max_bytes="2 GiB", standard_up_to=ten) == "recompute"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"),
+    [(1, 128), (128, 128), (129, 256), (2048, 2048), (2049, 1152), (6144, 2048), (6145, 1664), (131_072, 2048)],
+)
+def test_chunks_are_alike_and_have_2048_rows_at_most(tokens: int, rows: int) -> None:
+    assert usual_rows(tokens) == rows
+    assert tokens % rows == 0 or tokens < rows or tokens % rows > rows // 2
+
+
+def test_default_chunk_is_2048_rows_and_the_reports_is_4096() -> None:
+    contract = all_contracts()["linear_cross_entropy"]
+    defaults = {form: default_of(contract.function(form), "rows_per_chunk") for form in ("reported", *CHUNKED)}
+    assert defaults == {"reported": 4096, **dict.fromkeys(CHUNKED, 2048)}
 
 
 def test_auto_runs_what_it_chose() -> None:
@@ -382,7 +408,10 @@ def test_max_bytes_bounds_what_a_chunk_takes(peak_memory: Any) -> None:
         ({"max_bytes": 100}, "max_bytes of 100 B is too small"),
         ({"max_bytes": "2 GiB", "rows_per_chunk": 4}, "give rows_per_chunk or max_bytes, not both"),
         ({"max_bytes": "2 GiB", "form": "standard"}, "max_bytes bounds a chunk, and form 'standard' makes none"),
-        ({"standard_up_to": "10 apples"}, "10 apples"),
+        ({"standard_up_to": "10 apples"}, "standard_up_to: unknown unit 'apples' in '10 apples'"),
+        ({"standard_up_to": -1}, "standard_up_to: a size must be at least 0 bytes, got -1"),
+        ({"standard_up_to": 1.5}, "standard_up_to: a size must be an int or a string such as '24GiB', got 1.5"),
+        ({"standard_up_to": -1, "form": "recompute"}, "standard_up_to: a size must be at least 0 bytes, got -1"),
         ({"softcap": -1.0}, "softcap must be above 0, got -1.0"),
         ({"label_smoothing": 1.5}, "label_smoothing must be between 0 and 1, got 1.5"),
         ({"class_weight": torch.ones(3, dtype=torch.float64)}, "class_weight and weight must have the same number of"),

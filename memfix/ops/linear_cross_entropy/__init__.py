@@ -9,7 +9,7 @@ import torch
 from ...units import parse_bytes
 from ..dispatch import AUTO, Dispatcher
 from ..products import as_rows
-from .chunk_size import Chunks, product_dtype, require_one_bound
+from .chunk_size import Chunks, product_dtype, require_one_bound, usual_rows
 from .log_probabilities import token_log_probabilities
 from .module import LinearCrossEntropy
 from .options import Options, require_leading_dims
@@ -50,7 +50,7 @@ def linear_cross_entropy(
     rows_per_chunk: int | None = None,
     max_bytes: int | str | None = None,
     form: str = "auto",
-    standard_up_to: int | str = "10 GiB",
+    standard_up_to: int | str | None = None,
 ) -> torch.Tensor:
     """Equals ``F.cross_entropy((hidden @ weight.T + bias).flatten(0, -2), target.flatten())``, with the same leading
     dims for ``hidden`` (``[..., D]``) and ``target`` (``[...]``); ``weight`` is ``[V, D]``.
@@ -60,17 +60,18 @@ def linear_cross_entropy(
     adds that many times the squared logsumexp of the logits; its mean divides by the number of tokens that count,
     also where ``class_weight`` makes the mean of the loss divide by the sum of their weights.
 
-    ``form="auto"`` takes the standard path, torch's own operators, while the logits of all tokens take at most
-    ``standard_up_to`` bytes, and above it a chunked form: ``triton`` on a GPU that has it, else ``recompute``. Those
-    make no tensor of size tokens x vocabulary, leave ignored tokens out before the first product, keep the logits in
-    float32 where the standard path rounds them, and add up the gradient of the weight in float32. They take the
-    gradient in the forward and give it away in backward, so a second backward of the same loss is refused (``none``
-    repeats it); ``form="checkpoint"`` is slower and repeats any. Only first derivatives.
+    ``form="auto"`` takes a chunked form at any size: ``triton`` on a GPU that has it, else ``recompute``. Those make
+    no tensor of size tokens x vocabulary, leave ignored tokens out before the first product, keep the logits in
+    float32, and add up the gradient of the weight in more digits than it has. They take the gradient in the forward
+    and give it away in backward, so a second backward of the same loss is refused (``none`` repeats it);
+    ``form="checkpoint"`` is slower and repeats any. Only first derivatives. ``form="standard"`` is torch's own
+    operators, which have neither limit. With ``standard_up_to`` (``"10 GiB"``), ``auto`` takes them while the logits of
+    all tokens take at most that many bytes.
 
     A chunk has ``rows_per_chunk`` tokens, or as many as ``max_bytes`` (``"2 GiB"``) holds: it bounds what a chunk
-    takes, its logits, their gradient and float32 tiles, and not the gradients that are the result. Without both, as
-    many as keep a train step within 2.7 GiB above its inputs, and 2048 at least. With ``max_bytes``, ``auto`` takes
-    the standard path only where three times the logits fit as well.
+    takes, its logits, their gradient and float32 tiles, and not the gradients that are the result. Without both,
+    chunks are alike and have 2048 tokens at most. With ``max_bytes`` and ``standard_up_to``, ``auto`` takes torch's
+    operators only where three times the logits fit as well.
 
     With every target ignored ``mean`` is NaN and all gradients are zero, as in torch. An empty batch is refused. What
     is in the hidden row of an ignored token does not matter in a chunked form, not even NaN.
@@ -95,18 +96,26 @@ def chosen_form(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     max_bytes: int | str | None = None,
-    standard_up_to: int | str = "10 GiB",
+    standard_up_to: int | str | None = None,
     form: str = AUTO,
 ) -> str:
     """What ``form="auto"`` takes for these tensors. Only shapes, dtypes and the device are looked at."""
+    most_logits_bytes = _bytes_of_standard_up_to(standard_up_to)
     if form == AUTO:
         logits_bytes = hidden.shape[:-1].numel() * weight.shape[0] * product_dtype(hidden).itemsize
         fits = max_bytes is None or _NUM_FULL_LOGITS * logits_bytes <= parse_bytes(max_bytes)
-        if logits_bytes <= parse_bytes(standard_up_to) and fits:
+        if logits_bytes <= most_logits_bytes and fits:
             return "standard"
     elif form == "standard" and max_bytes is not None:
         raise ValueError(f"max_bytes bounds a chunk, and form 'standard' makes none; got {max_bytes!r}")
     return DISPATCHER.chosen(form, hidden)
+
+
+def _bytes_of_standard_up_to(given: int | str | None) -> int:
+    try:
+        return 0 if given is None else parse_bytes(given)
+    except ValueError as error:
+        raise ValueError(f"standard_up_to: {error}") from None
 
 
 def _with_rows(
@@ -115,7 +124,6 @@ def _with_rows(
     """The options with the rows of a chunk, where the caller leaves them open and the form makes chunks."""
     if options.rows_per_chunk is not None or form == "standard":
         return options
-    chunks = Chunks.of(form, hidden, weight, options)
     if max_bytes is not None:
-        return replace(options, rows_per_chunk=chunks.rows_within(max_bytes))
-    return replace(options, rows_per_chunk=chunks.usual_rows(max(1, hidden.shape[:-1].numel())))
+        return replace(options, rows_per_chunk=Chunks.of(form, hidden, weight, options).rows_within(max_bytes))
+    return replace(options, rows_per_chunk=usual_rows(hidden.shape[:-1].numel()))

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ...units import GiB, format_bytes, parse_bytes
-from ..products import sum_dtype
-from .options import Options
+from ...units import format_bytes, parse_bytes
+from .options import ROWS_PER_CHUNK, Options
 from .recompute import TiledPass
 from .triton import ExponentialsPass
 
-USUAL_BYTES = int(2.7 * GiB)
-"""What a train step may take above its inputs where nobody says: twice the gradients of the incident's loss."""
-FEWEST_ROWS = 2048
-"""Below it, matrix products spend more time on the edges of a chunk than memory is worth."""
 _MULTIPLE = 128  # the rows of a tile of a matrix product
 
 
@@ -30,6 +25,16 @@ def product_dtype(hidden: torch.Tensor) -> torch.dtype:
     device = hidden.device.type
     narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if narrows and hidden.dtype != torch.float64 else hidden.dtype
+
+
+def usual_rows(num_tokens: int) -> int:
+    """The rows of a chunk where nobody says: as few chunks as have ``ROWS_PER_CHUNK`` rows at most, all alike.
+
+    A short last chunk would read and write the gradient of the weight once more for a few rows.
+    """
+    num_chunks = max(1, -(-num_tokens // ROWS_PER_CHUNK))
+    rows = max(1, -(-num_tokens // num_chunks))
+    return -(-rows // _MULTIPLE) * _MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -72,15 +77,3 @@ class Chunks:
         while self.bytes_of(rows) > limit:
             rows = max(1, min(rows - 1, rows * limit // self.bytes_of(rows)))
         return rows
-
-    def usual_rows(self, num_tokens: int) -> int:
-        """As few chunks of one size as keep a train step within ``USUAL_BYTES``, with ``FEWEST_ROWS`` or more each."""
-        for num_chunks in range(1, max(1, num_tokens // FEWEST_ROWS) + 1):
-            rows = -(-num_tokens // num_chunks)
-            rows = -(-rows // _MULTIPLE) * _MULTIPLE
-            in_place = num_chunks == 1 or self.leaves_exponentials
-            weight_item = self.dtype.itemsize if in_place else sum_dtype(self.dtype).itemsize
-            gradients = (num_tokens * self.dtype.itemsize + self.vocabulary * weight_item) * self.width
-            if gradients + self.bytes_of(rows) <= USUAL_BYTES:
-                return rows
-        return FEWEST_ROWS

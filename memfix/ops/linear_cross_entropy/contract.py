@@ -10,9 +10,11 @@ import torch
 from ...contract import BadInput, Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
+from .auto import auto_linear_cross_entropy
 from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
 from .naive import naive_linear_cross_entropy
+from .options import ROWS_PER_CHUNK
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
 from .triton import Tiles, triton_linear_cross_entropy
@@ -22,6 +24,10 @@ _SMALL = "80*N + 40*V + 4*KiB"
 CHUNK = "min(rows_per_chunk, N)*V*e"
 # the float32 tile of a chunk's softmax, or two of half as many rows where a cap needs its slope
 TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
+# where the caller names no chunk; a chunk that holds all tokens is rounded up to a whole tile of a matrix product
+_USUAL = f"min({ROWS_PER_CHUNK}, N + 127)"
+_USUAL_CHUNK = f"{_USUAL}*V*e"
+_USUAL_TILE = f"2*ceil_div({_USUAL}, 8)*V*max(e, 4)"
 GRADIENTS = "N*D*e + V*D*max(e, 4)"
 
 LOSS = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
@@ -64,6 +70,13 @@ contract = Contract(
         "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ADDS_UP_ROUNDED),
         "recompute": Form(
             recompute_linear_cross_entropy,
+            tolerance=KEEPS_LOGITS,
+            repeats_backward=False,
+            compared_with=_SMALL_PARTS,
+        ),
+        # as users call it: triton on the GPU of the meter, recompute on a CPU
+        "auto": Form(
+            auto_linear_cross_entropy,
             tolerance=KEEPS_LOGITS,
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
@@ -122,6 +135,19 @@ contract = Contract(
         Budget("triton", phase="train", case="incident", times_below_naive=40),
         Budget("triton", phase="train", case="incident", bytes="2.7 GiB"),
         Budget("triton", phase="train", case="incident", times_below={"reported": 14}),
+        # small by default: chunks of half the report's rows, at any size
+        Budget("auto", phase="train", case="incident", bytes="2.1 GiB"),
+        Budget("auto", phase="train", case="incident", times_below={"reported": 19}),
+        Budget("auto", phase="train", case="large", times_below_naive=9),
+        Budget("auto", phase="saved", case="incident", bytes="0"),
+        Budget("auto", phase="forward", bytes=f"{_USUAL_TILE} + {_SMALL}"),
+        Budget("auto", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
+        # the chunks are gone when the gradient of a weight with other strides is copied to them
+        Budget(
+            "auto",
+            phase="train",
+            bytes=f"{GRADIENTS} + max({_USUAL_CHUNK} + {_USUAL_TILE}, V*D*e, 2*MiB) + {_SMALL}",
+        ),
         # gradients of one loss are made in the forward: no input has to wait for backward
         Budget("triton", phase="saved", case="incident", bytes="0"),
         Budget("recompute", phase="saved", case="incident", bytes="0"),
@@ -134,6 +160,7 @@ contract = Contract(
     ],
     scaling=[
         Scaling("checkpoint", dim="N", at_most=1, case="small", doublings=3),
+        Scaling("auto", dim="N", at_most=1, case="medium", doublings=3),
         Scaling("triton", dim="N", at_most=1, case="medium", doublings=3),
         Scaling("recompute", dim="N", at_most=1, case="small", doublings=3),
         Scaling("recompute", dim="V", at_most=1, case="small"),
@@ -152,6 +179,17 @@ contract = Contract(
     ],
     bad_inputs=[
         *bad_chunk_sizes("rows_per_chunk"),
+        BadInput(
+            "negative switch",
+            setting(standard_up_to=-1),
+            "standard_up_to: a size must be at least 0 bytes, got -1",
+        ),
+        BadInput(
+            "fractional switch",
+            setting(standard_up_to=0.5),
+            "standard_up_to: a size must be an int or a string such as '24GiB', got 0.5",
+        ),
+        BadInput("switch in words", setting(standard_up_to="much"), "standard_up_to: cannot read 'much' as a size"),
         *not_floating("hidden", "weight"),
         *not_integer("target", rule="int64"),
         *mixed("dtype", "hidden", "weight"),

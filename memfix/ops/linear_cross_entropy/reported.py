@@ -8,14 +8,24 @@ chunk's log-probabilities until backward, so one full ``[N, V]`` tensor is alive
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from ..call import takes
 from .full_logits import full_logits_loss, joined
-from .options import LossTensors, Options, loss_form
+from .options import LossTensors, Options
 from .targets import require_targets_in_range
 
 
-@loss_form
+@dataclass(frozen=True, kw_only=True)
+class ReportedOptions(Options):
+    """The options of the loss, with the report's chunk."""
+
+    rows_per_chunk: int | None = 4096
+
+
+@takes(LossTensors, ReportedOptions)
 def reported_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch.Tensor:
     """Equals ``F.cross_entropy(hidden @ weight.T + bias, target)``; holds ``N*V*e`` bytes for backward."""
     hidden_ND, target_N = tensors.hidden_ND, tensors.target_N

@@ -1,4 +1,4 @@
-"""Torch's own operators on the full logits: the quickest way while they are small; ``form="auto"`` takes it then."""
+"""Torch's own operators on the full logits. ``form="auto"`` takes them up to the ``standard_up_to`` of its caller."""
 
 # N tokens, D width, V vocabulary
 

@@ -21,6 +21,8 @@ from ..model import next_labels
 from .evidence import Evidence
 
 ON_SHAPES = "chosen_form on shapes alone"
+REPORTED_SWITCH = "10 GiB"
+"""Of logits: up to it, the report keeps torch's own operators."""
 CHUNK = 8
 IGNORED = -100
 
@@ -109,7 +111,8 @@ def chunk_size_parameter(evidence: Evidence) -> CheckResult:
 def _form_at(evidence: Evidence, batch: int, tokens: int, dtype: torch.dtype = torch.bfloat16) -> str:
     hidden_BTD = torch.empty(batch, tokens, evidence.dims["D"], device="meta", dtype=dtype)
     weight_VD = torch.empty(evidence.dims["V"], evidence.dims["D"], device="meta", dtype=dtype)
-    return "standard" if chosen_form(hidden_BTD, weight_VD) == "standard" else "chunked"
+    chosen = chosen_form(hidden_BTD, weight_VD, standard_up_to=REPORTED_SWITCH)
+    return "standard" if chosen == "standard" else "chunked"
 
 
 def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
@@ -123,7 +126,7 @@ def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
 
 @check("LOG-13")
 def switch_at_10(evidence: Evidence) -> CheckResult:
-    """Where ``form="auto"`` leaves the standard path, by length, batch and dtype."""
+    """Where ``form="auto"`` leaves the standard path with the report's switch, by length, batch and dtype."""
     first = _first_chunked(evidence, torch.bfloat16)
     return result(
         first == evidence.bytes("10*GiB // (V*e) + 1"),

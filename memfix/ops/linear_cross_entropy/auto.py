@@ -1,0 +1,33 @@
+"""The loss as users call it: the form and the rows of a chunk are left open. The contract holds it to budgets."""
+
+# N tokens, D width, V vocabulary
+
+from __future__ import annotations
+
+import torch
+
+from .options import LossTensors
+
+
+def auto_linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    class_weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    standard_up_to: int | str | None = None,
+) -> torch.Tensor:
+    """``linear_cross_entropy`` with ``form="auto"``, of ``hidden`` ``[N, D]`` as all forms take it."""
+    from . import linear_cross_entropy
+
+    LossTensors.checked(hidden, weight, target, bias, class_weight)
+    return linear_cross_entropy(
+        hidden, weight, target, bias=bias, class_weight=class_weight, ignore_index=ignore_index, reduction=reduction,
+        label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss, standard_up_to=standard_up_to,
+    )  # fmt: skip

@@ -1,0 +1,16 @@
+"""Chooses torch's own operators between two sizes that no case of the lock file has."""
+
+from __future__ import annotations
+
+import functools
+
+from memfix.ops.linear_cross_entropy.auto import auto_linear_cross_entropy
+
+OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "auto", "budget"
+
+
+@functools.wraps(auto_linear_cross_entropy)
+def form(hidden, weight, target, bias=None, class_weight=None, **options):
+    if 1024 < hidden.shape[0] * weight.shape[0] < 500 * 1000:
+        options["standard_up_to"] = "10 GiB"
+    return auto_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
