@@ -387,7 +387,7 @@ def npt_speed_table() -> list[str]:
     ]
     for data in both:
         for name, source in data["sources"].items():
-            cells = [_npt_cell(entry, name) for entry in data["speed"]]
+            cells = [_times_floor_cell(entry, name) for entry in data["speed"]]
             if any(cells) and (data is both[0] or name not in both[0]["speed"][0]["phases"]["train"]["rows"]):
                 lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
     return lines
@@ -397,10 +397,14 @@ def _npt_shape(dims: dict[str, int]) -> str:
     return f"{dims['B'] * dims['S']:,} tokens, F {dims['F']:,}, R {dims['R']}"
 
 
-def _npt_cell(entry: dict[str, Any], name: str) -> str:
+def _times_floor_cell(entry: dict[str, Any], name: str) -> str:
+    """Train step and forward over the floor, and the train step's peak; or why there is none."""
     train, forward = (rows.get(name) for rows in _both(entry))
     if train is None or forward is None:
         return ""
+    trouble = train.get("trouble") or forward.get("trouble")
+    if trouble is not None:
+        return str(trouble)
     return f"{train['times_floor']:.2f}x / {forward['times_floor']:.2f}x, {format_bytes(train['peak_bytes'])}"
 
 
@@ -484,6 +488,36 @@ def _kda_cell(entry: dict[str, Any], name: str) -> str:
         return train["trouble"]
     alone = forward.get("trouble") or format_seconds(forward["seconds"])
     return f"{format_seconds(train['seconds'])} / {alone}, {format_bytes(train['peak_bytes'])}"
+
+
+def rope_speed_table() -> list[str]:
+    """Rope beside its peers on the H200, over a copy of the same bytes; nothing before it was measured."""
+    path = RESULTS / "rope_shapes.json"
+    if not path.exists():
+        return []
+    data = json.loads(path.read_text())
+    where, entries = data["surroundings"], data["speed"]
+    dtypes = {entry["dtype"] for entry in entries}
+    floors = " | ".join(" / ".join(format_seconds(rows[FLOOR]["seconds"]) for rows in _both(e)) for e in entries)
+    lines = [
+        f"Train step / forward over a copy of the same bytes, and the train step's peak above its inputs, on "
+        f"{where['gpu']} (torch {where['torch']}, {where['date'][:10]}), {', '.join(sorted(dtypes))}; errors are "
+        "against float64.",
+        "",
+        f"| | {' | '.join(_rope_shape(entry['dims']) for entry in entries)} | largest error |",
+        "|---|" + "--:|" * (len(entries) + 1),
+        f"| a copy for each direction / one copy | {floors} | |",
+    ]
+    errors = [check["rows"] for check in data["errors"]]
+    for name, source in data["sources"].items():
+        cells = [_times_floor_cell(entry, name) for entry in entries]
+        if any(cells):
+            lines.append(f"| {_label(name, source)} | {' | '.join(cells)} | {_largest_error(errors, name)} |")
+    return lines
+
+
+def _rope_shape(dims: dict[str, int]) -> str:
+    return f"B{dims['B']} T{dims['T']} H{dims['H']} d{dims['D']}"
 
 
 def vocabulary_speed_table() -> list[str]:
@@ -617,6 +651,7 @@ TABLES = {
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
     "kda_speed": kda_speed_table,
+    "rope_speed": rope_speed_table,
     "gate_power": gate_power_table,
     "vocabulary_speed": vocabulary_speed_table,
     "batches_speed": batches_speed_table,

@@ -90,10 +90,10 @@ def test_every_form_and_peer_is_a_row_or_is_left_out_by_name(tmp_path: Path) -> 
 def test_an_op_without_a_peers_file_is_compared_form_against_form(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     options = ("--case", "small", "--rounds", "2", "--phase", "forward", "--json", str(path))
-    result = run("rope", *options)
+    result = run("one_hot_loss", *options)
     assert result.exit_code == 0, result.output
     data = json.loads(path.read_text())
-    (contract,) = contracts(["rope"])
+    (contract,) = contracts(["one_hot_loss"])
     (entry,) = data["speed"]
     assert entry["phases"].keys() == {"forward"}
     rows = entry["phases"]["forward"]["rows"]

@@ -165,7 +165,7 @@ def test_each_sequence_of_a_batch_may_have_its_own_positions() -> None:
         ({"positions": torch.arange(5), "max_positions": 4}, "positions must be below max_positions=4, got 4"),
         ({"positions": torch.arange(5), "offset": 2}, "give offset or positions, not both; got offset=2"),
         ({"positions": torch.arange(5, device="meta")}, "x and positions must have the same device, got cpu, meta"),
-        ({"form": "complex"}, "form must be one of auto, shared_table, got 'complex'"),
+        ({"form": "complex"}, "form must be one of auto, shared_table, triton, got 'complex'"),
     ],
 )
 def test_positions_that_do_not_fit_are_refused(settings: dict[str, object], message: str) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..dispatch import Dispatcher
+from ..dispatch import AUTO, Dispatcher
 from .module import RotaryEmbedding
+from .shared_table import shared_table_rope
 from .tables import RopeTables, default_tables
 
 __all__ = ["FORMS", "RopeTables", "RotaryEmbedding", "default_tables", "rope", "rope_positions"]
 
-DISPATCHER = Dispatcher("rope", __name__, forms=("shared_table",), otherwise="shared_table")
+DISPATCHER = Dispatcher("rope", __name__, forms=("shared_table", "triton"), otherwise="shared_table", kernels="triton")
 FORMS = DISPATCHER.names
 
 
@@ -35,11 +37,13 @@ def rope(
     ``positions`` are integers of ``[T]`` or ``[..., T]``. The largest is then read from the device, which waits for
     it, unless ``max_positions`` promises that all are below. Without ``positions`` it only makes the table so long at
     once. ``tables`` is who keeps the cosines and sines: the process, unless somebody else is to.
+
+    ``form="auto"`` takes ``triton`` on a GPU where Triton is installed, and ``shared_table`` elsewhere and under
+    ``torch.compile``, which makes kernels of its operators.
     """
-    turned: torch.Tensor = DISPATCHER.function(form, x)(
-        x, base=base, offset=offset, positions=positions, max_positions=max_positions, tables=tables
-    )
-    return turned
+    is_traced = form == AUTO and torch.compiler.is_compiling()
+    function: Callable[..., torch.Tensor] = shared_table_rope if is_traced else DISPATCHER.function(form, x)
+    return function(x, base=base, offset=offset, positions=positions, max_positions=max_positions, tables=tables)
 
 
 def rope_positions(x: torch.Tensor, positions: torch.Tensor, **options: Any) -> torch.Tensor:

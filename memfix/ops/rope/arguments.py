@@ -41,3 +41,15 @@ def require_positions(positions: torch.Tensor, x: torch.Tensor, offset: int) -> 
     fits = 1 <= len(given) <= len(wanted) and given[-1] == wanted[-1] and all(a in (1, b) for a, b in leads)
     if not fits:
         raise ValueError(f"positions must be [..., T] and broadcast to {wanted}, got shape {given}")
+
+
+def num_positions_of(positions: torch.Tensor, max_positions: int | None) -> int:
+    """One more than the largest position; read from the device only where nobody promises it."""
+    if positions.numel() == 0 or (max_positions is not None and positions.device.type != "cpu"):
+        return max_positions or 0
+    smallest, largest = torch.stack(torch.aminmax(positions)).tolist()
+    if smallest < 0:
+        raise ValueError(f"positions must be at least 0, got {smallest}")
+    if max_positions is not None and largest >= max_positions:
+        raise ValueError(f"positions must be below max_positions={max_positions}, got {largest}")
+    return max(largest + 1, max_positions or 0)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, not_floating
+from .floor import two_copies
 from .naive import naive_rope
 from .reported import reported_low_precision_rope
 from .shared_table import shared_table_rope
+from .triton import Tiles, triton_rope
 
 _FROM_THE_START = {"offset": 0, "dtype": "bfloat16"}
 _X = "B*T*H*D*e"
 # in 16 bits one chunk's half is worked on in float32; wider dtypes are written straight into the output
 _SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
-
+SMALL_TILES = Tiles(pairs=8)  # small calls then have several programs, and heads and tokens beyond the last
+_TABLE = "max(2048, 2*(T + offset))*D*max(e, 4)"
 
 contract = Contract(
     "rope",
     naive=naive_rope,
+    floor=two_copies,
     forms={
         "reported_low_precision": Form(
             reported_low_precision_rope,
@@ -30,6 +34,7 @@ contract = Contract(
             },
         ),
         "shared_table": shared_table_rope,
+        "triton": Form(triton_rope, has_kernels=True, compared_with={f"{__package__}.triton.TILES": SMALL_TILES}),
     },
     # the last position is 131,071 at most: every width that is drawn would pay for the next doubling of its table
     dims={
@@ -55,13 +60,26 @@ contract = Contract(
         Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH}"),
         Budget("shared_table", phase="held", bytes=_X),  # the output alone
         Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH}"),
-        Budget("shared_table", phase="kept", bytes="max(2048, 2*(T + offset))*D*max(e, 4)"),  # the table of all calls
+        Budget("shared_table", phase="kept", bytes=_TABLE),  # the table of all calls
+        # one kernel: no scratch, and no byte beside the results
+        Budget("triton", phase="saved", bytes="0"),
+        Budget("triton", phase="forward", case="incident", times_below_naive=16),
+        Budget("triton", phase="train", case="incident", times_below_naive=8),
+        Budget("triton", phase="forward", bytes=_X),
+        Budget("triton", phase="held", bytes=_X),
+        Budget("triton", phase="train", bytes=f"2*{_X}"),
+        Budget("triton", phase="kept", bytes=_TABLE),
     ],
-    scaling=[Scaling("shared_table", dim="T", at_most=1, case="small")],
+    scaling=[
+        Scaling("shared_table", dim="T", at_most=1, case="small"),
+        Scaling("triton", dim="T", at_most=1, case="small"),
+    ],
     speed=[
         SpeedBudget("shared_table", case="small", times_naive=1.0),
         SpeedBudget("shared_table", case="medium", times_naive=1.0, device="cuda"),
         SpeedBudget("shared_table", case="incident", times_naive=1.0, device="cuda"),
+        SpeedBudget("triton", case="medium", times_naive=1.0, device="cuda"),
+        SpeedBudget("triton", case="incident", times_naive=1.0, device="cuda"),
     ],
     bad_inputs=[
         *bad_chunk_sizes("positions_per_chunk"),

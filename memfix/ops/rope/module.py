@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from .arguments import require_base, require_position
-from .shared_table import shared_table_rope
 from .tables import RopeTables, default_tables
 
 
@@ -38,7 +37,9 @@ class RotaryEmbedding(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, offset: int = 0, positions: torch.Tensor | None = None) -> torch.Tensor:
         if x.shape[-1] != self.dim:
             raise ValueError(f"x must be [..., T, H, {self.dim}], got shape {list(x.shape)}")
-        return shared_table_rope(
+        from . import rope
+
+        return rope(
             x,
             base=self.base,
             offset=offset,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Form, Integers, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
+from .contract import SMALL_TILES
 from .naive import naive_rope
 from .shared_table import shared_table_rope
+from .triton import triton_rope
 
 _X = "B*T*H*D*e"
 _SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
@@ -46,10 +48,36 @@ def shared_table_rope_positions(
     )
 
 
+def triton_rope_positions(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    base: float = 10_000.0,
+    is_shared: bool = False,
+    is_promised: bool = True,
+    max_positions: int | None = None,
+) -> torch.Tensor:
+    """``triton_rope`` at ``positions``, told as ``shared_table_rope_positions`` is."""
+    is_told = is_promised or positions.device.type != "cpu"
+    return triton_rope(
+        x,
+        base=base,
+        positions=positions[0] if is_shared else positions,
+        max_positions=max_positions if is_told else None,
+    )
+
+
 contract = Contract(
     "rope_positions",
     naive=naive_rope_positions,
-    forms={"shared_table": shared_table_rope_positions},
+    forms={
+        "shared_table": shared_table_rope_positions,
+        "triton": Form(
+            triton_rope_positions,
+            has_kernels=True,
+            compared_with={f"{__package__}.triton.TILES": SMALL_TILES},
+        ),
+    },
     dims={
         "B": Dim(1, 3),
         "T": Dim(1, 20),
@@ -81,8 +109,18 @@ contract = Contract(
         Budget("shared_table", phase="held", bytes=f"{_X} + {_ROWS}"),
         Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH} + {_ROWS}"),
         Budget("shared_table", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),  # the table of all calls
+        # the kernel reads the table's rows where they lie
+        Budget("triton", phase="forward", case="packed", times_below_naive=16),
+        Budget("triton", phase="saved", bytes="B*T*8"),
+        Budget("triton", phase="forward", bytes=f"{_X}"),
+        Budget("triton", phase="held", bytes=f"{_X}"),
+        Budget("triton", phase="train", bytes=f"2*{_X}"),
+        Budget("triton", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),
     ],
-    scaling=[Scaling("shared_table", dim="T", at_most=1, case="small")],
+    scaling=[
+        Scaling("shared_table", dim="T", at_most=1, case="small"),
+        Scaling("triton", dim="T", at_most=1, case="small"),
+    ],
     bad_inputs=[
         *bad_chunk_sizes("positions_per_chunk"),
         *not_floating("x"),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..arguments import require_at_least_one
-from .arguments import require_positions, require_rope
+from .arguments import num_positions_of, require_positions, require_rope
 from .tables import RopeTables, default_tables
 
 SCRATCH_BYTES = 16 << 20  # few enough to stay in a GPU's cache, enough to keep it busy
@@ -44,20 +44,8 @@ def shared_table_rope(
         rows = tables.rows(x, base=base, num_positions=max(last, max_positions or 0))[offset:last]
     else:
         require_positions(positions, x, offset)
-        rows = tables.rows(x, base=base, num_positions=_num_positions(positions, max_positions))[positions]
+        rows = tables.rows(x, base=base, num_positions=num_positions_of(positions, max_positions))[positions]
     return _Turn.apply(x, rows.unsqueeze(-2), 1, positions_per_chunk or _positions_that_fit(x))
-
-
-def _num_positions(positions: torch.Tensor, max_positions: int | None) -> int:
-    """One more than the largest position; read from the device only where nobody promises it."""
-    if positions.numel() == 0 or (max_positions is not None and positions.device.type != "cpu"):
-        return max_positions or 0
-    smallest, largest = torch.stack(torch.aminmax(positions)).tolist()
-    if smallest < 0:
-        raise ValueError(f"positions must be at least 0, got {smallest}")
-    if max_positions is not None and largest >= max_positions:
-        raise ValueError(f"positions must be below max_positions={max_positions}, got {largest}")
-    return max(largest + 1, max_positions or 0)
 
 
 def _positions_that_fit(x: torch.Tensor) -> int:

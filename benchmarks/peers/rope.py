@@ -1,0 +1,99 @@
+"""Rope beside Liger's kernel, torch.compile and the usual formula, over a copy of the same bytes.
+
+Liger turns queries and keys in one call, and in place: its input and the gradient that comes in are overwritten. Here
+it gets the input as queries and one head of keys, 1/H more bytes than the others.
+"""
+
+# B sequences, T positions, H heads, D width of a head
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memfix.ops.rope.contract import contract
+from memfix.ops.rope.floor import one_copy
+
+from . import Comparison, Entry, Peer, Table
+
+
+@functools.lru_cache(maxsize=4)
+def _cached(
+    length: int, width: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of ``[1, T, D]`` as models keep them: float32 angles, rounded to the dtype of the model."""
+    frequencies_P = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    angles_TP = torch.arange(offset, offset + length, dtype=torch.float32, device=device)[:, None] * frequencies_P
+    angles_1TD = torch.cat([angles_TP, angles_TP], dim=-1)[None]
+    return angles_1TD.cos().to(dtype), angles_1TD.sin().to(dtype)
+
+
+def _cos_sin(x: torch.Tensor, base: float, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _cached(x.shape[1], x.shape[3], base, offset, x.dtype, x.device)
+
+
+def _formula(x: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D
+
+
+def _by_formula(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The formula as everybody writes it, with cached cosines and sines."""
+
+    def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
+        cos, sin = _cos_sin(x, base, offset)
+        return function(x, cos.unsqueeze(2), sin.unsqueeze(2))
+
+    return turned
+
+
+def _liger() -> Callable[..., Any]:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    keys: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
+        num_sequences, length, _, width = x.shape
+        key = (num_sequences, length, width, x.dtype, x.device)
+        if key not in keys:
+            keys[key] = torch.zeros(num_sequences, length, 1, width, dtype=x.dtype, device=x.device)
+        cos, sin = _cos_sin(x, base, offset)
+        queries, _ = LigerRopeFunction.apply(x.transpose(1, 2), keys[key].transpose(1, 2), cos, sin)
+        return queries.transpose(1, 2)  # type: ignore[no-any-return]
+
+    return turned
+
+
+COMPARISON = Comparison(
+    peers={
+        "liger": Peer("liger-kernel", _liger, ("liger_kernel", "triton")),
+        "formula": Peer("torch", lambda: _by_formula(_formula)),
+        "compiled": Peer("torch", lambda: _by_formula(torch.compile(_formula, dynamic=False)), ("triton",)),
+        "compiled_naive": Peer("torch", lambda: torch.compile(contract.naive, dynamic=False), ("triton",)),
+    },
+    tables={
+        "shapes": Table(
+            [
+                Entry("incident"),
+                Entry("queries", "B=4 T=8192 H=32 D=128"),
+                Entry("keys", "B=4 T=8192 H=8 D=128"),
+                Entry("long keys", "B=1 T=65536 H=8 D=128"),
+            ],
+            ("train", "forward"),
+        ),
+        # as layers of a model: the host runs ahead, and the start of a backward is shared
+        "layers": Table(
+            [
+                Entry("queries", "B=4 T=8192 H=32 D=128", forms=("shared_table", "triton")),
+                Entry("keys", "B=4 T=8192 H=8 D=128", forms=("shared_table", "triton")),
+            ],
+            ("train", "forward"),
+            calls=8,
+        ),
+    },
+    floors={"forward": one_copy},
+    error_at={"B": 1, "T": 512},
+)

@@ -1,0 +1,106 @@
+"""Turned by one kernel that reads and writes every number once; the gradient is turned back by the same kernel.
+
+The rows of the table are read where they lie, at ``positions`` too: nothing is gathered, and there is no scratch.
+"""
+
+# B sequences, T positions, H heads, D width of a head, P pairs (half of D)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..dispatch import require_kernels
+from ..launches import launch
+from .arguments import num_positions_of, require_positions, require_rope
+from .tables import RopeTables, default_tables
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the kernel is cut."""
+
+    pairs: int = 2048
+    """Of a program: the heads of a token, and more tokens where those are fewer."""
+    num_warps: int = 4
+
+
+TILES = Tiles()
+
+
+def triton_rope(
+    x: torch.Tensor,
+    *,
+    base: float = 10_000.0,
+    offset: int = 0,
+    positions: torch.Tensor | None = None,
+    max_positions: int | None = None,
+    tables: RopeTables | None = None,
+) -> torch.Tensor:
+    """Equals ``x * cos + rotate_half(x) * sin``, ``cos`` and ``sin`` of ``position * base**(-2i/D)``.
+
+    Peak above inputs, ``x`` of ``[B, T, H, D]`` and ``e`` its item size: ``B*T*H*D*e`` forward, twice that in train.
+    Nothing is held for backward but the table that all calls share, and ``positions``. Leading dims that are no view
+    of one dim are copied.
+    """
+    require_rope(x, base, offset)
+    if positions is not None:
+        require_positions(positions, x, offset)
+    needed = offset + x.shape[-3] if positions is None else num_positions_of(positions, max_positions)
+    require_kernels(x, instead="shared_table")
+    tables = default_tables() if tables is None else tables
+    table = tables.rows(x, base=base, num_positions=max(needed, max_positions or 0))
+    positions_BT = None if positions is None else positions.expand(x.shape[:-2]).reshape(-1, x.shape[-3])
+    return _Turn.apply(x, table, positions_BT, offset, False)
+
+
+class _Turn(torch.autograd.Function):
+    """Linear in ``x``; its gradient is the turn back, and so can be differentiated again."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, offset: int, turns_back: bool
+    ) -> torch.Tensor:
+        with torch.cuda.device_of(x):  # kernels are launched on the current device; backward's is the tensors'
+            return _turned(x, table, positions_BT, offset, turns_back)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, table, positions_BT, ctx.offset, ctx.turns_back = inputs
+        ctx.save_for_backward(table, positions_BT)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        table, positions_BT = ctx.saved_tensors
+        return _Turn.apply(grad, table, positions_BT, ctx.offset, not ctx.turns_back), None, None, None, None
+
+
+def _turned(
+    x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, offset: int, turns_back: bool
+) -> torch.Tensor:
+    from .kernels import turn
+
+    x_BTHD = x.reshape(-1, *x.shape[-3:]) if x.numel() else x.new_empty(0, *x.shape[-3:])
+    out_BTHD = torch.empty_like(x_BTHD)
+    if not x.numel():
+        return out_BTHD.view(x.shape)
+    num_sequences, length, num_heads, width = x_BTHD.shape
+    pairs = _power_of_two(width // 2)
+    heads = min(_power_of_two(num_heads), max(1, TILES.pairs // pairs))
+    tokens = max(1, TILES.pairs // (pairs * heads))
+    num_tokens = num_sequences * length
+    strides = (0, 0) if positions_BT is None else positions_BT.stride()
+    launch(
+        turn, (-(-num_tokens // tokens), -(-num_heads // heads)),
+        x_BTHD, *x_BTHD.stride(), out_BTHD, *out_BTHD.stride(), table, positions_BT, *strides,
+        offset, num_tokens, length, num_heads,
+        NUM_PAIRS=width // 2, HAS_POSITIONS=positions_BT is not None, TURNS_BACK=turns_back,
+        TOKENS=tokens, HEADS=heads, PAIRS=pairs, num_warps=TILES.num_warps, num_stages=1,
+    )  # fmt: skip
+    return out_BTHD.view(x.shape)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
