@@ -28,7 +28,8 @@ def with_peers(contract: Contract, comparison: Comparison, peers: Mapping[str, C
     """``contract`` with peers among its forms, and with forms as users call them."""
     forms = dict(contract.forms)
     for name, function in comparison.forms.items():
-        forms[name] = replace(forms[name], function=function) if name in forms else Form(function)
+        new = function if isinstance(function, Form) else Form(function)
+        forms[name] = replace(forms[name], function=new.function) if name in forms else new
     forms |= {name: Form(function) for name, function in peers.items()}
     return replace(contract, forms=forms)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from memfix.incidents.pythia_vocabulary.incident import report_breakdown
 from memfix.incidents.pythia_vocabulary.model import PythiaConfig
 from memfix.laws import NAIVE, PHASES
 from memfix.pictures.bars import Bar, as_svg
+from memfix.pictures.frontier import Curve, Point
+from memfix.pictures.frontier import as_svg as as_frontier_svg
 from memfix.units import format_bytes, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -346,6 +350,69 @@ def loss_sizes_table() -> list[str]:
     return lines
 
 
+def _frontier() -> list[dict[str, Any]]:
+    """What was measured of the loss over rows per chunk; nothing before it was measured."""
+    path = RESULTS / "linear_cross_entropy_frontier.json"
+    return json.loads(path.read_text())["speed"] if path.exists() else []
+
+
+def _frontier_tokens() -> list[int]:
+    return list(dict.fromkeys(entry["dims"]["N"] for entry in _frontier()))
+
+
+def loss_frontier() -> list[str]:
+    """The pictures of time against peak, one for each number of tokens."""
+    return [
+        f"![Time against peak over rows per chunk, {tokens:,} tokens](../pictures/loss_frontier_{tokens}.svg)"
+        for tokens in _frontier_tokens()
+    ]
+
+
+def loss_frontier_picture(tokens: int) -> str:
+    """Time against peak: ours and Liger's over rows per chunk, and what others choose themselves."""
+    entries = [entry for entry in _frontier() if entry["dims"]["N"] == tokens]
+    names = {"triton_rows": "triton", "liger_rows": "Liger", "auto": "auto", "cce": "cut-cross-entropy"}
+    curves = [Curve(shown, _frontier_points(entries, name)) for name, shown in names.items()]
+    dims = entries[0]["dims"]
+    title = f"{tokens:,} tokens, width {dims['D']:,}, {dims['V']:,} classes, by rows per chunk"
+    return as_frontier_svg(title, [curve for curve in curves if curve.points], floor="the three products alone")
+
+
+def _frontier_points(entries: list[dict[str, Any]], name: str) -> tuple[Point, ...]:
+    """Settings in order; one that repeats the peak and the rows of an earlier one is left out."""
+    is_by_rows = name.endswith("_rows")
+    found: dict[int, Point] = {}
+    for entry in entries:
+        row = _train(entry).get(name, {})
+        if "times_floor" in row:
+            rows = f"{min(entry['dims']['rows_per_chunk'], entry['dims']['N']):,}" if is_by_rows else ""
+            found.setdefault(row["peak_bytes"], Point(row["peak_bytes"], row["times_floor"], rows))
+    return tuple(found.values())
+
+
+def loss_small_vocabulary_table() -> list[str]:
+    """Small vocabularies on the H200 over rows per chunk; nothing before they were measured."""
+    path = RESULTS / "linear_cross_entropy_small_vocabulary.json"
+    if not path.exists():
+        return []
+    entries = json.loads(path.read_text())["speed"]
+    shapes: dict[tuple[int, ...], dict[str, str]] = {}
+    for entry in entries:
+        dims = entry["dims"]
+        cells = shapes.setdefault((dims["N"], dims["D"], dims["V"]), {})
+        for name in _train(entry):
+            if name == FLOOR:
+                continue
+            shown = f"{name}, {dims['rows_per_chunk']:,} rows" if "_rows" in name else name
+            shown = f"{name}, one chunk" if "_rows" in name and dims["rows_per_chunk"] == dims["N"] else shown
+            cells.setdefault(shown, _over_floor(entry, name))
+    columns = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
+    headings = [f"{n:,} tokens, width {d:,}, {v:,} classes" for n, d, v in shapes]
+    lines = [f"| train step over the three products | {' | '.join(headings)} |", "|---|" + "--:|" * len(headings)]
+    lines += [f"| {name} | {' | '.join(cells.get(name, '') for cells in shapes.values())} |" for name in columns]
+    return lines
+
+
 def feed_forward_speed_table() -> list[str]:
     """The gated feed-forward layer beside its peers on the H200: train step over naive's, peak, largest error."""
     data = json.loads((RESULTS / "geglu_feed_forward_incident.json").read_text())
@@ -650,6 +717,8 @@ TABLES = {
     "attention": attention_table,
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
+    "loss_frontier": loss_frontier,
+    "loss_small_vocabulary": loss_small_vocabulary_table,
     "kda_speed": kda_speed_table,
     "rope_speed": rope_speed_table,
     "gate_power": gate_power_table,
@@ -677,6 +746,15 @@ PICTURES = {
 }
 
 
+def pictures() -> dict[str, Callable[[], str]]:
+    """Every picture of the manual that there is data for, by its path."""
+    of_tokens = {
+        f"docs/pictures/loss_frontier_{tokens}.svg": functools.partial(loss_frontier_picture, tokens)
+        for tokens in _frontier_tokens()
+    }
+    return {**PICTURES, **of_tokens}
+
+
 def filled(texts: dict[Path, str]) -> dict[Path, str]:
     """``texts`` by page, with every table between its two markers made anew. A table has one place or more."""
     found = {path: set(re.findall(r"<!-- table: (\w+) -->", text)) for path, text in texts.items()}
@@ -695,7 +773,7 @@ def stale() -> dict[Path, str]:
     """The pages and pictures that are not what they would be if they were made now, with what they should be."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     made = filled({path: path.read_text(encoding="utf-8") for path in pages})
-    made |= {ROOT / name: picture() for name, picture in PICTURES.items()}
+    made |= {ROOT / name: picture() for name, picture in pictures().items()}
     return {path: text for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from memfix.contract import Form
 from memfix.errors import out_of_memory
 from memfix.provenance import installed_version
 
@@ -88,8 +89,8 @@ class Comparison:
 
     peers: Mapping[str, Peer] = field(default_factory=dict)
     tables: Mapping[str, Table] = field(default_factory=dict)
-    forms: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Forms as users call them, where that is not how the contract calls them."""
+    forms: Mapping[str, Callable[..., Any] | Form] = field(default_factory=dict)
+    """Forms as users call them, where that is not how the contract calls them, and forms that only a table has."""
     values: Mapping[str, Callable[[Tensors, torch.Generator], None]] = field(default_factory=dict)
     """Functions that change the drawn inputs in place; without any, inputs are as the contract draws them."""
     floors: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

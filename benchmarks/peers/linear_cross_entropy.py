@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from memfix.ops.linear_cross_entropy import linear_cross_entropy
+from memfix.contract import Form
+from memfix.meters.simulated.patches import applied
+from memfix.ops.linear_cross_entropy import linear_cross_entropy, triton
 
 from . import Comparison, Entry, Peer, Table, Tensors, Unavailable
 
@@ -65,6 +70,63 @@ def _as_called_by_users(form: str) -> Callable[..., Any]:
     return loss
 
 
+def _in_chunks(**tiles: Any) -> Callable[..., Any]:
+    """``triton`` with the ``rows_per_chunk`` of the shape, its kernels cut by ``tiles``."""
+    cut = replace(triton.TILES, **tiles)
+
+    def loss(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        bias: MaybeTensor,
+        class_weight: MaybeTensor,
+        *,
+        rows_per_chunk: int,
+    ) -> torch.Tensor:
+        with applied([(triton, "TILES", cut)]):  # gradients are taken in the forward
+            return linear_cross_entropy(
+                hidden, weight, target, bias=bias, class_weight=class_weight, rows_per_chunk=rows_per_chunk,
+                form="triton",
+            )  # fmt: skip
+
+    return loss
+
+
+def _liger_in_chunks() -> Callable[..., Any]:
+    """Liger with about ``rows_per_chunk`` of the shape: it takes a factor of the memory, and a power of two of rows."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as loss_of
+
+    if "chunk_mem_const" not in inspect.signature(loss_of).parameters:
+        raise Unavailable("this version of Liger chooses the rows itself")
+
+    def loss(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        bias: MaybeTensor,
+        class_weight: MaybeTensor,
+        *,
+        rows_per_chunk: int,
+    ) -> Any:
+        num_tokens, width = hidden.shape
+        factor = liger_factor(num_tokens, width, weight.shape[0], rows_per_chunk)
+        return loss_of(hidden, weight, target, bias, chunk_mem_const=factor)
+
+    return loss
+
+
+def liger_rows(num_tokens: int, width: int, vocabulary: int, factor: int) -> int:
+    """The rows of Liger's chunk for its ``chunk_mem_const``."""
+    num_parts = -(-vocabulary // (factor * width))
+    return min(1 << (-(-num_tokens // num_parts) - 1).bit_length(), num_tokens)
+
+
+def liger_factor(num_tokens: int, width: int, vocabulary: int, rows_per_chunk: int) -> int:
+    """The smallest ``chunk_mem_const`` that gives ``rows_per_chunk`` rows or more."""
+    wanted = min(rows_per_chunk, num_tokens)
+    return next(factor for factor in itertools.count(1) if liger_rows(num_tokens, width, vocabulary, factor) >= wanted)
+
+
 def _liger() -> Callable[..., Any]:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -92,6 +154,35 @@ def _torch_own(rows_per_chunk: int | None) -> Callable[..., Any]:
 
 _LARGE = "D=2560 V=151936 dtype=bfloat16"
 _CHUNKED = ("naive", "recompute", "triton")
+_BY_USERS = ("naive", "reported", "checkpoint", "recompute", "auto", "triton")
+_OTHERS = ("liger", "cce", "torch", "torch_4096")
+IN_CHUNKS, LIGER_IN_CHUNKS = "triton_rows", "liger_rows"
+
+
+def _chunks(tokens: int, width: int, classes: int, rows: Sequence[int], *forms: str) -> list[Entry]:
+    """One shape at several rows per chunk. Those who choose their rows themselves run once, with the first; Liger also
+    with every number of rows that it can have."""
+    shape = f"N={tokens} D={width} V={classes} dtype=bfloat16"
+    entries = []
+    for number in rows:
+        factor = liger_factor(tokens, width, classes, number)
+        peers = [LIGER_IN_CHUNKS] if liger_rows(tokens, width, classes, factor) == number else []
+        entries.append(
+            Entry(
+                f"{tokens} tokens, {classes} classes, {number} rows",
+                f"{shape} rows_per_chunk={number}",
+                [IN_CHUNKS, *forms, *(["auto"] if number == rows[0] else [])],
+                [*peers, *(["liger", "cce"] if number == rows[0] else [])],
+            )
+        )
+    return entries
+
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "triton_rows_4_stages": {"product_stages": 4, "halves": True},
+}
+"""Other cuts of the same kernels, timed beside the usual ones."""
+_ROWS = (512, 1024, 2048, 4096, 8192)
 
 COMPARISON = Comparison(
     peers={
@@ -99,17 +190,34 @@ COMPARISON = Comparison(
         "cce": Peer("cut-cross-entropy", _cut_cross_entropy, ("cut_cross_entropy", "triton")),
         "torch": Peer("torch", functools.partial(_torch_own, None)),
         "torch_4096": Peer("torch", functools.partial(_torch_own, 4096)),
+        LIGER_IN_CHUNKS: Peer("liger-kernel", _liger_in_chunks, ("liger_kernel", "triton")),
     },
     tables={
         "tokens": Table(
-            [Entry(f"{tokens} tokens", f"N={tokens} {_LARGE}") for tokens in (4096, 8192, 32_768, 131_072)],
+            [
+                Entry(f"{tokens} tokens", f"N={tokens} {_LARGE}", _BY_USERS, _OTHERS)
+                for tokens in (4096, 8192, 32_768, 131_072)
+            ],
             values=("flat", "peaked"),
             simulated=True,  # the manual's table of agreement
         ),
         "sizes": Table(
             [
-                Entry(f"{classes} classes, {dtype}", f"N=8192 D=2560 V={classes} dtype={dtype}", forms=_CHUNKED)
+                Entry(f"{classes} classes, {dtype}", f"N=8192 D=2560 V={classes} dtype={dtype}", _CHUNKED, _OTHERS)
                 for classes, dtype in ((32_000, "bfloat16"), (256_000, "bfloat16"), (151_936, "float32"))
+            ],
+            values=("flat",),
+        ),
+        "frontier": Table(
+            [entry for tokens in (8192, 32_768) for entry in _chunks(tokens, 4096, 128_256, _ROWS)],
+            values=("flat",),
+        ),
+        "small_vocabulary": Table(
+            [
+                entry
+                for classes, width in ((32_000, 2560), (50_304, 2048))
+                for tokens in (8192, 16_384)
+                for entry in _chunks(tokens, width, classes, (1024, 2048, 4096, tokens), *VARIANTS)
             ],
             values=("flat",),
         ),
@@ -117,7 +225,10 @@ COMPARISON = Comparison(
             [Entry("32768 tokens, half ignored", f"N=32768 {_LARGE} share=0.5", forms=("triton",), peers=())]
         ),
     },
-    forms={form: _as_called_by_users(form) for form in ("auto", "checkpoint", "recompute", "triton")},
+    forms={
+        **{form: _as_called_by_users(form) for form in ("auto", "checkpoint", "recompute", "triton")},
+        **{name: Form(_in_chunks(**tiles), has_kernels=True) for name, tiles in {IN_CHUNKS: {}, **VARIANTS}.items()},
+    },
     values={"flat": flat, "peaked": peaked},
     error_at={"N": 1024},
     parts=untargeted_rows,

@@ -24,6 +24,7 @@ from benchmarks.compare import Comparing, main
 from benchmarks.contenders import Contenders
 from benchmarks.measuring import Figures, Rows, attempt, first_call_and_peak, timed
 from benchmarks.peers import Comparison, Entry, Peer, Table, Unavailable, comparison_of
+from benchmarks.peers import linear_cross_entropy as loss_peers
 from benchmarks.workload import Workload, draw_of, with_peers
 from memfix.contract import Contract, Dim, Form, TensorSpec
 from memfix.errors import UsageError
@@ -65,9 +66,10 @@ def test_every_form_and_peer_is_a_row_or_is_left_out_by_name(tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     data = json.loads(path.read_text())
     (contract,) = contracts(["linear_cross_entropy"])
-    everybody = {"naive", "auto", *contract.forms, "liger", "cce", "torch", "torch_4096"}
+    peers = {"liger", "liger_rows", "cce", "torch", "torch_4096"}
+    everybody = {"naive", *contract.forms, "triton_rows", "triton_rows_4_stages", *peers}
     assert {*data["sources"], *data["left_out"]} == everybody
-    assert {"liger", "cce", "triton"} <= data["left_out"].keys(), "their kernels need a GPU"
+    assert {"liger", "cce", "triton", "triton_rows"} <= data["left_out"].keys(), "their kernels need a GPU"
     assert {"torch", "triton", "gpu", "driver", "date", "commit"} <= data["surroundings"].keys()
     (entry,) = data["speed"]
     assert entry["dims"] == {"N": 64, "D": 32, "V": 500, "rows_per_chunk": 128}
@@ -525,6 +527,65 @@ def test_the_losss_tables_are_made_from_what_the_command_writes(tmp_path: Path, 
     rows = ["| `naive`", "| `recompute`"]
     assert [line.split(" | ")[0] for line in tables.loss_speed_table()[5:7]] == rows
     assert [line.split(" | ")[0] for line in tables.loss_sizes_table()[3:5]] == rows
+
+
+def test_the_losss_frontier_is_drawn_once_it_was_measured(tmp_path: Path, tables: ModuleType) -> None:
+    def entry(rows: int, **times: float) -> dict[str, Any]:
+        dims = {"N": 8192, "D": 4096, "V": 128_256, "rows_per_chunk": rows}
+        figures = {name: {"times_floor": ratio, "peak_bytes": rows * 2**20} for name, ratio in times.items()}
+        return {"dims": dims, "phases": {"train": {"rows": {"floor": {"seconds": 1.0}, **figures}}}}
+
+    assert tables.loss_frontier() == tables.loss_small_vocabulary_table() == tables.rope_speed_table() == []
+    assert not [name for name in tables.pictures() if "frontier" in name]
+    entries = [entry(512, triton_rows=1.3, auto=1.1, cce=4.0), entry(8192, triton_rows=1.05, liger_rows=1.4)]
+    for name in ("frontier", "small_vocabulary"):
+        (tmp_path / f"linear_cross_entropy_{name}.json").write_text(json.dumps({"speed": entries}))
+    (line,) = tables.loss_frontier()
+    assert line.endswith("8,192 tokens](../pictures/loss_frontier_8192.svg)")
+    svg = tables.pictures()["docs/pictures/loss_frontier_8192.svg"]()
+    for shown in (">triton</text>", ">Liger</text>", ">auto</text>", "1.05x, 8.00 GiB", ">512</text>", "1.40x"):
+        assert shown in svg
+    assert tables.loss_small_vocabulary_table()[2:] == [
+        "| triton_rows, 512 rows | 1.30x, 512.00 MiB |",
+        "| auto | 1.10x, 512.00 MiB |",
+        "| cce | 4.00x, 512.00 MiB |",
+        "| triton_rows, one chunk | 1.05x, 8.00 GiB |",
+        "| liger_rows, one chunk | 1.40x, 8.00 GiB |",
+    ]
+
+
+def test_ropes_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
+    path = tmp_path / "rope_shapes.json"
+    (contract,) = contracts(["rope"])
+    comparing = Comparing(Contenders.of(contract, "cpu").chosen("naive,shared_table", "formula"), path, add=False)
+    entry = Entry("tiny", "B=1 T=20 H=2 D=8 positions_per_chunk=8 dtype=float32")
+    comparing.measure(entry, Table([entry]), ["train", "forward"], TWO)
+    filled_in(path)
+    found = tables.rope_speed_table()
+    assert found[2] == "| | B1 T20 H2 d8 | largest error |"
+    assert [line.split(" | ")[0] for line in found[5:7]] == ["| `naive`", "| `shared_table`"]
+    assert found[7].startswith("| formula, torch ")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asked", "factor", "rows"),
+    [(8192, 1, 1, 256), (8192, 512, 2, 512), (8192, 8192, 32, 8192), (32_768, 512, 1, 1024), (8192, 10**6, 32, 8192)],
+)
+def test_liger_gets_the_smallest_factor_with_as_many_rows(tokens: int, asked: int, factor: int, rows: int) -> None:
+    """As Liger 0.8.5 computes its rows, with 128,256 classes of width 4096."""
+    assert loss_peers.liger_factor(tokens, 4096, 128_256, asked) == factor
+    assert loss_peers.liger_rows(tokens, 4096, 128_256, factor) == rows
+
+
+def test_kernels_are_cut_otherwise_during_a_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        loss_peers, "linear_cross_entropy", lambda *_, **__: seen.append(loss_peers.triton.TILES.product_stages)
+    )
+    usual = loss_peers.triton.TILES
+    loss_peers._in_chunks(product_stages=4, halves=True)(*5 * [None], rows_per_chunk=8)
+    assert seen == [4]
+    assert loss_peers.triton.TILES is usual
 
 
 def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:

@@ -1,0 +1,119 @@
+"""Draws time against memory: a line for each contender through its settings, as an SVG that needs no library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ..units import GiB
+from .palette import BAND_COLORS
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 470, 62, 24, 52, 86
+_TICKS = 6
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting: ``label`` stands beside it."""
+
+    peak_bytes: int
+    times: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The settings of one contender, in order; one alone is a dot."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """From numbers to places in the picture; ``step`` lies between two ticks."""
+
+    low: float
+    step: float
+    count: int
+    start: float
+    end: float
+
+    @staticmethod
+    def over(values: Sequence[float], low: float, start: float, end: float) -> _Axis:
+        span = max(max(values) - low, 1e-9)
+        rough = span / _TICKS
+        size = 10.0 ** math.floor(math.log10(rough))
+        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+        return _Axis(low, step, max(1, math.ceil(span / step - 1e-9)), start, end)
+
+    def at(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.step * self.count) * (self.end - self.start)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        digits = max(0, -math.floor(math.log10(self.step)))
+        values = [self.low + number * self.step for number in range(self.count + 1)]
+        return [(self.at(value), f"{value:.{digits}f}") for value in values]
+
+
+def as_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
+    """Peaks to the right, from nothing on; times upwards, as multiples of ``floor``, which is 1."""
+    points = [point for curve in curves for point in curve.points]
+    if not points:
+        raise ValueError("a picture of time against memory needs a point")
+    across = _Axis.over([point.peak_bytes / GiB for point in points], 0.0, _LEFT, _WIDTH - _RIGHT)
+    upward = _Axis.over([point.times for point in points], 1.0, _HEIGHT - _BOTTOM, _TOP)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="12" fill="#1c2330">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        f'<text x="14" y="27" font-size="16" font-weight="bold">{escape(title)}</text>',
+        *_grid(across, upward, floor),
+    ]
+    for curve, color in zip(curves, BAND_COLORS, strict=False):
+        lines += _drawn(curve, color, across, upward)
+    return "\n".join([*lines, *_legend(curves), "</svg>", ""])
+
+
+def _grid(across: _Axis, upward: _Axis, floor: str) -> list[str]:
+    lines = []
+    for x, text in across.ticks():
+        lines.append(f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_HEIGHT - _BOTTOM}" stroke="#e3e7ec"/>')
+        lines.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 17}" text-anchor="middle">{text}</text>')
+    for y, text in upward.ticks():
+        lines.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#e3e7ec"/>')
+        lines.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{text}x</text>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    lines.append(
+        f'<text x="{middle:.0f}" y="{_HEIGHT - _BOTTOM + 36}" text-anchor="middle">peak above the inputs, GiB</text>'
+    )
+    lines.append(f'<text x="14" y="{_TOP - 8}">time over {escape(floor)}</text>')
+    return lines
+
+
+def _drawn(curve: Curve, color: str, across: _Axis, upward: _Axis) -> list[str]:
+    places = [(across.at(point.peak_bytes / GiB), upward.at(point.times)) for point in curve.points]
+    lines = []
+    if len(places) > 1:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+    for (x, y), point in zip(places, curve.points, strict=True):
+        said = f"{curve.name} {point.label}".strip()
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{color}"><title>{escape(said)}: '
+            f"{point.times:.2f}x, {point.peak_bytes / GiB:.2f} GiB</title></circle>"
+        )
+        lines.append(f'<text x="{x + 7:.1f}" y="{y - 6:.1f}" font-size="11">{escape(point.label)}</text>')
+    return lines
+
+
+def _legend(curves: Sequence[Curve]) -> list[str]:
+    lines, x, y = [], 14.0, _HEIGHT - 18
+    for curve, color in zip(curves, BAND_COLORS, strict=False):
+        lines.append(f'<rect x="{x:.0f}" y="{y - 11}" width="12" height="12" fill="{color}"/>')
+        lines.append(f'<text x="{x + 17:.0f}" y="{y}">{escape(curve.name)}</text>')
+        x += 17 + 7.4 * len(curve.name) + 16
+    return lines
