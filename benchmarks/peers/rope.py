@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from memfix.contract import Form
+from memfix.meters.simulated.patches import applied
+from memfix.ops.rope import triton
 from memfix.ops.rope.contract import contract
 from memfix.ops.rope.floor import one_copy
 
@@ -67,6 +71,25 @@ def _liger() -> Callable[..., Any]:
     return turned
 
 
+def _cut(**tiles: int) -> Callable[..., torch.Tensor]:
+    """``triton`` with its forward cut by ``tiles``."""
+    cut = replace(triton.TILES, **tiles)
+
+    def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
+        with applied([(triton, "TILES", cut)]):
+            return triton.triton_rope(x, base=base, offset=offset)
+
+    return turned
+
+
+VARIANTS = {
+    "triton_1024_pairs": {"pairs": 1024},
+    "triton_4096_pairs": {"pairs": 4096},
+    "triton_4096_pairs_8_warps": {"pairs": 4096, "num_warps": 8},
+}
+"""Other cuts of the same kernel, timed beside the usual one."""
+_FORMS = ("naive", "shared_table", "triton")
+
 COMPARISON = Comparison(
     peers={
         "liger": Peer("liger-kernel", _liger, ("liger_kernel", "triton")),
@@ -77,10 +100,10 @@ COMPARISON = Comparison(
     tables={
         "shapes": Table(
             [
-                Entry("incident"),
-                Entry("queries", "B=4 T=8192 H=32 D=128"),
-                Entry("keys", "B=4 T=8192 H=8 D=128"),
-                Entry("long keys", "B=1 T=65536 H=8 D=128"),
+                Entry("incident", forms=_FORMS),
+                Entry("queries", "B=4 T=8192 H=32 D=128", _FORMS),
+                Entry("keys", "B=4 T=8192 H=8 D=128", _FORMS),
+                Entry("long keys", "B=1 T=65536 H=8 D=128", _FORMS),
             ],
             ("train", "forward"),
         ),
@@ -93,7 +116,16 @@ COMPARISON = Comparison(
             ("train", "forward"),
             calls=8,
         ),
+        "cuts": Table(
+            [
+                Entry("incident", forms=("triton", *VARIANTS), peers=()),
+                Entry("queries", "B=4 T=8192 H=32 D=128", ("triton", *VARIANTS), ()),
+                Entry("keys", "B=4 T=8192 H=8 D=128", ("triton", *VARIANTS), ()),
+            ],
+            ("forward",),
+        ),
     },
+    forms={name: Form(_cut(**tiles), has_kernels=True) for name, tiles in VARIANTS.items()},
     floors={"forward": one_copy},
     error_at={"B": 1, "T": 512},
 )

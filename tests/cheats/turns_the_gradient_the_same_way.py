@@ -14,10 +14,10 @@ class _OneWay(_Turn):
     @staticmethod
     def backward(ctx, grad):
         table, positions_BT = ctx.saved_tensors
-        return _Turn.apply(grad, table, positions_BT, ctx.offset, ctx.turns_back), None, None, None, None
+        return _Turn.apply(grad, table, positions_BT, ctx.turns_back), None, None, None
 
 
 @functools.wraps(triton_rope)
 def form(x, *, base=10_000.0, offset=0, **_):
     table = default_tables().rows(x, base=base, num_positions=offset + x.shape[-3])
-    return _OneWay.apply(x, table, None, offset, False)
+    return _OneWay.apply(x, table[offset:], None, False)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
+from benchmarks.peers.rope import VARIANTS
 from memfix.ops.rope import rope, triton
 from memfix.ops.rope.naive import naive_rope
 
@@ -44,7 +48,15 @@ def everything() -> dict[str, Any]:
     found["derivatives"] = torch.autograd.gradcheck(turned, x) and torch.autograd.gradgradcheck(turned, x)
     found["functional gradient"] = torch.func.grad(lambda t: turned(t).square().sum())(x.detach()), 2 * x.detach()
     found["saved"] = saved_bytes()
+    found["cuts"] = [cut_by(tiles) for tiles in ({}, *VARIANTS.values())]
     return found
+
+
+def cut_by(tiles: Mapping[str, int]) -> torch.Tensor:
+    """The answer of the kernel where it is cut by ``tiles``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "TILES", replace(triton.TILES, **tiles))
+        return rope(made(2, 33, 70, 80), form="triton")
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,12 @@ def test_nothing_but_the_table_is_saved_for_backward(answers: dict[str, Any]) ->
     assert answers["saved"] == 0
 
 
+def test_the_cut_of_the_kernel_does_not_change_a_bit(answers: dict[str, Any]) -> None:
+    usual, *others = answers["cuts"]
+    assert others
+    assert all(torch.equal(usual, other) for other in others)
+
+
 def test_a_gpu_takes_the_kernel_and_a_compiled_graph_the_operators() -> None:
     with FakeTensorMode():
         assert DISPATCHER.chosen("auto", torch.empty(1, 1, 1, 2, device="cuda")) == "triton"

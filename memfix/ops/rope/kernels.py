@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 def turn(
     x, x_stride_b, x_stride_t, x_stride_h, x_stride_d, out, out_stride_b, out_stride_t, out_stride_h, out_stride_d,
-    table, positions, positions_stride_b, positions_stride_t, offset, num_tokens, length, num_heads,
+    table, positions, positions_stride_b, positions_stride_t, num_tokens, length, num_heads,
     NUM_PAIRS: tl.constexpr, HAS_POSITIONS: tl.constexpr, TURNS_BACK: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def turn(
         at_position = positions + sequence * positions_stride_b + place * positions_stride_t
         row = tl.load(at_position, mask=counts, other=0).to(tl.int64)
     else:
-        row = place + offset
+        row = place
     at_cos = table + row[:, None] * (2 * NUM_PAIRS) + pairs[None, :]
     has_row = counts[:, None] & (pairs < NUM_PAIRS)[None, :]
     cos = tl.load(at_cos, mask=has_row, other=0.0)[:, None, :]

@@ -53,7 +53,8 @@ def triton_rope(
     tables = default_tables() if tables is None else tables
     table = tables.rows(x, base=base, num_positions=max(needed, max_positions or 0))
     positions_BT = None if positions is None else positions.expand(x.shape[:-2]).reshape(-1, x.shape[-3])
-    return _Turn.apply(x, table, positions_BT, offset, False)
+    # from its first row on: an offset among the kernel's arguments would make every launch of a decoder a new one
+    return _Turn.apply(x, table[offset:], positions_BT, False)
 
 
 class _Turn(torch.autograd.Function):
@@ -61,25 +62,23 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, offset: int, turns_back: bool
+        x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool
     ) -> torch.Tensor:
         with torch.cuda.device_of(x):  # kernels are launched on the current device; backward's is the tensors'
-            return _turned(x, table, positions_BT, offset, turns_back)
+            return _turned(x, table, positions_BT, turns_back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, table, positions_BT, ctx.offset, ctx.turns_back = inputs
+        _, table, positions_BT, ctx.turns_back = inputs
         ctx.save_for_backward(table, positions_BT)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         table, positions_BT = ctx.saved_tensors
-        return _Turn.apply(grad, table, positions_BT, ctx.offset, not ctx.turns_back), None, None, None, None
+        return _Turn.apply(grad, table, positions_BT, not ctx.turns_back), None, None, None
 
 
-def _turned(
-    x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, offset: int, turns_back: bool
-) -> torch.Tensor:
+def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool) -> torch.Tensor:
     from .kernels import turn
 
     x_BTHD = x.reshape(-1, *x.shape[-3:]) if x.numel() else x.new_empty(0, *x.shape[-3:])
@@ -95,7 +94,7 @@ def _turned(
     launch(
         turn, (-(-num_tokens // tokens), -(-num_heads // heads)),
         x_BTHD, *x_BTHD.stride(), out_BTHD, *out_BTHD.stride(), table, positions_BT, *strides,
-        offset, num_tokens, length, num_heads,
+        num_tokens, length, num_heads,
         NUM_PAIRS=width // 2, HAS_POSITIONS=positions_BT is not None, TURNS_BACK=turns_back,
         TOKENS=tokens, HEADS=heads, PAIRS=pairs, num_warps=TILES.num_warps, num_stages=1,
     )  # fmt: skip
