@@ -14,7 +14,6 @@ import memfix
 from benchmarks.third_party import SUBJECTS, WORKLOADS, missing
 from benchmarks.third_party.__main__ import in_words, main
 
-
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200/third_party.json"
 KEPT = {name: row for name, row in json.loads(RESULTS.read_text())["workloads"].items() if "measured" in row}
 
