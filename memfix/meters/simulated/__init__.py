@@ -6,6 +6,7 @@ bytes. Modules:
 - ``environment``: sets everything up
 - ``fake_device``, ``hide_dispatch_modes``: make any build of torch take CUDA's code paths
 - ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: show user code the simulated GPU
+- ``compiled``: compiles what is under ``torch.compile`` for the simulated GPU
 - ``tracking``: handles each operator
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs
 - ``fake_execution``, ``fake_result_cache``: compute the results of operators
@@ -67,9 +68,19 @@ class SimulatedMeter:
         return _bounded(measured[0], measured[1:])
 
     def _run(self, build: StepBuilder, warmup: int, extent: Extent) -> _Run:
+        from .compiled import CompiledCodeError
+
+        try:
+            return self._run_once(build, warmup, extent)
+        except CompiledCodeError as error:
+            return self._run_once(build, warmup, extent, runs_eager=str(error))
+
+    def _run_once(self, build: StepBuilder, warmup: int, extent: Extent, runs_eager: str | None = None) -> _Run:
+        """``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
+        from .compiled import CompiledCodeError
         from .source_lines import line_of
 
-        with self._simulated(extent) as tracker:
+        with self._simulated(extent, runs_eager) as tracker:
             try:
                 step = build("cuda")
                 gc.collect()
@@ -80,7 +91,7 @@ class SimulatedMeter:
                 kept = tracker.ledger.left_behind(line_of)
                 reading = self._reading(tracker, step, is_first_call=warmup == 0)
             except Exception as error:
-                if not tracker.assumed:
+                if not tracker.assumed or isinstance(error, CompiledCodeError):
                     raise
                 return _Run(None, tuple(tracker.assumed), error)
             return _Run(dataclasses.replace(reading, kept=(*kept, *reading.kept)), tuple(tracker.assumed))
@@ -106,12 +117,13 @@ class SimulatedMeter:
             return tracker.launches
 
     @contextlib.contextmanager
-    def _simulated(self, extent: Extent = "usual") -> Iterator[StorageTracker]:
+    def _simulated(self, extent: Extent = "usual", runs_eager: str | None = None) -> Iterator[StorageTracker]:
         from .environment import simulated_gpu
         from .refusals import explained
 
         hides_modes = fake_device.self_test().cannot_hide_modes is None
-        with simulated_gpu(self.gpu, hides_modes=hides_modes, extent=extent) as tracker, explained():
+        simulation = simulated_gpu(self.gpu, hides_modes=hides_modes, extent=extent, runs_eager=runs_eager)
+        with simulation as tracker, explained():
             yield tracker
 
     def _reading(self, tracker: StorageTracker, step: Step, *, is_first_call: bool = False) -> Reading:

@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..garbage import only_our_own_cycles
 from . import attention, dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
 from .assumptions import EXTENTS, Extent
+from .compiled import Compiler
 from .fake_result_cache import FakeResultCache
 from .gpus import GPU
-from .patches import applied
+from .patches import Patches, applied
 from .prebuilt import weights_restored
 from .tracking import StorageTracker
 
@@ -30,11 +31,14 @@ class _NoDeviceFakeMode(FakeTensorMode):
 
 
 @contextlib.contextmanager
-def simulated_gpu(gpu: GPU, *, hides_modes: bool, extent: Extent = "usual") -> Iterator[StorageTracker]:
+def simulated_gpu(
+    gpu: GPU, *, hides_modes: bool, extent: Extent = "usual", runs_eager: str | None = None
+) -> Iterator[StorageTracker]:
     """Inside, ``device="cuda"`` means ``gpu``, no memory is taken, and the yielded tracker counts every byte.
 
     With ``hides_modes`` libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). It
     requires that the self-test passed. ``extent`` says what is assumed about values that nothing decides.
+    ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly.
     """
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
@@ -44,7 +48,10 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool, extent: Extent = "usual") -> I
     tracker = StorageTracker(gpu, cache, extent)
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
-    patches = [*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)]
+    patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
+    unlike_torch = Patches(python_patches.unlike_torch(tracker))
+    compiler = Compiler(tracker, patches, unlike_torch)
+    compiler.runs_eager = runs_eager
     contexts: list[contextlib.AbstractContextManager[object]] = [
         # storages must die in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),
@@ -53,13 +60,19 @@ def simulated_gpu(gpu: GPU, *, hides_modes: bool, extent: Extent = "usual") -> I
         _own_random_numbers(EXTENTS.index(extent)),
         weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
-        applied(patches),
+        patches,
         applied([(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back)], adds=True),
+        unlike_torch,
+        compiler.installed(),
         tracker.engine.installed(),
         tracker.phase.installed(),
         # after only_our_own_cycles: on exit this visits every object that Python's collector tracks
         *(
-            [hide_dispatch_modes.installed(num_outer_modes + len(modes), partial(tracker.note, _OTHER_MODE))]
+            [
+                hide_dispatch_modes.installed(
+                    num_outer_modes + len(modes), partial(tracker.note, _OTHER_MODE), lambda: compiler.is_running
+                )
+            ]
             if hides_modes
             else []
         ),

@@ -63,11 +63,15 @@ def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator[None]:
+def installed(
+    num_own_modes: int, on_other_mode: Callable[[], None], is_compiling: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Inside, libtorch sees no active mode unless there are more than ``num_own_modes``. Further modes are the user's;
-    ``on_other_mode`` is called for them."""
+    ``on_other_mode`` is called for them. While ``is_compiling``, all modes are a compiler's."""
 
     def is_other_mode_active() -> bool:
+        if is_compiling():
+            return torch._C._len_torch_dispatch_stack() > 0
         if torch._C._len_torch_dispatch_stack() <= num_own_modes:
             return False
         on_other_mode()
@@ -80,8 +84,8 @@ def installed(num_own_modes: int, on_other_mode: Callable[[], None]) -> Iterator
         yield
     finally:
         slot.value = before
-        # for fake tensors that outlive the simulation
-        show_python_key(thing for thing in gc.get_objects() if isinstance(thing, FakeTensor))
+        # for fake tensors that outlive the simulation; isinstance would ask a weak proxy for what is dead
+        show_python_key(thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor))
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,49 @@ from typing import Any
 Patch = tuple[Any, str, Any]
 """An object, the name of its attribute, and the temporary value."""
 
+_INHERITED = object()
+
+
+class Patches:
+    """A context manager that applies patches, and that can take them off for a while.
+
+    Some builds of torch lack an attribute: it is left out, or with ``adds`` it is there inside.
+    """
+
+    def __init__(self, patches: Iterable[Patch], *, adds: bool = False) -> None:
+        self._patches, self._adds = [*patches], adds
+        self._before: list[Patch] = []
+
+    def __enter__(self) -> None:
+        for owner, name, value in self._patches:
+            if self._adds or hasattr(owner, name):
+                # not by getattr, which unwraps static methods and finds inherited attributes
+                self._before.append((owner, name, vars(owner).get(name, _INHERITED)))
+                setattr(owner, name, value)
+
+    def __exit__(self, *exception: object) -> None:
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside, the attributes are as they were before."""
+        is_applied = bool(self._before)
+        self.__exit__()
+        try:
+            yield
+        finally:
+            if is_applied:
+                self.__enter__()
+
 
 @contextlib.contextmanager
 def applied(patches: Iterable[Patch], *, adds: bool = False) -> Iterator[None]:
-    """Some builds of torch lack an attribute: it is left out, or with ``adds`` it is there for the block."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, value in patches:
-            if adds or hasattr(owner, name):
-                is_its_own = name in vars(owner)
-                undo = (setattr, owner, name, getattr(owner, name)) if is_its_own else (delattr, owner, name)
-                stack.callback(*undo)
-                setattr(owner, name, value)
+    with Patches(patches, adds=adds):
         yield
 
 

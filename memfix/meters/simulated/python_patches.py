@@ -27,9 +27,14 @@ from .workspace.memory_formats import suggested_format
 
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
-        *_by_type(), *_by_value(tracker), *_layers(tracker), *_loaded(), *_compiled(tracker), *_scripted(tracker),
-        *_traced(tracker), *_sharded(), *_triton(tracker), *_cuda_kernels(tracker),
+        *_by_type(), *_layers(tracker), *_loaded(), *_scripted(tracker), *_sharded(), *_triton(tracker),
+        *_cuda_kernels(tracker),
     ]  # fmt: skip
+
+
+def unlike_torch(tracker: StorageTracker) -> list[Patch]:
+    """The patches that would mislead a compiler."""
+    return [(torch._subclasses, "FakeTensor", _NoFakeTensor), *_by_value(tracker), *_einsum(tracker), *_traced(tracker)]
 
 
 def _by_type() -> list[Patch]:
@@ -39,7 +44,6 @@ def _by_type() -> list[Patch]:
     return [
         (fake_tensor, "init_gpu_context", nothing),
         (fake_tensor, "run_fallback_kernel", _no_real_tensors),
-        (torch._subclasses, "FakeTensor", _NoFakeTensor),
         *((m, "_foreach_supported_types", [*m._foreach_supported_types, FakeTensor]) for m in known),
         (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # host memory is not counted
     ]
@@ -91,17 +95,9 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
 
 def _layers(tracker: StorageTracker) -> list[Patch]:
     """Patch functions whose path depends on the machine, and ``record_stream``."""
-    real_einsum = torch.functional.einsum
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         tracker.note("record_stream: memory is taken to be free once unreferenced, not when the other stream is done")
-
-    def einsum(*args: Any) -> Any:
-        given = args[-1] if len(args) == 2 and isinstance(args[-1], (list, tuple)) else args
-        num_operands = sum(isinstance(operand, torch.Tensor) for operand in given)
-        if num_operands > 2 and not torch.backends.opt_einsum.is_available():
-            tracker.note("einsum of three or more: contracted from left to right, as opt_einsum is not installed here")
-        return real_einsum(*args)
 
     def recurrent(name: str) -> Callable[..., Any]:
         real = getattr(torch._VF, name)
@@ -129,9 +125,20 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
         (torch._C, "_conv_determine_backend_memory_format", format_of_convolution),
         *((torch._VF, name, recurrent(name)) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
         (torch.Tensor, "record_stream", record_stream),
-        (torch.functional, "einsum", einsum),
-        (torch, "einsum", einsum),
     ]
+
+
+def _einsum(tracker: StorageTracker) -> list[Patch]:
+    real_einsum = torch.functional.einsum
+
+    def einsum(*args: Any) -> Any:
+        given = args[-1] if len(args) == 2 and isinstance(args[-1], (list, tuple)) else args
+        num_operands = sum(isinstance(operand, torch.Tensor) for operand in given)
+        if num_operands > 2 and not torch.backends.opt_einsum.is_available():
+            tracker.note("einsum of three or more: contracted from left to right, as opt_einsum is not installed here")
+        return real_einsum(*args)
+
+    return [(torch.functional, "einsum", einsum), (torch, "einsum", einsum)]
 
 
 def _loaded() -> list[Patch]:
@@ -148,22 +155,6 @@ def _loaded() -> list[Patch]:
             loader.num_workers, loader.timeout = given
 
     return [(data.DataLoader, "_get_iterator", iterator)]
-
-
-def _compiled(tracker: StorageTracker) -> list[Patch]:
-    """Run compiled regions eagerly, with a note, because Inductor cannot be simulated."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    if eval_frame is None:
-        return []
-    real: Callable[..., Any] = eval_frame._callback_from_stance
-
-    def from_stance(callback: Any) -> Any:
-        if not callable(callback):
-            return real(callback)
-        tracker.note("a region under torch.compile ran eager: what Inductor would allocate is not known")
-        return None
-
-    return [(eval_frame, "_callback_from_stance", from_stance)]
 
 
 def _scripted(tracker: StorageTracker) -> list[Patch]:

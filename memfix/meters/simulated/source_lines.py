@@ -15,6 +15,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _METERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MEASURE = os.path.join(os.path.dirname(os.path.dirname(_METERS)), "measure.py")
 _ENGINE_ENTRY = "_engine_run_backward"
+GENERATED_CODE = "memfix-inductor-"
+"""The start of the name of a folder with code that a compiler generated."""
 
 Site = tuple[CodeType, int]
 """A code object and a line number. It is cheap to record, and turned into a :class:`Line` only on demand."""
@@ -39,6 +41,12 @@ class SourceLines:
             return site  # a custom Function's backward, a hook, or a checkpoint that recomputes
         return self._site_of_node.get(node._sequence_nr())
 
+    def remember_node(self) -> None:
+        """Attribute the newest autograd node to the user's line that is running, which made it without an operator."""
+        site = _innermost_user_site()
+        if site is not None:
+            self._site_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
+
 
 def _innermost_user_site() -> Site | None:
     """The innermost frame outside torch and the meters; None if the autograd engine made the call."""
@@ -48,7 +56,7 @@ def _innermost_user_site() -> Site | None:
         if code.co_filename.startswith(_TORCH):
             if code.co_name == _ENGINE_ENTRY:
                 return None
-        elif not code.co_filename.startswith(_METERS):
+        elif not code.co_filename.startswith(_METERS) and GENERATED_CODE not in code.co_filename:
             return code, frame.f_lineno
         frame = frame.f_back
     return None

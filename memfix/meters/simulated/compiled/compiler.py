@@ -1,0 +1,199 @@
+"""Runs Dynamo and Inductor for the simulated GPU, apart from the simulation, and counts what their code allocates."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ....errors import MeasurementError
+from ..patches import Patches, applied
+from ..tracking import StorageTracker
+from . import inductor, process_state
+
+RAN_EAGER = "a region under torch.compile ran eager: what Inductor would allocate is not known"
+COMPARED_WITH_A_GPU: frozenset[str] = frozenset()
+"""The versions of torch, such as ``2.11``, whose compiled steps were measured on a GPU and had the simulated bytes."""
+
+_METERS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+
+
+class CompiledCodeError(Exception):
+    """Compiled code failed on fake tensors. The step has to be measured again, with its regions run eagerly."""
+
+
+class Compiler:
+    """The compilers of one simulation.
+
+    ``unlike_torch`` are the patches of the simulation that would mislead a compiler: they are off while one runs.
+    ``patches`` are all others, which are off only while the compilers are imported.
+    """
+
+    def __init__(self, tracker: StorageTracker, patches: Patches, unlike_torch: Patches) -> None:
+        self.tracker = tracker
+        self.doubts: dict[str, None] = {}
+        """The notes of all compiled regions, made when they were compiled."""
+        self.assumed: dict[str, None] = {}
+        self.asked_for: dict[str, Any] = {}
+        """The settings of Inductor that the simulation overrides, as the user has them."""
+        self.runs_eager: str | None = None
+        """Why compiled regions run eagerly; None if they are compiled."""
+        self.is_running = False
+        """Whether a compiler runs: the dispatch modes are then its own."""
+        self._patches, self._unlike_torch = patches, unlike_torch
+        self._frames = process_state.CompiledFrames()
+        self._backends: dict[int, tuple[Any, _Backend]] = {}
+        self._failed: dict[CodeType, str] = {}
+        self._open = contextlib.ExitStack()
+        self._folder: str | None = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, ``torch.compile`` compiles for the simulated GPU."""
+        eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+        if eval_frame is None:
+            yield
+            return
+        real: Callable[..., Any] = eval_frame._callback_from_stance
+        if importlib.util.find_spec("triton") is None:
+            self.runs_eager = "Triton is not installed"
+
+        def from_stance(callback: Any) -> Any:
+            found = real(callback)
+            if not callable(found) or isinstance(found, _Converter):
+                return found
+            if self.runs_eager is None and self.tracker.launches is None:
+                return _Converter(self, found)
+            self._note_eager(self.runs_eager)
+            return None
+
+        with self._open, applied([(eval_frame, "_callback_from_stance", from_stance)]):
+            yield
+
+    # ---------------------------------------------------------------- compilation
+    def convert(self, callback: Callable[..., Any], frame: Any, cache_entry: Any) -> Any:
+        """Dynamo's conversion of a frame. A frame that cannot be compiled here runs eagerly, with all that it calls."""
+        from torch._dynamo import exc
+
+        code = frame.f_code
+        if code.co_filename.startswith(_METERS):
+            return _skipped(for_good=True)
+        if code not in self._failed:
+            try:
+                with self.compiling():
+                    converted = callback(frame, cache_entry, self._frames.state_of(code))
+            except (exc.Unsupported, exc.UserError, exc.RecompileError):
+                raise  # torch's answer to the user's code, on a GPU too
+            except Exception as error:
+                self._failed[code] = _described(error)
+            else:
+                self._frames.add(converted)
+                return converted
+        self._note_eager(self._failed[code])
+        return _skipped(for_good=False)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Inside, compilers see the simulated GPU but not the simulation: nothing that they run is counted."""
+        if self.is_running:
+            yield
+            return
+        folder = self._prepare()
+        noted = dict(self.tracker.notes)
+        with self._unlike_torch.suspended(), _disable_current_modes(), inductor.settings(folder):
+            self.is_running = True
+            try:
+                with applied(inductor.while_compiling(self)):
+                    yield
+            finally:
+                self.is_running = False
+        self.doubts |= {note: None for note in self.tracker.notes if note not in noted}
+
+    @contextlib.contextmanager
+    def simulating(self) -> Iterator[None]:
+        """Inside, while a compiler runs, code of the step itself runs and is counted."""
+        self.is_running = False
+        try:
+            with self._unlike_torch, self.tracker.cache.mode, self.tracker:
+                yield
+        finally:
+            self.is_running = True
+
+    def _prepare(self) -> str:
+        """Import the compilers and part their state from the process's, at the first compilation."""
+        if self._folder is None:
+            with self._unlike_torch.suspended(), self._patches.suspended(), _disable_current_modes():
+                inductor.load()
+                self.asked_for = inductor.doubtful_settings()
+            self._folder = self._open.enter_context(process_state.separate())
+            self._open.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            self._open.callback(self._frames.forget)
+            self._open.enter_context(applied(inductor.while_running(self)))
+        return self._folder
+
+    def backend_of(self, callback: Any) -> _Backend:
+        """The backend that Dynamo's cache is shown for ``callback``: no compilation of the user's own is used."""
+        while hasattr(callback, "_torchdynamo_orig_backend"):
+            callback = callback._torchdynamo_orig_backend
+        return self._backends.setdefault(id(callback), (callback, _Backend()))[1]
+
+    # ---------------------------------------------------------------- compiled code
+    def run(self, code: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run code of Inductor, with the notes that it deserves."""
+        tracker = self.tracker
+        version = ".".join(torch.__version__.split(".")[:2])
+        if version not in COMPARED_WITH_A_GPU:
+            tracker.note(f"a region under torch.compile is counted as Inductor of torch {version} allocates it")
+        for doubt in self.doubts:
+            tracker.note(doubt)
+        tracker.assumed |= self.assumed
+        tracker.lines.remember_node()
+        try:
+            return code(*args, **kwargs)
+        except (MeasurementError, CompiledCodeError):
+            raise
+        except Exception as error:
+            raise CompiledCodeError(_described(error)) from error
+
+    def _note_eager(self, reason: str | None) -> None:
+        self.tracker.note(RAN_EAGER if reason is None else f"{RAN_EAGER} ({reason})")
+
+
+class _Backend:
+    """Stands for one of the user's backends among the entries of Dynamo's cache."""
+
+
+class _Converter:
+    """A callback of Dynamo that compiles for the simulated GPU."""
+
+    def __init__(self, compiler: Compiler, callback: Callable[..., Any]) -> None:
+        self._compiler = compiler
+        self._callback = callback
+        self._torchdynamo_orig_backend = compiler.backend_of(callback)  # Dynamo's cache reads this attribute
+
+    def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        return self._compiler.convert(self._callback, frame, cache_entry)
+
+
+def _skipped(*, for_good: bool) -> Any:
+    """Dynamo's answer for a frame that runs as it is, with all that it calls."""
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+    strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=for_good)
+
+
+def _described(error: Exception) -> str:
+    while isinstance(cause := getattr(error, "inner_exception", None), Exception):
+        error = cause
+    first_line = (str(error).splitlines() or [""])[0][:160]
+    return f"{type(error).__name__}: {first_line}"

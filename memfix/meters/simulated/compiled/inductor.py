@@ -1,0 +1,279 @@
+"""Patches with which Dynamo and Inductor compile for the simulated GPU, without a device and without timing kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..gpus import GPU
+from ..patches import Patch, Patches, always
+from . import generated_code
+from .process_state import cache_folder
+
+if TYPE_CHECKING:
+    from .compiler import Compiler
+
+_OVERRIDES = {
+    "compile_threads": 1,
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "autotune_local_cache": False,
+    "autotune_remote_cache": False,
+    "bundled_autotune_remote_cache": False,
+    "triton.autotune_at_compile_time": False,
+}
+_TIMED = "torch.compile with max-autotune: kernels are chosen by timing them, measured as without it"
+_DOUBTFUL = {
+    "triton.cudagraphs": "torch.compile with CUDA graphs: measured as without them, and without their memory pools",
+    "max_autotune": _TIMED,
+    "max_autotune_gemm": _TIMED,
+    "coordinate_descent_tuning": _TIMED,
+    "cpp_wrapper": "torch.compile with cpp_wrapper: measured with Inductor's wrapper in Python",
+}
+"""Settings of Inductor that are taken as off, and the note for each."""
+PADDED = "Inductor pads the operands of a product if a timing says so: assumed that it does"
+
+_SAME_NAME = """current_device set_device device_count stream current_stream set_stream synchronize
+get_device_properties memory_allocated is_bf16_supported""".split()
+_OTHER_NAME = {"exchange_device": "_exchange_device", "maybe_exchange_device": "_maybe_exchange_device"}
+
+
+def load() -> None:
+    """Import the compilers and fill Dynamo's tables, which must not see the stubs of the simulated GPU."""
+    import torch._functorch.aot_autograd
+    import torch._inductor.async_compile
+    import torch._inductor.codegen.cuda.device_op_overrides
+    import torch._inductor.compile_fx
+    import torch._inductor.fx_passes.pad_mm
+    import torch._inductor.select_algorithm  # noqa: F401
+    from torch._dynamo.device_interface import get_interface_for_device
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map()
+    get_interface_for_device("cuda")
+
+
+@contextlib.contextmanager
+def settings(folder: str) -> Iterator[None]:
+    """The compilers' settings: no cache on disk is read or written, and nothing is compiled in other processes."""
+    import torch._dynamo.config as of_dynamo
+    import torch._functorch.config as of_autograd
+    import torch._inductor.config as of_inductor
+
+    with (
+        cache_folder(folder),
+        warnings.catch_warnings(),
+        of_inductor.patch({**_known(of_inductor, _OVERRIDES), **dict.fromkeys(_known(of_inductor, _DOUBTFUL), False)}),
+        of_autograd.patch(_known(of_autograd, {"enable_autograd_cache": False, "enable_remote_autograd_cache": False})),
+        of_dynamo.patch(
+            _known(of_dynamo, {"automatic_dynamic_local_pgo": False, "automatic_dynamic_remote_pgo": False})
+        ),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _known(config: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings that this version of torch does not have."""
+    return {name: value for name, value in values.items() if name in config._config}
+
+
+def while_compiling(compiler: Compiler) -> list[Patch]:
+    """The patches of the compilers, to be applied while they run."""
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+    from torch._inductor.constant_folding import ConstantFolder
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+
+    cuda, guards = torch.cuda, torch._C._dynamo.guards
+    names = {**dict(zip(_SAME_NAME, _SAME_NAME, strict=True)), **_OTHER_NAME}
+    return [
+        (FakeTensorMode, "avoid_device_init", property(always(True))),
+        *((CudaInterface, name, staticmethod(getattr(cuda, theirs))) for name, theirs in names.items()),
+        (CudaInterface, "get_raw_stream", staticmethod(always(0))),
+        (CUDADeviceOpOverrides, "import_get_raw_stream_as", lambda _, name: f"{name} = lambda index: 0"),
+        (AsyncCompile, "triton", lambda _, name, *args, **kwargs: generated_code.Kernel(name)),
+        (guards, "_empty_strided_cuda", generated_code.empty_strided),
+        (guards, "_reinterpret_tensor", generated_code.reinterpret_tensor(compiler.tracker)),
+        (guards, "assert_alignment", always(None)),
+        (pad_mm, "_should_pad", _pads(compiler)),
+        *(
+            (folder, "_deduce_value", _on_cpu(folder._deduce_value))
+            for folder in (ConstantFolder, UniformValueConstantFolder)
+        ),
+        *_optimizers(compiler),
+        *_guards(),
+        (torch._inductor.compile_fx, "compile_fx", _compile_fx(compiler)),
+        *_triton_driver(compiler.tracker.gpu),
+    ]
+
+
+def while_running(compiler: Compiler) -> list[Patch]:
+    """The patches of what runs compiled code, from the first compilation to the end of the simulation."""
+    from torch._inductor import compile_fx, utils
+    from torch._inductor.output_code import CompiledFxGraph
+
+    real: Callable[..., Any] = CompiledFxGraph.__call__
+
+    def call(graph: Any, inputs: Any) -> Any:
+        return compiler.run(real, graph, inputs)
+
+    return [
+        (CompiledFxGraph, "__call__", call),
+        *((m, "copy_misaligned_inputs", generated_code.copy_misaligned_inputs) for m in (utils, compile_fx)),
+    ]
+
+
+def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
+    """Inductor's entry point, with what is not simulated switched off. A backward may be compiled when it first runs."""
+    import torch._inductor.config as config
+    from torch._inductor import compile_fx
+
+    real: Callable[..., Any] = compile_fx.compile_fx
+    real_inner: Callable[..., Any] = compile_fx.compile_fx_inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        if compiler.is_running:
+            return real_inner(*args, **kwargs)
+        with compiler.compiling():
+            return compiler.run(real_inner, *args, **kwargs)
+
+    def compile_for_simulation(*args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
+        given = dict(config_patches or {})
+        for name, doubt in _known(config, _DOUBTFUL).items():
+            if given.get(name, compiler.asked_for.get(name)):
+                compiler.doubts[doubt] = None
+            given.pop(name, None)
+        kwargs.setdefault("inner_compile", inner)
+        return real(*args, config_patches=given or None, **kwargs)
+
+    return compile_for_simulation
+
+
+def doubtful_settings() -> dict[str, Any]:
+    """The process-wide values of the settings that are taken as off."""
+    import torch._inductor.config as config
+
+    return {name: _setting(config, name) for name in _known(config, _DOUBTFUL)}
+
+
+def _setting(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _pads(compiler: Compiler) -> Callable[..., bool]:
+    """Whether Inductor pads the operands of a product, which it decides by timing both on a GPU."""
+    import torch._inductor.config as config
+    from torch._inductor.fx_passes import pad_mm
+
+    def should_pad(match: Any, left: Any, right: Any, operator: Any, added: Any = None) -> bool:
+        rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+        if config.force_shape_pad:
+            return True
+        try:
+            if not pad_mm.is_mm_compute_bound(int(rows), int(inner), int(columns), left.dtype):
+                return False
+        except Exception:  # symbolic sizes without a hint
+            return False
+        compiler.assumed[PADDED] = None
+        return compiler.tracker.answers.extent != "least"
+
+    return should_pad
+
+
+def _on_cpu(deduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor evaluates constants of one element on their device; here it does so on the CPU."""
+
+    def deduce_on_cpu(*args: Any) -> Any:
+        with _OnCpu():
+            return deduce(*args)
+
+    return deduce_on_cpu
+
+
+class _OnCpu(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(kwargs.get("device"), "type", None) == "cuda":
+            kwargs["device"] = torch.device("cpu")
+        if func is torch.ops.prims.device_put.default:
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def _optimizers(compiler: Compiler) -> list[Patch]:
+    """Dynamo makes the state of a compiled optimizer when it first sees it, outside the compiled code."""
+    from torch._dynamo.variables.optimizer import OptimizerVariable
+
+    real_call: Callable[..., Any] = OptimizerVariable.call_method
+    real_move: Callable[..., Any] = OptimizerVariable.move_step_if_cpu
+
+    def call_method(variable: Any, tx: Any, name: str, *args: Any) -> Any:
+        optimizer = variable.value
+        if name != "_init_group" or not hasattr(optimizer, name):
+            return real_call(variable, tx, name, *args)
+        with Patches([(optimizer, name, _simulated(compiler, optimizer._init_group))]):
+            return real_call(variable, tx, name, *args)
+
+    return [
+        (OptimizerVariable, "call_method", call_method),
+        (OptimizerVariable, "move_step_if_cpu", _simulated(compiler, real_move)),
+    ]
+
+
+def _guards() -> list[Patch]:
+    """Have the guards of compiled code expect the dispatch key of the modes that are active when it runs."""
+    from torch._dynamo.guards import CheckFunctionManager
+
+    real: Callable[..., Any] = CheckFunctionManager.__init__
+
+    def build(*args: Any, **kwargs: Any) -> None:
+        with torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Python):
+            real(*args, **kwargs)
+
+    return [(CheckFunctionManager, "__init__", build)]
+
+
+def _simulated(compiler: Compiler, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with compiler.simulating():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _triton_driver(gpu: GPU) -> list[Patch]:
+    from triton.runtime import driver
+
+    return [(driver, "_active", _Driver(gpu))]
+
+
+class _Driver:
+    """What Inductor asks Triton's driver about the device."""
+
+    def __init__(self, gpu: GPU) -> None:
+        self._capability = gpu.capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability[0] * 10 + self._capability[1], 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0)
