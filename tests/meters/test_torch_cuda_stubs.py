@@ -241,21 +241,6 @@ def test_a_whole_step_with_a_grad_scaler_is_one_in_which_nothing_overflowed() ->
     assert reading.leaked_bytes == 0
 
 
-def test_a_compiled_region_runs_eager_and_is_noted() -> None:
-    @torch.compile
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        return (x + 1) * 2
-
-    def build(device: str) -> Any:
-        x = torch.empty(1000, device=device)
-        return lambda: compiled(x)
-
-    reading = memfix.peak(build)
-    note = "a region under torch.compile ran eager: what Inductor would allocate is not known"
-    assert (reading.notes, reading.exact) == ((note,), False)
-    assert reading.peak_bytes == 8000
-
-
 def test_memory_that_another_stream_uses_is_noted() -> None:
     def build(device: str) -> Any:
         x = torch.empty(1000, device=device)

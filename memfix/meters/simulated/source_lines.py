@@ -56,10 +56,16 @@ def _innermost_user_site() -> Site | None:
         if code.co_filename.startswith(_TORCH):
             if code.co_name == _ENGINE_ENTRY:
                 return None
-        elif not code.co_filename.startswith(_METERS) and GENERATED_CODE not in code.co_filename:
+        elif not (code.co_filename.startswith(_METERS) or _is_generated(code)):
             return code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def _is_generated(code: CodeType) -> bool:
+    return GENERATED_CODE in code.co_filename or code.co_filename.startswith(
+        "<eval_with_key>"
+    )  # the latter by torch.fx
 
 
 def line_of(site: Site | None) -> Line | None:
@@ -69,5 +75,6 @@ def line_of(site: Site | None) -> Line | None:
 def user_line(error: BaseException) -> Line | None:
     """The innermost line outside torch and the meters in the traceback of ``error``."""
     frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    theirs = [site for site in frames if not site[0].co_filename.startswith((_TORCH, _METERS, _MEASURE))]
+    ours = (_TORCH, _METERS, _MEASURE)
+    theirs = [site for site in frames if not (site[0].co_filename.startswith(ours) or _is_generated(site[0]))]
     return line_of(theirs[-1]) if theirs else None

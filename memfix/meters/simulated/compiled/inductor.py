@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..gpus import GPU
 from ..patches import Patch, Patches, always
+from ..storages import is_on_gpu
+from ..workspace.rules import tensors_in
 from . import generated_code
 from .process_state import cache_folder
 
@@ -110,7 +112,7 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
             for folder in (ConstantFolder, UniformValueConstantFolder)
         ),
         *_optimizers(compiler),
-        *_guards(),
+        *_guards(compiler),
         (torch._inductor.compile_fx, "compile_fx", _compile_fx(compiler)),
         *_triton_driver(compiler.tracker.gpu),
     ]
@@ -133,18 +135,19 @@ def while_running(compiler: Compiler) -> list[Patch]:
 
 
 def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
-    """Inductor's entry point, with what is not simulated switched off. A backward may be compiled when it first runs."""
+    """Inductor's entry point, with what is not simulated switched off."""
     import torch._inductor.config as config
     from torch._inductor import compile_fx
 
     real: Callable[..., Any] = compile_fx.compile_fx
     real_inner: Callable[..., Any] = compile_fx.compile_fx_inner
 
-    def inner(*args: Any, **kwargs: Any) -> Any:
+    def inner(module: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_a_second_gpu(module)
         if compiler.is_running:
-            return real_inner(*args, **kwargs)
-        with compiler.compiling():
-            return compiler.run(real_inner, *args, **kwargs)
+            return real_inner(module, *args, **kwargs)
+        with compiler.compiling():  # of a backward that is compiled when it first runs
+            return compiler.run(real_inner, module, *args, **kwargs)
 
     def compile_for_simulation(*args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
         given = dict(config_patches or {})
@@ -156,6 +159,13 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
         return real(*args, config_patches=given or None, **kwargs)
 
     return compile_for_simulation
+
+
+def _refuse_a_second_gpu(module: Any) -> None:
+    """Raise if a graph is on a second GPU. It then runs eagerly, where it is refused with its line."""
+    for node in module.graph.nodes:
+        for tensor in tensors_in(node.meta.get("val")):
+            is_on_gpu(tensor)
 
 
 def doubtful_settings() -> dict[str, Any]:
@@ -231,14 +241,14 @@ def _optimizers(compiler: Compiler) -> list[Patch]:
     ]
 
 
-def _guards() -> list[Patch]:
-    """Have the guards of compiled code expect the dispatch key of the modes that are active when it runs."""
+def _guards(compiler: Compiler) -> list[Patch]:
+    """Build the guards of compiled code under the modes that are active when it runs, as they compare dispatch keys."""
     from torch._dynamo.guards import CheckFunctionManager
 
     real: Callable[..., Any] = CheckFunctionManager.__init__
 
     def build(*args: Any, **kwargs: Any) -> None:
-        with torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Python):
+        with compiler.tracker.cache.mode, compiler.tracker:
             real(*args, **kwargs)
 
     return [(CheckFunctionManager, "__init__", build)]

@@ -113,4 +113,4 @@ class CompiledFrames:
             if not was_compiled:
                 reset_code(code)
         for table in (self._states, self._was_compiled, self._guards):
-            table.clear()  # type: ignore[attr-defined]
+            table.clear()
