@@ -20,8 +20,8 @@ from ..tracking import StorageTracker
 from . import inductor, process_state
 
 RAN_EAGER = "a region under torch.compile ran eager: what Inductor would allocate is not known"
-COMPARED_WITH_A_GPU: frozenset[str] = frozenset()
-"""The versions of torch, such as ``2.11``, whose compiled steps were measured on a GPU and had the simulated bytes."""
+COMPARED: frozenset[tuple[str, str]] = frozenset()
+"""The GPUs and versions of torch, such as ``("H200", "2.11")``, on which compiled steps had the simulated bytes."""
 
 _METERS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
@@ -151,7 +151,7 @@ class Compiler:
         """Run code of Inductor, with the notes that it deserves."""
         tracker = self.tracker
         version = ".".join(torch.__version__.split(".")[:2])
-        if version not in COMPARED_WITH_A_GPU:
+        if (tracker.gpu.name, version) not in COMPARED:
             tracker.note(f"a region under torch.compile is counted as Inductor of torch {version} allocates it")
         for doubt in self.doubts:
             tracker.note(doubt)

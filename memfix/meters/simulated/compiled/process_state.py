@@ -14,9 +14,15 @@ from unittest import mock
 
 from ..source_lines import GENERATED_CODE
 
-_WITH_CACHES = ("torch._inductor", "torch.utils._triton", "torch._dynamo.device_interface")
-_HAVE_SIDE_EFFECTS = ("init", "register", "warn")
-"""Cached functions with such names register patterns or warn once, and must not run again."""
+_KNOW_THE_DEVICE = tuple(
+    """torch._dynamo.device_interface torch._inductor.codecache torch._inductor.codegen.cuda.cuda_env
+    torch._inductor.comm_analysis torch._inductor.decomposition torch._inductor.fx_passes.pad_mm torch._inductor.kernel.mm
+    torch._inductor.runtime.caching.context torch._inductor.runtime.hints torch._inductor.scheduler torch._inductor.utils
+    torch.utils._triton""".split()
+)
+"""Modules with cached functions that ask for the device."""
+_HAVE_SIDE_EFFECTS = ("init", "register", "warn", "pool")
+"""Cached functions with such names register patterns, warn once or start processes, and must not run again."""
 
 
 @contextlib.contextmanager
@@ -48,10 +54,8 @@ def cache_folder(folder: str) -> Iterator[None]:
 
 def _clear_caches() -> None:
     """Clear the caches of functions that may hold facts about the device."""
-    for name, module in [*sys.modules.items()]:
-        if not name.startswith(_WITH_CACHES) or module is None:
-            continue
-        own = [thing for thing in [*vars(module).values()] if getattr(thing, "__module__", None) == name]
+    for module in (sys.modules[name] for name in _KNOW_THE_DEVICE if name in sys.modules):
+        own = [thing for thing in [*vars(module).values()] if getattr(thing, "__module__", None) == module.__name__]
         inner = [thing for kind in own if isinstance(kind, type) for thing in vars(kind).values()]
         for function in _cached(own + [getattr(thing, "__func__", thing) for thing in inner]):
             function.cache_clear()
