@@ -1,6 +1,6 @@
 """Predicts the peaks of other people's code with the simulated meter, and on a GPU measures them beside it.
 
-    python -m benchmarks.third_party [--json PATH] [--only GLOB] [--workers 2]
+    python -m benchmarks.third_party [--json PATH] [--measured PATH] [--only GLOB] [--workers 2]
 
 A package that is not installed is left out, with a line that says so. A step that fails is kept with its error.
 Subjects run side by side, each in a process of its own; with one worker, all in this one.
@@ -42,8 +42,10 @@ def in_words(row: dict[str, Any]) -> str:
 @click.command()
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
 @click.option("--only", default="*", help="Only steps whose names match, such as 'timm *'.")
+@click.option("--measured", type=click.Path(exists=True, path_type=Path), help="Take a GPU's bytes from these figures.")
 @click.option("--workers", type=click.IntRange(1), help="Processes at a time.  [default: one a core]")
-def main(json_path: Path | None, only: str, workers: int | None) -> None:
+def main(json_path: Path | None, only: str, measured: Path | None, workers: int | None) -> None:
+    kept = json.loads(measured.read_text()) if measured else {"workloads": {}}
     chosen: dict[str, list[str]] = {}
     for subject, steps in SUBJECTS.items():
         for name, (package, _) in steps.items():
@@ -59,11 +61,17 @@ def main(json_path: Path | None, only: str, workers: int | None) -> None:
     for rows in _of_subjects(chosen, min(workers or os.cpu_count() or 1, len(chosen))):
         found |= rows
         for name, row in rows.items():
+            if "measured" in (before := kept["workloads"].get(name, {})):
+                row["measured"] = before["measured"]
             click.echo(f"{name}: {in_words(row)}")
             for note in row.get("notes", []):
                 click.echo(f"  note: {note}")
     if json_path is not None:
-        data = {"surroundings": describe(), "workloads": {name: found[name] for name in WORKLOADS if name in found}}
+        data = {
+            "surroundings": describe(),
+            "measured_on": kept.get("measured_on") or kept.get("surroundings"),
+            "workloads": {name: found[name] for name in WORKLOADS if name in found},
+        }
         write_whole(json_path, json.dumps(data, indent=1) + "\n", "the figures")
 
 

@@ -55,7 +55,7 @@ class OperatorWatch(TorchDispatchMode):
         if func.namespace == "prim" or func.is_view:
             return func(*args, **kwargs)
         spelled = signature(func, args, kwargs)  # before the call, which may change its arguments
-        by_value = torch.Tag.dynamic_output_shape in func.tags
+        by_value = _depends_on_values(func, args)
         if spelled in self.observations and not by_value:
             return func(*args, **kwargs)
         there = {
@@ -96,3 +96,11 @@ def _predicted_kept(call: Call, there: dict[int, int]) -> int:
 
 def _requested() -> dict[str, int]:
     return torch.cuda.memory.memory_stats_as_nested_dict()["requested_bytes"]["all"]
+
+
+def _depends_on_values(operator: Any, args: Any) -> bool:
+    """Whether an operator's buffers depend on values: on how many are picked, or differ."""
+    picks = any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1:2]))
+    writes_by_mask = picks and operator.overloadpacket in (torch.ops.aten.index_put, torch.ops.aten.index_put_)
+    is_sorted = operator.overloadpacket is torch.ops.aten.isin
+    return writes_by_mask or is_sorted or torch.Tag.dynamic_output_shape in operator.tags

@@ -82,7 +82,7 @@ def test_a_conjugate_is_resolved_unless_cublas_transposes_it_too() -> None:
 # ---------------------------------------------------------------- not known
 def test_the_kernel_of_a_scaled_product_is_not_known() -> None:
     with pytest.raises(NoRule, match=r"^the workspace of the kernel that torch picks for aten\._grouped_mm\.default$"):
-        hidden(aten._grouped_mm.default, meta(4, 64, 64), meta(4, 64, 64))
+        hidden(aten._grouped_mm.default, *(meta(4, 64, 64, dtype=torch.bfloat16) for _ in range(2)))
 
 
 @pytest.mark.parametrize("operator", [aten.dot.default, aten.vdot.default], ids=str)

@@ -88,7 +88,7 @@ def test_a_scan_asks_for_what_cub_says(item_bytes: int, native: bool, small: int
 
 def test_scans_and_selections_by_key_ask_for_what_cub_says() -> None:
     assert [cub.scan_by_key(H200, 1_000_003, size) for size in (4, 8)] == [5887, 10_751]
-    assert [cub.unique(H200, 33_554_432, size) for size in (4, 8)] == [41_983, 64_511]
+    assert [cub.select(H200, 33_554_432, size) for size in (4, 8)] == [41_983, 64_511]
     assert [cub.unique_by_key(H200, 100, size) for size in (4, 8)] == [1279, 1279]
     assert cub.unique_by_key(H200, 33_554_432, 4) == 76_031
 

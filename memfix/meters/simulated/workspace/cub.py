@@ -21,11 +21,10 @@ _PORTION_LIMIT = 2**28 - 1  # a longer sort is cut into portions, because the lo
 _NARROW_KEY_TILES = {(1, 8): (384, 18), (2, 8): (512, 23), (1, 0): (512, 19), (2, 0): (512, 19)}
 
 _SCAN_BY_KEY_TILE = {4: 4032, 8: 2464}
-_UNIQUE_TILE = {4: 6528, 8: 4224}
+_SELECT_TILE = {4: 6528, 8: 4224}
 _UNIQUE_BY_KEY_TILE = {4: 7168, 8: 4480}
 _REDUCE_TILE = 4096
 _REDUCE_BLOCKS = 5 * 8  # for each multiprocessor, which runs eight at a time
-_FLAGGED_MEASURED = 60_000  # up to here one rounding of 256 bytes holds the states of all tiles
 
 
 def radix_sort(gpu: GPU, num_items: int, key_bytes: int, value_bytes: int, bits: int | None = None) -> int:
@@ -71,24 +70,16 @@ def scan_by_key(gpu: GPU, num_items: int, item_bytes: int) -> int:
     return _laid_out((num_tiles + _WARP) * 16, (num_tiles + 1) * item_bytes)
 
 
-def unique(gpu: GPU, num_items: int, item_bytes: int) -> int:
-    """``DeviceSelect::Unique``."""
+def select(gpu: GPU, num_items: int, item_bytes: int) -> int:
+    """``DeviceSelect::Unique``, or ``Flagged`` of positions."""
     _tuned_for(gpu, num_items)
-    return _laid_out(_tile_states(ceil_div(num_items, _UNIQUE_TILE[item_bytes]), 8))
+    return _laid_out(_tile_states(ceil_div(num_items, _SELECT_TILE[item_bytes]), 8))
 
 
 def unique_by_key(gpu: GPU, num_items: int, key_bytes: int) -> int:
     """``DeviceSelect::UniqueByKey`` with int32 values."""
     _tuned_for(gpu, num_items)
     return _laid_out(_tile_states(ceil_div(num_items, _UNIQUE_BY_KEY_TILE[key_bytes]), 16))
-
-
-def select_flagged(gpu: GPU, num_items: int) -> int:
-    """``DeviceSelect::Flagged`` of positions."""
-    _tuned_for(gpu, num_items)
-    if num_items > _FLAGGED_MEASURED:
-        raise NoRule(f"a CUB selection of {num_items:,} items, whose tile was not measured")
-    return _laid_out(_tile_states(1, 8))
 
 
 def reduce(gpu: GPU, num_items: int, item_bytes: int) -> int:

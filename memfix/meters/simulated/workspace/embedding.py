@@ -119,5 +119,5 @@ def _embedding_renorm(call: Call) -> list[int]:
     sorting = sort_buffers(call.gpu, ids.shape, ids.stride(), index_bytes, 0, (1,))
     return worst_moment(
         [ids_bytes, num_ids * 8, *sorting],
-        [ids_bytes, ids_bytes, _COUNTER, cub.unique(call.gpu, num_ids, index_bytes)],
+        [ids_bytes, ids_bytes, _COUNTER, cub.select(call.gpu, num_ids, index_bytes)],
     )

@@ -180,7 +180,7 @@ def _nonzero(call: Call) -> list[int]:
         return []
     kept = [*copies_unless_contiguous(tensor), _COUNT_BYTES]
     counting = [*kept, cub.reduce(call.gpu, tensor.numel(), _COUNT_BYTES)]
-    selecting = [*kept, cub.select_flagged(call.gpu, tensor.numel())]
+    selecting = [*kept, cub.select(call.gpu, tensor.numel(), _LONG_BYTES)]
     return worst_moment(before_results(counting, size_of(call.outputs)), selecting)
 
 
