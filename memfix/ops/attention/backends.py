@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -52,10 +53,12 @@ class SdpaCall:
         return bool(number == SDPBackend.FLASH_ATTENTION.value)
 
     def run(self, backend: str, scale: float) -> torch.Tensor:
-        with sdpa_kernel(BACKENDS[backend]):
-            return F.scaled_dot_product_attention(
-                self.q, self.k, self.v, self.mask, self.dropout, self.is_causal, scale=scale, enable_gqa=self.is_grouped
-            )
+        arguments = (self.q, self.k, self.v, self.mask, self.dropout, self.is_causal)
+        kernel = BACKENDS[backend]
+        is_torchs_choice = torch._fused_sdp_choice(*arguments, scale=scale, enable_gqa=self.is_grouped) == kernel.value
+        # to ask for one takes longer than a small call does
+        with contextlib.nullcontext() if is_torchs_choice else sdpa_kernel(kernel):
+            return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=self.is_grouped)
 
     def with_every_head(self) -> SdpaCall:
         """This call with keys and values copied for every head of q."""
