@@ -432,6 +432,28 @@ def feed_forward_speed_table() -> list[str]:
     return lines
 
 
+def attention_speed_table() -> list[str]:
+    """Attention on the H200: naive, ours, and the fastest of torch's own backends, each asked for by name or not."""
+    data = json.loads((RESULTS / "attention_shapes.json").read_text())
+    where = data["surroundings"]
+    lines = [
+        f"Train step / forward on {where['gpu']} (torch {where['torch']}, {where['date'][:10]}).",
+        "",
+        "| | `naive` | `sdpa` | torch's fastest | `sdpa` over it |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for entry in data["speed"]:
+        columns = []
+        for rows in _both(entry):
+            seconds = {name: row["seconds"] for name, row in rows.items() if "seconds" in row}
+            fastest = min(time for name, time in seconds.items() if name.startswith("torch"))
+            columns.append((*map(format_seconds, (seconds[NAIVE], seconds["sdpa"], fastest)),
+                            f"{seconds['sdpa'] / fastest:.2f}x"))  # fmt: skip
+        cells = " | ".join(" / ".join(pair) for pair in zip(*columns, strict=True))
+        lines.append(f"| {entry['case'].replace('_bf16', '').partition(',')[0]}, {entry['dtype']} | {cells} |")
+    return lines
+
+
 def _over_naive_cell(row: dict[str, Any]) -> str:
     over = f", {row['times_naive']:.2f}x" if "times_naive" in row else ""
     return f"{format_seconds(row['seconds'])}{over}, {format_bytes(row['peak_bytes'])}"
@@ -715,6 +737,7 @@ TABLES = {
     "feed_forward_speed": feed_forward_speed_table,
     "feed_forward": feed_forward_table,
     "attention": attention_table,
+    "attention_speed": attention_speed_table,
     "loss_speed": loss_speed_table,
     "loss_sizes": loss_sizes_table,
     "loss_frontier": loss_frontier,
