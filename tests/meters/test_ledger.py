@@ -286,3 +286,43 @@ def test_a_storage_that_shrank_after_the_peak_is_explained_at_its_size_then() ->
     shrunk = born(ledger, 600, "gathered")
     ledger.resize(shrunk, 0)
     assert alive_at_peak(ledger) == [("gathered", 600)]
+
+
+# ---------------------------------------------------------------- estimated workspace
+def bounds(ledger: Ledger) -> tuple[int, int, int]:
+    return ledger.requested.least_peak, ledger.requested.peak, ledger.requested.most_peak
+
+
+def test_an_estimated_workspace_bounds_the_peak() -> None:
+    ledger = Ledger()
+    born(ledger, 100)
+    ledger.workspace([entry(50)], (10, 400))
+    assert bounds(ledger) == (110, 150, 500)
+    assert requested(ledger) == (0, 100, 150)
+
+
+def test_a_later_peak_may_exceed_what_the_workspace_could_take() -> None:
+    ledger = Ledger()
+    first = born(ledger, 100)
+    ledger.workspace([entry(50)], (0, 80))
+    born(ledger, 200)
+    assert bounds(ledger) == (300, 300, 300)
+    ledger.death(first)
+    ledger.workspace([entry(150)], (0, 170))
+    assert bounds(ledger) == (300, 350, 370)
+
+
+def test_a_known_workspace_leaves_no_doubt() -> None:
+    ledger = Ledger()
+    born(ledger, 100)
+    ledger.workspace([entry(50)])
+    assert bounds(ledger) == (150, 150, 150)
+
+
+def test_what_was_there_before_and_a_restart_move_the_bounds_too() -> None:
+    ledger = Ledger()
+    ledger.workspace([entry(50)], (0, 80))
+    ledger.found(entry(1000))
+    assert bounds(ledger) == (1000, 1050, 1080)
+    ledger.restart()
+    assert bounds(ledger) == (1000, 1000, 1000)

@@ -143,6 +143,7 @@ class SimulatedMeter:
         held_bytes = requested.live - requested.base
         peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base
         base_bytes, timeline = requested.base, ledger.timeline(line_of)
+        is_bounded = requested.least_peak < requested.most_peak
         _note_cycles(tracker)
         del result
         gc.collect()
@@ -157,6 +158,8 @@ class SimulatedMeter:
             leaked_bytes=requested.live - requested.base,
             allocated_bytes=allocated_bytes,
             exact=not notes,
+            at_least=requested.least_peak - base_bytes if is_bounded else None,
+            at_most=requested.most_peak - base_bytes if is_bounded else None,
             notes=notes,
             alive_at_peak=timeline.at_peak(),
             kept=tuple(tracker.storages.of_earlier_simulations),
@@ -192,8 +195,9 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     notes = (*reading.notes, *usual.assumed)
     if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter
         return dataclasses.replace(reading, notes=notes)
-    peaks = [each.peak_bytes for each in readings]
-    return dataclasses.replace(reading, exact=False, at_least=min(peaks), at_most=max(peaks), notes=notes)
+    lowest = min(each.peak_bytes if each.at_least is None else each.at_least for each in readings)
+    highest = max(each.highest_bytes for each in readings)
+    return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)
 
 
 def _common_error(runs: list[_Run]) -> Exception:

@@ -38,6 +38,30 @@ class _Count:
     live: int = 0
     peak: int = 0
     base: int = 0
+    least_peak: int = 0
+    """The peak if every workspace whose size is estimated were as small as it can be; else as large."""
+    most_peak: int = 0
+
+    def add_before(self, size: int) -> None:
+        """Count bytes that existed before the step."""
+        self.live += size
+        self.base += size
+        self.peak, self.least_peak, self.most_peak = self.peak + size, self.least_peak + size, self.most_peak + size
+
+    def restart(self) -> None:
+        self.base = self.peak = self.least_peak = self.most_peak = self.live
+
+    def note_peak(self) -> None:
+        if self.live > self.least_peak:
+            self.least_peak = self.live
+            self.most_peak = max(self.most_peak, self.live)
+            self.peak = max(self.peak, self.live)
+
+    def note_estimate(self, least: int, usual: int, most: int) -> None:
+        """Count bytes of an estimated workspace, which are given back at once."""
+        self.least_peak = max(self.least_peak, self.live + least)
+        self.peak = max(self.peak, self.live + usual)
+        self.most_peak = max(self.most_peak, self.live + most)
 
 
 @dataclass
@@ -79,10 +103,8 @@ class Ledger:
     def found(self, entry: Entry) -> None:
         """Count a storage that existed before the step but is seen only now: base and peak rise by its bytes."""
         self.entries.append(entry)
-        self._add(entry.bytes)
-        for count, size in ((self.requested, entry.bytes), (self.allocated, rounded(entry.bytes))):
-            count.peak += size
-            count.base += size
+        self.requested.add_before(entry.bytes)
+        self.allocated.add_before(rounded(entry.bytes))
 
     def death(self, entry: Entry) -> None:
         heir = self._heir[1] if self._heir is not None and self._heir[0] is entry else None
@@ -105,18 +127,22 @@ class Ledger:
         entry.bytes, entry.born = size, self.event
         self._note_peak()
 
-    def workspace(self, buffers: Iterable[Entry]) -> None:
-        """Count buffers that a kernel allocates and frees before it returns."""
+    def workspace(self, buffers: Iterable[Entry], bounds: tuple[int, int] | None = None) -> None:
+        """Count buffers that a kernel allocates and frees before it returns.
+
+        If their sizes are estimated, ``bounds`` are the least and the most that they can be together.
+        """
         buffers = tuple(buffers)
         self.event += 1
         for buffer in buffers:
             buffer.born, buffer.phase = self.event, self.phase
-            self._add(buffer.bytes)
-        self._note_peak()
+        sizes = [buffer.bytes for buffer in buffers]
+        for count, usual in ((self.requested, sum(sizes)), (self.allocated, sum(map(rounded, sizes)))):
+            least, most = bounds or (usual, usual)
+            count.note_estimate(least, usual, most)
         self.event += 1
         for buffer in buffers:
             buffer.died = self.event
-            self._remove(buffer.bytes)
         self.entries += buffers
 
     def settle(self) -> None:
@@ -140,7 +166,7 @@ class Ledger:
             entry.born = 0
         self.event, self.phases, self.stages = 0, [(0, "forward")], []
         for count in (self.requested, self.allocated):
-            count.base = count.peak = count.live
+            count.restart()
 
     def timeline(self, line_of: Callable[[Any], Line | None] = lambda site: None) -> Timeline:
         """The timeline since :meth:`restart`. ``line_of`` turns an entry's site into a line."""
@@ -170,8 +196,7 @@ class Ledger:
 
     def _note_peak(self) -> None:
         for count in (self.requested, self.allocated):
-            if count.live > count.peak:
-                count.peak = count.live
+            count.note_peak()
 
 
 def _buffers(entries: Iterable[Entry], line_of: Callable[[Any], Line | None]) -> tuple[Buffer, ...]:

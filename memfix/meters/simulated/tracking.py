@@ -255,12 +255,13 @@ class StorageTracker(TorchDispatchMode):
     def _count_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:
         if not any(map(is_on_gpu, tensors)):
             return
-        buffers, doubt = self.workspace.buffers(call)
-        if doubt is not None:
-            self.note(doubt)
-        if buffers:
+        hidden = self.workspace.buffers(call)
+        if hidden.doubt is not None:
+            self.note(hidden.doubt)
+        if hidden.sizes:
             what = f"workspace of {name_of(call.operator)}"
-            self.ledger.workspace(Entry(size, what, site) for size in buffers)
+            bounds = None if hidden.within is None else (hidden.within.least, hidden.within.most)
+            self.ledger.workspace((Entry(size, what, site) for size in hidden.sizes), bounds)
 
 
 @contextlib.contextmanager

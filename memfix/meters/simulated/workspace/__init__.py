@@ -8,6 +8,7 @@ this GPU, the reading names the operator and says that it is an estimate.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -35,10 +36,20 @@ from . import (  # noqa: F401  each registers its rules
     softmax,
     transforms,
 )
-from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, NoRule
+from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, Estimated, NoRule, Range
 from .signature import signature
 
-__all__ = ["Call", "NoRule", "Workspace", "hidden_buffers", "storage_bytes"]
+__all__ = ["Call", "Estimated", "Hidden", "NoRule", "Range", "Workspace", "hidden_buffers", "storage_bytes"]
+
+
+class Hidden(NamedTuple):
+    """The hidden buffers of a call."""
+
+    sizes: list[int]
+    doubt: str | None = None
+    """Why the sizes may be inexact; None if they are exact."""
+    within: Range | None = None
+    """The bounds of their sum, if it is only estimated."""
 
 
 class Workspace:
@@ -49,18 +60,22 @@ class Workspace:
         self._table = table_of(gpu)
         self._doubts: dict[torch._ops.OpOverload, str | None] = {}
 
-    def buffers(self, call: Call) -> tuple[list[int], str | None]:
-        """The sizes of a call's hidden buffers in bytes, and why they may be inexact; None if they are exact."""
+    def buffers(self, call: Call) -> Hidden:
+        """The hidden buffers of a call: by their rule, else as they were measured, else as they are estimated."""
         operator = call.operator
         try:
             sizes = hidden_buffers(call)
         except NoRule as unknown:
             known = self._table.measured if self._table else {}
             measured = known.get(signature(operator, call.args, call.kwargs))
-            return ([], str(unknown)) if measured is None else ([measured] if measured else [], None)
+            if measured is not None:
+                return Hidden([measured] if measured else [])
+            if isinstance(unknown, Estimated):
+                return Hidden([unknown.bytes.usual], str(unknown), unknown.bytes)
+            return Hidden([], str(unknown))
         if operator not in self._doubts:
             self._doubts[operator] = None if _hides_nothing(operator) else self._doubt(operator)
-        return sizes, self._doubts[operator]
+        return Hidden(sizes, self._doubts[operator])
 
     def _doubt(self, operator: torch._ops.OpOverload) -> str | None:
         if self._table is None:

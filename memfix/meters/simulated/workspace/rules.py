@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,38 @@ from ..gpus import GPU
 
 class NoRule(Exception):
     """The hidden bytes of a call are unknown; the message describes the call."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes of which only the usual amount and its bounds are known."""
+
+    least: int
+    usual: int
+    most: int
+
+    @classmethod
+    def of(cls, exactly: int) -> Range:
+        return cls(exactly, exactly, exactly)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.least == self.usual == self.most
+
+    def __add__(self, size: int) -> Range:
+        return Range(self.least + size, self.usual + size, self.most + size)
+
+    def __or__(self, other: Range) -> Range:
+        """The larger of two amounts."""
+        return Range(max(self.least, other.least), max(self.usual, other.usual), max(self.most, other.most))
+
+
+class Estimated(NoRule):
+    """The hidden bytes of a call lie within ``bytes``; the message says why no more is known."""
+
+    def __init__(self, why: str, bytes: Range) -> None:
+        super().__init__(why)
+        self.bytes = bytes
 
 
 class Call:
