@@ -15,6 +15,8 @@ from memfix.errors import ON_A_GPU, MeasurementError
 from memfix.meters.base import Reading
 from memfix.meters.simulated.assumptions import ALL_CHOSEN, ALL_SET, COUNTED, EQUAL, EVEN, NO_LARGER_ID, NONE_SET
 from memfix.meters.simulated.tracking import state_range
+from memfix.meters.simulated.workspace import cudnn
+from memfix.meters.simulated.workspace.cudnn.plans import Plan
 
 NUMBER = "that nothing decides: any is assumed"
 
@@ -343,3 +345,39 @@ def test_ids_that_are_not_known_are_counted_up_to_the_given_number() -> None:
     assert not reading.exact
     assert NO_LARGER_ID in reading.notes
     assert reading.held_bytes == 64 * 8
+
+
+def convolved(device: str) -> Any:
+    image = torch.empty(3, 40, 33, 35, device=device, dtype=torch.bfloat16)
+    weight = torch.empty(24, 40, 3, 3, device=device, dtype=torch.bfloat16)
+    return lambda: torch.nn.functional.conv2d(image, weight)
+
+
+def test_a_convolution_that_was_not_measured_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "first_plan", lambda *_: None)
+    reading = memfix.peak(convolved)
+    assert not reading.exact
+    assert reading.at_least == 3 * 24 * 31 * 33 * 2  # the output alone
+    assert reading.at_least < reading.peak_bytes < reading.highest_bytes
+
+
+def test_bounds_of_values_and_of_convolutions_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "first_plan", lambda *_: None)
+    picked = 100 * 200 * 4
+
+    def build(device: str) -> Any:
+        convolve, x = convolved(device), torch.empty(100, 200, device=device)
+        return lambda: (x[x > 0], convolve())
+
+    plain, both = memfix.peak(convolved), memfix.peak(build)
+    assert both.at_least == plain.at_least
+    assert both.highest_bytes >= plain.highest_bytes + picked
+
+
+def test_a_convolution_whose_plan_is_known_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "version", lambda: 91900)
+    monkeypatch.setattr(cudnn, "first_plan", lambda *_: Plan(engine=45, workspace=1_000_000))
+    reading = memfix.peak(convolved)
+    assert reading.peak_bytes == 3 * 24 * 31 * 33 * 2 + 1_000_000
+    assert (reading.at_least, reading.at_most) == (None, None)
+    assert not any("cuDNN" in note for note in reading.notes)

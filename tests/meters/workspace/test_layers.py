@@ -1,4 +1,4 @@
-"""What the kernels of layers take and give back: norms, pooling, losses, cells and convolutions, by shape alone."""
+"""What the kernels of layers take and give back: norms, pooling, losses and cells, by shape alone."""
 
 from __future__ import annotations
 
@@ -281,44 +281,3 @@ def test_bias_gradients_of_a_cell_are_sums_over_the_batch() -> None:
     assert hidden(backward, states, states, states, states, meta(8192, 1024), False) == []
     gru = aten._thnn_fused_gru_cell_backward.default
     assert hidden(gru, states, meta(8192, 1280), True) == hidden(aten.sum.dim_IntList, meta(8192, 768), [0])
-
-
-# ---------------------------------------------------------------- convolutions
-def test_a_convolution_by_cudnn_is_not_known() -> None:
-    args = ([1, 1], [1, 1], [1, 1], False, [0, 0])
-    message = r"^convolution of \[2, 8, 16, 16\] by \[4, 8, 3, 3\], torch.float32: cuDNN chooses its workspace$"
-    with pytest.raises(NoRule, match=message):
-        hidden(aten.convolution.default, meta(2, 8, 16, 16), meta(4, 8, 3, 3), None, *args, 1)
-    with pytest.raises(NoRule, match=r"^transposed convolution of"):
-        hidden(aten.convolution.default, meta(2, 8, 16, 16), meta(8, 1, 3, 3), None, *args[:3], True, [0, 0], 8)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "channels", "dilation", "known"),
-    [(torch.float32, 64, 1, True), (bf16, 64, 1, True), (f16, 64, 1, False), (f16, 31, 1, True), (f16, 64, 2, True)],
-)
-def test_a_depthwise_convolution_is_mostly_torchs_own(
-    dtype: torch.dtype, channels: int, dilation: int, known: bool
-) -> None:
-    x, weight = meta(2, channels, 16, 16, dtype=dtype), meta(channels, 1, 3, 3, dtype=dtype)
-    args = (x, weight, None, [1, 1], [1, 1], [dilation, dilation], False, [0, 0], channels)
-    if known:
-        assert hidden(aten.convolution.default, *args) == []
-        return
-    with pytest.raises(NoRule, match=r"depthwise: cuDNN may be chosen by the shape, and then its workspace$"):
-        hidden(aten.convolution.default, *args)
-
-
-def test_a_depthwise_convolution_of_channels_last_is_cudnns() -> None:
-    x, weight = meta(2, 64, 16, 16).to(memory_format=last), meta(64, 1, 3, 3)
-    with pytest.raises(NoRule, match=r"depthwise: cuDNN chooses its workspace$"):
-        hidden(aten.convolution.default, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 64)
-
-
-def test_the_gradient_of_a_depthwise_convolution_is_copied_before_the_bias_is_summed() -> None:
-    x, weight = meta(2, 64, 16, 16), meta(64, 1, 3, 3)
-    rest = (x, weight, [64], [1, 1], [1, 1], [1, 1], False, [0, 0], 64)
-    backward = aten.convolution_backward.default
-    assert hidden(backward, meta(2, 64, 16, 16), *rest, [True, True, True]) == []
-    assert hidden(backward, expanded(2, 64, 16, 16), *rest, [True, True, False]) == [x.numel() * 4]
-    assert hidden(backward, expanded(2, 64, 16, 16), *rest, [True, True, True]) == [x.numel() * 4 - 64 * 4]

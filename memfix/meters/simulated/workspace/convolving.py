@@ -1,33 +1,174 @@
-"""Convolutions: torch's own depthwise kernels have rules; the others run in cuDNN, whose workspace is unknown."""
+"""Convolutions: which kernels torch runs for them, the copies that it makes before, and the workspace of cuDNN."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 
+from .cudnn import Convolution, Part, cudnn_workspace, source
 from .memory_formats import fits_32bit_indices, suggested_format
-from .rules import Call, NoRule, rule, size_of
+from .rules import Call, Estimated, NoRule, Range, rule, size_of
 from .sums_inside import buffers_of_sum
 
+Shape = tuple[int, ...]
+
 _CUDNN_DEPTHWISE_CHANNELS = 32  # in half precision, cuDNN may run depthwise convolutions with at least so many channels
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 @rule("convolution", "_convolution")
 def _convolution(call: Call) -> list[int]:
-    if 0 in (call["input"].numel(), call["weight"].numel()):
+    if 0 in (call["input"].numel(), call["weight"].numel()) or _is_native_depthwise(call):
         return []
-    _require_native_depthwise(call)
-    return []
+    with torch._C._DisableTorchDispatch():
+        run = _CudnnRun(call)
+        image = run.contiguous(run.image, run.memory_format)
+        output = tuple(_as_image(_described(call.outputs)).shape)
+        if call["transposed"]:  # to cuDNN, the gradient of a convolution that makes the input from the output
+            run.image_gradient(output, image)
+        else:
+            run.forward(output, image)
+    return run.hidden(size_of(call.outputs))
 
 
 @rule("convolution_backward")
 def _convolution_backward(call: Call) -> list[int]:
-    """A strided gradient is copied for the kernels; the copy is freed before the bias gradient is summed."""
+    """The gradients of the input, the weight and the bias are taken one after the other."""
     if 0 in (call["input"].numel(), call["weight"].numel()):
         return []
-    _require_native_depthwise(call)
+    if _is_native_depthwise(call):
+        return _native_depthwise_backward(call)
+    wants_input, wants_weight, wants_bias = call["output_mask"]
+    with torch._C._DisableTorchDispatch():
+        run = _CudnnRun(call)
+        grad = _as_image(_described(call["grad_output"]))
+        with run.temporaries():
+            image = run.contiguous(run.image, run.memory_format) if wants_weight else run.image
+            dense_grad = run.contiguous(grad, suggested_format(image))
+            if wants_input and call["transposed"]:
+                run.forward(tuple(image.shape), dense_grad)
+            elif wants_input:
+                run.image_gradient(tuple(image.shape), dense_grad)
+            if wants_weight:
+                run.weight_gradient(*((dense_grad, image) if call["transposed"] else (image, dense_grad)))
+        if wants_bias:
+            run.keep(grad.shape[1] * grad.element_size())
+            sums = buffers_of_sum(call.gpu, grad, [dim for dim in range(grad.dim()) if dim != 1])
+            run.take(Range.of(sum(sums)))
+    return run.hidden(sum(size_of(made) for made in call.outputs if made is not None))
+
+
+class _Shapes(NamedTuple):
+    image: Shape
+    weight: Shape
+    output: Shape
+
+
+class _Geometry(NamedTuple):
+    padding: Shape
+    stride: Shape
+    dilation: Shape
+
+
+class _CudnnRun:
+    """Follows torch through a convolution in cuDNN on tensors without memory, and counts the bytes that are alive."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._live = self._copied = 0
+        self._peak = Range.of(0)
+        self.image, self.weight = _described(call["input"]), _described(call["weight"])
+        self.geometry = _Geometry(tuple(call["padding"]), tuple(call["stride"]), tuple(call["dilation"]))
+        if self.image.dim() == 3:
+            self.image = _as_image(self.contiguous(self.image, torch.contiguous_format))
+            self.weight = _as_image(self.weight)
+            padding, stride, dilation = self.geometry
+            self.geometry = _Geometry((0, *padding), (1, *stride), (1, *dilation))
+        self.memory_format = _cudnn_format(self.image, self.weight)
+
+    # ---------------------------------------------------------------- bytes
+    def hidden(self, result_bytes: int) -> list[int]:
+        """What was alive at the peak besides the results."""
+        bytes = (self._peak | Range.of(result_bytes)) + -result_bytes
+        if not bytes.is_exact:
+            why = f"{_spelled(self._call)}: cuDNN chooses its workspace, {source(self._call.gpu)}"
+            raise Estimated(why, bytes)
+        return [bytes.usual]
+
+    def keep(self, size: int) -> None:
+        """Count bytes that stay alive."""
+        self._live += size
+        self.take(Range.of(0))
+
+    def take(self, bytes: Range) -> None:
+        """Count bytes that are given back at once."""
+        self._peak |= bytes + self._live
+
+    def contiguous(self, tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+        """``tensor.contiguous(memory_format)``. The copy is freed with the other temporaries."""
+        if tensor.is_contiguous(memory_format=memory_format):
+            return tensor
+        self._copied += size_of(tensor)
+        self.keep(size_of(tensor))
+        return tensor.contiguous(memory_format=memory_format)
+
+    @contextlib.contextmanager
+    def temporaries(self) -> Iterator[None]:
+        """Copies that are made inside are freed at the end."""
+        outer, self._copied = self._copied, 0
+        yield
+        self._live -= self._copied
+        self._copied = outer
+
+    # ---------------------------------------------------------------- calls of cuDNN
+    def forward(self, output: Shape, image: torch.Tensor) -> None:
+        self._run("forward", (image, self.weight), _Shapes(tuple(image.shape), tuple(self.weight.shape), output))
+
+    def image_gradient(self, image: Shape, grad: torch.Tensor) -> None:
+        self._run("image", (grad, self.weight), _Shapes(image, tuple(self.weight.shape), tuple(grad.shape)))
+
+    def weight_gradient(self, image: torch.Tensor, grad: torch.Tensor) -> None:
+        shapes = _Shapes(tuple(image.shape), tuple(self.weight.shape), tuple(grad.shape))
+        self._run("weight", (image, grad), shapes)
+
+    def _run(self, part: Part, given: tuple[torch.Tensor, torch.Tensor], shapes: _Shapes) -> None:
+        memory_format = _cudnn_format(*given)
+        is_last = memory_format != torch.contiguous_format
+        convolution = Convolution(part, given[0].dtype, *shapes, is_last, *self.geometry)
+        self.keep(convolution.result_bytes)
+        with self.temporaries():
+            for tensor in given:
+                self.contiguous(tensor, memory_format)
+            self.take(cudnn_workspace(self._call.gpu, convolution))
+
+
+def _cudnn_format(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
+    """Channels last if one of the two suggests it, but cuDNN has none for float64."""
+    last = _CHANNELS_LAST[first.dim()]
+    if first.dtype == torch.float64 or last not in (suggested_format(first), suggested_format(second)):
+        return torch.contiguous_format
+    return last
+
+
+def _described(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, strides and dtype without memory."""
+    return torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
+
+
+def _as_image(tensor: torch.Tensor) -> torch.Tensor:
+    """A sequence as an image of one row, as torch runs convolutions of one dimension."""
+    return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+
+
+# ---------------------------------------------------------------- depthwise convolutions in torch's own kernels
+def _native_depthwise_backward(call: Call) -> list[int]:
+    """A strided gradient is copied for the kernels; the copy is freed before the bias gradient is summed."""
     grad = call["grad_output"]
     if call["input"].dim() == 5:
-        raise NoRule(f"backward of {_described(call)}, depthwise in 3d")
+        raise NoRule(f"backward of {_spelled(call)}, depthwise in 3d")
     copy = 0 if grad.is_contiguous() else size_of(grad)
     if not call["output_mask"][2]:
         return [copy]
@@ -43,19 +184,21 @@ def _cudnn_convolution(call: Call) -> list[int]:
     raise NoRule(f"convolution of {image} by {weight}, {call['self'].dtype}: cuDNN chooses its workspace")
 
 
-def _require_native_depthwise(call: Call) -> None:
-    """Raise ``NoRule`` unless torch's own kernel runs: for depthwise convolutions of contiguous tensors."""
+def _is_native_depthwise(call: Call) -> bool:
+    """Whether torch's own kernel runs: for depthwise convolutions of contiguous tensors. Else cuDNN's does."""
     tensor, weight = call["input"], call["weight"]
     if not torch.backends.cudnn.enabled:
-        raise NoRule(f"{_described(call)} without cuDNN")
+        raise NoRule(f"{_spelled(call)} without cuDNN")
+    if not fits_32bit_indices(tensor) or not fits_32bit_indices(weight):
+        raise NoRule(f"{_spelled(call)}: torch cuts it in pieces")
     channels = tensor.shape[1]
     if call["transposed"] or not 1 < call["groups"] == channels or weight.shape[0] % channels:
-        raise NoRule(f"{_described(call)}: cuDNN chooses its workspace")
+        return False
+    if any(suggested_format(operand) != torch.contiguous_format for operand in (tensor, weight)):
+        return False
     for operand in (tensor, weight):
-        if not fits_32bit_indices(operand) or suggested_format(operand) != torch.contiguous_format:
-            raise NoRule(f"{_described(call)}, depthwise: cuDNN chooses its workspace")
         if not operand.is_contiguous():
-            raise NoRule(f"{_described(call)}, depthwise, of a tensor that is not contiguous")
+            raise NoRule(f"{_spelled(call)}, depthwise, of a tensor that is not contiguous")
     steps = [*call["stride"], *call["stride"]][:2]
     square = len(call["stride"]) == 2 and steps[0] == steps[1]
     one_dimensional = tensor.dim() == 3 or (tensor.dim() == 4 and tensor.shape[2] == 1)
@@ -66,9 +209,10 @@ def _require_native_depthwise(call: Call) -> None:
         and all(step == 1 for step in call["dilation"])
         and (square or one_dimensional)
     ):
-        raise NoRule(f"{_described(call)}, depthwise: cuDNN may be chosen by the shape, and then its workspace")
+        raise NoRule(f"{_spelled(call)}, depthwise: cuDNN may be chosen by the shape, and then its workspace")
+    return True
 
 
-def _described(call: Call) -> str:
+def _spelled(call: Call) -> str:
     image, weight = list(call["input"].shape), list(call["weight"].shape)
     return f"{'transposed ' if call['transposed'] else ''}convolution of {image} by {weight}, {call['input'].dtype}"
