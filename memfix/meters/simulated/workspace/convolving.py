@@ -185,7 +185,7 @@ def _cudnn_convolution(call: Call) -> list[int]:
 
 
 def _is_native_depthwise(call: Call) -> bool:
-    """Whether torch's own kernel runs: for depthwise convolutions of contiguous tensors. Else cuDNN's does."""
+    """Whether torch's own kernel surely runs: for depthwise convolutions of contiguous tensors. cuDNN's may, else."""
     tensor, weight = call["input"], call["weight"]
     if not torch.backends.cudnn.enabled:
         raise NoRule(f"{_spelled(call)} without cuDNN")
@@ -199,18 +199,17 @@ def _is_native_depthwise(call: Call) -> bool:
     for operand in (tensor, weight):
         if not operand.is_contiguous():
             raise NoRule(f"{_spelled(call)}, depthwise, of a tensor that is not contiguous")
-    steps = [*call["stride"], *call["stride"]][:2]
-    square = len(call["stride"]) == 2 and steps[0] == steps[1]
-    one_dimensional = tensor.dim() == 3 or (tensor.dim() == 4 and tensor.shape[2] == 1)
-    if (
-        tensor.dtype == torch.float16
-        and tensor.dim() < 5
-        and channels >= _CUDNN_DEPTHWISE_CHANNELS
-        and all(step == 1 for step in call["dilation"])
-        and (square or one_dimensional)
-    ):
-        raise NoRule(f"{_spelled(call)}, depthwise: cuDNN may be chosen by the shape, and then its workspace")
-    return True
+    return not _may_be_cudnns(call)
+
+
+def _may_be_cudnns(call: Call) -> bool:
+    """Whether torch may prefer cuDNN for a contiguous depthwise convolution, by a list of shapes for each GPU."""
+    tensor, stride = call["input"], call["stride"]
+    is_square = len(stride) == 2 and stride[0] == stride[1]
+    is_row = tensor.dim() == 3 or (tensor.dim() == 4 and tensor.shape[2] == 1)
+    is_dilated = any(step != 1 for step in call["dilation"])
+    is_wide = tensor.shape[1] >= _CUDNN_DEPTHWISE_CHANNELS
+    return tensor.dtype == torch.float16 and tensor.dim() < 5 and is_wide and not is_dilated and (is_square or is_row)
 
 
 def _spelled(call: Call) -> str:
