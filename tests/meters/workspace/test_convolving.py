@@ -13,7 +13,7 @@ from rules_on_meta import hidden, meta
 from memfix.meters.simulated.gpus import H200, get_gpu
 from memfix.meters.simulated.tables import table_of
 from memfix.meters.simulated.workspace import Call, Estimated, NoRule, Range, convolving, cudnn, hidden_buffers
-from memfix.meters.simulated.workspace.cudnn import Convolution, Part
+from memfix.meters.simulated.workspace.cudnn import Convolution
 from memfix.meters.simulated.workspace.cudnn.plans import Plan, Settings
 
 aten = torch.ops.aten
@@ -158,30 +158,19 @@ def test_without_the_library_the_workspace_is_estimated() -> None:
     assert estimate.value.bytes.usual == copies < estimate.value.bytes.most
 
 
-def test_the_library_is_believed_where_it_was_compared_with_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_librarys_answer_is_the_usual_one_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Plan(engine=45, workspace=12_345))
-    assert run(aten.convolution.default, meta(2, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN) == [12_345]
-
-
-def test_an_engine_that_spreads_sums_is_bounded_by_the_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(monkeypatch, Plan(engine=67, workspace=12_345))
     with pytest.raises(Estimated, match=r", asked of cuDNN 9\.19\.0 without a GPU$") as estimate:
         run(aten.convolution.default, meta(2, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN)
-    assert estimate.value.bytes == Range(0, 12_345, 12_345 + 132 * 131_072)
+    assert (estimate.value.bytes.least, estimate.value.bytes.usual) == (0, 12_345)
+    assert estimate.value.bytes.most >= 12_345 + 132 * 131_072  # each multiprocessor may hold a part of a sum
 
 
-@pytest.mark.parametrize("doubt", ["version", "gpu", "benchmark", "deterministic", "groups", "gradient of the weight"])
-def test_elsewhere_the_librarys_answer_is_only_the_usual_one(monkeypatch: pytest.MonkeyPatch, doubt: str) -> None:
-    answering(monkeypatch, Plan(engine=45, workspace=12_345), version=91700 if doubt == "version" else 91900)
-    if doubt in ("benchmark", "deterministic"):
-        monkeypatch.setattr(torch.backends.cudnn, doubt, True)
-    part: Part = "weight" if doubt == "gradient of the weight" else "forward"
-    weight = (64, 32 if doubt == "groups" else 64, 3, 3)
-    shapes = (2, 64, 56, 56), weight, (2, 64, 56, 56)
-    convolution = Convolution(part, f32, *shapes, False, (1, 1), (1, 1), (1, 1))
-    answer = cudnn.cudnn_workspace(get_gpu("A100") if doubt == "gpu" else H200, convolution)
-    assert (answer.least, answer.usual) == (0, 12_345)
-    assert answer.most > 2 * 64 * 56 * 56 * 4
+def test_a_plan_larger_than_any_estimate_raises_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, Plan(engine=45, workspace=1 << 40))
+    with pytest.raises(Estimated) as estimate:
+        run(aten.convolution.default, meta(2, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN)
+    assert estimate.value.bytes.most == (1 << 40) + 132 * 131_072
 
 
 def test_the_note_names_both_versions_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
