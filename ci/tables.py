@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import statistics
 import sys
 import tomllib
 from collections import Counter
@@ -210,12 +211,20 @@ def _runs_table(incident: str, heading: str) -> list[str]:
     """Runs that a report compares: its figure, and a step of each, simulated and on the H200."""
     files = [folder / f"profile_{incident}.json" for folder in (RESULTS.parent / "cpu", RESULTS)]
     simulated, real = (json.loads(file.read_text())["runs"] if file.exists() else [] for file in files)
-    counted = {run["name"]: format_bytes(run["peak_bytes"]) if run["peak_bytes"] else "out of memory" for run in real}
+    counted = {run["name"]: _run_cell(run) for run in real}
     lines = [f"| {heading} | report | simulated | H200 |", "|---|--:|--:|--:|"]
     for run in simulated:
         cells = (run["report"], format_bytes(run["peak_bytes"]), counted.get(run["name"], "not measured"))
         lines.append(f"| {run['name']} | {' | '.join(cells)} |")
     return lines
+
+
+def _run_cell(run: dict[str, Any]) -> str:
+    """The bytes of a run on the H200, and the seconds of its step where they are kept."""
+    if not run["peak_bytes"]:
+        return "out of memory"
+    times = run.get("times_s")
+    return format_bytes(run["peak_bytes"]) + (f", {format_seconds(statistics.median(times))}" if times else "")
 
 
 def npt_picture() -> str:

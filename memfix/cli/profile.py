@@ -105,14 +105,15 @@ def _table(found: Profile) -> Table:
 def _runs_table(found: Profile) -> Table:
     from ..units import format_bytes
 
-    names = ("configuration", found.reading.meter, "H200, kept", "report", "claim")
+    has_times = any(row.times_s for row in found.runs)
+    figures = (found.reading.meter, *(["a step"] if has_times else []), "H200, kept")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
-        table.add_column(name, justify="right" if name in names[1:3] else "left", overflow="fold")
+    for name in ("configuration", *figures, "report", "claim"):
+        table.add_column(name, justify="right" if name in figures else "left", overflow="fold")
     for row in found.runs:
         peak = row.failed if row.peak_bytes is None else format_bytes(row.peak_bytes)
         kept = "" if row.kept_bytes is None else format_bytes(row.kept_bytes)
-        table.add_row(row.run.name, peak, kept, row.run.figure, row.run.claim)
+        table.add_row(row.run.name, peak, *([row.time] if has_times else []), kept, row.run.figure, row.run.claim)
     return table
 
 

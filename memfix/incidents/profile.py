@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ..meters.base import Reading
 from ..meters.stages import Stage
 from ..meters.timeline import Allocation, Buffer, Timeline, table_lines
-from ..units import format_bytes, format_room
+from ..units import format_bytes, format_room, format_seconds
 
 PARAMETERS, INPUTS = "parameters", "batch and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
@@ -89,9 +90,26 @@ class MeasuredRun:
     failed: str | None = None
     kept_bytes: int | None = None
     """The same on the H200, if a result is kept in the repository."""
+    times_s: tuple[float, ...] = ()
+    """The seconds of a step in each sample, on a GPU; none of a step that is measured by its first forwards alone."""
+
+    @property
+    def time(self) -> str:
+        """The median of the times with their spread, such as ``812 ms ±1 %``."""
+        if not self.times_s:
+            return ""
+        median = statistics.median(self.times_s)
+        spread = (max(self.times_s) - min(self.times_s)) / 2 / median
+        return f"{format_seconds(median)} ±{spread:.0%}".replace("%", " %")
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.run.name, "report": self.run.figure, "peak_bytes": self.peak_bytes, "failed": self.failed}
+        return {
+            "name": self.run.name,
+            "report": self.run.figure,
+            "peak_bytes": self.peak_bytes,
+            "failed": self.failed,
+            "times_s": list(self.times_s),
+        }
 
 
 @dataclass(frozen=True)

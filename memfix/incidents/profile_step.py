@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
 from ..meters.base import Meter, Reading
+from ..meters.stages import listening
 from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
 from .measured_step import (
@@ -81,11 +82,30 @@ def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
     for run in incident.runs:
         say(f"{incident.name}: {run.name}")
         peak, failed = None, None
+        times_s: tuple[float, ...] = ()
         try:
             peak = run_bytes(incident, run, meter, say)
+            times_s = _times_s(incident, run) if meter.name != SIMULATED else ()
         except MeasurementError as error:
             failed = str(error)
-        yield MeasuredRun(run, peak, failed, on_h200.get(run.name))
+        yield MeasuredRun(run, peak, failed, on_h200.get(run.name), times_s)
+
+
+def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:
+    """The seconds of a later step on the GPU; none if its gradients are of more forwards than are measured."""
+    config = load_config(incident, run.file, run.overrides)
+    if config.training.gradient_accumulation_steps > 2:
+        return ()
+    from ..meters.clock import Rounds, take_turns
+    from ..meters.cuda import gpu_to_ourselves
+
+    def failed(_: str, error: Exception) -> None:
+        raise error
+
+    with gpu_to_ourselves(), listening(None):
+        step = MeasurableStep(incident, config, simulated=False).repeated("cuda")
+        times = take_turns({run.name: step}, device="cuda", rounds=Rounds(3, 7, seconds=1.0), failed=failed)
+    return tuple(times[run.name].times_s)
 
 
 def run_bytes(incident: Incident, run: ReportedRun, meter: Meter, say: Say = silent) -> int:

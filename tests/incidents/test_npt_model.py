@@ -18,7 +18,7 @@ from memfix.incidents.fit_step import fit_step, growth_of
 from memfix.incidents.npt_weight_delta.incident import RUNS, incident
 from memfix.incidents.npt_weight_delta.int8_linear import Int8Linear
 from memfix.incidents.npt_weight_delta.model import SIZES, Decoder
-from memfix.incidents.profile import ReportedRun
+from memfix.incidents.profile import MeasuredRun, ReportedRun
 from memfix.incidents.training import Run, train
 from memfix.meters import get_meter
 
@@ -250,8 +250,27 @@ def test_the_configurations_stand_beside_the_reports_own_step_alone(tmp_path: Pa
         ("fits", 5, 7, None),
         ("fails", None, None, "the step itself ran out of memory"),
     ]
-    assert found.as_dict()["runs"][0] == {"name": "fits", "report": "~2 GB", "peak_bytes": 5, "failed": None}
+    fits = {"name": "fits", "report": "~2 GB", "peak_bytes": 5, "failed": None, "times_s": []}
+    assert found.as_dict()["runs"][0] == fits
     assert not profile_step.profile(own, load_config(own, file, ["data.context_length=8"])).runs
+
+
+def test_a_run_says_its_median_time_with_the_spread() -> None:
+    run = ReportedRun("fits", "small", (), "~2 GB", "NPT-31")
+    assert MeasuredRun(run, 5, times_s=(0.80, 0.816, 0.90)).time == "816 ms ±6 %"
+    assert MeasuredRun(run, 5).time == ""
+
+
+@pytest.mark.gpu
+def test_a_step_of_few_forwards_is_timed_on_a_gpu() -> None:
+    timed, untimed = (
+        profile_step._times_s(
+            incident, ReportedRun("", "small", (f"training.gradient_accumulation_steps={n}",), "", "")
+        )
+        for n in (2, 3)
+    )
+    assert all(seconds > 0 for seconds in timed)
+    assert not untimed
 
 
 def test_the_configurations_are_those_of_the_report() -> None:
