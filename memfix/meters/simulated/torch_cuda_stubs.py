@@ -46,6 +46,7 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
         (cuda, "Stream", _Stream),
         (cuda, "Event", _Event),
         (torch, "Generator", _Generator),
+        (cuda, "default_generators", (_Generator("cuda:0"),)),
         *((cuda.nvtx, name, nothing) for name in ("range_push", "range_pop", "range_start", "range_end", "mark")),
     ]
 
@@ -134,6 +135,14 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self._device
+
+    def clone_state(self) -> _Generator:
+        return _Generator(self._device)
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: torch.Generator) -> _Generator:
+        return self
 
 
 class _Properties:

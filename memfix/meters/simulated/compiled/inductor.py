@@ -131,7 +131,25 @@ def while_running(compiler: Compiler) -> list[Patch]:
     return [
         (CompiledFxGraph, "__call__", call),
         *((m, "copy_misaligned_inputs", generated_code.copy_misaligned_inputs) for m in (utils, compile_fx)),
+        *_with_random_state(compiler),
     ]
+
+
+def _with_random_state(compiler: Compiler) -> list[Patch]:
+    """Run an operator that a checkpoint recomputes as it is: a state of random numbers takes no memory of the GPU."""
+    from torch._prims import rng_prims
+
+    operator = getattr(rng_prims, "graphsafe_run_with_rng_state", None)
+    if operator is None:
+        return []
+    real: Callable[..., Any] = type(operator).__call__
+
+    def call(wrapper: Any, inner: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+        if compiler.is_running:
+            return real(wrapper, inner, *args, rng_state=rng_state, **kwargs)
+        return inner(*args, **kwargs)
+
+    return [(type(operator), "__call__", call)]
 
 
 def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
@@ -143,7 +161,7 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
     real_inner: Callable[..., Any] = compile_fx.compile_fx_inner
 
     def inner(module: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_a_second_gpu(module)
+        _refuse_other_devices(module)
         if compiler.is_running:
             return real_inner(module, *args, **kwargs)
         with compiler.compiling():  # of a backward that is compiled when it first runs
@@ -161,11 +179,16 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
     return compile_for_simulation
 
 
-def _refuse_a_second_gpu(module: Any) -> None:
-    """Raise if a graph is on a second GPU. It then runs eagerly, where it is refused with its line."""
+def _refuse_other_devices(module: Any) -> None:
+    """Raise if a graph uses a second GPU, or computes on the CPU, for which Inductor would write C++.
+
+    The region then runs eagerly.
+    """
     for node in module.graph.nodes:
         for tensor in tensors_in(node.meta.get("val")):
             is_on_gpu(tensor)
+            if node.op == "call_function" and tensor.device.type == "cpu":
+                raise NotImplementedError(f"{node.target} computes on the CPU")
 
 
 def doubtful_settings() -> dict[str, Any]:

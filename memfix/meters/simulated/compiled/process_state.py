@@ -16,9 +16,9 @@ from ..source_lines import GENERATED_CODE
 
 _KNOW_THE_DEVICE = tuple(
     """torch._dynamo.device_interface torch._inductor.codecache torch._inductor.codegen.cuda.cuda_env
-    torch._inductor.comm_analysis torch._inductor.decomposition torch._inductor.fx_passes.pad_mm torch._inductor.kernel.mm
-    torch._inductor.runtime.caching.context torch._inductor.runtime.hints torch._inductor.scheduler torch._inductor.utils
-    torch.utils._triton""".split()
+    torch._inductor.comm_analysis torch._inductor.decomposition torch._inductor.fx_passes.pad_mm
+    torch._inductor.kernel.mm torch._inductor.runtime.caching.context torch._inductor.runtime.hints
+    torch._inductor.scheduler torch._inductor.utils torch.utils._triton""".split()
 )
 """Modules with cached functions that ask for the device."""
 _HAVE_SIDE_EFFECTS = ("init", "register", "warn", "pool")
