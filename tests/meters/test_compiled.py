@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_steps import STEPS, WARMUP, block_inference, block_train, mlp_train
+from compiled_steps import STEPS, WARMUP, Block, block_inference, block_train, mlp_train
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memfix
 from memfix.errors import MeasurementError
@@ -138,6 +139,46 @@ def test_a_graph_break_gives_two_regions_and_their_edge_is_held() -> None:
     assert (whole.peak_bytes, reading.peak_bytes) == (4000, 8000)
 
 
+def test_a_constant_of_the_region_is_part_of_its_kernel() -> None:
+    run = torch.compile(lambda x: x * torch.tensor([1.0, 2.0], device=x.device))
+    reading = memfix.peak(step_of(run, 1000, 2))
+    assert (reading.peak_bytes, reading.notes) == (2000 * FLOAT, (COUNTED,))
+
+
+def test_a_checkpoint_in_a_compiled_region_keeps_less() -> None:
+    def train(checkpoints: bool) -> int:
+        def build(device: str) -> Any:
+            with torch.device(device):
+                block, x = Block(256, 4), torch.randn(2, 512, 256)
+            around = functools.partial(checkpoint, use_reentrant=False) if checkpoints else lambda run, x: run(x)
+            run = torch.compile(lambda x: around(block, around(block, x)))
+            return lambda: run(x).sum().backward()
+
+        reading = memfix.peak(build)
+        assert reading.notes == (COUNTED,)
+        return sum(row.bytes for row in reading.alive_at_peak if "kept for backward" in row.what)
+
+    assert train(True) < train(False) / 2
+
+
+def test_a_triton_kernel_in_a_compiled_region_is_not_launched() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def double(source, target, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(target + at, 2 * tl.load(source + at, at < count), at < count)
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        target = torch.empty_like(x)
+        double[(triton.cdiv(x.numel(), 128),)](x, target, x.numel(), block=128)
+        return target
+
+    reading = memfix.peak(step_of(torch.compile(lambda x: doubled(x.sin()).cos()), 1000))
+    assert (reading.peak_bytes, reading.notes) == (2 * 1000 * FLOAT, (COUNTED,))
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_sizes_that_change_are_measured_at_the_last_one(dynamic: bool | None) -> None:
     layer = torch.compile(lambda x: (x + 1).exp(), dynamic=dynamic)
@@ -184,6 +225,17 @@ def test_cuda_graphs_and_tuning_are_noted() -> None:
     assert notes(mode="max-autotune-no-cudagraphs") == (COUNTED, tuned)
     with torch._inductor.config.patch("triton.cudagraphs", True):
         assert notes() == (COUNTED, graphs)
+
+
+def test_a_region_on_the_cpu_keeps_its_values() -> None:
+    run = torch.compile(lambda lengths: lengths + 1)
+
+    def build(device: str) -> Any:
+        return lambda: torch.empty(int(run(torch.tensor([1, 2])).sum()), device=device)
+
+    reading = memfix.peak(build)
+    assert reading.peak_bytes == 5 * FLOAT
+    assert reading.notes == (f"{RAN_EAGER} (NotImplementedError: aten.add.Tensor computes on the CPU)",)
 
 
 def test_a_compiler_that_fails_leaves_the_region_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:

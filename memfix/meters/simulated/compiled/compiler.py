@@ -49,6 +49,7 @@ class Compiler:
         self.is_running = False
         """Whether a compiler runs: the dispatch modes are then its own."""
         self._patches, self._unlike_torch = patches, unlike_torch
+        self._entry = Patches([(torch, "compile", self._loaded_before(torch.compile))])
         self._frames = process_state.CompiledFrames()
         self._backends: dict[int, tuple[Any, _Backend]] = {}
         self._failed: dict[CodeType, str] = {}
@@ -75,7 +76,7 @@ class Compiler:
             self._note_eager(self.runs_eager)
             return None
 
-        with self._open, applied([(eval_frame, "_callback_from_stance", from_stance)]):
+        with self._open, self._entry, applied([(eval_frame, "_callback_from_stance", from_stance)]):
             yield
 
     # ---------------------------------------------------------------- compilation
@@ -108,7 +109,13 @@ class Compiler:
             return
         folder = self._prepare()
         noted = dict(self.tracker.notes)
-        with self._unlike_torch.suspended(), _disable_current_modes(), inductor.settings(folder):
+        with (
+            self._unlike_torch.suspended(),
+            self._entry.suspended(),
+            _disable_current_modes(),
+            _constants_begin_on_cpu(),
+            inductor.settings(folder),
+        ):
             self.is_running = True
             try:
                 with applied(inductor.while_compiling(self)):
@@ -130,15 +137,32 @@ class Compiler:
     def _prepare(self) -> str:
         """Import the compilers and part their state from the process's, at the first compilation."""
         if self._folder is None:
-            with self._unlike_torch.suspended(), self._patches.suspended(), _disable_current_modes():
-                inductor.load()
-                self.asked_for = inductor.doubtful_settings()
+            self._load()
+            self.asked_for = inductor.doubtful_settings()
             self._folder = self._open.enter_context(process_state.separate())
             self._open.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             self._open.callback(self._frames.forget)
             self._open.enter_context(applied(inductor.while_running(self)))
         return self._folder
+
+    def _load(self) -> None:
+        patched = (self._unlike_torch, self._patches, self._entry)
+        with contextlib.ExitStack() as stack:
+            for patches in patched:
+                stack.enter_context(patches.suspended())
+            with _disable_current_modes():
+                inductor.load()
+
+    def _loaded_before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.compile`` itself looks into Dynamo's tables."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self.runs_eager is None:
+                self._load()
+            return function(*args, **kwargs)
+
+        return run
 
     def backend_of(self, callback: Any) -> _Backend:
         """The backend that Dynamo's cache is shown for ``callback``: no compilation of the user's own is used."""
@@ -166,6 +190,17 @@ class Compiler:
 
     def _note_eager(self, reason: str | None) -> None:
         self.tracker.note(RAN_EAGER if reason is None else f"{RAN_EAGER} ({reason})")
+
+
+@contextlib.contextmanager
+def _constants_begin_on_cpu() -> Iterator[None]:
+    """Inside, ``torch.tensor(..., device="cuda")`` makes no real tensor on the GPU, also outside FakeTensorMode."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
 
 
 class _Backend:

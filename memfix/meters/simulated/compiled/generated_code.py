@@ -28,6 +28,16 @@ def empty_strided(size: Size, stride: Size, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda:0")
 
 
+def empty_strided_cpu(tracker: StorageTracker) -> Callable[..., torch.Tensor]:
+    def empty(size: Size, stride: Size, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without values, because the C++ code that Inductor writes for the CPU does not run."""
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        return tracker.cache.fake(memory, torch.device("cpu"))
+
+    return empty
+
+
 def reinterpret_tensor(tracker: StorageTracker) -> Callable[..., torch.Tensor]:
     def reinterpret(tensor: torch.Tensor, size: Size, stride: Size, offset_increment: int = 0) -> torch.Tensor:
         """A view of the tensor's memory. Inductor's own makes it without the dispatcher, too."""

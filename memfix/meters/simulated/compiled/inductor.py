@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..gpus import GPU
-from ..patches import Patch, Patches, always
+from ..patches import Patch, Patches, always, nothing
 from ..storages import is_on_gpu
 from ..workspace.rules import tensors_in
 from . import generated_code
@@ -29,6 +30,7 @@ _OVERRIDES = {
     "autotune_remote_cache": False,
     "bundled_autotune_remote_cache": False,
     "triton.autotune_at_compile_time": False,
+    "cpp.vec_isa_ok": False,  # else Inductor tries out the C++ compiler
 }
 _TIMED = "torch.compile with max-autotune: kernels are chosen by timing them, measured as without it"
 _DOUBTFUL = {
@@ -99,10 +101,13 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
     names = {**dict(zip(_SAME_NAME, _SAME_NAME, strict=True)), **_OTHER_NAME}
     return [
         (FakeTensorMode, "avoid_device_init", property(always(True))),
+        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),  # else make_fx computes with constants on their device
         *((CudaInterface, name, staticmethod(getattr(cuda, theirs))) for name, theirs in names.items()),
         (CudaInterface, "get_raw_stream", staticmethod(always(0))),
         (CUDADeviceOpOverrides, "import_get_raw_stream_as", lambda _, name: f"{name} = lambda index: 0"),
         (AsyncCompile, "triton", lambda _, name, *args, **kwargs: generated_code.Kernel(name)),
+        (AsyncCompile, "cpp_pybinding", always(nothing)),
+        (guards, "_empty_strided_cpu", generated_code.empty_strided_cpu(compiler.tracker)),
         (guards, "_empty_strided_cuda", generated_code.empty_strided),
         (guards, "_reinterpret_tensor", generated_code.reinterpret_tensor(compiler.tracker)),
         (guards, "assert_alignment", always(None)),
@@ -182,12 +187,13 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
 def _refuse_other_devices(module: Any) -> None:
     """Raise if a graph uses a second GPU, or computes on the CPU, for which Inductor would write C++.
 
-    The region then runs eagerly.
+    The region then runs eagerly. Constants begin on the CPU.
     """
     for node in module.graph.nodes:
         for tensor in tensors_in(node.meta.get("val")):
             is_on_gpu(tensor)
-            if node.op == "call_function" and tensor.device.type == "cpu":
+            of_constants = all(given.op == "get_attr" for given in node.all_input_nodes)
+            if node.op == "call_function" and tensor.device.type == "cpu" and not of_constants:
                 raise NotImplementedError(f"{node.target} computes on the CPU")
 
 
