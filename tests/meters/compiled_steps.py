@@ -76,6 +76,20 @@ def block_inference(device: str, **options: Any) -> Step:
     return step
 
 
+def classifier_train(device: str, **options: Any) -> Step:
+    """The backward of the loss writes into the logits that the forward kept."""
+    with torch.device(device):
+        head = nn.Linear(256, 8192, bias=False)
+        x, target = torch.randn(2048, 256), torch.randint(0, 8192, (2048,))
+    loss = compiled(lambda: F.cross_entropy(head(x), target), **options)
+
+    def step() -> None:
+        loss().backward()
+        head.zero_grad()
+
+    return step
+
+
 def adamw_step(device: str, **options: Any) -> Step:
     with torch.device(device):
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
@@ -85,4 +99,4 @@ def adamw_step(device: str, **options: Any) -> Step:
     return compiled(optimizer.step, **options)
 
 
-STEPS = {build.__name__: build for build in (mlp_train, block_train, block_inference, adamw_step)}
+STEPS = {build.__name__: build for build in (mlp_train, block_train, block_inference, classifier_train, adamw_step)}

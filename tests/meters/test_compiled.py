@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_steps import STEPS, WARMUP, Block, block_inference, block_train, mlp_train
+from compiled_steps import STEPS, WARMUP, Block, block_inference, block_train, classifier_train, mlp_train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -355,6 +357,18 @@ def test_no_tensor_of_a_simulation_stays_alive() -> None:
     gc.collect()
     fakes = [thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor)]
     assert not [fake for fake in fakes if isinstance(fake.fake_mode, _NoDeviceFakeMode)]
+
+
+def test_compilers_that_are_first_imported_in_a_simulation_are_as_elsewhere() -> None:
+    """They were imported among the simulation's patches, and the backward then wrote a second tensor of logits."""
+    code = "import memfix, compiled_steps; print(memfix.peak(compiled_steps.classifier_train).peak_bytes)"
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(memfix.__file__).parents[1])])
+    fresh = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    reading = memfix.peak(classifier_train)
+    assert int(fresh.stdout) == reading.peak_bytes
+    assert reading.peak_bytes < 2 * 2048 * 8192 * FLOAT
 
 
 # ---------------------------------------------------------------- against a GPU
