@@ -383,3 +383,18 @@ def test_a_compiled_step_is_predicted(name: str) -> None:
         assert predicted.at_least <= measured.peak_bytes <= predicted.at_most
     else:
         assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.05, abs=64 * 1024)
+
+
+def test_afterwards_torch_chooses_the_kernels_of_attention_anew() -> None:
+    """With the simulated one remembered, a real compiled step had no gradient of attention."""
+
+    @torch.compile
+    def attended(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q).sum()
+
+    def build(device: str) -> Any:
+        q = torch.randn(1, 2, 64, 16, device=device, requires_grad=True)
+        return lambda: attended(q).backward()
+
+    memfix.peak(build)
+    assert not torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache

@@ -36,10 +36,21 @@ def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
             attention.install(library, gpu, notes)
             for name in native_on_cuda_only():
                 library.impl(name.removeprefix("aten::"), _only_for_dispatch, "CUDA", allow_override=True)
+        _forget_chosen_kernels(library)
         with attention.preferences_of(gpu), mock.patch.dict(meta_table, _preferred_to_decompositions()):
             yield
     finally:
         library._destroy()
+        _forget_chosen_kernels(library)
+
+
+def _forget_chosen_kernels(library: torch.library.Library) -> None:
+    """Let tracing choose the kernels of overridden operators anew: it remembers them, and would go on with a composite
+    whose parts it does not differentiate."""
+    for registered_as in library._op_impls:  # aten/one_hot/CUDA
+        packet = getattr(aten, registered_as.split("/")[1].partition(".")[0])
+        for overload in packet.overloads():
+            getattr(packet, overload)._dispatch_cache.clear()
 
 
 def _one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
