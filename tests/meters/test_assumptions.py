@@ -13,7 +13,16 @@ from torch import nn
 import memfix
 from memfix.errors import ON_A_GPU, MeasurementError
 from memfix.meters.base import Reading
-from memfix.meters.simulated.assumptions import ALL_CHOSEN, ALL_SET, COUNTED, EQUAL, EVEN, NO_LARGER_ID, NONE_SET
+from memfix.meters.simulated.assumptions import (
+    ALL_CHOSEN,
+    ALL_SET,
+    COUNTED,
+    EQUAL,
+    EVEN,
+    NO_BOUNDS,
+    NO_LARGER_ID,
+    NONE_SET,
+)
 from memfix.meters.simulated.tracking import state_range
 from memfix.meters.simulated.workspace import cudnn
 from memfix.meters.simulated.workspace.cudnn.plans import Plan
@@ -312,6 +321,24 @@ def test_real_tensors_still_have_values_afterwards() -> None:
     assert real.numpy().tolist() == [1, 1, 1]
     assert f"{real.sum():.1f}" == "3.0"
     assert torch.tensor([True, False]).sum().item() == 1
+
+
+def test_a_loop_until_a_value_is_small_has_no_bounds() -> None:
+    def build(device: str) -> Any:
+        x = torch.randn(2**20, device=device)
+
+        def step() -> None:
+            kept = []
+            for _ in range(10):
+                if x.sum().item() < 1:
+                    return
+                kept.append(x * 2)
+
+        return step
+
+    reading = memfix.peak(build)
+    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
+    assert NO_BOUNDS in reading.notes
 
 
 def test_layers_that_a_drawn_number_drops_are_bounded_by_all_and_none() -> None:

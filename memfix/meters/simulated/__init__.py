@@ -94,7 +94,8 @@ class SimulatedMeter:
                 if not tracker.assumed or isinstance(error, CompiledCodeError):
                     raise
                 return _Run(None, tuple(tracker.assumed), error)
-            return _Run(dataclasses.replace(reading, kept=(*kept, *reading.kept)), tuple(tracker.assumed))
+            reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
+            return _Run(reading, tuple(tracker.assumed), in_a_loop=tracker.answers.in_a_loop)
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Readings of several steps on the same state. Each step runs once, without a warm-up."""
@@ -134,6 +135,7 @@ class SimulatedMeter:
         ledger.restart()
         tracker.notes.clear()  # doubts about the warm-up do not matter
         tracker.assumed.clear()
+        tracker.answers.begin_step()
         if is_first_call:
             tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
         with listening(ledger.enter_stage):
@@ -183,10 +185,13 @@ class _Run:
     reading: Reading | None
     assumed: tuple[str, ...]
     error: Exception | None = None
+    in_a_loop: bool = False
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     """The reading of a run, with the bounds that the others give it."""
+    from .assumptions import NO_BOUNDS
+
     reading = usual.reading
     assert reading is not None
     if not usual.assumed:
@@ -195,6 +200,8 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     notes = (*reading.notes, *usual.assumed)
     if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter
         return dataclasses.replace(reading, notes=notes)
+    if any(run.in_a_loop for run in (usual, *others)):
+        return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
     lowest = min(each.peak_bytes if each.at_least is None else each.at_least for each in readings)
     highest = max(each.highest_bytes for each in readings)
     return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)

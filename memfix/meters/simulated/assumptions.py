@@ -24,6 +24,7 @@ ALL_SET = "the step asks whether all of a mask is set: assumed that it is"
 NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
 ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
+NO_BOUNDS = "a loop reads what nothing decides, and how often it runs is not known: there are no bounds"
 UNDECIDED = "a number that nothing decides"
 """The assumption behind values that were computed from an assumed number. The note names the line that reads them."""
 NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
@@ -34,6 +35,7 @@ _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """The name of a backward node that reads values -> what is assumed about them."""
 _NUMBERS: dict[Extent, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
 _PATIENCE = 200  # reads at one place before the answer changes
+_ONCE_OR_TWICE = 2
 _INTEGERS: dict[Extent, int] = {"usual": 1, "most": 2, "least": 0}
 
 
@@ -50,8 +52,19 @@ class Answers:
 
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
+        self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
         self._num_made = 0
+
+    @property
+    def in_a_loop(self) -> bool:
+        """Whether one place of the step asked again and again, so that the answers decide how often it does."""
+        return any(number > _ONCE_OR_TWICE for number in self._num_asked.values())
+
+    def begin_step(self) -> None:
+        """End the warm-up: the step that counts begins."""
+        self._is_warming_up = False
+        self._num_asked.clear()
 
     def made(self) -> float:
         """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer."""
@@ -59,10 +72,14 @@ class Answers:
         return _NUMBERS[self.extent] * (1 + self._num_made * 2**-20)
 
     def draw(self, drawn: torch.Tensor) -> None:
-        """Put the largest number below 1, or 0, in place of a single drawn one, by which layers are dropped."""
+        """Put the largest number below 1, or 0, in place of a single drawn one, by which layers are dropped.
+
+        A step takes most if the warm-up had the other: an optimizer makes the states of a layer when it first runs.
+        """
         if self.extent != "usual":
+            is_large = (self.extent == "most") != self._is_warming_up
             with torch._C._DisableTorchDispatch():
-                drawn.fill_(1 - torch.finfo(drawn.dtype).eps if self.extent == "most" else 0)
+                drawn.fill_(1 - torch.finfo(drawn.dtype).eps if is_large else 0)
 
     def number(self, dtype: torch.dtype, place: str, computed: Any = None) -> float | int | bool:
         """A single value that nothing decides, or that was ``computed`` from assumed numbers.
