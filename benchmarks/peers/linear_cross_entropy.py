@@ -7,16 +7,14 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from memfix.contract import Form
-from memfix.meters.simulated.patches import applied
-from memfix.ops.linear_cross_entropy import linear_cross_entropy, triton
+from memfix.ops.linear_cross_entropy import linear_cross_entropy
 
 from . import Comparison, Entry, Peer, Table, Tensors, Unavailable
 
@@ -70,26 +68,19 @@ def _as_called_by_users(form: str) -> Callable[..., Any]:
     return loss
 
 
-def _in_chunks(**tiles: Any) -> Callable[..., Any]:
-    """``triton`` with the ``rows_per_chunk`` of the shape, its kernels cut by ``tiles``."""
-    cut = replace(triton.TILES, **tiles)
-
-    def loss(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: MaybeTensor,
-        class_weight: MaybeTensor,
-        *,
-        rows_per_chunk: int,
-    ) -> torch.Tensor:
-        with applied([(triton, "TILES", cut)]):  # gradients are taken in the forward
-            return linear_cross_entropy(
-                hidden, weight, target, bias=bias, class_weight=class_weight, rows_per_chunk=rows_per_chunk,
-                form="triton",
-            )  # fmt: skip
-
-    return loss
+def _in_chunks(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: MaybeTensor,
+    class_weight: MaybeTensor,
+    *,
+    rows_per_chunk: int,
+) -> torch.Tensor:
+    """``triton`` with the ``rows_per_chunk`` of the shape."""
+    return linear_cross_entropy(
+        hidden, weight, target, bias=bias, class_weight=class_weight, rows_per_chunk=rows_per_chunk, form="triton"
+    )
 
 
 def _liger_in_chunks() -> Callable[..., Any]:
@@ -159,7 +150,7 @@ _OTHERS = ("liger", "cce", "torch", "torch_4096")
 IN_CHUNKS, LIGER_IN_CHUNKS = "triton_rows", "liger_rows"
 
 
-def _chunks(tokens: int, width: int, classes: int, rows: Sequence[int], *forms: str) -> list[Entry]:
+def _chunks(tokens: int, width: int, classes: int, rows: Sequence[int]) -> list[Entry]:
     """One shape at several rows per chunk. Those who choose their rows themselves run once, with the first; Liger also
     with every number of rows that it can have."""
     shape = f"N={tokens} D={width} V={classes} dtype=bfloat16"
@@ -171,17 +162,13 @@ def _chunks(tokens: int, width: int, classes: int, rows: Sequence[int], *forms: 
             Entry(
                 f"{tokens} tokens, {classes} classes, {number} rows",
                 f"{shape} rows_per_chunk={number}",
-                [IN_CHUNKS, *forms, *(["auto"] if number == rows[0] else [])],
+                [IN_CHUNKS, *(["auto"] if number == rows[0] else [])],
                 [*peers, *(["liger", "cce"] if number == rows[0] else [])],
             )
         )
     return entries
 
 
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "triton_rows_4_stages": {"product_stages": 4, "halves": True},
-}
-"""Other cuts of the same kernels, timed beside the usual ones."""
 _ROWS = (512, 1024, 2048, 4096, 8192)
 
 COMPARISON = Comparison(
@@ -217,7 +204,7 @@ COMPARISON = Comparison(
                 entry
                 for classes, width in ((32_000, 2560), (50_304, 2048))
                 for tokens in (8192, 16_384)
-                for entry in _chunks(tokens, width, classes, (1024, 2048, 4096, tokens), *VARIANTS)
+                for entry in _chunks(tokens, width, classes, (1024, 2048, 4096, tokens))
             ],
             values=("flat",),
         ),
@@ -227,7 +214,7 @@ COMPARISON = Comparison(
     },
     forms={
         **{form: _as_called_by_users(form) for form in ("auto", "checkpoint", "recompute", "triton")},
-        **{name: Form(_in_chunks(**tiles), has_kernels=True) for name, tiles in {IN_CHUNKS: {}, **VARIANTS}.items()},
+        IN_CHUNKS: Form(_in_chunks, has_kernels=True),
     },
     values={"flat": flat, "peaked": peaked},
     error_at={"N": 1024},

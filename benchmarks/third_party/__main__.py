@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from memfix.atomic_write import write_whole
+from memfix.checks.children import start_worker
 from memfix.provenance import describe
 from memfix.units import format_bytes
 
@@ -80,7 +81,8 @@ def _of_subjects(chosen: Mapping[str, Sequence[str]], workers: int) -> Iterator[
     if workers == 1:
         yield from map(rows_of, chosen, chosen.values())
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, spawn, initializer=start_worker, max_tasks_per_child=1) as pool:
         waiting = [pool.submit(rows_of, subject, names, workers) for subject, names in chosen.items()]
         yield from (ready.result() for ready in as_completed(waiting))
 

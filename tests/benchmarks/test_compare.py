@@ -67,7 +67,7 @@ def test_every_form_and_peer_is_a_row_or_is_left_out_by_name(tmp_path: Path) -> 
     data = json.loads(path.read_text())
     (contract,) = contracts(["linear_cross_entropy"])
     peers = {"liger", "liger_rows", "cce", "torch", "torch_4096"}
-    everybody = {"naive", *contract.forms, "triton_rows", "triton_rows_4_stages", *peers}
+    everybody = {"naive", *contract.forms, "triton_rows", *peers}
     assert {*data["sources"], *data["left_out"]} == everybody
     assert {"liger", "cce", "triton", "triton_rows"} <= data["left_out"].keys(), "their kernels need a GPU"
     assert {"torch", "triton", "gpu", "driver", "date", "commit"} <= data["surroundings"].keys()
@@ -575,17 +575,6 @@ def test_liger_gets_the_smallest_factor_with_as_many_rows(tokens: int, asked: in
     """As Liger 0.8.5 computes its rows, with 128,256 classes of width 4096."""
     assert loss_peers.liger_factor(tokens, 4096, 128_256, asked) == factor
     assert loss_peers.liger_rows(tokens, 4096, 128_256, factor) == rows
-
-
-def test_kernels_are_cut_otherwise_during_a_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        loss_peers, "linear_cross_entropy", lambda *_, **__: seen.append(loss_peers.triton.TILES.product_stages)
-    )
-    usual = loss_peers.triton.TILES
-    loss_peers._in_chunks(product_stages=4, halves=True)(*5 * [None], rows_per_chunk=8)
-    assert seen == [4]
-    assert loss_peers.triton.TILES is usual
 
 
 def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:

@@ -184,11 +184,13 @@ def coverage_of_memfix() -> dict[str, list[str]]:
                     for call in equality_calls(contract, name, dtype, 32, place="interpreter"):
                         form_call = FormCall(contract, name, call.draw)
                         run_form(form_call, form_call.inputs("cpu"), "cpu")
-                missing[form.function.__name__] = missing_coverage(form.function)
+                here, op = missing_coverage(form.function), form.function.__module__.rpartition(".")[0]
+                # kernels of several contracts are run by all of them
+                missing[op] = [each for each in missing.get(op, here) if each in here]
     return missing
 
 
 def test_every_branch_loop_and_mask_of_memfixs_own_kernels_is_run() -> None:
     found = in_interpreter(coverage_of_memfix)
-    assert "triton_kda" in found
+    assert "memfix.ops.kda" in found
     assert {name: missing for name, missing in found.items() if missing} == {}

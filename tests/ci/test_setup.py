@@ -310,7 +310,7 @@ def test_every_command_takes_its_python_from_one_place() -> None:
 # ---------------------------------------------------------------- the workers of ci/test
 @pytest.mark.parametrize(
     ("cores", "gpu", "arguments", "workers"),
-    [(2, False, "", 2), (16, False, "-m gpu", 4), (16, True, "", 4), (16, True, "-m gpu", 12), (8, True, "-m gpu", 8)],
+    [(2, False, "", 2), (16, False, "-m gpu", 4), (16, True, "", 4), (16, True, "-m gpu", 16), (8, True, "-m gpu", 8)],
 )
 def test_gpu_tests_have_more_workers(machine: Machine, cores: int, gpu: bool, arguments: str, workers: int) -> None:
     shutil.copy(ROOT / "ci/test", machine.root / "ci")

@@ -126,7 +126,12 @@ def test_without_a_form_the_smallest_is_fitted_and_named(memfix: Any) -> None:
     assert ended.exit_code == 0
     chosen, title, *_ = ended.out.splitlines()
     sizes = chosen.partition(" has the smallest peak of ")[2]
-    assert [part.split()[0] for part in sizes.partition(";")[0].split(", ")] == ["checkpoint", "recompute", "triton"]
+    assert [part.split()[0] for part in sizes.partition(";")[0].split(", ")] == [
+        "checkpoint",
+        "recompute",
+        "auto",
+        "triton",
+    ]
     form = chosen.split()[0]
     assert title.startswith(f"linear_cross_entropy/{form} [small, train] on H200, 1.00 MiB: N = ")
     assert memfix(*arguments, "--form", form).out.splitlines()[0] == title

@@ -4,15 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
-from benchmarks.peers.linear_cross_entropy import VARIANTS
-from memfix.ops.linear_cross_entropy import triton
 from memfix.ops.linear_cross_entropy.naive import naive_linear_cross_entropy
 from memfix.ops.linear_cross_entropy.triton import ExponentialsPass, triton_linear_cross_entropy
 
@@ -35,18 +30,9 @@ def everything() -> dict[str, Any]:
     """In one go: a child that interprets kernels takes seconds to start."""
     found: dict[str, Any] = {name: answers(name) for name in CALLS}
     found["errors of the weight's gradient"] = errors_of_the_weight_sum(16)
-    for name in ("plain", "strays"):
-        found[f"{name}, cut otherwise"] = {cut: cut_by(tiles, name) for cut, tiles in VARIANTS.items()}
     for width, stride in ((16, 16), (12, 16), (16, 20), (12, 12)):
         found[f"takes {width} of {stride}"] = takes_exponentials(width, stride)
     return found
-
-
-def cut_by(tiles: Mapping[str, Any], name: str) -> Answer:
-    """The answer of the kernels where they are cut by ``tiles``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton, "TILES", replace(triton.TILES, **tiles))
-        return answers(name)["kernels"]
 
 
 def _run(function: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, options: Any) -> Answer:

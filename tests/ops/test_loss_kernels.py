@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.peers.linear_cross_entropy import VARIANTS
-from memfix.checks.compiling import check_compiles
 from memfix.checks.interpreter import in_interpreter
-from memfix.meters import get_meter
-from memfix.ops.linear_cross_entropy import triton
-from memfix.registry import all_contracts
 
 pytest.importorskip("triton")
 from ops import interpreted_kernels as calls
@@ -34,24 +28,6 @@ def test_kernels_are_nearer_to_the_truth_than_naive(answers: dict[str, Any], nam
     ours, naives = errors(found["kernels"], found["truth"]), errors(found["naive"], found["truth"])
     for our, naive in zip(ours, naives, strict=True):
         assert our <= max(naive, 4e-3)
-
-
-@pytest.mark.parametrize("name", ["plain", "strays"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_kernels_that_are_cut_otherwise_give_the_same_bits(answers: dict[str, Any], name: str, variant: str) -> None:
-    for usual, other in zip(answers[name]["kernels"], answers[f"{name}, cut otherwise"][variant], strict=True):
-        assert torch.equal(usual, other)
-
-
-@pytest.mark.parametrize(
-    ("tiles", "status"), [*((tiles, "pass") for tiles in VARIANTS.values()), ({"product_stages": 4}, "fail")]
-)
-def test_kernels_that_are_cut_otherwise_fit_a_blocks_memory_or_are_seen_not_to(
-    tiles: dict[str, Any], status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(triton, "TILES", replace(triton.TILES, **tiles))
-    found = check_compiles(all_contracts()["linear_cross_entropy"], "triton", get_meter("simulated"))
-    assert found.status == status, found.message
 
 
 @pytest.mark.parametrize("name", ["nan_in_hidden", "inf_in_hidden"])

@@ -46,25 +46,11 @@ def target_logits(
 
 
 @triton.jit
-def _store_tile(out, values, first_row, first_column, HALVES: tl.constexpr):
-    """One store, or two of half the columns, which share the room of one in a block's memory."""
-    if HALVES:
-        ROWS: tl.constexpr = values.shape[0]
-        HALF: tl.constexpr = values.shape[1] // 2
-        left, right = tl.split(tl.permute(tl.reshape(values, (ROWS, 2, HALF)), (0, 2, 1)))
-        out.store([first_row, first_column], left.to(out.dtype))
-        out.store([first_row, first_column + HALF], right.to(out.dtype))
-    else:
-        out.store([first_row, first_column], values.to(out.dtype))
-
-
-@triton.jit
 def exponentials(
     hidden_CD, weight_VD, out_CV, bias, reference, parts, strays,
     num_tokens, vocabulary, width, num_parts, inverse_temperature,
     PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, CLASSES: tl.constexpr, DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr, STORES: tl.constexpr, STRAYS_ONLY: tl.constexpr, FINDS_MAXIMA: tl.constexpr,
-    HALVES: tl.constexpr,
 ):  # fmt: skip
     """``exp(logit - reference)`` for every token and class, rounded once, and its sum over each tile's classes.
 
@@ -110,9 +96,9 @@ def exponentials(
             if STORES:
                 if STRAYS_ONLY:
                     if own_steps > 0:
-                        _store_tile(out_CV, values, first_token, first_class, HALVES)
+                        out_CV.store([first_token, first_class], values.to(out_CV.dtype))
                 else:
-                    _store_tile(out_CV, values, first_token, first_class, HALVES)
+                    out_CV.store([first_token, first_class], values.to(out_CV.dtype))
             tl.store(at_part, tl.sum(tl.where((classes < vocabulary)[None, :], values, 0.0), 1), mask=writes)
 
 

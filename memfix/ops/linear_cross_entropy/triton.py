@@ -32,10 +32,6 @@ class Tiles:
     classes: int = 256
     depth: int = 64
     """Of a step of a product."""
-    product_stages: int = 3
-    """Of the product that leaves exponentials: how many steps are on their way. Four need ``halves``."""
-    halves: bool = False
-    """Whether that product stores its tiles in two halves, which takes half the room in a block's memory."""
     scanned: int = 1024
     """Classes at a time in a pass over logits; eight times as many where there are more than ``many_classes``."""
     many_classes: int = 4096
@@ -171,7 +167,7 @@ class ExponentialsPass:
         tiles = (
             _tiles_of(hidden_CD, TILES.tokens, TILES.depth),
             _tiles_of(weight_VD, TILES.classes, TILES.depth),
-            _tiles_of(values_CV, TILES.tokens, TILES.classes // (2 if TILES.halves else 1)),
+            _tiles_of(values_CV, TILES.tokens, TILES.classes),
         )
 
         def product(**which: bool) -> None:
@@ -180,8 +176,7 @@ class ExponentialsPass:
                 *tiles, head.bias_V, self.reference_C, self.parts_CP, self.strays,
                 num_tokens, head.vocabulary, width, self.num_parts, 1 / head.options.temperature,
                 PROGRAMS=programs, TOKENS=TILES.tokens, CLASSES=TILES.classes, DEPTH=TILES.depth,
-                HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, HALVES=TILES.halves,
-                num_warps=8, num_stages=TILES.product_stages, **which,
+                HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
             )  # fmt: skip
 
         parts: Any = coefficients
