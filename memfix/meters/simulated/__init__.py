@@ -10,7 +10,8 @@ bytes. Modules:
 - ``tracking``: handles each operator
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs
 - ``fake_execution``, ``fake_result_cache``: compute the results of operators
-- ``workspace``, ``tables``: know the memory that kernels take for themselves
+- ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries take for themselves
+- ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``: keeps the values of small tensors
 - ``assumptions``, ``refusals``: handle steps that read values which are not known
 - ``ledger``, ``source_lines``, ``gpus``: keep the bytes, find the source lines behind them, describe the GPUs
