@@ -139,6 +139,9 @@ def test_a_graph_break_gives_two_regions_and_their_edge_is_held() -> None:
     whole = memfix.peak(step_of(torch.compile(lambda x: ((x + 1).exp() + 1).exp()), 1000))
     reading = memfix.peak(step_of(torch.compile(broken), 1000))
     assert (whole.peak_bytes, reading.peak_bytes) == (4000, 8000)
+    line = broken.__code__.co_firstlineno + 2
+    said = f"torch.compile breaks the graph of broken in line {line}: its parts are compiled apart"
+    assert (whole.notes, reading.notes) == ((COUNTED,), (COUNTED, said))
 
 
 def test_a_constant_of_the_region_is_part_of_its_kernel() -> None:
@@ -189,12 +192,19 @@ def test_sizes_that_change_are_measured_at_the_last_one(dynamic: bool | None) ->
     def build(device: str) -> Any:
         return lambda: layer(torch.empty(next(sizes), device=device))
 
-    assert memfix.peak(build, warmup=2).peak_bytes == 2 * 100 * FLOAT
+    reading = memfix.peak(build, warmup=2)
+    assert reading.peak_bytes == 2 * 100 * FLOAT
+    assert reading.notes == (COUNTED, inductor.DYNAMIC)
+
+
+def test_sizes_of_an_earlier_simulation_do_not_make_a_size_dynamic() -> None:
+    run = torch.compile(lambda x: (x + 1).exp())
+    assert [memfix.peak(step_of(run, size)).notes for size in (100, 200)] == [(COUNTED,)] * 2
 
 
 def test_a_backward_with_dynamic_sizes_is_compiled_when_it_first_runs() -> None:
     reading = memfix.peak(functools.partial(mlp_train, dynamic=True))
-    assert reading.notes == (COUNTED,)
+    assert reading.notes == (COUNTED, inductor.DYNAMIC)
     assert reading.peak_bytes < 0.85 * memfix.peak(functools.partial(mlp_train, compiles=False)).peak_bytes
 
 

@@ -11,7 +11,8 @@ import torch
 
 from ..timeline import Line
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+"""The folder of torch."""
 _METERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MEASURE = os.path.join(os.path.dirname(os.path.dirname(_METERS)), "measure.py")
 _ENGINE_ENTRY = "_engine_run_backward"
@@ -53,7 +54,7 @@ def _innermost_user_site() -> Site | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(_TORCH):
+        if code.co_filename.startswith(TORCH):
             if code.co_name == _ENGINE_ENTRY:
                 return None
         elif not (code.co_filename.startswith(_METERS) or _is_generated(code)):
@@ -75,6 +76,6 @@ def line_of(site: Site | None) -> Line | None:
 def user_line(error: BaseException) -> Line | None:
     """The innermost line outside torch and the meters in the traceback of ``error``."""
     frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    ours = (_TORCH, _METERS, _MEASURE)
+    ours = (TORCH, _METERS, _MEASURE)
     theirs = [site for site in frames if not (site[0].co_filename.startswith(ours) or _is_generated(site[0]))]
     return line_of(theirs[-1]) if theirs else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ....errors import MeasurementError
 from ..patches import Patches, applied
+from ..source_lines import TORCH
 from ..tracking import StorageTracker
 from . import inductor, process_state
 
@@ -23,6 +25,7 @@ RAN_EAGER = "a region under torch.compile ran eager: what Inductor would allocat
 COMPARED: frozenset[tuple[str, str]] = frozenset()
 """The GPUs and versions of torch, such as ``("H200", "2.11")``, on which compiled steps had the simulated bytes."""
 
+_AFTER_A_BREAK = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _METERS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
@@ -97,6 +100,7 @@ class Compiler:
                 self._failed[code] = _described(error)
             else:
                 self._frames.add(converted)
+                self._note_break(code)
                 return converted
         self._note_eager(self._failed[code])
         return _skipped(for_good=False)
@@ -187,6 +191,14 @@ class Compiler:
             raise
         except Exception as error:
             raise CompiledCodeError(_described(error)) from error
+
+    def _note_break(self, code: CodeType) -> None:
+        """Note a graph break, if ``code`` is what Dynamo made of the rest of a function, unless it is torch's own."""
+        rest = _AFTER_A_BREAK.fullmatch(code.co_name)
+        if rest and not code.co_filename.startswith(TORCH):
+            self.doubts[
+                f"torch.compile breaks the graph of {rest[1]} in line {rest[2]}: its parts are compiled apart"
+            ] = None
 
     def _note_eager(self, reason: str | None) -> None:
         self.tracker.note(RAN_EAGER if reason is None else f"{RAN_EAGER} ({reason})")

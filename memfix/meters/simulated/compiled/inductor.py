@@ -41,6 +41,7 @@ _DOUBTFUL = {
     "cpp_wrapper": "torch.compile with cpp_wrapper: measured with Inductor's wrapper in Python",
 }
 """Settings of Inductor that are taken as off, and the note for each."""
+DYNAMIC = "torch.compile with dynamic sizes: one code for all sizes, counted at those of the step"
 PADDED = "Inductor pads the operands of a product if a timing says so: assumed that it does"
 
 _SAME_NAME = """current_device set_device device_count stream current_stream set_stream synchronize
@@ -172,14 +173,16 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
         with compiler.compiling():  # of a backward that is compiled when it first runs
             return compiler.run(real_inner, module, *args, **kwargs)
 
-    def compile_for_simulation(*args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
+    def compile_for_simulation(module: Any, inputs: Any, *args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
         given = dict(config_patches or {})
+        if any(isinstance(value, torch.SymInt) for value in inputs):
+            compiler.doubts[DYNAMIC] = None
         for name, doubt in _known(config, _DOUBTFUL).items():
             if given.get(name, compiler.asked_for.get(name)):
                 compiler.doubts[doubt] = None
             given.pop(name, None)
         kwargs.setdefault("inner_compile", inner)
-        return real(*args, config_patches=given or None, **kwargs)
+        return real(module, inputs, *args, config_patches=given or None, **kwargs)
 
     return compile_for_simulation
 
