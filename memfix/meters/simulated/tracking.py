@@ -46,7 +46,7 @@ class StorageTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: compiled regions run eagerly here, and disabling the compiler at every operator costs time."""
+        """Return False: ``compiled`` skips this module's frames, and disabling Dynamo at every operator costs time."""
         return False
 
     def __init__(self, gpu: GPU, cache: FakeResultCache, extent: Extent = "usual") -> None:
