@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from memfix.units import format_bytes, format_seconds
+from memfix.units import format_bytes, format_times
 
 
 def print_comparison(data: Mapping[str, Any], console: Console) -> None:
@@ -63,8 +63,7 @@ def _error_heading(check: Mapping[str, Any]) -> str:
 def _speed_cell(row: Mapping[str, Any]) -> str:
     if "trouble" in row:
         return str(row["trouble"])
-    times = row.get("times_s") or [row["seconds"]]
-    parts = [f"{format_seconds(row['seconds'])} ±{50 * (max(times) - min(times)) / row['seconds']:.0f} %"]
+    parts = [format_times(row["seconds"], row.get("times_s") or [row["seconds"]])]
     over = next(
         (f"{row[key]:.2f}x {key.removeprefix('times_')}" for key in ("times_floor", "times_naive") if key in row), ""
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 KiB = 1 << 10
@@ -72,3 +73,8 @@ def format_seconds(seconds: float) -> str:
         if float(f"{seconds:.3g}") >= scale:  # 0.9999 s is printed as 1 s
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def format_times(seconds: float, times_s: Sequence[float]) -> str:
+    """``812 ms ±1 %``: a median of samples, and half the distance between the shortest and the longest."""
+    return f"{format_seconds(seconds)} ±{50 * (max(times_s) - min(times_s)) / seconds:.0f} %"

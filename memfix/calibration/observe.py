@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..meters.simulated.composite import composite_key
 from ..meters.simulated.gpus import GPU
 from ..meters.simulated.workspace import Call, NoRule, hidden_buffers, storage_bytes
+from ..meters.simulated.workspace.indexing import is_mask
 from ..meters.simulated.workspace.layout import extent
 from ..meters.simulated.workspace.rules import tensors_in
 from ..meters.simulated.workspace.signature import signature
@@ -100,7 +101,7 @@ def _requested() -> dict[str, int]:
 
 def _depends_on_values(operator: Any, args: Any) -> bool:
     """Whether an operator's buffers depend on values: on how many are picked, or differ."""
-    picks = any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1:2]))
+    picks = any(map(is_mask, tensors_in(args[1:2])))
     writes_by_mask = picks and operator.overloadpacket in (torch.ops.aten.index_put, torch.ops.aten.index_put_)
     is_sorted = operator.overloadpacket is torch.ops.aten.isin
     return writes_by_mask or is_sorted or torch.Tag.dynamic_output_shape in operator.tags

@@ -12,7 +12,7 @@ from typing import Any
 from ..meters.base import Reading
 from ..meters.stages import Stage
 from ..meters.timeline import Allocation, Buffer, Timeline, table_lines
-from ..units import format_bytes, format_room, format_seconds
+from ..units import format_bytes, format_room, format_times
 
 PARAMETERS, INPUTS = "parameters", "batch and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
@@ -96,11 +96,7 @@ class MeasuredRun:
     @property
     def time(self) -> str:
         """The median of the times with their spread, such as ``812 ms ±1 %``."""
-        if not self.times_s:
-            return ""
-        median = statistics.median(self.times_s)
-        spread = (max(self.times_s) - min(self.times_s)) / 2 / median
-        return f"{format_seconds(median)} ±{spread:.0%}".replace("%", " %")
+        return format_times(statistics.median(self.times_s), self.times_s) if self.times_s else ""
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -50,8 +50,7 @@ def simulated_gpu(
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
     unlike_torch = Patches(python_patches.unlike_torch(tracker))
-    compiler = Compiler(tracker, patches, unlike_torch)
-    compiler.runs_eager = runs_eager
+    compiler = Compiler(tracker, patches, unlike_torch, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [
         # storages must die in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),

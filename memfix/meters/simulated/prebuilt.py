@@ -48,8 +48,7 @@ def weights_restored() -> Iterator[None]:
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if id(optimizer) not in stepped:
             stepped.add(id(optimizer))
-            states = {parameter: _put_back(state) for parameter, state in optimizer.state.items()}
-            undo.extend((*states.values(), _put_back(optimizer.state)))
+            undo.extend(map(_put_back, (*optimizer.state.values(), optimizer.state)))
 
     hook = register_optimizer_step_pre_hook(before_step)
     patches: list[Patch] = [

@@ -27,13 +27,13 @@ from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of
 from .values import Values, is_small
 from .workspace import Call, Workspace
+from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
 from .workspace.rules import tensors_in
 
 aten = torch.ops.aten
 
 _INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
-_MASKS = (torch.bool, torch.uint8)
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
 
@@ -105,7 +105,7 @@ class StorageTracker(TorchDispatchMode):
         if not _reads_values(func):
             return UNKNOWN
         if func is aten.index.Tensor:
-            if not any(map(_is_mask, args[1])):
+            if not any(map(is_mask, args[1])):
                 return UNKNOWN
             with self:
                 return func(args[0], _without_masks(args[1]))
@@ -307,14 +307,10 @@ def _is_view_of_real(operator: Any, given: list[torch.Tensor]) -> bool:
 def _writes_by_mask(operator: Any, args: Any) -> bool:
     """Whether a kernel writes by masks, which it turns into indices first. A scalar from the CPU fills the mask, and an
     addition frees the indices before its own buffers are largest."""
-    if operator.overloadpacket not in _INDEXES or not any(map(_is_mask, args[1])) or not is_on_gpu(args[0]):
+    if operator.overloadpacket not in _INDEXES or not any(map(is_mask, args[1])) or not is_on_gpu(args[0]):
         return False
-    fills = args[2].device.type == "cpu" and args[2].numel() == 1 and sum(index is not None for index in args[1]) == 1
-    return not fills and not (len(args) > 3 and args[3])
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
+    adds = len(args) > 3 and args[3]
+    return not adds and not is_masked_fill(*args[:3])
 
 
 def _on_device_of(tensor: torch.Tensor, index: Any) -> Any:
@@ -323,7 +319,7 @@ def _on_device_of(tensor: torch.Tensor, index: Any) -> Any:
 
 def _without_masks(indices: Any) -> list[Any]:
     """The indices; in place of a mask one for each of its dimensions, as CUDA makes them."""
-    return [place for index in indices for place in (index.nonzero().unbind(1) if _is_mask(index) else (index,))]
+    return [place for index in indices for place in (index.nonzero().unbind(1) if is_mask(index) else (index,))]
 
 
 @functools.cache

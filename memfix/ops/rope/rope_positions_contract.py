@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, Integers, TensorSpec, setting
@@ -34,18 +36,9 @@ def shared_table_rope_positions(
     max_positions: int | None = None,
     positions_per_chunk: int | None = None,
 ) -> torch.Tensor:
-    """``shared_table_rope`` at ``positions``; it is told ``max_positions`` where ``is_promised``.
-
-    A GPU is always told: otherwise the largest position is read from it, and a simulated one has no values.
-    """
-    is_told = is_promised or positions.device.type != "cpu"
-    return shared_table_rope(
-        x,
-        base=base,
-        positions=positions[0] if is_shared else positions,
-        max_positions=max_positions if is_told else None,
-        positions_per_chunk=positions_per_chunk,
-    )
+    """``shared_table_rope`` at ``positions``; it is told ``max_positions`` where ``is_promised``."""
+    told = _told(positions, is_shared, is_promised, max_positions)
+    return shared_table_rope(x, base=base, positions_per_chunk=positions_per_chunk, **told)
 
 
 def triton_rope_positions(
@@ -58,13 +51,19 @@ def triton_rope_positions(
     max_positions: int | None = None,
 ) -> torch.Tensor:
     """``triton_rope`` at ``positions``, told as ``shared_table_rope_positions`` is."""
+    return triton_rope(x, base=base, **_told(positions, is_shared, is_promised, max_positions))
+
+
+def _told(positions: torch.Tensor, is_shared: bool, is_promised: bool, max_positions: int | None) -> dict[str, Any]:
+    """The positions, and how many there can be where that ``is_promised``.
+
+    A GPU is always told: otherwise the largest position is read from it, and a simulated one has no values.
+    """
     is_told = is_promised or positions.device.type != "cpu"
-    return triton_rope(
-        x,
-        base=base,
-        positions=positions[0] if is_shared else positions,
-        max_positions=max_positions if is_told else None,
-    )
+    return {
+        "positions": positions[0] if is_shared else positions,
+        "max_positions": max_positions if is_told else None,
+    }
 
 
 contract = Contract(

@@ -40,14 +40,16 @@ class Compiler:
     ``patches`` are all others, which are off only while the compilers are imported.
     """
 
-    def __init__(self, tracker: StorageTracker, patches: Patches, unlike_torch: Patches) -> None:
+    def __init__(
+        self, tracker: StorageTracker, patches: Patches, unlike_torch: Patches, runs_eager: str | None = None
+    ) -> None:
         self.tracker = tracker
         self.doubts: dict[str, None] = {}
         """The notes of all compiled regions, made when they were compiled."""
         self.assumed: dict[str, None] = {}
         self.asked_for: dict[str, Any] = {}
         """The settings of Inductor that the simulation overrides, as the user has them."""
-        self.runs_eager: str | None = None
+        self.runs_eager = runs_eager
         """Why compiled regions run eagerly; None if they are compiled."""
         self.is_running = False
         """Whether a compiler runs: the dispatch modes are then its own."""

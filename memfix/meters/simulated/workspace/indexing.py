@@ -42,12 +42,16 @@ def _index_put(call: Call) -> list[int]:
     tensor, indices, values = call["self"], call["indices"], call["values"]
     if call["accumulate"]:
         return _add_by_index(call, tensor, indices, values)
-    on_cpu = _device_of(values) == "cpu" != _device_of(tensor)
-    given = [index for index in indices if index is not None]
-    if on_cpu and values.numel() == 1 and len(given) == 1 and _is_mask(given[0]):
-        return []  # a masked fill with a scalar, which is a kernel argument
+    if is_masked_fill(tensor, indices, values):
+        return []
     _refuse_if_deterministic(call)
-    return _index_copies(indices) + ([size_of(values)] if on_cpu else [])
+    return _index_copies(indices) + ([size_of(values)] if _is_from_cpu(values, tensor) else [])
+
+
+def is_masked_fill(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> bool:
+    """Whether a single mask is filled with a scalar from the CPU, which is then an argument of the kernel."""
+    given = [index for index in indices if index is not None]
+    return _is_from_cpu(values, tensor) and values.numel() == 1 and len(given) == 1 and is_mask(given[0])
 
 
 def _index_copies(indices: Sequence[torch.Tensor | None]) -> list[int]:
@@ -190,12 +194,16 @@ def _by_value(call: Call) -> list[int]:
 
 
 # ---------------------------------------------------------------- refusals
-def _is_mask(index: torch.Tensor) -> bool:
-    return index.dtype in (torch.bool, torch.uint8)
+def is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _is_from_cpu(values: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return _device_of(values) == "cpu" != _device_of(tensor)
 
 
 def _refuse_masks(indices: Sequence[torch.Tensor]) -> None:
-    if any(_is_mask(index) for index in indices):
+    if any(map(is_mask, indices)):
         raise NoRule("indexing by a mask, whose buffers depend on the values")
 
 
