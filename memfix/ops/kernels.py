@@ -22,3 +22,13 @@ def product(left, right, COARSE: tl.constexpr = False):
     if COARSE:
         return tl.dot(left, right, input_precision="tf32")
     return tl.dot(left, right, input_precision="tf32x3")
+
+
+@triton.jit
+def power_of_two(exponent):
+    """``2 ** exponent`` of float32 in one instruction: what is below the smallest normal number is 0."""
+    if INTERPRETED:
+        return tl.exp2(exponent)
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], dtype=tl.float32, is_pure=True, pack=1
+    )

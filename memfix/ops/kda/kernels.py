@@ -15,10 +15,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels import product
+from ..kernels import power_of_two, product
 
 LOWEST_GATE = tl.constexpr(-1000.0)
-"""Its exponential is 0 in float32; -inf itself would leave sums as NaN."""
+"""Its power of two is 0 in float32; -inf itself would leave sums as NaN."""
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 COUNTS = ("T", "NUM_CHUNKS", "H", "num_rows")
 """Not specialized: a kernel serves every length and number of heads. What aligns its rows is their width."""
@@ -59,9 +61,27 @@ def _store(tensor, row, exists, columns, values, WIDTH, H):
 
 
 @triton.jit
-def _gates(g, row, exists, columns, WIDTH, H):
-    """Gates of a tile, NaN and -inf replaced, and which rows have a NaN."""
-    gates = _load(g, row, exists, columns, WIDTH, H).to(tl.float32)
+def _tile_of_chunk(tensor, chunk, columns, WIDTH, SIZE: tl.constexpr):
+    """Like ``_tile``, of what is kept chunk by chunk: rows that no sequence has are zeros."""
+    at = tensor + chunk * (SIZE * WIDTH) + (tl.arange(0, SIZE)[:, None] * WIDTH + columns[None, :])
+    return at, (columns < WIDTH)[None, :]
+
+
+@triton.jit
+def _load_of_chunk(tensor, chunk, columns, WIDTH, SIZE: tl.constexpr):
+    at, inside = _tile_of_chunk(tensor, chunk, columns, WIDTH, SIZE)
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store_of_chunk(tensor, chunk, columns, values, WIDTH, SIZE: tl.constexpr):
+    at, inside = _tile_of_chunk(tensor, chunk, columns, WIDTH, SIZE)
+    tl.store(at, values.to(tensor.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _cleaned(gates):
+    """Gates with NaN and -inf replaced, and which rows have a NaN."""
     is_nan = gates != gates
     return tl.maximum(tl.where(is_nan, 0.0, gates), LOWEST_GATE), tl.max(is_nan.to(tl.int32), 1)
 
@@ -96,6 +116,25 @@ def _pairs(i, j, level):
     return (i >> level == (j >> level) + 1) & _is_second(i, level)
 
 
+@triton.constexpr_function
+def _steepest(dtype):
+    """How far gates may sum up from the middle of a chunk so that powers of two of the sum and of its negative keep the
+    digits of ``dtype``."""
+    return 116.0 if dtype == tl.bfloat16 else 6.0 if dtype == tl.float16 else 3.0
+
+
+@triton.jit
+def _from_the_middle(i, t, C: tl.constexpr):
+    """What token i sums of gate t: 1 from the middle of the chunk to itself, -1 from itself to the middle."""
+    return tl.where((t >= C // 2) & (t <= i), 1.0, 0.0) - tl.where((t < C // 2) & (t > i), 1.0, 0.0)
+
+
+@triton.jit
+def _are_flat(sums, dtype: tl.constexpr):
+    """Whether pairs can meet in the middle of the chunk: not where gates are steep, -inf or NaN."""
+    return tl.max(tl.where(tl.abs(sums) <= _steepest(dtype), 0, 1)) == 0
+
+
 @triton.jit
 def _sums(ranges, values, dtype: tl.constexpr):
     """``ranges @ values``, the values rounded to ``dtype``.
@@ -107,39 +146,38 @@ def _sums(ranges, values, dtype: tl.constexpr):
 
 # ---------------------------------------------------------------- inside a chunk
 @triton.jit
-def _products_of_pairs(
-    q, k, g, row, exists, K, H, dtype: tl.constexpr, C: tl.constexpr, BLOCK_K: tl.constexpr
-):  # fmt: skip
-    """Of tokens i > j: the decayed products of their keys, and of i's query with j's key, each token with itself among
-    the latter; and which rows have a NaN among their gates.
-    """
+def _products_by_levels(query, key, gates, dtype: tl.constexpr, C: tl.constexpr):
+    """Of tokens i > j: the decayed products of their keys, and of i's query with j's key."""
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
     overlaps = tl.zeros((C, C), tl.float32)
     weighed = tl.zeros((C, C), tl.float32)
-    has_nan = tl.zeros((C,), tl.int32)
-    for block in range(0, K, BLOCK_K):
-        columns = block + tl.arange(0, BLOCK_K)
-        gates, nan_rows = _gates(g, row, exists, columns, K, H)
-        has_nan = tl.maximum(has_nan, nan_rows)
-        query = _load(q, row, exists, columns, K, H)
-        key = _load(k, row, exists, columns, K, H)
-        weighed += tl.where(i == j, tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)[:, None], 0.0)
-        for level in range(_num_levels(C)):
-            factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
-            decayed_key = (key.to(tl.float32) * factor).to(dtype)
-            decayed_query = (query.to(tl.float32) * factor).to(dtype)
-            meet = _pairs(i, j, level)
-            across = tl.trans(decayed_key)
-            overlaps += tl.where(meet, product(decayed_key, across), 0.0)
-            weighed += tl.where(meet, product(decayed_query, across), 0.0)
-    return overlaps, weighed, has_nan
+    for level in range(_num_levels(C)):
+        factor = power_of_two(_sums(_ranges(i, j, level), gates, dtype))
+        decayed_key = (key * factor).to(dtype)
+        across = tl.trans(decayed_key)
+        meet = _pairs(i, j, level)
+        overlaps += tl.where(meet, product(decayed_key, across), 0.0)
+        weighed += tl.where(meet, product((query * factor).to(dtype), across), 0.0)
+    return overlaps, weighed
+
+
+@triton.jit
+def _inverse(overlaps, dtype: tl.constexpr, C: tl.constexpr):
+    """Of ``I + overlaps``: blocks of 2^level tokens are inverted, and each level joins two of them."""
+    token = tl.arange(0, C)
+    i, j = token[:, None], token[None, :]
+    solved = tl.where(i == j, 1.0, 0.0) - tl.where(_pairs(i, j, 0), overlaps, 0.0)
+    for level in tl.static_range(1, _num_levels(C)):
+        joining = tl.where(_pairs(i, j, level), overlaps, 0.0)
+        solved -= product(solved, product(joining, solved, dtype != tl.float32), dtype != tl.float32)
+    return solved
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def prepare(
     q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
-    scale, T, NUM_CHUNKS, H, K, V,
+    scale, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -147,46 +185,66 @@ def prepare(
     o = queries S + scores V', and ``keys``, ``decay`` with S <- decay*S + keys^T V'. A row whose gates have a NaN has
     NaN ``queries``, and so has the ``decay`` of its chunk: o is NaN from that token on, and the state after it.
     """
+    if FIXED_K:
+        K = FIXED_K
+    if FIXED_V:
+        V = FIXED_V
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
-
-    overlaps, weighed, has_nan = _products_of_pairs(q, k, g, row, exists, K, H, dtype, C, BLOCK_K)
     strength = tl.load(beta + row + token * H, mask=exists, other=0.0).to(tl.float32)
-    overlaps *= strength[:, None]
-    # the inverse of I + overlaps: blocks of 2^level tokens are inverted, and each level joins two of them
-    solved = tl.where(i == j, 1.0, 0.0) - tl.where(_pairs(i, j, 0), overlaps, 0.0)
-    for level in tl.static_range(1, _num_levels(C)):
-        joining = tl.where(_pairs(i, j, level), overlaps, 0.0)
-        solved -= product(solved, product(joining, solved, dtype != tl.float32), dtype != tl.float32)
-
-    at_pair = chunk * (C * C) + i * C + j
-    solved_rounded = solved.to(dtype)
-    tl.store(scores + at_pair, (weighed * scale).to(dtype))
-    if KEEPS_INVERSE:
-        tl.store(inverse + at_pair, solved_rounded)
-
-    first_nan = tl.min(tl.where(has_nan > 0, token, C))
+    overlaps = tl.zeros((C, C), tl.float32)
+    weighed = tl.zeros((C, C), tl.float32)
+    has_nan = tl.zeros((C,), tl.int32)
     for block in range(0, K, BLOCK_K):
         columns = block + tl.arange(0, BLOCK_K)
-        gates, _ = _gates(g, row, exists, columns, K, H)
+        gates = _load(g, row, exists, columns, K, H).to(tl.float32) * LOG2_E
+        query = _load(q, row, exists, columns, K, H).to(tl.float32)
         key = _load(k, row, exists, columns, K, H).to(tl.float32)
-        since_start = tl.exp(_sums(j <= i, gates, dtype))
-        weight = product(solved_rounded, (key * since_start * strength[:, None]).to(dtype))
-        _store(weights, row, exists, columns, weight, K, H)
-        query = _load(q, row, exists, columns, K, H).to(tl.float32) * since_start * scale
-        _store(queries, row, exists, columns, tl.where(i >= first_nan, float("nan"), query), K, H)
-        to_end = tl.exp(_sums(j > i, gates, dtype))
-        _store(keys, row, exists, columns, key * to_end, K, H)
-        whole = tl.where(first_nan < C, float("nan"), tl.exp(tl.sum(gates, 0)))
-        tl.store(decay + chunk * K + columns, whole, mask=columns < K)
+        weighed += tl.where(i == j, tl.sum(query * key, 1)[:, None], 0.0)
+        sums = _sums(_from_the_middle(i, j, C), gates, dtype)
+        if _are_flat(sums, dtype):
+            factor = power_of_two(sums)
+            across = tl.trans((key * power_of_two(-sums)).to(dtype))
+            overlaps += tl.where(i > j, product((key * factor).to(dtype), across), 0.0)
+            weighed += tl.where(i > j, product((query * factor).to(dtype), across), 0.0)
+        else:
+            gates, nan_rows = _cleaned(gates)
+            has_nan = tl.maximum(has_nan, nan_rows)
+            of_keys, of_queries = _products_by_levels(query, key, gates, dtype, C)
+            overlaps += of_keys
+            weighed += of_queries
+        since_start = power_of_two(_sums(j <= i, gates, dtype))
+        _store_of_chunk(queries, chunk, columns, query * since_start * scale, K, C)
+        _store_of_chunk(weights, chunk, columns, key * since_start * strength[:, None], K, C)  # until it is solved
+        _store_of_chunk(keys, chunk, columns, key * power_of_two(_sums(j > i, gates, dtype)), K, C)
+        at_end = (i == C - 1) & (columns < K)[None, :]
+        tl.store(decay + chunk * K + columns[None, :] + 0 * i, since_start, mask=at_end)
+
+    solved = _inverse(overlaps * strength[:, None], dtype, C).to(dtype)
+    at_pair = chunk * (C * C) + i * C + j
+    tl.store(scores + at_pair, (weighed * scale).to(dtype))
+    if KEEPS_INVERSE:
+        tl.store(inverse + at_pair, solved)
+    tl.debug_barrier()  # other threads of the program wrote what this one reads
+    for block in range(0, K, BLOCK_K):
+        columns = block + tl.arange(0, BLOCK_K)
+        weight = product(solved, _load_of_chunk(weights, chunk, columns, K, C))
+        _store_of_chunk(weights, chunk, columns, weight, K, C)
     for block in range(0, V, BLOCK_V):
         columns = block + tl.arange(0, BLOCK_V)
         value = _load(v, row, exists, columns, V, H).to(tl.float32) * strength[:, None]
-        _store(values, row, exists, columns, product(solved_rounded, value.to(dtype)), V, H)
+        _store_of_chunk(values, chunk, columns, product(solved, value.to(dtype)), V, C)
+    first_nan = tl.min(tl.where(has_nan > 0, token, C))
+    if first_nan < C:
+        for block in range(0, K, BLOCK_K):
+            columns = block + tl.arange(0, BLOCK_K)
+            at, inside = _tile_of_chunk(queries, chunk, columns, K, C)
+            tl.store(at, tl.full((C, BLOCK_K), float("nan"), dtype), mask=inside & (i >= first_nan))
+            tl.store(decay + chunk * K + columns, tl.full((BLOCK_K,), float("nan"), tl.float32), mask=columns < K)
 
 
 # ---------------------------------------------------------------- from chunk to chunk
@@ -213,7 +271,7 @@ def _block_of_state(H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 def scan(
     weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk,
-    T, NUM_CHUNKS, H, K, V,
+    T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -221,6 +279,10 @@ def scan(
 
     The state is turned, values by channels, as is what meets it: see ``product``.
     """
+    if FIXED_K:
+        K = FIXED_K
+    if FIXED_V:
+        V = FIXED_V
     sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
@@ -232,10 +294,10 @@ def scan(
         slot = begin + step
         first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
-        weight_CK = _load(weights, row, exists, at_k, K, H)
-        value_CV = _load(values, row, exists, at_v, V, H)
-        query_CK = _load(queries, row, exists, at_k, K, H)
-        key_CK = _load(keys, row, exists, at_k, K, H)
+        weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
+        value_CV = _load_of_chunk(values, chunk, at_v, V, C)
+        query_CK = _load_of_chunk(queries, chunk, at_k, K, C)
+        key_CK = _load_of_chunk(keys, chunk, at_k, K, C)
         score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
         kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
         narrow_VK = state_VK.to(dtype)
@@ -250,13 +312,17 @@ def scan(
 def scan_there_and_back(
     weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
     grad_states, bounds, first_chunk,
-    T, NUM_CHUNKS, H, K, V,
+    T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
     """For a backward pass: each chunk's first state and its V' (over ``values``), from the first chunk to the last;
     then the gradient of each chunk's last state, and of its V', from the last to the first.
     """
+    if FIXED_K:
+        K = FIXED_K
+    if FIXED_V:
+        V = FIXED_V
     sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
@@ -269,14 +335,14 @@ def scan_there_and_back(
         slot = begin + step
         first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
-        weight_CK = _load(weights, row, exists, at_k, K, H)
-        value_CV = _load(values, row, exists, at_v, V, H)
-        key_CK = _load(keys, row, exists, at_k, K, H)
+        weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
+        value_CV = _load_of_chunk(values, chunk, at_v, V, C)
+        key_CK = _load_of_chunk(keys, chunk, at_k, K, C)
         kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
         narrow_VK = state_VK.to(dtype)
         tl.store(states + chunk * (K * V) + at_state, narrow_VK, mask=in_state)
         new_VC = (tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK))).to(dtype)
-        _store(values, row, exists, at_v, tl.trans(new_VC), V, H)
+        _store_of_chunk(values, chunk, at_v, tl.trans(new_VC), V, C)
         state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
 
     grad_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
@@ -286,16 +352,16 @@ def scan_there_and_back(
         slot = end - 1 - step
         first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
-        weight_CK = _load(weights, row, exists, at_k, K, H)
-        query_CK = _load(queries, row, exists, at_k, K, H)
-        key_CK = _load(keys, row, exists, at_k, K, H)
+        weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
+        query_CK = _load_of_chunk(queries, chunk, at_k, K, C)
+        key_CK = _load_of_chunk(keys, chunk, at_k, K, C)
         score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
         kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
         out_VC = tl.trans(_load(grad_out, row, exists, at_v, V, H).to(dtype))
         narrow_VK = grad_VK.to(dtype)
         tl.store(grad_states + chunk * (K * V) + at_state, narrow_VK, mask=in_state)
         value_VC = (product(out_VC, score_CC) + product(narrow_VK, tl.trans(key_CK))).to(dtype)
-        _store(grad_values, row, exists, at_v, tl.trans(value_VC), V, H)
+        _store_of_chunk(grad_values, chunk, at_v, tl.trans(value_VC), V, C)
         grad_VK = grad_VK * kept[None, :] + product(out_VC, query_CK) - product(value_VC, weight_CK)
     if WANTS_INITIAL:
         tl.store(grad_initial + of_sequence, grad_VK, mask=in_state)
@@ -305,7 +371,7 @@ def scan_there_and_back(
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_pairs(
     v, beta, bounds, inverse, decay, values, grad_out, grad_values, grad_scores, grad_overlaps, grad_v, grad_beta,
-    scale, T, NUM_CHUNKS, H, K, V,
+    scale, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_V: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of what pairs of a chunk's tokens have to do with each other, and of its values.
@@ -313,6 +379,10 @@ def gradients_of_pairs(
     ``grad_values`` arrives as the gradient of V' and leaves as that of beta*v, before the triangular system.
     ``grad_scores`` is lower triangular, ``grad_overlaps`` strictly; above that both hold what nobody reads.
     """
+    if FIXED_K:
+        K = FIXED_K
+    if FIXED_V:
+        V = FIXED_V
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
@@ -327,13 +397,13 @@ def gradients_of_pairs(
     of_strength = tl.zeros((C,), tl.float32)
     for start in range(0, V, BLOCK_V):
         columns = start + tl.arange(0, BLOCK_V)
-        across = tl.trans(_load(values, row, exists, columns, V, H))
+        across = tl.trans(_load_of_chunk(values, chunk, columns, V, C))
         of_scores += product(_load(grad_out, row, exists, columns, V, H).to(dtype), across)
-        written = product(solved, _load(grad_values, row, exists, columns, V, H))
+        written = product(solved, _load_of_chunk(grad_values, chunk, columns, V, C))
         of_strength += tl.sum(written * _load(v, row, exists, columns, V, H).to(tl.float32), 1)
         _store(grad_v, row, exists, columns, written * strength[:, None] + poison, V, H)
         of_overlaps -= product(written.to(dtype), across)
-        _store(grad_values, row, exists, columns, written, V, H)
+        _store_of_chunk(grad_values, chunk, columns, written, V, C)
     tl.store(grad_scores + at_pair, (of_scores * scale).to(dtype))
     tl.store(grad_overlaps + at_pair, of_overlaps.to(dtype))
     tl.store(grad_beta + row + token * H, of_strength + poison, mask=exists)
@@ -358,10 +428,38 @@ def _gradients_through_states(
         state = tl.load(states + at_state, mask=in_state, other=0.0)
         grad_state = tl.load(grad_states + at_state, mask=in_state, other=0.0)
         grad_decay += tl.sum(state.to(tl.float32) * grad_state.to(tl.float32), 0)
-        grad_weighed_key -= product(_load(grad_values, row, exists, at_v, V, H), state)
+        grad_weighed_key -= product(_load_of_chunk(grad_values, chunk, at_v, V, C), state)
         grad_query += product(_load(grad_out, row, exists, at_v, V, H).to(dtype), state)
-        grad_key += product(_load(values, row, exists, at_v, V, H), grad_state)
+        grad_key += product(_load_of_chunk(values, chunk, at_v, V, C), grad_state)
     return grad_query, grad_key, grad_weighed_key, grad_decay
+
+
+@triton.jit
+def _gradients_from_the_middle(query, key, sums, strength, of_scores, of_overlaps, dtype: tl.constexpr):
+    """What all pairs add to the gradients of queries, keys, gates and strengths, by sums of gates from the middle.
+
+    A pair's gate gradients cancel outside of it, so both of its tokens must see the same rounded factors, and the sums
+    have twice the digits of ``dtype``.
+    """
+    token = tl.arange(0, query.shape[0])
+    i, j = token[:, None], token[None, :]
+    factor, inverse = power_of_two(sums), power_of_two(-sums)
+    decayed_query, decayed_key, raised_key = (
+        (query * factor).to(dtype), (key * factor).to(dtype), (key * inverse).to(dtype)
+    )  # fmt: skip
+    here = tl.where(i > j, of_overlaps, 0.0)
+    of_decayed = product(here, raised_key)
+    of_strength = tl.sum(of_decayed * decayed_key.to(tl.float32), 1)
+    of_decayed *= strength[:, None]
+    of_raised = product(tl.trans(here), (decayed_key.to(tl.float32) * strength[:, None]).to(dtype))
+    here = tl.where(i > j, of_scores, 0.0)
+    of_raised += product(tl.trans(here), decayed_query)
+    of_query = product(here, raised_key)
+    of_sums = decayed_query.to(tl.float32) * of_query + decayed_key.to(tl.float32) * of_decayed
+    of_sums -= raised_key.to(tl.float32) * of_raised
+    turned = _from_the_middle(j, i, query.shape[0])
+    of_gate = _sums(turned, of_sums, dtype) + _sums(turned, of_sums - of_sums.to(dtype).to(tl.float32), dtype)
+    return of_query * factor, of_decayed * factor + of_raised * inverse, of_gate, of_strength
 
 
 @triton.jit
@@ -371,9 +469,9 @@ def _gradients_at_a_level(
     """What the pairs that meet at a level add to the gradients of queries, keys, gates and strengths."""
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
-    factor = tl.exp(_sums(_ranges(i, j, level), gates, dtype))
-    decayed_key = key.to(tl.float32) * factor
-    decayed_query = query.to(tl.float32) * factor
+    factor = power_of_two(_sums(_ranges(i, j, level), gates, dtype))
+    decayed_key = key * factor
+    decayed_query = query * factor
     meet = _pairs(i, j, level)
     here = tl.where(meet, of_overlaps, 0.0)
     of_key = product(here, decayed_key.to(dtype))
@@ -391,13 +489,17 @@ def _gradients_at_a_level(
 def gradients_of_channels(
     q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
     grad_q, grad_k, grad_g, grad_beta,
-    scale, num_rows, T, NUM_CHUNKS, H, K, V,
+    scale, num_rows, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of queries, keys and gates, for a chunk, a head and a block of channels, and what the block
     contributes to that of beta: ``grad_beta`` is ``[1 + blocks, rows, H]``, after the values' own.
     """
+    if FIXED_K:
+        K = FIXED_K
+    if FIXED_V:
+        V = FIXED_V
     slot, head, block = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
@@ -410,35 +512,48 @@ def gradients_of_channels(
     grad_query, grad_key, grad_weighed_key, grad_decay = _gradients_through_states(
         values, states, grad_out, grad_values, grad_states, row, chunk, exists, columns, H, K, V, dtype, C, BLOCK_V
     )
-    gates, _ = _gates(g, row, exists, columns, K, H)
-    query = _load(q, row, exists, columns, K, H)
-    key = _load(k, row, exists, columns, K, H)
+    gates = _load(g, row, exists, columns, K, H).to(tl.float32) * LOG2_E
+    query = _load(q, row, exists, columns, K, H).to(tl.float32)
+    key = _load(k, row, exists, columns, K, H).to(tl.float32)
+    sums = _sums(_from_the_middle(i, j, C), gates, dtype)
+    are_flat = _are_flat(sums, dtype)
+    if not are_flat:
+        gates, _ = _cleaned(gates)
     # what the chunk takes from its first state: from the start to each token
-    factor = tl.exp(_sums(j <= i, gates, dtype))
+    factor = power_of_two(_sums(j <= i, gates, dtype))
     grad_query *= factor * scale
     grad_weighed_key *= factor
-    grad_strength = tl.sum(grad_weighed_key * key.to(tl.float32), 1)
+    grad_strength = tl.sum(grad_weighed_key * key, 1)
     grad_weighed_key *= strength[:, None]
-    grad_gate = _sums(j >= i, query.to(tl.float32) * grad_query + key.to(tl.float32) * grad_weighed_key, dtype)
+    grad_gate = _sums(j >= i, query * grad_query + key * grad_weighed_key, dtype)
     # what it adds to its last state: from each token to the end
-    grad_key *= tl.exp(_sums(j > i, gates, dtype))
-    grad_gate += _sums(j < i, key.to(tl.float32) * grad_key, dtype)
-    grad_gate += (tl.exp(tl.sum(gates, 0)) * grad_decay)[None, :]
+    grad_key *= power_of_two(_sums(j > i, gates, dtype))
+    grad_gate += _sums(j < i, key * grad_key, dtype)
+    grad_gate += (power_of_two(tl.sum(gates, 0)) * grad_decay)[None, :]
     grad_key += grad_weighed_key
     # a token with itself
     of_scores = tl.load(grad_scores + chunk * (C * C) + i * C + j)
     of_overlaps = tl.load(grad_overlaps + chunk * (C * C) + i * C + j)
     own = tl.sum(tl.where(i == j, of_scores.to(tl.float32), 0.0), 1)[:, None]
-    grad_query += own * key.to(tl.float32)
-    grad_key += own * query.to(tl.float32)
-    for level in range(_num_levels(C)):
-        of_query, of_key, of_gate, of_strength = _gradients_at_a_level(
-            query, key, gates, strength, of_scores, of_overlaps, level, dtype, C
+    grad_query += own * key
+    grad_key += own * query
+    if are_flat:
+        of_query, of_key, of_gate, of_strength = _gradients_from_the_middle(
+            query, key, sums, strength, of_scores, of_overlaps, dtype
         )
         grad_query += of_query
         grad_key += of_key
         grad_gate += of_gate
         grad_strength += of_strength
+    else:
+        for level in range(_num_levels(C)):
+            of_query, of_key, of_gate, of_strength = _gradients_at_a_level(
+                query, key, gates, strength, of_scores, of_overlaps, level, dtype, C
+            )
+            grad_query += of_query
+            grad_key += of_key
+            grad_gate += of_gate
+            grad_strength += of_strength
 
     poison = _poison(decay + chunk * K)
     _store(grad_q, row, exists, columns, grad_query + poison, K, H)

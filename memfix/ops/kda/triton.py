@@ -40,9 +40,9 @@ class Tiles:
     warps: int
 
 
-PREPARE = Tiles(k=64, v=64, stages=2, warps=2)
-SCAN = Tiles(k=16, v=16, stages=2, warps=4)  # all channels are in one tile, at least so many
-THERE_AND_BACK = Tiles(k=16, v=16, stages=3, warps=4)
+PREPARE = Tiles(k=32, v=32, stages=2, warps=2)
+SCAN = Tiles(k=16, v=32, stages=3, warps=4)  # all channels are in one tile, at least so many
+THERE_AND_BACK = Tiles(k=16, v=16, stages=2, warps=2)
 PAIRS = Tiles(k=64, v=64, stages=2, warps=2)
 CHANNELS = Tiles(k=64, v=64, stages=2, warps=4)
 
@@ -61,7 +61,7 @@ def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
         return wy_kda(*given, tensors.cu_seqlens, **vars(options))
     require_kernels(q_BTHK, instead="wy")
-    chunks = _Chunks.of(q_BTHK, tensors.spans)
+    chunks = _Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans)
     with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
         out_BTHV, final_SHKV = _Kda.apply(*given, chunks, scale_of(q_BTHK, options.scale))
     return out_BTHV, final_SHKV
@@ -77,7 +77,7 @@ class _Kda(torch.autograd.Function):
         ctx.chunks, ctx.scale = chunks, scale
         ctx.set_materialize_grads(False)
         terms = _Terms.of(_dense(*inputs), chunks, scale, keeps_inverse=False)
-        return _scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous())
+        return _scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous(), inputs[2])
 
     @staticmethod
     @first_derivative_only("kda")
@@ -94,7 +94,7 @@ class _Kda(torch.autograd.Function):
         terms = _Terms.of(inputs, chunks, scale, keeps_inverse=True)
         walk = _Walk.of(terms, chunks, initial_SHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV)
         assert terms.inverse_NHCC is not None
-        kept = (terms.inverse_NHCC, terms.decay_NHK, terms.values_BTHV)
+        kept = (terms.inverse_NHCC, terms.decay_NHK, terms.values_NHCV)
         del terms  # the rest of them makes room for the gradients
         return *_gradients(inputs, chunks, scale, *kept, grad_out_BTHV, walk), grad_initial_SHKV, None, None
 
@@ -107,6 +107,9 @@ def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 class _Chunks:
     """The chunks of all sequences in order: of sequences that are equally long, or of packed ones."""
 
+    num_heads: int
+    width_k: int
+    width_v: int
     num_sequences: int
     num_chunks: int
     length: int
@@ -117,33 +120,47 @@ class _Chunks:
     """Of packed sequences: each one's first chunk, and the number of chunks."""
 
     @staticmethod
-    def of(q_BTHK: torch.Tensor, spans: Sequence[Span]) -> _Chunks:
-        batch, length = q_BTHK.shape[:2]
+    def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span]) -> _Chunks:
+        batch, length, num_heads, width_k = q_BTHK.shape
+        sizes = num_heads, width_k, v_BTHV.shape[3]
         if len(spans) == 1:
-            return _Chunks(batch, batch * _parts(length, TOKENS_PER_CHUNK), length)
+            return _Chunks(*sizes, batch, batch * _parts(length, TOKENS_PER_CHUNK), length)
         bounds, first_chunk = [], [0]
         for span in spans:
             bounds += [(chunk.start, span.tokens.stop) for chunk in span.cut(TOKENS_PER_CHUNK)]
             first_chunk.append(len(bounds))
         tables = (torch.tensor(table, device=q_BTHK.device, dtype=torch.int64) for table in (bounds, first_chunk))
-        return _Chunks(len(spans), len(bounds), 0, *tables)
+        return _Chunks(*sizes, len(spans), len(bounds), 0, *tables)
 
-    def sizes(self, q_BTHK: torch.Tensor, v_BTHV: torch.Tensor) -> dict[str, Any]:
-        """What every kernel is told."""
+    def empty(self, like: torch.Tensor, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Room for so much of every chunk and head."""
+        return like.new_empty((self.num_chunks, self.num_heads, *size), dtype=dtype)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What every kernel is told. Widths that are powers of two are constants of the kernel."""
+        fixed_k, fixed_v = (width if width & (width - 1) == 0 else 0 for width in (self.width_k, self.width_v))
         return {
-            "H": q_BTHK.shape[2], "K": q_BTHK.shape[3], "V": v_BTHV.shape[3], "C": TOKENS_PER_CHUNK,
-            "T": self.length, "NUM_CHUNKS": _parts(self.length, TOKENS_PER_CHUNK), "PACKED": self.length == 0,
+            "H": self.num_heads, "K": self.width_k, "V": self.width_v, "FIXED_K": fixed_k, "FIXED_V": fixed_v,
+            "C": TOKENS_PER_CHUNK, "T": self.length, "NUM_CHUNKS": _parts(self.length, TOKENS_PER_CHUNK),
+            "PACKED": self.length == 0,
         }  # fmt: skip
+
+    def all_channels(self, tiles: Tiles, item_bytes: int) -> dict[str, int]:
+        """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
+        width = max(tiles.k, 1 << (self.width_k - 1).bit_length())
+        stages = min(tiles.stages, max(1, 1024 // (width * item_bytes)))
+        return {"BLOCK_K": width, "BLOCK_V": tiles.v, "STAGES": stages, "num_warps": tiles.warps}
 
 
 @dataclass(frozen=True)
 class _Terms:
     """What the chunks do to a state, as ``kernels.prepare`` says it."""
 
-    weights_BTHK: torch.Tensor
-    values_BTHV: torch.Tensor
-    queries_BTHK: torch.Tensor
-    keys_BTHK: torch.Tensor
+    weights_NHCK: torch.Tensor
+    values_NHCV: torch.Tensor
+    queries_NHCK: torch.Tensor
+    keys_NHCK: torch.Tensor
     scores_NHCC: torch.Tensor
     inverse_NHCC: torch.Tensor | None
     decay_NHK: torch.Tensor
@@ -152,40 +169,40 @@ class _Terms:
     def of(inputs: Sequence[torch.Tensor], chunks: _Chunks, scale: float, *, keeps_inverse: bool) -> _Terms:
         from . import kernels
 
-        q_BTHK, _, v_BTHV, _, _ = inputs
-        num_heads = q_BTHK.shape[2]
-        size_NHCC = (chunks.num_chunks, num_heads, TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)
+        q_BTHK = inputs[0]
+        size_CK, size_CV = (TOKENS_PER_CHUNK, chunks.width_k), (TOKENS_PER_CHUNK, chunks.width_v)
+        size_CC = (TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)
         terms = _Terms(
-            torch.empty_like(q_BTHK),
-            torch.empty_like(v_BTHV),
-            torch.empty_like(q_BTHK),
-            torch.empty_like(q_BTHK),
-            q_BTHK.new_empty(size_NHCC),
-            q_BTHK.new_empty(size_NHCC) if keeps_inverse else None,
-            q_BTHK.new_empty((chunks.num_chunks, num_heads, q_BTHK.shape[3]), dtype=torch.float32),
+            chunks.empty(q_BTHK, *size_CK),
+            chunks.empty(q_BTHK, *size_CV),
+            chunks.empty(q_BTHK, *size_CK),
+            chunks.empty(q_BTHK, *size_CK),
+            chunks.empty(q_BTHK, *size_CC),
+            chunks.empty(q_BTHK, *size_CC) if keeps_inverse else None,
+            chunks.empty(q_BTHK, chunks.width_k, dtype=torch.float32),
         )
-        kernels.prepare[(chunks.num_chunks, num_heads)](
+        kernels.prepare[(chunks.num_chunks, chunks.num_heads)](
             *inputs, chunks.bounds_N2,
-            terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC,
-            terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes(q_BTHK, v_BTHV),
+            terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
+            terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes,
             BLOCK_K=PREPARE.k, BLOCK_V=PREPARE.v, KEEPS_INVERSE=keeps_inverse,
             num_warps=PREPARE.warps, num_stages=PREPARE.stages,
         )  # fmt: skip
         return terms
 
 
-def _scan(terms: _Terms, chunks: _Chunks, initial_SHKV: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _scan(
+    terms: _Terms, chunks: _Chunks, initial_SHKV: torch.Tensor | None, v_BTHV: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     from . import kernels
 
-    *_, num_heads, width_k = terms.weights_BTHK.shape
-    width_v = terms.values_BTHV.shape[3]
-    out_BTHV = torch.empty_like(terms.values_BTHV)
-    final_SHKV = out_BTHV.new_empty((chunks.num_sequences, num_heads, width_k, width_v), dtype=torch.float32)
-    kernels.scan[(chunks.num_sequences * num_heads, _parts(width_v, SCAN.v))](
-        terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC, terms.decay_NHK,
+    out_BTHV = v_BTHV.new_empty(v_BTHV.shape)
+    size_SHKV = (chunks.num_sequences, chunks.num_heads, chunks.width_k, chunks.width_v)
+    final_SHKV = out_BTHV.new_empty(size_SHKV, dtype=torch.float32)
+    kernels.scan[(chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, SCAN.v))](
+        terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        **chunks.sizes(terms.weights_BTHK, terms.values_BTHV), **_all_channels(terms.weights_BTHK, SCAN),
-        HAS_INITIAL=initial_SHKV is not None,
+        **chunks.sizes, **chunks.all_channels(SCAN, out_BTHV.element_size()), HAS_INITIAL=initial_SHKV is not None,
     )  # fmt: skip
     return out_BTHV, final_SHKV
 
@@ -198,7 +215,7 @@ class _Walk:
     """Each chunk's first."""
     grad_states_NHVK: torch.Tensor
     """Of each chunk's last."""
-    grad_values_BTHV: torch.Tensor
+    grad_values_NHCV: torch.Tensor
     """Of what the chunks write, V'."""
 
     @staticmethod
@@ -213,16 +230,14 @@ class _Walk:
         """Leaves V' in the place of the terms' values."""
         from . import kernels
 
-        *_, num_heads, width_k = terms.weights_BTHK.shape
-        width_v = terms.values_BTHV.shape[3]
-        states_NHVK = terms.weights_BTHK.new_empty((chunks.num_chunks, num_heads, width_v, width_k))
-        walk = _Walk(states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_BTHV))
-        kernels.scan_there_and_back[(chunks.num_sequences * num_heads, _parts(width_v, THERE_AND_BACK.v))](
-            terms.weights_BTHK, terms.values_BTHV, terms.queries_BTHK, terms.keys_BTHK, terms.scores_NHCC,
+        states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
+        walk = _Walk(states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_NHCV))
+        num_blocks = _parts(chunks.width_v, THERE_AND_BACK.v)
+        kernels.scan_there_and_back[(chunks.num_sequences * chunks.num_heads, num_blocks)](
+            terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
             terms.decay_NHK, initial_SHKV, walk.states_NHVK, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
-            walk.grad_values_BTHV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
-            **chunks.sizes(terms.weights_BTHK, terms.values_BTHV),
-            **_all_channels(terms.weights_BTHK, THERE_AND_BACK),
+            walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
+            **chunks.sizes, **chunks.all_channels(THERE_AND_BACK, states_NHVK.element_size()),
             HAS_INITIAL=initial_SHKV is not None, HAS_FINAL=grad_final_SHKV is not None,
             WANTS_INITIAL=grad_initial_SHKV is not None,
         )  # fmt: skip
@@ -235,38 +250,30 @@ def _gradients(
     scale: float,
     inverse_NHCC: torch.Tensor,
     decay_NHK: torch.Tensor,
-    values_BTHV: torch.Tensor,
+    values_NHCV: torch.Tensor,
     grad_out_BTHV: torch.Tensor,
     walk: _Walk,
 ) -> tuple[torch.Tensor, ...]:
     from . import kernels
 
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
-    num_heads, num_rows = q_BTHK.shape[2], q_BTHK.shape[0] * q_BTHK.shape[1]
-    num_blocks = _parts(q_BTHK.shape[3], CHANNELS.k)
+    num_rows = q_BTHK.shape[0] * q_BTHK.shape[1]
+    num_blocks = _parts(chunks.width_k, CHANNELS.k)
     grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(inverse_NHCC), torch.empty_like(inverse_NHCC)
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
     parts_PBTH = beta_BTH.new_empty((1 + num_blocks, *beta_BTH.shape), dtype=torch.float32)
-    sizes = chunks.sizes(q_BTHK, v_BTHV)
-    kernels.gradients_of_pairs[(chunks.num_chunks, num_heads)](
-        v_BTHV, beta_BTH, chunks.bounds_N2, inverse_NHCC, decay_NHK, values_BTHV, grad_out_BTHV, walk.grad_values_BTHV,
-        grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale, **sizes,
+    kernels.gradients_of_pairs[(chunks.num_chunks, chunks.num_heads)](
+        v_BTHV, beta_BTH, chunks.bounds_N2, inverse_NHCC, decay_NHK, values_NHCV, grad_out_BTHV, walk.grad_values_NHCV,
+        grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale, **chunks.sizes,
         BLOCK_V=PAIRS.v, num_warps=PAIRS.warps, num_stages=PAIRS.stages,
     )  # fmt: skip
-    kernels.gradients_of_channels[(chunks.num_chunks, num_heads, num_blocks)](
-        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, decay_NHK, values_BTHV, walk.states_NHVK,
-        grad_out_BTHV, walk.grad_values_BTHV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
-        grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, **sizes,
+    kernels.gradients_of_channels[(chunks.num_chunks, chunks.num_heads, num_blocks)](
+        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, decay_NHK, values_NHCV, walk.states_NHVK,
+        grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
+        grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, **chunks.sizes,
         BLOCK_K=CHANNELS.k, BLOCK_V=CHANNELS.v, num_warps=CHANNELS.warps, num_stages=CHANNELS.stages,
     )  # fmt: skip
     return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
-
-
-def _all_channels(q_BTHK: torch.Tensor, tiles: Tiles) -> dict[str, int]:
-    """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
-    width = max(tiles.k, 1 << (q_BTHK.shape[3] - 1).bit_length())
-    stages = min(tiles.stages, max(1, 1024 // (width * q_BTHK.element_size())))
-    return {"BLOCK_K": width, "BLOCK_V": tiles.v, "STAGES": stages, "num_warps": tiles.warps}
 
 
 def _parts(length: int, of_size: int) -> int:
