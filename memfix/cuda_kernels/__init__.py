@@ -36,15 +36,16 @@ class CudaKernel:
     path: Path
     name: str
 
-    def launch(self, grid: Sequence[int], block: Sequence[int], *arguments: Any) -> None:
-        """Launch on the current stream of the tensors' device. Every argument is a tensor or an int, as the kernel
-        declares it. The kernel reads a tensor by its pointer: pass strides where it may not be contiguous."""
+    def launch(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
+        """Launch on the current stream of the tensors' device. Every argument is a tensor or a number, as the kernel
+        declares it. The kernel reads a tensor by its pointer: pass strides where it may not be contiguous.
+        ``shared_bytes``: of a block, beyond what the kernel declares."""
         tensors = self.tensors_of(arguments)
         device = tensors[0].device
         if device.type == "cuda":
             from .compiled import function_on, launch_on
 
-            launch_on(device, function_on(self, device), grid, block, self.parameters, arguments)
+            launch_on(device, function_on(self, device, shared_bytes), grid, block, self.parameters, arguments, shared_bytes)
             return
         from .emulated import emulate, is_emulating
 
@@ -84,7 +85,7 @@ class CudaKernel:
         return tensors
 
 
-_DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long": "int64"}
+_DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long": "int64", "bfloat16": "bfloat16"}
 """Those of torch, by the types of C that kernels may have."""
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _C_TYPES = {"int": ctypes.c_int, "long long": ctypes.c_longlong, "float": ctypes.c_float, "double": ctypes.c_double}
 _OPTIONS = ("--std=c++17",)
+_MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class CompilerRefused(Exception):
@@ -112,8 +113,9 @@ def _driver() -> ctypes.CDLL:
 
 
 @functools.cache
-def function_on(kernel: CudaKernel, device: torch.device) -> ctypes.c_void_p:
-    """The kernel, compiled and loaded for a device. Both are cached for the life of the process."""
+def function_on(kernel: CudaKernel, device: torch.device, shared_bytes: int = 0) -> ctypes.c_void_p:
+    """The kernel, compiled and loaded for a device, with leave to take so much shared memory. Both are cached for the
+    life of the process."""
     import torch
 
     if reason := no_compiler():
@@ -124,6 +126,8 @@ def function_on(kernel: CudaKernel, device: torch.device) -> ctypes.c_void_p:
         _make_current(_index_of(device))
         _ok(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "CUDA")
         _ok(_driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.name.encode()), "CUDA")
+        if shared_bytes:
+            _ok(_driver().cuFuncSetAttribute(function, _MOST_DYNAMIC_SHARED, shared_bytes), "CUDA")
     return function
 
 
@@ -134,6 +138,7 @@ def launch_on(
     block: Sequence[int],
     parameters: Sequence[Parameter],
     arguments: Sequence[Any],
+    shared_bytes: int = 0,
 ) -> None:
     """Launch on the current stream of ``device``, whichever device is the current one."""
     import torch
@@ -143,7 +148,7 @@ def launch_on(
     with torch.cuda.device(device):
         _make_current(_index_of(device))
         stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-        _ok(_driver().cuLaunchKernel(function, *sizes, ctypes.c_uint(0), stream, pointers, None), "CUDA")
+        _ok(_driver().cuLaunchKernel(function, *sizes, ctypes.c_uint(shared_bytes), stream, pointers, None), "CUDA")
 
 
 def as_c(parameters: Sequence[Parameter], arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:

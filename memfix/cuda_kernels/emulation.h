@@ -4,6 +4,7 @@
 // round backwards. So a missing barrier shows: a thread reads what another has not written yet, or has written over.
 
 #pragma once
+#define MEMFIX_EMULATION
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -16,7 +17,7 @@
 #include <vector>
 
 #define __global__
-#define __device__ static
+#define __device__
 #define __forceinline__ inline
 #define __shared__ static
 #define __launch_bounds__(...)
@@ -27,10 +28,19 @@ struct dim3 {
 };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+struct uint4 {
+    unsigned x, y, z, w;
+};
+
 static inline float __int_as_float(int bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
+}
+static inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
 namespace emulation {
@@ -165,4 +175,141 @@ static const char *run(const unsigned *grid, const unsigned *block, Traffic *cou
     return fault.empty() ? nullptr : fault.c_str();
 }
 
+// ---------------------------------------------------------------- what the threads of a warp do together
+// Every thread leaves its operands, and after the others' turn takes theirs. Two places in turn are enough: who leaves
+// something in the first again comes after all have taken from it.
+struct Operands {
+    unsigned values[6];
+};
+static std::vector<Operands> left[2];
+static std::vector<unsigned> num_left;
+
+static const Operands *exchange(const Operands &mine) {
+    size_t me = running, first = me / 32 * 32;
+    for (auto &place : left)
+        if (place.size() < fibers.size()) place.resize(fibers.size());
+    if (num_left.size() < fibers.size()) num_left.resize(fibers.size());
+    auto &place = left[num_left[me]++ % 2];
+    place[me] = mine;
+    barrier();
+    return &place[first];
+}
+
 } // namespace emulation
+
+// ---------------------------------------------------------------- instructions
+static inline unsigned pack(float low, float high) {
+    auto rounded = [](float value) -> unsigned {
+        unsigned bits = __float_as_uint(value);
+        if (value != value) return 0x7fff;
+        return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    };
+    return rounded(low) | rounded(high) << 16;
+}
+static inline float power_of_two(float exponent) { return std::exp2(exponent); }
+
+template <typename T> static inline uint4 load16(const emulation::Global<const T> &from, long long at) {
+    uint4 bytes;
+    for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
+        const T value = from[at + i];
+        std::memcpy(reinterpret_cast<char *>(&bytes) + i * sizeof(T), &value, sizeof(T));
+    }
+    return bytes;
+}
+template <typename T> static inline uint4 load16(const emulation::Global<T> &from, long long at) {
+    uint4 bytes;
+    for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
+        const T value = from[at + i];
+        std::memcpy(reinterpret_cast<char *>(&bytes) + i * sizeof(T), &value, sizeof(T));
+    }
+    return bytes;
+}
+template <typename T, typename Bytes> static inline void store_bytes(const emulation::Global<T> &to, long long at, Bytes bytes) {
+    for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
+        T value;
+        std::memcpy(&value, reinterpret_cast<char *>(&bytes) + i * sizeof(T), sizeof(T));
+        to[at + i] = value;
+    }
+}
+template <typename T> static inline void store16(const emulation::Global<T> &to, long long at, uint4 value) { store_bytes(to, at, value); }
+template <typename T> static inline void store4(const emulation::Global<T> &to, long long at, unsigned value) { store_bytes(to, at, value); }
+
+static inline float from_lane(float value, int lane) {
+    return __int_as_float(emulation::exchange({{__float_as_uint(value)}})[lane].values[0]);
+}
+static inline bool any_lane(bool flag) {
+    const emulation::Operands *all = emulation::exchange({{flag}});
+    bool any = false;
+    for (int lane = 0; lane < 32; lane++) any |= all[lane].values[0] != 0;
+    return any;
+}
+static inline unsigned transposed(unsigned pair) {
+    const emulation::Operands *all = emulation::exchange({{pair}});
+    unsigned lane = emulation::running % 32, turned = 0;
+    for (unsigned side = 0; side < 2; side++) {
+        unsigned row = 2 * (lane % 4) + side, column = lane / 4;
+        turned |= (all[4 * row + column / 2].values[0] >> 16 * (column % 2) & 0xffff) << 16 * side;
+    }
+    return turned;
+}
+// sums[16, 8] += a[16, 16] @ b[16, 8] of bfloat16, each thread with its part of them
+static inline void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const emulation::Operands *all = emulation::exchange({{a[0], a[1], a[2], a[3], b0, b1}});
+    unsigned lane = emulation::running % 32;
+    auto half = [](unsigned both, unsigned side) { return __int_as_float(side ? both & 0xffff0000u : both << 16); };
+    for (unsigned e = 0; e < 4; e++) {
+        unsigned row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
+        for (unsigned k = 0; k < 16; k++) {
+            unsigned owner = k % 8 / 2, register_a = row / 8 + 2 * (k / 8), register_b = 4 + k / 8;
+            sums[e] += half(all[4 * (row % 8) + owner].values[register_a], k % 2) *
+                       half(all[4 * column + owner].values[register_b], k % 2);
+        }
+    }
+}
+static inline void multiply_floats(float (&sums)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+    auto rounded = [](float value) { return (__float_as_uint(value) + 0x1000) & 0xffffe000u; };
+    const emulation::Operands *all =
+        emulation::exchange({{rounded(a0), rounded(a1), rounded(a2), rounded(a3), rounded(b0), rounded(b1)}});
+    unsigned lane = emulation::running % 32;
+    for (unsigned e = 0; e < 4; e++) {
+        unsigned row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
+        for (unsigned k = 0; k < 8; k++)
+            sums[e] += __int_as_float(all[4 * (row % 8) + k % 4].values[row / 8 + 2 * (k / 4)]) *
+                       __int_as_float(all[4 * column + k % 4].values[4 + k / 4]);
+    }
+}
+alignas(256) static char shared[232448];
+static inline unsigned start_of_shared() { return 0; }
+static inline float shared_float(unsigned at) {
+    float value;
+    std::memcpy(&value, shared + at, sizeof value);
+    return value;
+}
+static inline void load_matrices(unsigned (&matrices)[4], unsigned at, bool turned = false) {
+    const emulation::Operands *all = emulation::exchange({{at}});
+    unsigned lane = emulation::running % 32;
+    for (unsigned matrix = 0; matrix < 4; matrix++) {
+        matrices[matrix] = 0;
+        for (unsigned side = 0; side < 2; side++) {
+            unsigned row = lane / 4, column = 2 * (lane % 4) + side;
+            if (turned) std::swap(row, column);
+            uint16_t element;
+            std::memcpy(&element, shared + all[8 * matrix + row].values[0] + 2 * column, sizeof element);
+            matrices[matrix] |= unsigned(element) << 16 * side;
+        }
+    }
+}
+static inline void load_transposed(unsigned (&matrices)[4], unsigned at) { load_matrices(matrices, at, true); }
+template <typename T>
+static inline void copy16(unsigned to, const emulation::Global<T> &from, long long at, bool exists = true) {
+    const uint4 bytes = exists ? load16(from, at) : uint4{0, 0, 0, 0};
+    std::memcpy(shared + to, &bytes, sizeof bytes);
+}
+static inline uint4 take16(unsigned at) {
+    uint4 value;
+    std::memcpy(&value, shared + at, sizeof value);
+    return value;
+}
+static inline void put16(unsigned at, uint4 value) { std::memcpy(shared + at, &value, sizeof value); }
+static inline void end_copies() {}
+template <int LATER> static inline void await_copies() {}

@@ -10,7 +10,7 @@ with every gradient inside every chunk at once. Between the passes nothing but t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +57,26 @@ def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     ``chunk_size`` says. float64, and keys wider than 256, take the form ``wy``.
     """
     q_BTHK = tensors.q_BTHK
-    given = (*tensors.inputs, tensors.initial_state_SHKV)
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
-        return wy_kda(*given, tensors.cu_seqlens, **vars(options))
+        return wy_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
+    return kda_by(_PASSES, tensors, options)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The kernels of the forward pass; backward prepares too."""
+
+    prepare: Callable[[tuple[torch.Tensor, ...], Terms, Chunks, float], None]
+    scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
+
+
+def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
+    q_BTHK = tensors.q_BTHK
     require_kernels(q_BTHK, instead="wy")
-    chunks = _Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans)
+    chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans)
+    given = (*tensors.inputs, tensors.initial_state_SHKV, chunks, scale_of(q_BTHK, options.scale), passes)
     with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
-        out_BTHV, final_SHKV = _Kda.apply(*given, chunks, scale_of(q_BTHK, options.scale))
+        out_BTHV, final_SHKV = _Kda.apply(*given)
     return out_BTHV, final_SHKV
 
 
@@ -72,12 +85,16 @@ class _Kda(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
-        *inputs, initial_SHKV, chunks, scale = given
+        *inputs, initial_SHKV, chunks, scale, passes = given
         ctx.save_for_backward(*inputs, initial_SHKV)
-        ctx.chunks, ctx.scale = chunks, scale
+        ctx.chunks, ctx.scale, ctx.passes = chunks, scale, passes
         ctx.set_materialize_grads(False)
-        terms = _Terms.of(_dense(*inputs), chunks, scale, keeps_inverse=False)
-        return _scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous(), inputs[2])
+        terms = Terms.of(passes, _dense(*inputs), chunks, scale, keeps_inverse=False)
+        out_BTHV = inputs[2].new_empty(inputs[2].shape)
+        size_SHKV = (chunks.num_sequences, chunks.num_heads, chunks.width_k, chunks.width_v)
+        final_SHKV = out_BTHV.new_empty(size_SHKV, dtype=torch.float32)
+        passes.scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous(), final_SHKV, out_BTHV)
+        return out_BTHV, final_SHKV
 
     @staticmethod
     @first_derivative_only("kda")
@@ -91,12 +108,12 @@ class _Kda(torch.autograd.Function):
         if initial_SHKV is not None:
             initial_SHKV = initial_SHKV.contiguous()
             grad_initial_SHKV = torch.empty_like(initial_SHKV) if ctx.needs_input_grad[5] else None
-        terms = _Terms.of(inputs, chunks, scale, keeps_inverse=True)
+        terms = Terms.of(ctx.passes, inputs, chunks, scale, keeps_inverse=True)
         walk = _Walk.of(terms, chunks, initial_SHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV)
         assert terms.inverse_NHCC is not None
         kept = (terms.inverse_NHCC, terms.decay_NHK, terms.values_NHCV)
         del terms  # the rest of them makes room for the gradients
-        return *_gradients(inputs, chunks, scale, *kept, grad_out_BTHV, walk), grad_initial_SHKV, None, None
+        return *_gradients(inputs, chunks, scale, *kept, grad_out_BTHV, walk), grad_initial_SHKV, None, None, None
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -104,7 +121,7 @@ def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @dataclass(frozen=True)
-class _Chunks:
+class Chunks:
     """The chunks of all sequences in order: of sequences that are equally long, or of packed ones."""
 
     num_heads: int
@@ -120,17 +137,17 @@ class _Chunks:
     """Of packed sequences: each one's first chunk, and the number of chunks."""
 
     @staticmethod
-    def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span]) -> _Chunks:
+    def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span]) -> Chunks:
         batch, length, num_heads, width_k = q_BTHK.shape
         sizes = num_heads, width_k, v_BTHV.shape[3]
         if len(spans) == 1:
-            return _Chunks(*sizes, batch, batch * _parts(length, TOKENS_PER_CHUNK), length)
+            return Chunks(*sizes, batch, batch * _parts(length, TOKENS_PER_CHUNK), length)
         bounds, first_chunk = [], [0]
         for span in spans:
             bounds += [(chunk.start, span.tokens.stop) for chunk in span.cut(TOKENS_PER_CHUNK)]
             first_chunk.append(len(bounds))
         tables = (torch.tensor(table, device=q_BTHK.device, dtype=torch.int64) for table in (bounds, first_chunk))
-        return _Chunks(*sizes, len(spans), len(bounds), 0, *tables)
+        return Chunks(*sizes, len(spans), len(bounds), 0, *tables)
 
     def empty(self, like: torch.Tensor, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Room for so much of every chunk and head."""
@@ -154,7 +171,7 @@ class _Chunks:
 
 
 @dataclass(frozen=True)
-class _Terms:
+class Terms:
     """What the chunks do to a state, as ``kernels.prepare`` says it."""
 
     weights_NHCK: torch.Tensor
@@ -166,13 +183,13 @@ class _Terms:
     decay_NHK: torch.Tensor
 
     @staticmethod
-    def of(inputs: Sequence[torch.Tensor], chunks: _Chunks, scale: float, *, keeps_inverse: bool) -> _Terms:
-        from . import kernels
-
+    def of(
+        passes: Passes, inputs: tuple[torch.Tensor, ...], chunks: Chunks, scale: float, *, keeps_inverse: bool
+    ) -> Terms:
         q_BTHK = inputs[0]
         size_CK, size_CV = (TOKENS_PER_CHUNK, chunks.width_k), (TOKENS_PER_CHUNK, chunks.width_v)
         size_CC = (TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)
-        terms = _Terms(
+        terms = Terms(
             chunks.empty(q_BTHK, *size_CK),
             chunks.empty(q_BTHK, *size_CV),
             chunks.empty(q_BTHK, *size_CK),
@@ -181,30 +198,39 @@ class _Terms:
             chunks.empty(q_BTHK, *size_CC) if keeps_inverse else None,
             chunks.empty(q_BTHK, chunks.width_k, dtype=torch.float32),
         )
-        kernels.prepare[(chunks.num_chunks, chunks.num_heads)](
-            *inputs, chunks.bounds_N2,
-            terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
-            terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes,
-            BLOCK_K=PREPARE.k, BLOCK_V=PREPARE.v, KEEPS_INVERSE=keeps_inverse,
-            num_warps=PREPARE.warps, num_stages=PREPARE.stages,
-        )  # fmt: skip
+        passes.prepare(inputs, terms, chunks, scale)
         return terms
 
 
-def _scan(
-    terms: _Terms, chunks: _Chunks, initial_SHKV: torch.Tensor | None, v_BTHV: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     from . import kernels
 
-    out_BTHV = v_BTHV.new_empty(v_BTHV.shape)
-    size_SHKV = (chunks.num_sequences, chunks.num_heads, chunks.width_k, chunks.width_v)
-    final_SHKV = out_BTHV.new_empty(size_SHKV, dtype=torch.float32)
+    kernels.prepare[(chunks.num_chunks, chunks.num_heads)](
+        *inputs, chunks.bounds_N2,
+        terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
+        terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes,
+        BLOCK_K=PREPARE.k, BLOCK_V=PREPARE.v, KEEPS_INVERSE=terms.inverse_NHCC is not None,
+        num_warps=PREPARE.warps, num_stages=PREPARE.stages,
+    )  # fmt: skip
+
+
+def _scan(
+    terms: Terms,
+    chunks: Chunks,
+    initial_SHKV: torch.Tensor | None,
+    final_SHKV: torch.Tensor,
+    out_BTHV: torch.Tensor,
+) -> None:
+    from . import kernels
+
     kernels.scan[(chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, SCAN.v))](
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
         **chunks.sizes, **chunks.all_channels(SCAN, out_BTHV.element_size()), HAS_INITIAL=initial_SHKV is not None,
     )  # fmt: skip
-    return out_BTHV, final_SHKV
+
+
+_PASSES = Passes(_prepare, _scan)
 
 
 @dataclass(frozen=True)
@@ -220,8 +246,8 @@ class _Walk:
 
     @staticmethod
     def of(
-        terms: _Terms,
-        chunks: _Chunks,
+        terms: Terms,
+        chunks: Chunks,
         initial_SHKV: torch.Tensor | None,
         grad_out_BTHV: torch.Tensor,
         grad_final_SHKV: torch.Tensor | None,
@@ -246,7 +272,7 @@ class _Walk:
 
 def _gradients(
     inputs: Sequence[torch.Tensor],
-    chunks: _Chunks,
+    chunks: Chunks,
     scale: float,
     inverse_NHCC: torch.Tensor,
     decay_NHK: torch.Tensor,
