@@ -73,6 +73,7 @@ def triton_is_there() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@functools.cache
 def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter."""
     from .kernels import INTERPRETED

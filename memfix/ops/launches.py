@@ -19,9 +19,10 @@ _compiled: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, num_stages: int, **constants: Any
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
 ) -> None:
-    """``kernel[grid](*arguments, **constants)``: tensors, ints and None, then the constexprs by name."""
+    """``kernel[grid](*arguments, **constants)``: tensors, descriptors of tensors, numbers and None, then the constexprs
+    by name."""
     options = {"num_warps": num_warps, "num_stages": num_stages}
     key = _key_of(kernel, arguments, (num_warps, num_stages, *constants.values()))
     found = None if key is None else _compiled.get(key)
@@ -42,11 +43,19 @@ def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ..
     if is_interpreted() or torch.compiler.is_compiling():
         return None
     key: list[object] = [id(kernel), torch.cuda.current_device(), *constants]
+    append = key.append
     for value in arguments:
-        if not isinstance(value, torch.Tensor):
-            key.append(value)
-        elif type(value) in _PLAIN:
-            key += (value.dtype, value.data_ptr() % _ALIGNED_BYTES == 0)
-        else:
+        kind = type(value)
+        if kind in _PLAIN:
+            append(value.dtype)
+            append(value.data_ptr() % _ALIGNED_BYTES == 0)
+        elif isinstance(value, torch.Tensor):
             return None
+        elif block := getattr(value, "block_shape", None):
+            if type(value.base) not in _PLAIN:
+                return None
+            key += (value.base.dtype, *block)
+        else:
+            append(kind)  # 1 is also 1.0 and True
+            append(value)
     return tuple(key)

@@ -47,6 +47,9 @@ class Head:
 class ChunkPass(Protocol):
     """From the hidden rows of a chunk to the sums of its tokens and the gradient of their logits."""
 
+    def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
+        """Prepare for the chunks, which follow in order: ``sums`` are those of all tokens that count."""
+
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
     ) -> LogitsGradient | None:
@@ -298,6 +301,7 @@ class _Visit:
         num_chunks = -(-number // rows_per_chunk)
         visit_chunk = plan.passes.make_pass(self.head, rows_per_chunk, gradients.are_wanted)
         hidden_rows = _HiddenRows(self.tensors.hidden_ND, self.counted.rows_K, rows_per_chunk, plan.product_dtype)
+        visit_chunk.begin(self.tensors.hidden_ND, self.counted, self.sums)
         targets, sums = self.counted.target_K.split(rows_per_chunk), self.sums.split(rows_per_chunk)
         weights = num_chunks * [None] if coefficients is None else coefficients.split(rows_per_chunk)
         for i in range(num_chunks):

@@ -15,34 +15,47 @@ import triton.language as tl
 from ..kernels import INTERPRETED
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LARGEST_SUM = tl.constexpr(2.0**100)
-"""Of exponentials: it and its inverse times a hidden value are far inside the range of bfloat16 and float32."""
+LARGEST_SUM = tl.constexpr(2.0**90)
+"""Of a tile's exponentials: the sum over tiles, and its inverse, times a hidden value stay in bfloat16's range."""
+LARGEST_TERMS = tl.constexpr(2.0**20)
+"""Of a logit, added up by magnitude: beyond it, sums in float32 in two orders may differ by tens."""
 
 
 # ---------------------------------------------------------------- the product that leaves exponentials
 @triton.jit
 def target_logits(
-    hidden, hidden_stride, weight, weight_stride, bias, target, target_logit, reference, strays,
-    num_tokens, width, inverse_temperature,
-    HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    hidden, hidden_stride, column_stride, rows, weight, weight_stride, bias, target, target_logit, strays,
+    num_tokens, width, rows_per_chunk, strays_stride, inverse_temperature,
+    HAS_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The logit of each token's target, which is also the first reference of its exponentials; and no strays yet."""
+    """The logit of each token's target, to which its exponentials refer. Where it is made of terms so large that the
+    product's sum may differ much from this one, the token is a stray.
+    """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
     column = tl.load(target + tokens, mask=counts, other=0)
+    row = tokens
+    if HAS_ROWS:
+        row = tl.load(rows + tokens, mask=counts, other=0)
     at = tl.arange(0, WIDTH)
     inside = counts[:, None] & (at < width)[None, :]
-    hidden_CD = tl.load(hidden + tokens[:, None] * hidden_stride + at[None, :], mask=inside, other=0.0)
+    where = hidden + row[:, None] * hidden_stride + at[None, :] * column_stride
     weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=inside, other=0.0)
-    logit = tl.sum(hidden_CD.to(tl.float32) * weight_CD.to(tl.float32), 1)
+    # rounded as the products see it, where autocast has a wider one
+    hidden_CD = tl.load(where, mask=inside, other=0.0).to(weight.dtype.element_ty)
+    terms_CD = hidden_CD.to(tl.float32) * weight_CD.to(tl.float32)
+    logit = tl.sum(terms_CD, 1)
+    magnitude = tl.sum(tl.abs(terms_CD), 1)
     if HAS_BIAS:
-        logit += tl.load(bias + column, mask=counts, other=0.0).to(tl.float32)
-    logit *= inverse_temperature
-    tl.store(target_logit + tokens, logit, mask=counts)
-    # a bias of -inf rules a class out; where that is the target's, the others still have a softmax
-    tl.store(reference + tokens, tl.where(tl.abs(logit) < float("inf"), logit, 0.0), mask=counts)
-    tl.store(strays + tokens // BLOCK, tl.zeros((TOKENS,), tl.int32), mask=counts)
-    tl.store(strays + tl.cdiv(num_tokens, BLOCK) + tokens * 0, tl.zeros((TOKENS,), tl.int32), mask=counts)
+        own_bias = tl.load(bias + column, mask=counts, other=0.0).to(tl.float32)
+        logit += own_bias
+        magnitude += tl.abs(own_bias)
+    tl.store(target_logit + tokens, logit * inverse_temperature, mask=counts)
+    is_stray = counts & (magnitude * inverse_temperature > LARGEST_TERMS)
+    at_chunk = strays + tokens // rows_per_chunk * strays_stride
+    ones = tl.full((TOKENS,), 1, tl.int32)
+    tl.store(at_chunk, ones, mask=is_stray)
+    tl.store(at_chunk + 1 + tokens % rows_per_chunk // BLOCK, ones, mask=is_stray)
 
 
 @triton.jit
@@ -55,13 +68,15 @@ def exponentials(
     """``exp(logit - reference)`` for every token and class, rounded once, and its sum over each tile's classes.
 
     A persistent grid: a program takes tile after tile, all tokens of a block of classes first, so that the weight is
-    read once and the chunk's hidden rows stay in the cache. With ``STRAYS_ONLY`` only tiles of tokens with a stray
-    among them, of which there are none as a rule; with ``FINDS_MAXIMA`` the largest logit of each tile's classes only.
+    read once and the chunk's hidden rows stay in the cache. A token whose sum is too large, or no number, is a stray:
+    ``strays`` says whether there is one, and then for each block of tokens whether one is among them. With
+    ``STRAYS_ONLY`` only such blocks are done, of which there are none as a rule; with ``FINDS_MAXIMA`` the references
+    of their tokens become the largest logits, and nothing else is written.
     """
     tiles_C = tl.cdiv(num_tokens, TOKENS)
     num_tiles = tiles_C * tl.cdiv(vocabulary, CLASSES)
     if STRAYS_ONLY:
-        num_tiles *= tl.load(strays + tiles_C)
+        num_tiles *= tl.load(strays)
     steps = tl.cdiv(width, DEPTH)
     for tile in tl.range(tl.program_id(0), num_tiles, PROGRAMS, flatten=True):
         block = tile % tiles_C
@@ -70,7 +85,7 @@ def exponentials(
         first_class = part * CLASSES
         own_steps = steps
         if STRAYS_ONLY:
-            own_steps = tl.where(tl.load(strays + block) == 0, 0, steps)
+            own_steps = tl.where(tl.load(strays + 1 + block) == 0, 0, steps)
         logits = tl.zeros((TOKENS, CLASSES), tl.float32)
         for step in range(own_steps):
             left = hidden_CD.load([first_token, step * DEPTH])
@@ -84,12 +99,11 @@ def exponentials(
         writes = tokens < num_tokens
         if STRAYS_ONLY:
             writes &= own_steps > 0
-        at_part = parts + tokens.to(tl.int64) * num_parts + part
         if HAS_BIAS:
             logits += tl.load(bias + classes, mask=classes < vocabulary, other=0.0).to(tl.float32)[None, :]
         if FINDS_MAXIMA:
             logits = tl.where((classes < vocabulary)[None, :], logits, float("-inf"))
-            tl.store(at_part, tl.max(logits, 1) * inverse_temperature, mask=writes)
+            tl.atomic_max(reference + tokens, tl.max(logits, 1) * inverse_temperature, mask=writes)
         else:
             shift = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0) * LOG2_E
             values = tl.exp2(logits * (inverse_temperature * LOG2_E) - shift[:, None])
@@ -99,21 +113,13 @@ def exponentials(
                         out_CV.store([first_token, first_class], values.to(out_CV.dtype))
                 else:
                     out_CV.store([first_token, first_class], values.to(out_CV.dtype))
-            tl.store(at_part, tl.sum(tl.where((classes < vocabulary)[None, :], values, 0.0), 1), mask=writes)
-
-
-@triton.jit
-def refer_to_maxima(
-    parts, num_parts, reference, strays, num_tokens, TOKENS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The reference of tokens in a block with strays becomes their largest logit."""
-    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    counts = tokens < num_tokens
-    counts &= tl.load(strays + tokens // BLOCK, mask=counts, other=0) != 0
-    at = tl.arange(0, PARTS)
-    where = parts + tokens[:, None] * num_parts + at[None, :]
-    inside = counts[:, None] & (at < num_parts)[None, :]
-    tl.store(reference + tokens, tl.max(tl.load(where, mask=inside, other=float("-inf")), 1), mask=counts)
+            sums = tl.sum(tl.where((classes < vocabulary)[None, :], values, 0.0), 1)
+            tl.store(parts + tokens.to(tl.int64) * num_parts + part, sums, mask=writes)
+            if not STRAYS_ONLY:
+                is_stray = writes & ~(sums <= LARGEST_SUM)
+                ones = tl.full((TOKENS,), 1, tl.int32)
+                tl.store(strays + tokens * 0, ones, mask=is_stray)
+                tl.store(strays + 1 + block + tokens * 0, ones, mask=is_stray)
 
 
 @triton.jit
@@ -134,33 +140,31 @@ def _shares(
 
 @triton.jit
 def settle(
-    values_CV, values_stride, parts, num_parts, target_logit, reference, strays, target, surprise, logsumexp,
+    values_CV, values_stride, parts, num_parts, maximum, strays, target, surprise, logsumexp,
     softmax, own, square, row_scale, target_share, hidden, hidden_stride, scaled_hidden, num_tokens, width,
     HAS_LOGSUMEXP: tl.constexpr, HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
-    STRAYS_ONLY: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums of a token, and how its exponentials become a gradient: ``row_scale * values - target_share [v = t]``.
 
+    ``surprise`` holds the logit of the target until this is written over it. The exponentials refer to that logit, and
+    in blocks with strays to ``maximum``, which is -inf again afterwards.
+
     The target's own entry is ``p - 1`` (up to the coefficients). While ``p`` is small, the 1 stays outside, where it is
     exact. Once ``p`` is above a half, the difference is put in the entry itself: rounding ``p`` alone would then
-    cost more than the difference is. A token whose sum nears the end of the range is a stray: its target is no good
-    reference, and its block is done again.
+    cost more than the difference is.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
-    if STRAYS_ONLY:
-        counts &= tl.load(strays + tokens // BLOCK, mask=counts, other=0) != 0
     at_part = tl.arange(0, PARTS)
     where = parts + tokens[:, None] * num_parts + at_part[None, :]
     total = tl.sum(tl.load(where, mask=counts[:, None] & (at_part < num_parts)[None, :], other=0.0), 1)
-    if not STRAYS_ONLY:
-        is_stray = counts & ((total > LARGEST_SUM) | (total < 1.0 / LARGEST_SUM))
-        ones = tl.full((TOKENS,), 1, tl.int32)
-        tl.store(strays + tokens // BLOCK, ones, mask=is_stray)
-        tl.store(strays + tl.cdiv(num_tokens, BLOCK) + tokens * 0, ones, mask=is_stray)
     log_total = tl.log(total)
-    shift = tl.load(reference + tokens, mask=counts, other=0.0)
-    own_shifted = tl.load(target_logit + tokens, mask=counts, other=0.0) - shift
+    own_logit = tl.load(surprise + tokens, mask=counts, other=0.0)
+    strays_among = counts & (tl.load(strays + 1 + tokens // BLOCK, mask=counts, other=0) != 0)
+    shift = tl.where(strays_among, tl.load(maximum + tokens, mask=strays_among, other=0.0), own_logit)
+    tl.store(maximum + tokens, tl.full((TOKENS,), float("-inf"), tl.float32), mask=strays_among)
+    own_shifted = own_logit - shift
     tl.store(surprise + tokens, log_total - own_shifted, mask=counts)
     lse = log_total + shift
     if HAS_LOGSUMEXP:

@@ -15,6 +15,7 @@ from ..products import product_into, sum_dtype
 from .chunks import Head, Passes, chunked_linear_cross_entropy
 from .logits_gradient import DenseGradient
 from .options import LossTensors, Options, loss_form
+from .targets import Counted
 from .terms import Coefficients, Sums
 
 # the softmax of 16-bit logits runs in float32, a quarter of the chunk at a time:
@@ -61,6 +62,9 @@ class TiledPass:
         rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
         num_tiles = (wide != dtype) + caps
         return vocabulary * (rows_per_chunk * dtype.itemsize + num_tiles * rows_per_tile * wide.itemsize)
+
+    def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
+        """A chunk needs nothing that could be prepared."""
 
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None

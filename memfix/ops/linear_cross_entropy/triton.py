@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..dispatch import is_interpreted, require_kernels
+from ..launches import launch
 from ..products import product_into
 from .chunks import Head, Passes, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
 from .options import LossTensors, Options, loss_form
@@ -89,7 +90,8 @@ class LogitsPass(TiledPass):
         product_into(values_RV, hidden_RD, self.weight_DV)
         is_large = head.vocabulary > TILES.many_classes
         at_once = _tokens_at_once(num_tokens)
-        pass_over_logits[(-(-num_tokens // at_once),)](
+        launch(
+            pass_over_logits, (-(-num_tokens // at_once),),
             values_RV, values_RV.stride(0), head.bias_V, head.class_weight_V, target_R,
             sums.surprise_K, sums.logsumexp_K, sums.smooth_K,
             *((parts.softmax_K, parts.target_K, parts.square_K, parts.smooth_K) if parts else (None,) * 4),
@@ -133,85 +135,113 @@ class ExponentialsPass:
         def floats(*shape: int) -> torch.Tensor:
             return weight_VD.new_empty(shape, dtype=torch.float32)
 
-        self.target_logit_C, self.reference_C = floats(rows_per_chunk), floats(rows_per_chunk)
         self.parts_CP = floats(rows_per_chunk, self.num_parts)
-        # one for each block of tokens, and one that says whether there is any
-        self.strays = weight_VD.new_empty(-(-rows_per_chunk // TILES.tokens) + 1, dtype=torch.int32)
-        self.wants_gradient = wants_gradient
+        self.maximum_C = floats(rows_per_chunk).fill_(float("-inf"))  # of strays only
+        self.weight_tiles = _tiles_of(weight_VD, TILES.classes, TILES.depth)
+        self.wants_gradient, self.rows_per_chunk = wants_gradient, rows_per_chunk
+        self.num_processors = _num_processors(weight_VD.device)
+        self.buffers: list[torch.Tensor] = []
         if wants_gradient:
             # rows begin where the copy engine can write, whatever the vocabulary
             aligned = -(-head.vocabulary * weight_VD.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES // weight_VD.itemsize
-            self.values_CV = weight_VD.new_empty((rows_per_chunk, aligned))[:, : head.vocabulary]
-            self.scale_C, self.share_C = floats(rows_per_chunk), floats(rows_per_chunk)
-            self.scaled_hidden_CD = weight_VD.new_empty((rows_per_chunk, width))
-            self.product_CD = floats(rows_per_chunk, width)
+            values_CV = weight_VD.new_empty((rows_per_chunk, aligned))[:, : head.vocabulary]
+            self.scale_C = floats(rows_per_chunk)
+            self.buffers = [values_CV, weight_VD.new_empty((rows_per_chunk, width)), floats(rows_per_chunk, width)]
+            self._cut_buffers(rows_per_chunk)
+
+    def _cut_buffers(self, num_tokens: int) -> None:
+        """The rows of a chunk, and their tiles: made once, and again for a shorter last chunk."""
+        self.values_CV, self.scaled_hidden_CD, self.product_CD = (buffer[:num_tokens] for buffer in self.buffers)
+        self.values_tiles = _tiles_of(self.values_CV, TILES.tokens, TILES.classes)
+        self.weight_operands = (
+            _tiles_of(self.values_CV, TILES.depth, TILES.tokens),
+            _tiles_of(self.scaled_hidden_CD, TILES.depth, TILES.classes),
+        )
+
+    def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
+        """The logits of all tokens' targets, kept where their losses will be."""
+        from .kernels import target_logits
+
+        head, rows_per_chunk = self.head, self.rows_per_chunk
+        weight_VD, rows_K = head.weight_VD, counted.rows_K
+        num_tokens, width = counted.number, weight_VD.shape[1]
+        # of each chunk: whether there are strays, and which blocks of tokens have them; chunks begin at aligned addresses
+        num_flags = -(-(1 + -(-rows_per_chunk // TILES.tokens)) * 4 // _ALIGNED_BYTES) * _ALIGNED_BYTES // 4
+        strays = weight_VD.new_zeros((-(-num_tokens // rows_per_chunk), num_flags), dtype=torch.int32)
+        self.strays = iter(strays.unbind())
+        self.share_K = self.scale_C.new_empty(num_tokens) if self.wants_gradient else None
+        self.shares = iter(() if self.share_K is None else self.share_K.split(rows_per_chunk))
+        at_once = _tokens_at_once(num_tokens)
+        launch(
+            target_logits, (-(-num_tokens // at_once),), hidden_ND, *hidden_ND.stride(), rows_K,
+            weight_VD, weight_VD.stride(0), head.bias_V, counted.target_K, sums.surprise_K, strays,
+            num_tokens, width, rows_per_chunk, num_flags, 1 / head.options.temperature,
+            HAS_ROWS=rows_K is not None, HAS_BIAS=head.bias_V is not None,
+            TOKENS=at_once, WIDTH=_power_of_two(width), BLOCK=TILES.tokens,
+        )  # fmt: skip
 
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
     ) -> ExponentialsGradient | None:
-        from . import kernels
-
-        head = self.head
         if not _has_aligned_rows(hidden_CD):
             hidden_CD = hidden_CD.contiguous()
-        num_tokens, width = hidden_CD.shape
-        weight_VD = head.weight_VD
-        values_CV = self.values_CV[:num_tokens] if self.wants_gradient else hidden_CD
-        by_token: dict[str, Any] = {"TOKENS": _tokens_at_once(num_tokens), "BLOCK": TILES.tokens}
-        blocks = (-(-num_tokens // by_token["TOKENS"]),)
-        kernels.target_logits[blocks](
-            hidden_CD, hidden_CD.stride(0), weight_VD, weight_VD.stride(0), head.bias_V, target_C,
-            self.target_logit_C, self.reference_C, self.strays, num_tokens, width, 1 / head.options.temperature,
-            HAS_BIAS=head.bias_V is not None, WIDTH=_power_of_two(width), **by_token,
-        )  # fmt: skip
-        tiles = (
-            _tiles_of(hidden_CD, TILES.tokens, TILES.depth),
-            _tiles_of(weight_VD, TILES.classes, TILES.depth),
-            _tiles_of(values_CV, TILES.tokens, TILES.classes),
-        )
+        if self.wants_gradient and hidden_CD.shape[0] != self.values_CV.shape[0]:
+            self._cut_buffers(hidden_CD.shape[0])
+        strays, share_C = next(self.strays), next(self.shares, None)
+        tiles = _tiles_of(hidden_CD, TILES.tokens, TILES.depth)
+        self._product(tiles, sums.surprise_K, strays, STRAYS_ONLY=False, FINDS_MAXIMA=False)
+        # the device knows whether there are strays, and ends these at once where there are none: the host need not wait
+        self._product(tiles, self.maximum_C, strays, STRAYS_ONLY=True, FINDS_MAXIMA=True)
+        self._product(tiles, self.maximum_C, strays, STRAYS_ONLY=True, FINDS_MAXIMA=False)
+        self._settle(hidden_CD, target_C, strays, share_C, sums, coefficients)
+        return None if share_C is None else ExponentialsGradient(self, target_C, share_C)
 
-        def product(**which: bool) -> None:
-            programs = _num_processors(weight_VD.device)
-            kernels.exponentials[(programs,)](
-                *tiles, head.bias_V, self.reference_C, self.parts_CP, self.strays,
-                num_tokens, head.vocabulary, width, self.num_parts, 1 / head.options.temperature,
-                PROGRAMS=programs, TOKENS=TILES.tokens, CLASSES=TILES.classes, DEPTH=TILES.depth,
-                HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
-            )  # fmt: skip
+    def _product(self, hidden_tiles: Any, reference_C: torch.Tensor, strays: torch.Tensor, **which: bool) -> None:
+        from .kernels import exponentials
+
+        head, programs = self.head, self.num_processors
+        num_tokens, width = hidden_tiles.shape
+        launch(
+            exponentials, (programs,), hidden_tiles, self.weight_tiles,
+            self.values_tiles if self.wants_gradient else hidden_tiles, head.bias_V, reference_C, self.parts_CP, strays,
+            num_tokens, head.vocabulary, width, self.num_parts, 1 / head.options.temperature,
+            PROGRAMS=programs, TOKENS=TILES.tokens, CLASSES=TILES.classes, DEPTH=TILES.depth,
+            HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
+        )  # fmt: skip
+
+    def _settle(
+        self,
+        hidden_CD: torch.Tensor,
+        target_C: torch.Tensor,
+        strays: torch.Tensor,
+        share_C: torch.Tensor | None,
+        sums: Sums,
+        coefficients: Coefficients | None,
+    ) -> None:
+        from .kernels import settle
 
         parts: Any = coefficients
         mine: Any = self if self.wants_gradient else None
-
-        def settle(*, STRAYS_ONLY: bool) -> None:
-            kernels.settle[blocks](
-                values_CV, values_CV.stride(0), self.parts_CP, self.num_parts,
-                self.target_logit_C, self.reference_C, self.strays, target_C, sums.surprise_K, sums.logsumexp_K,
-                *((parts.softmax_K, parts.target_K, parts.square_K) if parts else (None,) * 3),
-                *((mine.scale_C, mine.share_C) if mine else (None,) * 2), hidden_CD, hidden_CD.stride(0),
-                mine.scaled_hidden_CD if mine else None, num_tokens, width,
-                HAS_LOGSUMEXP=sums.logsumexp_K is not None, HAS_COEFFICIENTS=parts is not None,
-                HAS_SQUARE=parts is not None and parts.square_K is not None, STORES=self.wants_gradient,
-                STRAYS_ONLY=STRAYS_ONLY, PARTS=_power_of_two(self.num_parts), WIDTH=_power_of_two(width), **by_token,
-            )  # fmt: skip
-
-        product(STRAYS_ONLY=False, FINDS_MAXIMA=False)
-        settle(STRAYS_ONLY=False)
-        # the device knows whether there are strays, and ends these at once where there are none: the host need not wait
-        product(STRAYS_ONLY=True, FINDS_MAXIMA=True)
-        kernels.refer_to_maxima[blocks](
-            self.parts_CP, self.num_parts, self.reference_C, self.strays, num_tokens,
-            PARTS=_power_of_two(self.num_parts), **by_token,
+        num_tokens, width = hidden_CD.shape
+        at_once = _tokens_at_once(num_tokens)
+        launch(
+            settle, (-(-num_tokens // at_once),),
+            *((mine.values_CV, mine.values_CV.stride(0)) if mine else (None, 0)), self.parts_CP, self.num_parts,
+            self.maximum_C, strays, target_C, sums.surprise_K, sums.logsumexp_K,
+            *((parts.softmax_K, parts.target_K, parts.square_K) if parts else (None,) * 3),
+            mine.scale_C if mine else None, share_C, hidden_CD, hidden_CD.stride(0),
+            mine.scaled_hidden_CD if mine else None, num_tokens, width,
+            HAS_LOGSUMEXP=sums.logsumexp_K is not None, HAS_COEFFICIENTS=parts is not None,
+            HAS_SQUARE=parts is not None and parts.square_K is not None, STORES=self.wants_gradient,
+            TOKENS=at_once, PARTS=_power_of_two(self.num_parts), WIDTH=_power_of_two(width), BLOCK=TILES.tokens,
         )  # fmt: skip
-        product(STRAYS_ONLY=True, FINDS_MAXIMA=False)
-        settle(STRAYS_ONLY=True)
-        return ExponentialsGradient(self, values_CV, target_C) if self.wants_gradient else None
 
 
 class ExponentialsGradient:
     """``scale * values - share [v = t]``, used without being made: a factor per token, and a row per target."""
 
-    def __init__(self, made_by: ExponentialsPass, values_CV: torch.Tensor, target_C: torch.Tensor) -> None:
-        self.made_by, self.values_CV, self.target_C = made_by, values_CV, target_C
+    def __init__(self, made_by: ExponentialsPass, target_C: torch.Tensor, share_C: torch.Tensor) -> None:
+        self.made_by, self.target_C, self.share_C = made_by, target_C, share_C
 
     def into_hidden(self, out_CD: torch.Tensor, *, alpha: float) -> None:
         from .kernels import finish_hidden
@@ -219,11 +249,11 @@ class ExponentialsGradient:
         made_by = self.made_by
         num_tokens, width = out_CD.shape
         weight_VD = made_by.head.weight_VD
-        product_CD = made_by.product_CD[:num_tokens]
-        product_into(product_CD, self.values_CV, weight_VD)
+        product_into(made_by.product_CD, made_by.values_CV, weight_VD)
         at_once = _tokens_at_once(num_tokens)
-        finish_hidden[(-(-num_tokens // at_once),)](
-            product_CD, made_by.scale_C, made_by.share_C, self.target_C, weight_VD, weight_VD.stride(0),
+        launch(
+            finish_hidden, (-(-num_tokens // at_once),),
+            made_by.product_CD, made_by.scale_C, self.share_C, self.target_C, weight_VD, weight_VD.stride(0),
             out_CD, out_CD.stride(0), num_tokens, width, alpha, TOKENS=at_once, WIDTH=_power_of_two(width),
         )  # fmt: skip
 
@@ -231,14 +261,14 @@ class ExponentialsGradient:
         """Over the tokens: the gradient of the bias."""
         from .kernels import column_sums
 
-        made_by = self.made_by
-        num_tokens, vocabulary = self.values_CV.shape
+        made_by, values_CV = self.made_by, self.made_by.values_CV
+        num_tokens, vocabulary = values_CV.shape
         sums_V = made_by.scale_C.new_empty(vocabulary)
-        column_sums[(-(-vocabulary // TILES.summed_classes),)](
-            self.values_CV, self.values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
+        launch(
+            column_sums, (-(-vocabulary // TILES.summed_classes),), values_CV, values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
             TOKENS=TILES.summed_tokens, CLASSES=TILES.summed_classes,
         )  # fmt: skip
-        return sums_V.index_add_(0, self.target_C, made_by.share_C[:num_tokens], alpha=-1)
+        return sums_V.index_add_(0, self.target_C, self.share_C, alpha=-1)
 
 
 class ExponentialsWeightSum:
@@ -251,48 +281,45 @@ class ExponentialsWeightSum:
     def __init__(self, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, counted: Counted, num_chunks: int) -> None:
         self.hidden_ND, self.counted, self.chunks_left = hidden_ND, counted, num_chunks
         self.out_VD = weight_VD.new_empty(weight_VD.shape)
-        self.share_K = weight_VD.new_empty(counted.number, dtype=torch.float32)
-        self.num_added, self.alpha = 0, 1.0
+        self.has_sum, self.alpha = False, 1.0
         vocabulary, width = weight_VD.shape
         self.num_parts = -(-width // TILES.classes)
         self.scales_VP = weight_VD.new_empty((vocabulary, self.num_parts), dtype=torch.float32)
+        if weight_VD.dtype == torch.bfloat16:
+            tile = (TILES.tokens, TILES.classes // 2)
+            self.tiles = (_tiles_of(self.out_VD.view(torch.float16), *tile), _tiles_of(self.out_VD, *tile))
 
     def add(self, gradient: ExponentialsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
-        made_by, values_CV = gradient.made_by, gradient.values_CV
-        num_tokens = values_CV.shape[0]
-        hidden_CD = made_by.scaled_hidden_CD[:num_tokens]
-        if self.out_VD.dtype == values_CV.dtype:
-            self._launch(values_CV, hidden_CD, alpha)
+        made_by = gradient.made_by
+        if self.out_VD.dtype == made_by.values_CV.dtype:
+            self._launch(made_by, alpha)
         else:
-            product_into(self.out_VD, values_CV.T, hidden_CD, alpha=alpha, add=self.num_added > 0)
-        self.share_K[self.num_added : self.num_added + num_tokens].copy_(made_by.share_C[:num_tokens])
-        self.num_added += num_tokens
+            product_into(self.out_VD, made_by.values_CV.T, made_by.scaled_hidden_CD, alpha=alpha, add=self.has_sum)
+        self.has_sum, self.alpha, self.share_K = True, alpha, made_by.share_K
         self.chunks_left -= 1
-        self.alpha = alpha
 
-    def _launch(self, values_CV: torch.Tensor, hidden_CD: torch.Tensor, alpha: float) -> None:
+    def _launch(self, made_by: ExponentialsPass, alpha: float) -> None:
         from .kernels import add_to_weight
 
-        programs = _num_processors(values_CV.device)
-        half = TILES.classes // 2
-        add_to_weight[(programs,)](
-            _tiles_of(values_CV, TILES.depth, TILES.tokens), _tiles_of(hidden_CD, TILES.depth, TILES.classes),
-            _tiles_of(self.out_VD.view(torch.float16), TILES.tokens, half), _tiles_of(self.out_VD, TILES.tokens, half),
-            self.scales_VP, values_CV.shape[0], *self.out_VD.shape, self.num_parts, alpha,
+        programs = made_by.num_processors
+        launch(
+            add_to_weight, (programs,), *made_by.weight_operands, *self.tiles,
+            self.scales_VP, made_by.values_CV.shape[0], *self.out_VD.shape, self.num_parts, alpha,
             PROGRAMS=programs, CLASSES=TILES.tokens, WIDTH=TILES.classes, DEPTH=TILES.depth,
-            IS_FIRST=self.num_added == 0, IS_LAST=self.chunks_left == 1, num_warps=8, num_stages=3,
+            IS_FIRST=not self.has_sum, IS_LAST=self.chunks_left == 1, num_warps=8, num_stages=3,
         )  # fmt: skip
 
     def finished(self, scale: torch.Tensor | None = None) -> torch.Tensor:
         from .kernels import subtract_targets
 
-        if not self.num_added:
+        if not self.has_sum:
             return self.out_VD.zero_()
         sorted_target_K, order_K = self.counted.target_K.sort(stable=True)
         rows_K = self.counted.rows_K
         width = self.out_VD.shape[1]
         block = min(_power_of_two(width), TILES.target_width)
-        subtract_targets[(order_K.shape[0], -(-width // block))](
+        launch(
+            subtract_targets, (order_K.shape[0], -(-width // block)),
             sorted_target_K, order_K if rows_K is None else rows_K.index_select(0, order_K),
             self.share_K.index_select(0, order_K), self.hidden_ND, *self.hidden_ND.stride(), self.out_VD,
             order_K.shape[0], width, self.alpha, TOKENS=TILES.target_tokens, WIDTH=block,
@@ -316,7 +343,10 @@ def _weight_sum(
 def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     from . import kernels
 
-    kernels.scale_in_place[(-(-tensor.numel() // TILES.scaled),)](tensor, factor, tensor.numel(), ELEMENTS=TILES.scaled)
+    num_elements = tensor.numel()
+    launch(
+        kernels.scale_in_place, (-(-num_elements // TILES.scaled),), tensor, factor, num_elements, ELEMENTS=TILES.scaled
+    )
 
 
 KERNELS = Passes(_kernel_pass, _weight_sum, scale_in_place)
