@@ -22,7 +22,7 @@ from ..products import sum_dtype
 from .logits_gradient import LogitsGradient
 from .narrowing import WeightGradient
 from .options import LossTensors, Options
-from .targets import Counted, counted_targets
+from .targets import Counted, ask_targets
 from .terms import Coefficients, Sums, reduced_loss
 
 OP = "linear_cross_entropy"
@@ -39,6 +39,16 @@ class Head:
     class_weight_V: torch.Tensor | None
     options: Options
 
+    @staticmethod
+    def of(tensors: LossTensors, plan: Plan) -> Head:
+        wide = sum_dtype(plan.product_dtype)
+        return Head(
+            tensors.weight_VD.to(plan.product_dtype),
+            None if tensors.bias_V is None else tensors.bias_V.to(wide).contiguous(),
+            None if tensors.class_weight_V is None else tensors.class_weight_V.to(wide).contiguous(),
+            plan.options,
+        )
+
     @property
     def vocabulary(self) -> int:
         return self.weight_VD.shape[0]
@@ -48,7 +58,10 @@ class ChunkPass(Protocol):
     """From the hidden rows of a chunk to the sums of its tokens and the gradient of their logits."""
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
-        """Prepare for the chunks, which follow in order: ``sums`` are those of all tokens that count."""
+        """Prepare for the chunks, which follow in order: ``sums`` are those of all tokens that count.
+
+        It is not yet known whether the targets are classes.
+        """
 
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
@@ -165,8 +178,8 @@ class _Reduced(torch.autograd.Function):
     def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
         *tensors, plan = tensors_and_plan
         with torch.autocast(tensors[0].device.type, enabled=False):
-            visit = _Visit(LossTensors(*tensors), plan)
-            ctx.gradients = visit.all_chunks(None, plan.wanted, defers=True)
+            visit = _visit(LossTensors(*tensors), plan, None, plan.wanted, defers=True)
+            ctx.gradients = visit.all_chunks()
             ctx.scale_ = plan.passes.scale_
             return visit.loss()
 
@@ -190,8 +203,8 @@ class _PerToken(torch.autograd.Function):
     def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
         *tensors, plan = tensors_and_plan
         with torch.autocast(tensors[0].device.type, enabled=False):
-            visit = _Visit(LossTensors(*tensors), plan)
-            visit.all_chunks(None, (False, False, False), defers=False)
+            visit = _visit(LossTensors(*tensors), plan, None, (False, False, False), defers=False)
+            visit.all_chunks()
             loss_K = visit.loss()
             ctx.save_for_backward(*tensors)
             ctx.plan = plan
@@ -203,9 +216,8 @@ class _PerToken(torch.autograd.Function):
     def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, _, bias, _, _ = ctx.needs_input_grad
         with torch.autocast(upstream_N.device.type, enabled=False):
-            visit = _Visit(LossTensors(*ctx.saved_tensors), ctx.plan)
-            gradients = visit.all_chunks(upstream_N, (hidden, weight, bias), defers=False)
-            return _by_tensor(gradients.scaled(None, ctx.plan.passes.scale_))
+            visit = _visit(LossTensors(*ctx.saved_tensors), ctx.plan, upstream_N, (hidden, weight, bias), defers=False)
+            return _by_tensor(visit.all_chunks().scaled(None, ctx.plan.passes.scale_))
 
 
 def _by_tensor(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
@@ -250,66 +262,98 @@ class _Gradients:
         return factor * self.pending if dtype == torch.float16 and self.pending != 1 else factor
 
 
-class _Visit:
-    """One walk over the chunks: what is the same for all of them, and the walk itself."""
+def _visit(
+    tensors: LossTensors,
+    plan: Plan,
+    upstream_N: torch.Tensor | None,
+    wanted: tuple[bool, bool, bool],
+    *,
+    defers: bool,
+) -> _Visit:
+    """The walk over the tokens that count. While a GPU counts them, one over all tokens is prepared, which is the usual
+    answer: the GPU then waits for no more than the launch of the first product. Products of wider dtypes than 16 bits
+    take too long for that to matter.
+    """
+    target_N = tensors.target_N
+    answer = ask_targets(target_N, plan.num_classes, plan.options.ignore_index)
+    head = Head.of(tensors, plan)
+    visit = None
+    # class weights are looked up by targets, which may be no classes
+    if target_N.is_cuda and plan.product_dtype.itemsize == 2 and tensors.class_weight_V is None:
+        visit = _Visit(tensors, plan, head, Counted(target_N.contiguous(), None), upstream_N, wanted, defers)
+    counted = answer()
+    del answer  # and the numbers that it holds
+    if visit is None or counted.rows_K is not None:
+        visit = None  # its memory is needed
+        visit = _Visit(tensors, plan, head, counted, upstream_N, wanted, defers)
+    return visit
 
-    def __init__(self, tensors: LossTensors, plan: Plan) -> None:
-        self.tensors, self.plan = tensors, plan
-        wide = sum_dtype(plan.product_dtype)
-        self.counted: Counted = counted_targets(tensors.target_N, plan.num_classes, plan.options.ignore_index)
-        self.head = Head(
-            tensors.weight_VD.to(plan.product_dtype),
-            None if tensors.bias_V is None else tensors.bias_V.to(wide).contiguous(),
-            None if tensors.class_weight_V is None else tensors.class_weight_V.to(wide).contiguous(),
-            plan.options,
-        )
-        self.sums = Sums.empty(plan.options, self.counted.number, tensors.hidden_ND.device, wide)
-        weights_V = self.head.class_weight_V
-        self.target_weight_K = None if weights_V is None else weights_V.index_select(0, self.counted.target_K)
+
+class _Visit:
+    """One walk over the chunks: what is the same for all of them, and the walk itself.
+
+    ``defers``: an upstream factor is still to come, and 16-bit gradients with a small range wait for it, since 1/N in
+    float16 would lose its digits before the scale of the loss could lift it.
+    """
+
+    def __init__(
+        self,
+        tensors: LossTensors,
+        plan: Plan,
+        head: Head,
+        counted: Counted,
+        upstream_N: torch.Tensor | None,
+        wanted: tuple[bool, bool, bool],
+        defers: bool,
+    ) -> None:
+        self.tensors, self.plan, self.head, self.counted, self.defers = tensors, plan, head, counted, defers
+        self.sums = Sums.empty(plan.options, counted.number, tensors.hidden_ND.device, sum_dtype(plan.product_dtype))
+        weights_V = head.class_weight_V
+        self.target_weight_K = None if weights_V is None else weights_V.index_select(0, counted.target_K)
+        self.common = plan.options.common_factor(counted.number)
+        coefficients = self._coefficients(upstream_N) if any(wanted) else None
+        rows_per_chunk = min(plan.rows_per_chunk, counted.number)
+        num_chunks = -(-counted.number // max(rows_per_chunk, 1))
+        self.gradients = self._gradients(wanted, num_chunks)
+        self.chunks = self._chunks(rows_per_chunk, coefficients) if num_chunks else None
 
     def loss(self) -> torch.Tensor:
         """Once the chunks have filled the sums."""
         plan = self.plan
         return reduced_loss(plan.options, self.sums, self.target_weight_K, plan.num_classes).to(plan.loss_dtype)
 
-    def all_chunks(
-        self, upstream_N: torch.Tensor | None, wanted: tuple[bool, bool, bool], *, defers: bool
-    ) -> _Gradients:
-        """Fill the sums and give the wanted gradients.
-
-        ``defers``: an upstream factor is still to come, and 16-bit gradients with a small range wait for it, since
-        1/N in float16 would lose its digits before the scale of the loss could lift it.
-        """
-        plan, number = self.plan, self.counted.number
-        num_chunks = -(-number // plan.rows_per_chunk)
-        common = plan.options.common_factor(number)
-        coefficients = self._coefficients(upstream_N) if any(wanted) else None
-        gradients = self._gradients(wanted, num_chunks, common, defers)
-        if num_chunks:
-            self._walk(coefficients, gradients, common, defers)
-        waits = defers and self.tensors.weight_VD.dtype == torch.float16
-        if num_chunks and not waits and gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
+    def all_chunks(self) -> _Gradients:
+        """Fill the sums and give the wanted gradients. To be called once."""
+        self._walk()
+        gradients = self.gradients
+        waits = self.defers and self.tensors.weight_VD.dtype == torch.float16
+        if self.counted.number and not waits and gradients.weight is not None:
+            assert not isinstance(gradients.weight, torch.Tensor)
             gradients.weight = gradients.weight.finished()
         return gradients
 
-    def _walk(self, coefficients: Coefficients | None, gradients: _Gradients, common: float, defers: bool) -> None:
+    def _walk(self) -> None:
         """Over all chunks. A function of its own so that their buffers are freed before the sum in float32 becomes a
         gradient in 16 bits.
         """
-        plan, number = self.plan, self.counted.number
-        rows_per_chunk = min(plan.rows_per_chunk, number)
-        num_chunks = -(-number // rows_per_chunk)
-        visit_chunk = plan.passes.make_pass(self.head, rows_per_chunk, gradients.are_wanted)
-        hidden_rows = _HiddenRows(self.tensors.hidden_ND, self.counted.rows_K, rows_per_chunk, plan.product_dtype)
-        visit_chunk.begin(self.tensors.hidden_ND, self.counted, self.sums)
-        targets, sums = self.counted.target_K.split(rows_per_chunk), self.sums.split(rows_per_chunk)
-        weights = num_chunks * [None] if coefficients is None else coefficients.split(rows_per_chunk)
-        for i in range(num_chunks):
-            chunk = slice(i * rows_per_chunk, min((i + 1) * rows_per_chunk, number))
-            hidden_CD = hidden_rows.taken(chunk)
-            gradient = visit_chunk(hidden_CD, targets[i], sums[i], weights[i])
+        chunks, self.chunks = self.chunks, None
+        if chunks is None:
+            return
+        for chunk, target_C, sums, coefficients in chunks.parts:
+            hidden_CD = chunks.hidden_rows.taken(chunk)
+            gradient = chunks.visit(hidden_CD, target_C, sums, coefficients)
             if gradient is not None:
-                self._use_up(gradient, hidden_CD, hidden_rows, chunk, gradients, common, defers)
+                self._use_up(gradient, hidden_CD, chunks.hidden_rows, chunk)
+
+    def _chunks(self, rows_per_chunk: int, coefficients: Coefficients | None) -> _Chunks:
+        counted, number, hidden_ND = self.counted, self.counted.number, self.tensors.hidden_ND
+        visit = self.plan.passes.make_pass(self.head, rows_per_chunk, self.gradients.are_wanted)
+        hidden_rows = _HiddenRows(hidden_ND, counted.rows_K, rows_per_chunk, self.plan.product_dtype)
+        visit.begin(hidden_ND, counted, self.sums)
+        chunks = [slice(i, min(i + rows_per_chunk, number)) for i in range(0, number, rows_per_chunk)]
+        weights = len(chunks) * [None] if coefficients is None else coefficients.split(rows_per_chunk)
+        targets, sums = counted.target_K.split(rows_per_chunk), self.sums.split(rows_per_chunk)
+        return _Chunks(visit, hidden_rows, list(zip(chunks, targets, sums, weights, strict=True)))
 
     def _coefficients(self, upstream_N: torch.Tensor | None) -> Coefficients | None:
         rows_K = self.counted.rows_K
@@ -320,20 +364,20 @@ class _Visit:
             options, head.class_weight_V, self.target_weight_K, num_classes, upstream_K, self.sums.surprise_K
         )
 
-    def _gradients(self, wanted: tuple[bool, bool, bool], num_chunks: int, common: float, defers: bool) -> _Gradients:
+    def _gradients(self, wanted: tuple[bool, bool, bool], num_chunks: int) -> _Gradients:
         wants_hidden, wants_weight, wants_bias = wanted
         bias_dtype = None if self.tensors.bias_V is None else self.tensors.bias_V.dtype
         all_rows_come = num_chunks and self.counted.rows_K is None
         make = self.tensors.hidden_ND.new_empty if all_rows_come else self.tensors.hidden_ND.new_zeros
         hidden_ND = make(self.tensors.hidden_ND.shape) if wants_hidden else None
-        is_deferred = defers and self.tensors.weight_VD.dtype == torch.float16
+        is_deferred = self.defers and self.tensors.weight_VD.dtype == torch.float16
         weight = None
         if wants_weight:
             weight = self.plan.passes.make_weight_sum(
                 self.head, self.tensors.weight_VD, self.tensors.hidden_ND, self.counted, num_chunks, is_deferred
             )
         bias_V = self.sums.surprise_K.new_zeros(self.head.vocabulary) if wants_bias else None
-        return _Gradients(hidden_ND, weight, bias_V, bias_dtype, common if defers else 1.0)
+        return _Gradients(hidden_ND, weight, bias_V, bias_dtype, self.common if self.defers else 1.0)
 
     def _use_up(
         self,
@@ -341,20 +385,17 @@ class _Visit:
         hidden_CD: torch.Tensor,
         hidden_rows: _HiddenRows,
         chunk: slice,
-        gradients: _Gradients,
-        common: float,
-        defers: bool,
     ) -> None:
         """The three sums that need the gradient of this chunk's logits."""
-        temperature = self.plan.options.temperature
+        gradients, temperature = self.gradients, self.plan.options.temperature
 
         def alpha(dtype: torch.dtype) -> float:
-            return (1.0 if defers and dtype == torch.float16 else common) / temperature
+            return (1.0 if self.defers and dtype == torch.float16 else self.common) / temperature
 
         if gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
             gradients.weight.add(gradient, hidden_CD, alpha(self.tensors.weight_VD.dtype))
         if gradients.bias_V is not None:
-            gradients.bias_V.add_(gradient.summed(), alpha=common / temperature)
+            gradients.bias_V.add_(gradient.summed(), alpha=self.common / temperature)
         if gradients.hidden_ND is not None:
             rows_CD = hidden_rows.room_for_gradient(gradients.hidden_ND, chunk)
             gradient.into_hidden(rows_CD, alpha=alpha(self.tensors.hidden_ND.dtype))
@@ -389,3 +430,12 @@ class _HiddenRows:
     def put_back(self, rows_CD: torch.Tensor, grad_hidden_ND: torch.Tensor, chunk: slice) -> None:
         if self.rows_K is not None:
             grad_hidden_ND.index_copy_(0, self.rows_K[chunk], rows_CD)
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """What the chunks share, and what each has of its own: its place, its targets, its sums and its coefficients."""
+
+    visit: ChunkPass
+    hidden_rows: _HiddenRows
+    parts: list[tuple[slice, torch.Tensor, Sums, Coefficients | None]]

@@ -25,7 +25,7 @@ LARGEST_TERMS = tl.constexpr(2.0**20)
 @triton.jit
 def target_logits(
     hidden, hidden_stride, column_stride, rows, weight, weight_stride, bias, target, target_logit, strays,
-    num_tokens, width, rows_per_chunk, strays_stride, inverse_temperature,
+    num_tokens, vocabulary, width, rows_per_chunk, strays_stride, inverse_temperature,
     HAS_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The logit of each token's target, to which its exponentials refer. Where it is made of terms so large that the
@@ -34,6 +34,8 @@ def target_logits(
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
     column = tl.load(target + tokens, mask=counts, other=0)
+    # the host refuses a target that is no class, but only once this has begun
+    column = tl.where((column >= 0) & (column < vocabulary), column, 0)
     row = tokens
     if HAS_ROWS:
         row = tl.load(rows + tokens, mask=counts, other=0)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,33 +22,35 @@ class Counted:
         return self.target_K.shape[0]
 
 
-def counted_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> Counted:
-    """Find them, and refuse a target that is no class. The host waits for the device once, for two numbers."""
-    counts_N, number, number_in_range = _questions(target_N, vocabulary, ignore_index)
-    num_counted = int(number)
-    if int(number_in_range) != num_counted:
-        _refuse(target_N, vocabulary, ignore_index)
-    if num_counted == target_N.shape[0]:
-        return Counted(target_N.contiguous(), None)
-    rows_K = torch.nonzero_static(counts_N, size=num_counted).squeeze(1)
-    return Counted(target_N.index_select(0, rows_K), rows_K)
+def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> Callable[[], Counted]:
+    """Ask the device which they are. The answer refuses a target that is no class; the host waits for it once."""
+    number, number_in_range = _questions(target_N, vocabulary, ignore_index)
+
+    def answer() -> Counted:
+        num_counted = int(number_in_range)
+        if num_counted == target_N.shape[0]:
+            return Counted(target_N.contiguous(), None)
+        if int(number) != num_counted:
+            _refuse(target_N, vocabulary, ignore_index)
+        rows_K = torch.nonzero_static(target_N != ignore_index, size=num_counted).squeeze(1)
+        return Counted(target_N.index_select(0, rows_K), rows_K)
+
+    return answer
 
 
 def require_targets_in_range(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> None:
     """The same refusal where it costs no wait for a device: on the CPU. Elsewhere the device finds out by itself."""
     if target_N.device.type == "cpu":
-        _, number, number_in_range = _questions(target_N, vocabulary, ignore_index)
+        number, number_in_range = _questions(target_N, vocabulary, ignore_index)
         if int(number_in_range) != int(number):
             _refuse(target_N, vocabulary, ignore_index)
 
 
-def _questions(
-    target_N: torch.Tensor, vocabulary: int, ignore_index: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _questions(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Both numbers are on their way before the first is asked for."""
     counts_N = target_N != ignore_index
     in_range_N = counts_N & (target_N >= 0) & (target_N < vocabulary)
-    return counts_N, counts_N.sum(), in_range_N.sum()
+    return counts_N.sum(), in_range_N.sum()
 
 
 def _refuse(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> None:

@@ -165,17 +165,17 @@ class ExponentialsPass:
         head, rows_per_chunk = self.head, self.rows_per_chunk
         weight_VD, rows_K = head.weight_VD, counted.rows_K
         num_tokens, width = counted.number, weight_VD.shape[1]
-        # of each chunk: whether there are strays, and which blocks of tokens have them; chunks begin at aligned addresses
-        num_flags = -(-(1 + -(-rows_per_chunk // TILES.tokens)) * 4 // _ALIGNED_BYTES) * _ALIGNED_BYTES // 4
+        # of each chunk: whether there are strays, and which blocks of tokens have them; at an aligned address
+        num_flags = 4 * (-(-rows_per_chunk // TILES.tokens) // 4 + 1)
         strays = weight_VD.new_zeros((-(-num_tokens // rows_per_chunk), num_flags), dtype=torch.int32)
         self.strays = iter(strays.unbind())
-        self.share_K = self.scale_C.new_empty(num_tokens) if self.wants_gradient else None
-        self.shares = iter(() if self.share_K is None else self.share_K.split(rows_per_chunk))
+        self.share_K = weight_VD.new_empty(num_tokens if self.wants_gradient else 0, dtype=torch.float32)
+        self.shares = iter(self.share_K.split(rows_per_chunk) if self.wants_gradient else ())
         at_once = _tokens_at_once(num_tokens)
         launch(
             target_logits, (-(-num_tokens // at_once),), hidden_ND, *hidden_ND.stride(), rows_K,
             weight_VD, weight_VD.stride(0), head.bias_V, counted.target_K, sums.surprise_K, strays,
-            num_tokens, width, rows_per_chunk, num_flags, 1 / head.options.temperature,
+            num_tokens, head.vocabulary, width, rows_per_chunk, num_flags, 1 / head.options.temperature,
             HAS_ROWS=rows_K is not None, HAS_BIAS=head.bias_V is not None,
             TOKENS=at_once, WIDTH=_power_of_two(width), BLOCK=TILES.tokens,
         )  # fmt: skip
@@ -265,7 +265,8 @@ class ExponentialsGradient:
         num_tokens, vocabulary = values_CV.shape
         sums_V = made_by.scale_C.new_empty(vocabulary)
         launch(
-            column_sums, (-(-vocabulary // TILES.summed_classes),), values_CV, values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
+            column_sums, (-(-vocabulary // TILES.summed_classes),),
+            values_CV, values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
             TOKENS=TILES.summed_tokens, CLASSES=TILES.summed_classes,
         )  # fmt: skip
         return sums_V.index_add_(0, self.target_C, self.share_C, alpha=-1)
