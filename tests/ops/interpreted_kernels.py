@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from memfix.ops.linear_cross_entropy import chunks
 from memfix.ops.linear_cross_entropy.naive import naive_linear_cross_entropy
 from memfix.ops.linear_cross_entropy.triton import ExponentialsPass, triton_linear_cross_entropy
 
@@ -29,6 +31,8 @@ def answers(name: str) -> dict[str, Answer]:
 def everything() -> dict[str, Any]:
     """In one go: a child that interprets kernels takes seconds to start."""
     found: dict[str, Any] = {name: answers(name) for name in CALLS}
+    with patch.object(chunks, "_is_worth_a_guess", return_value=True):
+        found |= {f"{name}, guessed": answers(name) for name in ("plain", "some_ignored", "all_ignored")}
     found["errors of the weight's gradient"] = errors_of_the_weight_sum(16)
     for width, stride in ((16, 16), (12, 16), (16, 20), (12, 12)):
         found[f"takes {width} of {stride}"] = takes_exponentials(width, stride)
@@ -64,6 +68,27 @@ def many_chunks() -> Any:
 def strays() -> Any:
     """Losses of hundreds: the target is no reference for the exponentials of its token."""
     return *_made(150, 16, 77, scale=40.0), {}, 140
+
+
+def some_strays() -> Any:
+    """In the second block of each of two chunks, so that the second chunk finds what the first left."""
+    hidden, weight, target = _made(500, 16, 300)
+    hidden[[140, 200, 260 + 130]] *= 40
+    return hidden, weight, target, {"bias_V": _made(1, 300, 1)[0][0]}, 260
+
+
+def huge() -> Any:
+    """Terms so large that sums of them in two orders differ by more than exponentials bear."""
+    hidden, weight, target = _made(20, 512, 40, scale=1e9)
+    target[:10] = (hidden[:10].double() @ weight.double().T).argmax(1)
+    return hidden, weight, target, {}, 1  # a stray would have its whole block done again
+
+
+def some_ignored() -> Any:
+    """By an index that lies far outside of the weight's memory."""
+    hidden, weight, target = _made(40, 16, 77)
+    target[::3] = -(10**12)
+    return hidden, weight, target, {"ignore_index": -(10**12)}, 16
 
 
 def one_class() -> Any:
@@ -105,7 +130,8 @@ def all_ignored() -> Any:
 CALLS = {
     call.__name__: call
     for call in (
-        plain, many_chunks, strays, one_class, confident, nan_in_hidden, inf_in_hidden, ruled_out, all_ignored,
+        plain, many_chunks, strays, some_strays, huge, some_ignored, one_class, confident, nan_in_hidden, inf_in_hidden,
+        ruled_out, all_ignored,
     )
 }  # fmt: skip
 

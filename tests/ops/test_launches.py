@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+pytest.importorskip("triton")
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from memfix.ops import launches
 from memfix.ops.launches import launch
 
@@ -44,7 +47,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return Kernel()
 
 
-def call(kernel: Kernel, tensor: torch.Tensor, *, grid: tuple[int, ...] = (3,), size: int = 8, block: int = 4) -> str:
+def call(kernel: Kernel, tensor: Any, *, grid: tuple[int, ...] = (3,), size: float = 8, block: int = 4) -> str:
     launch(kernel, grid, tensor, size, BLOCK=block, SCALE=1, num_warps=4, num_stages=2)
     return str(kernel.calls[-1][0])
 
@@ -67,6 +70,24 @@ def test_a_launch_like_an_earlier_one_goes_to_the_compiled_kernel(kernel: Kernel
 def test_another_launch_is_looked_at(kernel: Kernel, other: dict[str, Any]) -> None:
     call(kernel, torch.zeros(8))
     assert call(kernel, **({"tensor": torch.zeros(8)} | other)) == "looked at"
+
+
+def test_descriptors_are_alike_by_their_dtype_and_block(kernel: Kernel) -> None:
+    def described(block: int, **options: Any) -> Any:
+        return TensorDescriptor(torch.zeros(8, 16, **options), [8, 16], [16, 1], [block, 16])
+
+    assert call(kernel, described(4)) == "looked at"
+    assert call(kernel, described(4)) == "run"
+    assert call(kernel, described(8)) == "looked at"
+    assert call(kernel, described(4, dtype=torch.bfloat16)) == "looked at"
+    with FakeTensorMode():
+        assert [call(kernel, described(4)), call(kernel, described(4))] == ["looked at"] * 2
+
+
+def test_a_number_of_another_type_is_another_number(kernel: Kernel) -> None:
+    call(kernel, torch.zeros(8), size=1)
+    assert call(kernel, torch.zeros(8), size=1.0) == "looked at"
+    assert call(kernel, torch.zeros(8), size=True) == "looked at"
 
 
 def test_tensors_that_stand_for_others_and_interpreted_kernels_are_always_looked_at(

@@ -21,6 +21,7 @@ from memfix.meters import get_meter
 from memfix.ops.linear_cross_entropy import (
     LinearCrossEntropy,
     chosen_form,
+    chunks,
     linear_cross_entropy,
     log_probabilities,
     token_log_probabilities,
@@ -432,6 +433,28 @@ def test_target_out_of_range_is_named(form: str, value: int) -> None:
     target[11] = value
     with pytest.raises(ValueError, match=rf"below the vocabulary of 37.*; got {value} at index 11"):
         linear_cross_entropy(x["hidden"], x["weight"], target, form=form)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_wrong_guess_that_all_tokens_count_changes_nothing(monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
+    """On a GPU the chunks are prepared before it is known which targets count, or are classes."""
+    x = made(torch.bfloat16)
+    target = x["target"].clone()
+    target[::3] = -100
+
+    def answer() -> list[torch.Tensor]:
+        loss = linear_cross_entropy(
+            x["hidden"], x["weight"], target, reduction=reduction, form="recompute", rows_per_chunk=5
+        )
+        return [loss, *gradients(loss, x["hidden"], x["weight"])]
+
+    expected = answer()
+    monkeypatch.setattr(chunks, "_is_worth_a_guess", lambda *_: True)
+    for got, right in zip(answer(), expected, strict=True):
+        assert torch.equal(got, right)
+    target[4] = V
+    with pytest.raises(ValueError, match=f"got {V} at index 4"):
+        answer()
 
 
 def test_shapes_that_do_not_belong_together_are_refused() -> None:

@@ -22,7 +22,13 @@ def errors(answer: calls.Answer, truth: calls.Answer) -> list[float]:
     return [float((a.double() - t).norm() / t.norm()) for a, t in zip(answer, truth, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["plain", "many_chunks", "strays", "one_class", "confident"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plain", "many_chunks", "strays", "some_strays", "huge", "some_ignored", "one_class", "confident"),
+        *("plain, guessed", "some_ignored, guessed"),
+    ],
+)
 def test_kernels_are_nearer_to_the_truth_than_naive(answers: dict[str, Any], name: str) -> None:
     found = answers[name]
     ours, naives = errors(found["kernels"], found["truth"]), errors(found["naive"], found["truth"])
@@ -45,8 +51,9 @@ def test_a_class_that_is_ruled_out_may_be_a_target(answers: dict[str, Any]) -> N
         assert torch.allclose(our[finite].double(), true[finite], rtol=2e-2, atol=2e-2)
 
 
-def test_all_targets_ignored_is_nan_with_zero_gradients(answers: dict[str, Any]) -> None:
-    loss, hidden, weight = answers["all_ignored"]["kernels"]
+@pytest.mark.parametrize("name", ["all_ignored", "all_ignored, guessed"])
+def test_all_targets_ignored_is_nan_with_zero_gradients(answers: dict[str, Any], name: str) -> None:
+    loss, hidden, weight = answers[name]["kernels"]
     assert loss.isnan()
     assert not hidden.any()
     assert not weight.any()

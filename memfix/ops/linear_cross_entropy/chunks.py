@@ -271,15 +271,14 @@ def _visit(
     defers: bool,
 ) -> _Visit:
     """The walk over the tokens that count. While a GPU counts them, one over all tokens is prepared, which is the usual
-    answer: the GPU then waits for no more than the launch of the first product. Products of wider dtypes than 16 bits
-    take too long for that to matter.
+    answer: the GPU then waits for no more than the launch of the first product.
     """
     target_N = tensors.target_N
     answer = ask_targets(target_N, plan.num_classes, plan.options.ignore_index)
     head = Head.of(tensors, plan)
     visit = None
     # class weights are looked up by targets, which may be no classes
-    if target_N.is_cuda and plan.product_dtype.itemsize == 2 and tensors.class_weight_V is None:
+    if _is_worth_a_guess(target_N, plan.product_dtype) and tensors.class_weight_V is None:
         visit = _Visit(tensors, plan, head, Counted(target_N.contiguous(), None), upstream_N, wanted, defers)
     counted = answer()
     del answer  # and the numbers that it holds
@@ -287,6 +286,11 @@ def _visit(
         visit = None  # its memory is needed
         visit = _Visit(tensors, plan, head, counted, upstream_N, wanted, defers)
     return visit
+
+
+def _is_worth_a_guess(target_N: torch.Tensor, product_dtype: torch.dtype) -> bool:
+    """Where the host waits for a GPU, and products are short: in 16 bits."""
+    return target_N.is_cuda and product_dtype.itemsize == 2
 
 
 class _Visit:

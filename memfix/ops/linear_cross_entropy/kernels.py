@@ -167,6 +167,7 @@ def settle(
     shift = tl.where(strays_among, tl.load(maximum + tokens, mask=strays_among, other=0.0), own_logit)
     tl.store(maximum + tokens, tl.full((TOKENS,), float("-inf"), tl.float32), mask=strays_among)
     own_shifted = own_logit - shift
+    own_shifted = tl.where(own_shifted > 0.0, 0.0, own_shifted)  # no logit is above the maximum; a NaN stays
     tl.store(surprise + tokens, log_total - own_shifted, mask=counts)
     lse = log_total + shift
     if HAS_LOGSUMEXP:
