@@ -274,7 +274,7 @@ def subtract_targets(
     Tokens come sorted by target. The program of a target's first token adds up all of them; the others end at once.
     """
     place = tl.program_id(0)
-    column = tl.load(sorted_target + place)
+    column = tl.load(sorted_target + place).to(tl.int64)
     is_first = place == 0
     if place > 0:
         is_first = tl.load(sorted_target + place - 1) != column

@@ -23,11 +23,14 @@ class Counted:
 
 
 def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> Callable[[], Counted]:
-    """Ask the device which they are. The answer refuses a target that is no class; the host waits for it once."""
+    """Ask the device which they are. The answer refuses a target that is no class; the host waits for it once, and not
+    for what the device is given to do in between.
+    """
     number, number_in_range = _questions(target_N, vocabulary, ignore_index)
+    arrived = _sent(number_in_range)
 
     def answer() -> Counted:
-        num_counted = int(number_in_range)
+        num_counted = arrived()
         if num_counted == target_N.shape[0]:
             return Counted(target_N.contiguous(), None)
         if int(number) != num_counted:
@@ -36,6 +39,20 @@ def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> C
         return Counted(target_N.index_select(0, rows_K), rows_K)
 
     return answer
+
+
+def _sent(number: torch.Tensor) -> Callable[[], int]:
+    """``int(number)``, sent to the host at once. Other devices, and tensors that stand for others, are asked later."""
+    if type(number) is not torch.Tensor or not number.is_cuda or torch.compiler.is_compiling():
+        return lambda: int(number)
+    copy = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
+    event = torch.cuda.current_stream(number.device).record_event()
+
+    def arrived() -> int:
+        event.synchronize()
+        return int(copy)
+
+    return arrived
 
 
 def require_targets_in_range(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> None:

@@ -127,7 +127,9 @@ class ExponentialsPass:
         return rows_per_chunk * (2 * vocabulary + 2 * width + 4 * width + 4 * num_parts)
 
     def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
-        self.head = head
+        from . import kernels
+
+        self.head, self.kernels = head, kernels
         weight_VD = head.weight_VD
         width = weight_VD.shape[1]
         self.num_parts = -(-head.vocabulary // TILES.classes)
@@ -160,8 +162,6 @@ class ExponentialsPass:
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
         """The logits of all tokens' targets, kept where their losses will be."""
-        from .kernels import target_logits
-
         head, rows_per_chunk = self.head, self.rows_per_chunk
         weight_VD, rows_K = head.weight_VD, counted.rows_K
         num_tokens, width = counted.number, weight_VD.shape[1]
@@ -173,7 +173,7 @@ class ExponentialsPass:
         self.shares = iter(self.share_K.split(rows_per_chunk) if self.wants_gradient else ())
         at_once = _tokens_at_once(num_tokens)
         launch(
-            target_logits, (-(-num_tokens // at_once),), hidden_ND, *hidden_ND.stride(), rows_K,
+            self.kernels.target_logits, (-(-num_tokens // at_once),), hidden_ND, *hidden_ND.stride(), rows_K,
             weight_VD, weight_VD.stride(0), head.bias_V, counted.target_K, sums.surprise_K, strays,
             num_tokens, head.vocabulary, width, rows_per_chunk, num_flags, 1 / head.options.temperature,
             HAS_ROWS=rows_K is not None, HAS_BIAS=head.bias_V is not None,
@@ -197,12 +197,10 @@ class ExponentialsPass:
         return None if share_C is None else ExponentialsGradient(self, target_C, share_C)
 
     def _product(self, hidden_tiles: Any, reference_C: torch.Tensor, strays: torch.Tensor, **which: bool) -> None:
-        from .kernels import exponentials
-
         head, programs = self.head, self.num_processors
         num_tokens, width = hidden_tiles.shape
         launch(
-            exponentials, (programs,), hidden_tiles, self.weight_tiles,
+            self.kernels.exponentials, (programs,), hidden_tiles, self.weight_tiles,
             self.values_tiles if self.wants_gradient else hidden_tiles, head.bias_V, reference_C, self.parts_CP, strays,
             num_tokens, head.vocabulary, width, self.num_parts, 1 / head.options.temperature,
             PROGRAMS=programs, TOKENS=TILES.tokens, CLASSES=TILES.classes, DEPTH=TILES.depth,
@@ -218,14 +216,12 @@ class ExponentialsPass:
         sums: Sums,
         coefficients: Coefficients | None,
     ) -> None:
-        from .kernels import settle
-
         parts: Any = coefficients
         mine: Any = self if self.wants_gradient else None
         num_tokens, width = hidden_CD.shape
         at_once = _tokens_at_once(num_tokens)
         launch(
-            settle, (-(-num_tokens // at_once),),
+            self.kernels.settle, (-(-num_tokens // at_once),),
             *((mine.values_CV, mine.values_CV.stride(0)) if mine else (None, 0)), self.parts_CP, self.num_parts,
             self.maximum_C, strays, target_C, sums.surprise_K, sums.logsumexp_K,
             *((parts.softmax_K, parts.target_K, parts.square_K) if parts else (None,) * 3),
@@ -244,28 +240,24 @@ class ExponentialsGradient:
         self.made_by, self.target_C, self.share_C = made_by, target_C, share_C
 
     def into_hidden(self, out_CD: torch.Tensor, *, alpha: float) -> None:
-        from .kernels import finish_hidden
-
         made_by = self.made_by
         num_tokens, width = out_CD.shape
         weight_VD = made_by.head.weight_VD
         product_into(made_by.product_CD, made_by.values_CV, weight_VD)
         at_once = _tokens_at_once(num_tokens)
         launch(
-            finish_hidden, (-(-num_tokens // at_once),),
+            made_by.kernels.finish_hidden, (-(-num_tokens // at_once),),
             made_by.product_CD, made_by.scale_C, self.share_C, self.target_C, weight_VD, weight_VD.stride(0),
             out_CD, out_CD.stride(0), num_tokens, width, alpha, TOKENS=at_once, WIDTH=_power_of_two(width),
         )  # fmt: skip
 
     def summed(self) -> torch.Tensor:
         """Over the tokens: the gradient of the bias."""
-        from .kernels import column_sums
-
         made_by, values_CV = self.made_by, self.made_by.values_CV
         num_tokens, vocabulary = values_CV.shape
         sums_V = made_by.scale_C.new_empty(vocabulary)
         launch(
-            column_sums, (-(-vocabulary // TILES.summed_classes),),
+            made_by.kernels.column_sums, (-(-vocabulary // TILES.summed_classes),),
             values_CV, values_CV.stride(0), made_by.scale_C, sums_V, num_tokens, vocabulary,
             TOKENS=TILES.summed_tokens, CLASSES=TILES.summed_classes,
         )  # fmt: skip
@@ -300,11 +292,9 @@ class ExponentialsWeightSum:
         self.chunks_left -= 1
 
     def _launch(self, made_by: ExponentialsPass, alpha: float) -> None:
-        from .kernels import add_to_weight
-
         programs = made_by.num_processors
         launch(
-            add_to_weight, (programs,), *made_by.weight_operands, *self.tiles,
+            made_by.kernels.add_to_weight, (programs,), *made_by.weight_operands, *self.tiles,
             self.scales_VP, made_by.values_CV.shape[0], *self.out_VD.shape, self.num_parts, alpha,
             PROGRAMS=programs, CLASSES=TILES.tokens, WIDTH=TILES.classes, DEPTH=TILES.depth,
             IS_FIRST=not self.has_sum, IS_LAST=self.chunks_left == 1, num_warps=8, num_stages=3,
@@ -315,7 +305,7 @@ class ExponentialsWeightSum:
 
         if not self.has_sum:
             return self.out_VD.zero_()
-        sorted_target_K, order_K = self.counted.target_K.sort(stable=True)
+        sorted_target_K, order_K = self.counted.target_K.int().sort(stable=True)  # half the passes of 64 bits
         rows_K = self.counted.rows_K
         width = self.out_VD.shape[1]
         block = min(_power_of_two(width), TILES.target_width)
