@@ -13,6 +13,7 @@ import torch
 from .dispatch import is_interpreted
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS = (int, float, bool, type(None))
 _ALIGNED_BYTES = 16  # kernels are compiled for pointers at multiples of it, or for any
 _MOST_KEPT = 4096  # of launches, where sizes change all the time
 _compiled: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
@@ -49,13 +50,11 @@ def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ..
         if kind in _PLAIN:
             append(value.dtype)
             append(value.data_ptr() % _ALIGNED_BYTES == 0)
-        elif isinstance(value, torch.Tensor):
-            return None
-        elif block := getattr(value, "block_shape", None):
-            if type(value.base) not in _PLAIN:
-                return None
-            key += (value.base.dtype, *block)
-        else:
+        elif kind in _NUMBERS:
             append(kind)  # 1 is also 1.0 and True
             append(value)
+        elif type(getattr(value, "base", None)) in _PLAIN:
+            key += (value.base.dtype, *value.block_shape)
+        else:
+            return None
     return tuple(key)
