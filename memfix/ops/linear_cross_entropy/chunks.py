@@ -19,6 +19,7 @@ import torch
 
 from ..derivatives import first_derivative_only
 from ..products import sum_dtype
+from .hidden_rows import HiddenRows
 from .logits_gradient import LogitsGradient
 from .narrowing import WeightGradient
 from .options import LossTensors, Options
@@ -352,7 +353,7 @@ class _Visit:
     def _chunks(self, rows_per_chunk: int, coefficients: Coefficients | None) -> _Chunks:
         counted, number, hidden_ND = self.counted, self.counted.number, self.tensors.hidden_ND
         visit = self.plan.passes.make_pass(self.head, rows_per_chunk, self.gradients.are_wanted)
-        hidden_rows = _HiddenRows(hidden_ND, counted.rows_K, rows_per_chunk, self.plan.product_dtype)
+        hidden_rows = HiddenRows(hidden_ND, counted.rows_K, rows_per_chunk, self.plan.product_dtype)
         visit.begin(hidden_ND, counted, self.sums)
         chunks = [slice(i, min(i + rows_per_chunk, number)) for i in range(0, number, rows_per_chunk)]
         weights = len(chunks) * [None] if coefficients is None else coefficients.split(rows_per_chunk)
@@ -387,7 +388,7 @@ class _Visit:
         self,
         gradient: LogitsGradient,
         hidden_CD: torch.Tensor,
-        hidden_rows: _HiddenRows,
+        hidden_rows: HiddenRows,
         chunk: slice,
     ) -> None:
         """The three sums that need the gradient of this chunk's logits."""
@@ -406,40 +407,10 @@ class _Visit:
             hidden_rows.put_back(rows_CD, gradients.hidden_ND, chunk)
 
 
-class _HiddenRows:
-    """The hidden rows of a chunk: a slice where every token counts, else gathered into a buffer that all chunks share.
-
-    The gradient of those rows is then written over them, once the last product has read them, and put back.
-    """
-
-    def __init__(
-        self, hidden_ND: torch.Tensor, rows_K: torch.Tensor | None, rows_per_chunk: int, dtype: torch.dtype
-    ) -> None:
-        self.hidden_ND, self.rows_K, self.dtype = hidden_ND, rows_K, dtype
-        gathered = (rows_per_chunk, hidden_ND.shape[1])
-        self.buffer_CD = None if rows_K is None else hidden_ND.new_empty(gathered)
-
-    def taken(self, chunk: slice) -> torch.Tensor:
-        if self.rows_K is None or self.buffer_CD is None:
-            return self.hidden_ND[chunk].to(self.dtype)
-        rows_C = self.rows_K[chunk]
-        hidden_CD = torch.index_select(self.hidden_ND, 0, rows_C, out=self.buffer_CD[: rows_C.shape[0]])
-        return hidden_CD.to(self.dtype)
-
-    def room_for_gradient(self, grad_hidden_ND: torch.Tensor, chunk: slice) -> torch.Tensor:
-        if self.buffer_CD is None:
-            return grad_hidden_ND[chunk]
-        return self.buffer_CD[: chunk.stop - chunk.start]
-
-    def put_back(self, rows_CD: torch.Tensor, grad_hidden_ND: torch.Tensor, chunk: slice) -> None:
-        if self.rows_K is not None:
-            grad_hidden_ND.index_copy_(0, self.rows_K[chunk], rows_CD)
-
-
 @dataclass(frozen=True)
 class _Chunks:
     """What the chunks share, and what each has of its own: its place, its targets, its sums and its coefficients."""
 
     visit: ChunkPass
-    hidden_rows: _HiddenRows
+    hidden_rows: HiddenRows
     parts: list[tuple[slice, torch.Tensor, Sums, Coefficients | None]]
