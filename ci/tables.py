@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
-import statistics
 import sys
 import tomllib
 from collections import Counter
@@ -16,17 +16,21 @@ from typing import Any
 from memfix.contract import FLOOR
 from memfix.gate.lock import Key, read_lock
 from memfix.incidents.config import load_config
+from memfix.incidents.incident import Incident
 from memfix.incidents.judging import decimal
+from memfix.incidents.npt_weight_delta.incident import incident as npt
 from memfix.incidents.npt_weight_delta.model import SIZES
+from memfix.incidents.profile import WORDS, kept_runs, run_columns
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
 from memfix.incidents.pythia_vocabulary.incident import incident as pythia
 from memfix.incidents.pythia_vocabulary.incident import report_breakdown
 from memfix.incidents.pythia_vocabulary.model import PythiaConfig
+from memfix.incidents.scent_decoder.incident import incident as scent
 from memfix.laws import NAIVE, PHASES
 from memfix.pictures.bars import Bar, as_svg
 from memfix.pictures.frontier import Curve, Point
 from memfix.pictures.frontier import as_svg as as_frontier_svg
-from memfix.units import format_bytes, format_seconds
+from memfix.units import format_bytes, format_seconds, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/h200"
@@ -199,32 +203,24 @@ def pythia_breakdown_table() -> list[str]:
 
 def npt_configurations_table() -> list[str]:
     """The NPT report's table of configurations."""
-    return _runs_table("npt_weight_delta", "configuration")
+    return _runs_table(npt)
 
 
 def scent_solutions_table() -> list[str]:
     """The solutions of the decoder's report, and ours."""
-    return _runs_table("scent_decoder", "solution")
+    return _runs_table(scent)
 
 
-def _runs_table(incident: str, heading: str) -> list[str]:
-    """Runs that a report compares: its figure, and a step of each, simulated and on the H200."""
-    files = [folder / f"profile_{incident}.json" for folder in (RESULTS.parent / "cpu", RESULTS)]
-    simulated, real = (json.loads(file.read_text())["runs"] if file.exists() else [] for file in files)
-    counted = {run["name"]: _run_cell(run) for run in real}
-    lines = [f"| {heading} | report | simulated | H200 |", "|---|--:|--:|--:|"]
-    for run in simulated:
-        cells = (run["report"], format_bytes(run["peak_bytes"]), counted.get(run["name"], "not measured"))
-        lines.append(f"| {run['name']} | {' | '.join(cells)} |")
-    return lines
-
-
-def _run_cell(run: dict[str, Any]) -> str:
-    """The bytes of a run on the H200, and the seconds of its step where they are kept."""
-    if not run["peak_bytes"]:
-        return "out of memory"
-    times = run.get("times_s")
-    return format_bytes(run["peak_bytes"]) + (f", {format_seconds(statistics.median(times))}" if times else "")
+def _runs_table(incident: Incident) -> list[str]:
+    """Runs that a report compares, as ``memfix profile`` prints them."""
+    simulated, real = (
+        kept_runs(incident.runs, folder / f"profile_{incident.name}.json")
+        for folder in (RESULTS.parent / "cpu", RESULTS)
+    )
+    runs = [dataclasses.replace(run, kept=real.get(name)) for name, run in simulated.items()]
+    columns = run_columns(runs, "simulated", parse_bytes(incident.capacity or 0))
+    lines = [f"| {' | '.join(columns)} |", "|" + "".join("---|" if name in WORDS else "--:|" for name in columns)]
+    return lines + [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
 
 
 def npt_picture() -> str:

@@ -103,21 +103,18 @@ def _table(found: Profile) -> Table:
 
 
 def _runs_table(found: Profile) -> Table:
-    from ..units import format_bytes
+    from ..incidents.profile import WORDS, run_columns
 
-    has_times = any(row.times_s for row in found.runs)
-    figures = (found.reading.meter, *(["a step"] if has_times else []), "H200, kept")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("configuration", *figures, "report", "claim"):
-        table.add_column(name, justify="right" if name in figures else "left", overflow="fold")
-    for row in found.runs:
-        peak = row.failed if row.peak_bytes is None else format_bytes(row.peak_bytes)
-        kept = "" if row.kept_bytes is None else format_bytes(row.kept_bytes)
-        table.add_row(row.run.name, peak, *([row.time] if has_times else []), kept, row.run.figure, row.run.claim)
+    columns = run_columns(found.runs, found.reading.meter, found.capacity_bytes)
+    for name in columns:
+        table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
-def _cells(row: Row, capacity_bytes: int | None) -> Iterator[str]:
+def _cells(row: Row, capacity_bytes: int) -> Iterator[str]:
     from ..pictures.stages import ASIDE
     from ..units import format_bytes
 
@@ -129,6 +126,6 @@ def _cells(row: Row, capacity_bytes: int | None) -> Iterator[str]:
     said = [f"{beside.why} ({beside.claim})"] if beside else []
     if row.failed:
         said.append(row.failed)
-    elif capacity_bytes is not None and stage.peak_bytes > capacity_bytes:
+    elif stage.peak_bytes > capacity_bytes:
         said.append(f"more than the GPU's {format_bytes(capacity_bytes)}")
     yield "; ".join(said)

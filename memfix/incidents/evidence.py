@@ -32,7 +32,7 @@ from . import get_incident
 from .config import RunConfig, load_config
 from .incident import Incident, Say, silent
 from .judging import NotMeasured
-from .profile import Profile, Row
+from .profile import Profile, Row, kept_runs
 from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes
 
 CASE = "incident"
@@ -167,6 +167,14 @@ class Evidence:
         if not found:
             raise NotMeasured(f"needs a GPU: {command}")
         return found
+
+    def run_times_s(self, name: str) -> tuple[float, ...]:
+        """The seconds of a later step of a row of the report's table of configurations, on the H200, sorted."""
+        file = f"profile_{self.incident_name}.json"
+        kept = kept_runs(self.incident.runs, self._results / file).get(name)
+        if kept is None or not kept.times_s:
+            raise NotMeasured(f"needs a GPU: memfix profile {self.incident_name} --meter cuda --json {file}")
+        return tuple(sorted(kept.times_s))
 
     def speed_ratios(self, form: str, *, op: str = "") -> dict[str, float]:
         """The form's time over naive's on the H200, interleaved in one process, by case."""

@@ -89,6 +89,7 @@ class Incident:
     - ``beside(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
     - ``runs``: the report's table of configurations; measured when the report's own step is profiled.
+    - ``num_parameters(config)``: how many parameters the model has, for that table.
     """
 
     package: str
@@ -116,6 +117,7 @@ class Incident:
     beside: Callable[[Measured], Mapping[str, Beside]] = lambda measured: {}
     conclusions: Callable[[Measured], Iterable[str]] = lambda measured: ()
     runs: tuple[ReportedRun, ...] = ()
+    num_parameters: Callable[[RunConfig], int] | None = None
 
     @property
     def name(self) -> str:

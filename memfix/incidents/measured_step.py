@@ -23,7 +23,7 @@ from .config import RunConfig
 from .distributed import World
 from .examples import Examples
 from .incident import Batch, Incident, Say, silent
-from .profile import LATER_STEP, PARAMETERS, Kinds
+from .profile import ITSELF, LATER_STEP, PARAMETERS, Kinds
 from .stand_in import StandIns
 from .step import TrainStep, map_tensors, on_device
 
@@ -222,5 +222,5 @@ def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: 
         with one_rank_of(world_size):
             reading = meter.measure(build)
     except torch.OutOfMemoryError as error:
-        raise MeasurementError(f"the step itself: {out_of_memory(error)}") from None
+        raise MeasurementError(f"{ITSELF}{out_of_memory(error)}") from None
     return dataclasses.replace(reading, exact=reading.exact and not notes, notes=(*reading.notes, *notes))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..meters.base import Reading
@@ -20,6 +22,12 @@ GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temp
 # the stages of every train step after its first forward; LATER_FORWARDS only with gradient accumulation
 BACKWARD, LATER_FORWARDS, OPTIMIZER = "backward", "later forwards", "optimizer step"
 LATER_STEP = "every later step"
+
+# begins the error of a step that could not be measured
+ITSELF = "the step itself: "
+
+# columns of words in the table of runs
+WORDS = CONFIGURATION, REPORT, CLAIM = "configuration", "report", "claim"
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,18 @@ class MeasuredRun:
     run: ReportedRun
     peak_bytes: int | None
     failed: str | None = None
-    kept_bytes: int | None = None
-    """The same on the H200, if a result is kept in the repository."""
     times_s: tuple[float, ...] = ()
     """The seconds of a step in each sample, on a GPU; none of a step that is measured by its first forwards alone."""
+    parameters: int | None = None
+    """How many the model has, if the incident counts them."""
+    kept: MeasuredRun | None = None
+    """The same on the H200, if a result is kept in the repository."""
+
+    @property
+    def peak(self) -> str:
+        return (
+            format_bytes(self.peak_bytes) if self.peak_bytes is not None else (self.failed or "").removeprefix(ITSELF)
+        )
 
     @property
     def time(self) -> str:
@@ -102,10 +118,41 @@ class MeasuredRun:
         return {
             "name": self.run.name,
             "report": self.run.figure,
+            "parameters": self.parameters,
             "peak_bytes": self.peak_bytes,
             "failed": self.failed,
             "times_s": list(self.times_s),
         }
+
+
+def kept_runs(runs: Iterable[ReportedRun], path: Path) -> dict[str, MeasuredRun]:
+    """What a file of ``memfix profile --json`` says of runs, by name; nothing if there is no file."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    data = {one["name"]: one for one in kept}
+    return {
+        run.name: MeasuredRun(
+            run, of["peak_bytes"], of["failed"], tuple(of.get("times_s", ())), parameters=of.get("parameters")
+        )
+        for run in runs
+        if (of := data.get(run.name))
+    }
+
+
+def run_columns(runs: Sequence[MeasuredRun], meter: str, capacity_bytes: int) -> dict[str, list[str]]:
+    """The table of runs by column, for the terminal and for the manual; a column without an entry is left out."""
+    fits = [run.peak_bytes is not None and run.peak_bytes <= capacity_bytes for run in runs]
+    columns = {
+        CONFIGURATION: [run.run.name for run in runs],
+        "parameters": [f"{run.parameters:,}" if run.parameters else "" for run in runs],
+        meter: [run.peak for run in runs],
+        f"{meter} step": [run.time for run in runs],
+        "H200, kept": [run.kept.peak if run.kept else "" for run in runs],
+        "H200 step, kept": [run.kept.time if run.kept else "" for run in runs],
+        f"fits in {format_bytes(capacity_bytes)}": ["yes" if one else "no" for one in fits],
+        REPORT: [run.run.figure for run in runs],
+        CLAIM: [run.run.claim for run in runs],
+    }
+    return {name: cells for name, cells in columns.items() if any(cells)}
 
 
 @dataclass(frozen=True)
@@ -114,8 +161,8 @@ class Profile:
     settings: Mapping[str, Any]
     reading: Reading
     rows: tuple[Row, ...]
-    capacity_bytes: int | None = None
-    """The memory of the GPU, if known."""
+    capacity_bytes: int
+    """The memory that the step should fit."""
     conclusions: tuple[str, ...] = ()
     runs: tuple[MeasuredRun, ...] = ()
     """The report's other configurations, measured by the same meter."""
@@ -130,8 +177,8 @@ class Profile:
         """The step's own peak, and whether it fits the GPU."""
         before = self.reading.base_bytes
         above = f"{format_bytes(self.peak_bytes - before)} above {format_bytes(before)} that existed before"
-        room = "" if self.capacity_bytes is None else f"; {format_room(self.peak_bytes, self.capacity_bytes)}"
-        return f"peak of the step: {format_bytes(self.peak_bytes)}, {above}{room}"
+        room = format_room(self.peak_bytes, self.capacity_bytes)
+        return f"peak of the step: {format_bytes(self.peak_bytes)}, {above}; {room}"
 
     def as_dict(self) -> dict[str, Any]:
         reading = self.reading

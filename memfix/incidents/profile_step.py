@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from .measured_step import (
     repeated_reading,
     stage_meter,
 )
-from .profile import MeasuredRun, Profile, ReportedRun, Row
+from .profile import MeasuredRun, Profile, ReportedRun, Row, kept_runs
 
 # results of a GPU, which are in the repository but not in the installed package
 H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
@@ -76,9 +75,8 @@ def profile(
 
 def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
     """The report's table of configurations, by the same meter, beside what an H200 counted."""
-    path = H200_RESULTS / f"profile_{incident.name}.json"
-    kept = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
-    on_h200 = {run["name"]: run["peak_bytes"] for run in kept}
+    kept = kept_runs(incident.runs, H200_RESULTS / f"profile_{incident.name}.json")
+    count = incident.num_parameters
     for run in incident.runs:
         say(f"{incident.name}: {run.name}")
         peak, failed = None, None
@@ -88,7 +86,8 @@ def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
             times_s = _times_s(incident, run) if meter.name != SIMULATED else ()
         except MeasurementError as error:
             failed = str(error)
-        yield MeasuredRun(run, peak, failed, on_h200.get(run.name), times_s)
+        parameters = count(load_config(incident, run.file, run.overrides)) if count else None
+        yield MeasuredRun(run, peak, failed, times_s, parameters, kept.get(run.name))
 
 
 def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:

@@ -92,7 +92,16 @@ def test_a_reports_configurations_stand_below_its_own_step(
     assert (ended.exit_code, ended.err) == (0, "")
     (row,) = json.loads((tmp_path / "step.json").read_text())["runs"]
     assert (row["name"], row["failed"]) == ("basic", None)
-    words = ["basic", *format_bytes(row["peak_bytes"]).split(), "~79", "GB,", "fails", "NPT-28"]
+    words = [
+        "basic",
+        f"{row['parameters']:,}",
+        *format_bytes(row["peak_bytes"]).split(),
+        "yes",
+        "~79",
+        "GB,",
+        "fails",
+        "NPT-28",
+    ]
     assert words in [line.split() for line in ended.out.splitlines()]
 
 

@@ -18,7 +18,7 @@ from memfix.incidents.fit_step import fit_step, growth_of
 from memfix.incidents.npt_weight_delta.incident import RUNS, incident
 from memfix.incidents.npt_weight_delta.int8_linear import Int8Linear
 from memfix.incidents.npt_weight_delta.model import SIZES, Decoder
-from memfix.incidents.profile import MeasuredRun, ReportedRun
+from memfix.incidents.profile import ITSELF, MeasuredRun, ReportedRun, run_columns
 from memfix.incidents.training import Run, train
 from memfix.meters import get_meter
 
@@ -220,12 +220,13 @@ def test_a_simulation_has_two_forwards_for_any_number() -> None:
 
 @pytest.fixture
 def _tiny_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "profile_npt_weight_delta.json").write_text(json.dumps({"runs": [{"name": "fits", "peak_bytes": 7}]}))
+    runs = [{"name": "fits", "peak_bytes": 7, "failed": None, "times_s": [0.9, 0.816, 0.8]}]
+    (tmp_path / "profile_npt_weight_delta.json").write_text(json.dumps({"runs": runs}))
     monkeypatch.setattr(profile_step, "H200_RESULTS", tmp_path)
 
     def later_step_bytes(of: Any, config: RunConfig, *_: Any) -> int:
         if config.model.form == "naive":
-            raise MeasurementError("the step itself ran out of memory")
+            raise MeasurementError(f"{ITSELF}out of memory")
         return 5
 
     monkeypatch.setattr(profile_step, "later_step_bytes", later_step_bytes)
@@ -246,11 +247,22 @@ def test_the_configurations_stand_beside_the_reports_own_step_alone(tmp_path: Pa
         ),
     )
     found = profile_step.profile(own, load_config(own, file))
-    assert [(row.run.name, row.peak_bytes, row.kept_bytes, row.failed) for row in found.runs] == [
-        ("fits", 5, 7, None),
-        ("fails", None, None, "the step itself ran out of memory"),
-    ]
-    fits = {"name": "fits", "report": "~2 GB", "peak_bytes": 5, "failed": None, "times_s": []}
+    count = f"{SIZES['tiny_gpt2'].num_parameters:,}"
+    assert run_columns(found.runs, "simulated", 5) == {
+        "configuration": ["fits", "fails"],
+        "parameters": [count, count],
+        "simulated": ["5 B", "out of memory"],
+        "H200, kept": ["7 B", ""],
+        "H200 step, kept": ["816 ms ±6 %", ""],
+        "fits in 5 B": ["yes", "no"],
+        "report": ["~2 GB", ">80 GB, fails"],
+        "claim": ["NPT-31", "NPT-27"],
+    }
+    assert run_columns(found.runs, "simulated", 4)["fits in 4 B"] == ["no", "no"]
+    fits = {
+        "name": "fits", "report": "~2 GB", "parameters": SIZES["tiny_gpt2"].num_parameters, "peak_bytes": 5,
+        "failed": None, "times_s": [],
+    }  # fmt: skip
     assert found.as_dict()["runs"][0] == fits
     assert not profile_step.profile(own, load_config(own, file, ["data.context_length=8"])).runs
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from memfix.incidents.claims import HOLDS, NOT_TESTABLE, WRONG, counts
 from memfix.incidents.judging import JudgedClaim
 from memfix.incidents.scent_decoder.checks import Evidence, behaviour
 from memfix.incidents.scent_decoder.checks.evidence import held_bytes, naive_feed_forward
+from memfix.incidents.scent_decoder.incident import RUNS
 from memfix.incidents.scent_decoder.layers import FeedForward
 from memfix.incidents.scent_decoder.model import ScentModel
 
@@ -25,7 +28,7 @@ def judge(name: str, evidence: Evidence | None = None) -> JudgedClaim:
 
 def test_verdicts_as_recorded() -> None:
     recorded = [claim.verdict for claim in claims_of(INCIDENT).values()]
-    assert counts(recorded) == {HOLDS: 22, WRONG: 16, NOT_TESTABLE: 6}
+    assert counts(recorded) == {HOLDS: 23, WRONG: 17, NOT_TESTABLE: 4}
 
 
 # ---------------------------------------------------------------- steps
@@ -62,6 +65,47 @@ class HeldTwice(Evidence):
 
 def test_gradients_of_all_layers_at_once_would_double_the_step() -> None:
     assert judge("SCN-12", HeldTwice()).drift[0] == "recorded wrong, now holds"
+
+
+# ---------------------------------------------------------------- times of steps
+class Timed(Evidence):
+    """Steps that took these seconds on the H200."""
+
+    times_s: ClassVar[dict[str, tuple[float, ...]]] = {}
+
+    def run_times_s(self, name: str) -> tuple[float, ...]:
+        return self.times_s[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "seconds", "drift"),
+    [
+        ("SCN-29", "3: batch 16", (0.9, 1.0, 1.1), "recorded wrong, now holds"),
+        ("SCN-32", "4: checkpointing", (1.29, 1.30, 1.31), None),
+        ("SCN-32", "4: checkpointing", (1.29, 1.30, 1.36), "recorded holds, now wrong"),
+        ("SCN-32", "4: checkpointing", (1.20, 1.30, 1.31), "recorded holds, now wrong"),
+        ("SCN-32", "4: checkpointing", (1.50, 1.50, 1.50), "recorded holds, now wrong"),
+    ],
+)
+def test_steps_of_other_times_change_the_verdict(
+    name: str, run: str, seconds: tuple[float, ...], drift: str | None
+) -> None:
+    class Others(Timed):
+        times_s: ClassVar = {"original": (1.0, 1.0, 1.0), run: seconds}
+
+    found = [line for line in judge(name, Others()).drift if line.startswith("recorded")]
+    assert found == ([drift] if drift else [])
+
+
+@pytest.mark.parametrize("name", ["SCN-29", "SCN-32"])
+@pytest.mark.parametrize("times_s", [None, []])
+def test_without_kept_times_the_claim_waits_for_a_gpu(name: str, times_s: list[float] | None, tmp_path: Path) -> None:
+    if times_s is not None:
+        runs = [{"name": run.name, "peak_bytes": 5, "failed": None, "times_s": times_s} for run in RUNS]
+        (tmp_path / "profile_scent_decoder.json").write_text(json.dumps({"runs": runs}))
+    found = judge(name, Evidence(results=tmp_path))
+    assert (found.verdict, found.drifted) == (NOT_TESTABLE, False)
+    assert found.true.startswith("needs a GPU: memfix profile scent_decoder --meter cuda")
 
 
 # ---------------------------------------------------------------- models

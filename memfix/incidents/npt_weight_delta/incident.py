@@ -167,5 +167,6 @@ incident = Incident(
     describe=_describe,
     warm_up=_warm_up,
     runs=RUNS,
+    num_parameters=lambda config: SIZES[config.model.size].num_parameters,
     conclusions=_conclusions,
 )

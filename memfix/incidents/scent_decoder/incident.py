@@ -109,5 +109,6 @@ incident = Incident(
     describe=_describe,
     warm_up=_warm_up,
     runs=RUNS,
+    num_parameters=num_parameters,
     conclusions=_conclusions,
 )

@@ -1,0 +1,41 @@
+"""Checks of what the report says its solutions cost in time, from steps that were timed on an H200."""
+
+from __future__ import annotations
+
+import statistics
+
+from ....units import format_times
+from ...judging import ON_H200, CheckResult, check, compared, result
+from ..incident import BATCH_16
+from .evidence import Evidence
+from .steps import BATCH, CHECKPOINT, ORIGINAL
+
+
+@check("SCN-29")
+def a_quarter_at_a_time(evidence: Evidence) -> CheckResult:
+    """The time for an image at batch 16 over that at batch 64."""
+    steps = evidence.config().batch_size / evidence.config(BATCH_16).batch_size
+    ratios = [steps * ratio for ratio in _ratios(evidence, BATCH)]
+    low, per_image, high = (f"{ratio:.2f}x" for ratio in ratios)
+    return compared(ON_H200, *ratios, per_image=per_image, low=low, high=high, **_steps(evidence, BATCH))
+
+
+@check("SCN-32")
+def slower_by_30_percent(evidence: Evidence) -> CheckResult:
+    """A checkpointed step over one that is not, of the same images; about 30 % is 25 to 35."""
+    low, slower, high = (100 * (ratio - 1) for ratio in _ratios(evidence, CHECKPOINT))
+    figures = {"slower": f"{slower:.1f} %", "low": f"{low:.1f} %", "high": f"{high:.1f} %"}
+    return result(low >= 25 and high < 35, ON_H200, **figures, **_steps(evidence, CHECKPOINT))
+
+
+def _ratios(evidence: Evidence, name: str) -> tuple[float, float, float]:
+    """The time of a step over the original's: the lowest that the samples allow, of the medians, the highest."""
+    of_run, original = evidence.run_times_s(name), evidence.run_times_s(ORIGINAL)
+    medians = statistics.median(of_run) / statistics.median(original)
+    return of_run[0] / original[-1], medians, of_run[-1] / original[0]
+
+
+def _steps(evidence: Evidence, name: str) -> dict[str, str]:
+    """The times of a step and of the original's, with their spread."""
+    times = {"step": evidence.run_times_s(name), "original": evidence.run_times_s(ORIGINAL)}
+    return {key: format_times(statistics.median(times_s), times_s) for key, times_s in times.items()}
