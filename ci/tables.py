@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import re
+import statistics
 import sys
 import tomllib
 from collections import Counter
@@ -211,16 +212,44 @@ def scent_solutions_table() -> list[str]:
     return _runs_table(scent)
 
 
+def scent_psnr_table() -> list[str]:
+    """The PSNR of every decoder by steps: the median over seeds, and its range."""
+    lines: list[str] = []
+    for path in sorted(RESULTS.parent.glob("*/psnr_scent_decoder.json")):
+        data = json.loads(path.read_text())
+        where, decoders = data["surroundings"], data["decoders"]
+        curves = {name: [list(of_seed.items()) for of_seed in row["psnr_db"]] for name, row in decoders.items()}
+        steps = [step for step, _ in next(iter(curves.values()))[0]]
+        at = [0, len(steps) // 2, len(steps) - 1]
+        machine = where["gpu"] if where["gpu"] != "none" else f"CPU, {where['machine']}"
+        lines += [
+            f"`--config {data['config']}` on {machine} (torch {where['torch']}, {where['date'][:10]}):",
+            "",
+            f"| decoder | parameters | {' | '.join(f'step {int(steps[index]):,}' for index in at)} |",
+            "|---|--:|" + "--:|" * len(at),
+        ]
+        for name, of_seeds in curves.items():
+            cells = [_decibels([curve[index][1] for curve in of_seeds]) for index in at]
+            lines.append(f"| `{name}` | {decoders[name]['parameters']:,} | {' | '.join(cells)} |")
+        lines.append("")
+    return lines[:-1]
+
+
+def _decibels(of_seeds: list[float]) -> str:
+    spread = f" ({min(of_seeds):.1f} to {max(of_seeds):.1f})" if len(of_seeds) > 1 else ""
+    return f"{statistics.median(of_seeds):.1f} dB{spread}"
+
+
 def _runs_table(incident: Incident) -> list[str]:
-    """Runs that a report compares, as ``memfix profile`` prints them."""
-    simulated, real = (
-        kept_runs(incident.runs, folder / f"profile_{incident.name}.json")
-        for folder in (RESULTS.parent / "cpu", RESULTS)
-    )
+    """Runs that a report compares, as ``memfix profile`` prints them, and where those of the H200 were measured."""
+    files = [folder / f"profile_{incident.name}.json" for folder in (RESULTS.parent / "cpu", RESULTS)]
+    simulated, real = (kept_runs(incident.runs, file) for file in files)
     runs = [dataclasses.replace(run, kept=real.get(name)) for name, run in simulated.items()]
     columns = run_columns(runs, "simulated", parse_bytes(incident.capacity or 0))
     lines = [f"| {' | '.join(columns)} |", "|" + "".join("---|" if name in WORDS else "--:|" for name in columns)]
-    return lines + [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
+    lines += [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
+    where = json.loads(files[1].read_text())["surroundings"]
+    return [*lines, "", f"{where['gpu']}, torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}."]
 
 
 def npt_picture() -> str:
@@ -756,6 +785,7 @@ TABLES = {
     "matmul_speed": matmul_table,
     "npt_configurations": npt_configurations_table,
     "scent_solutions": scent_solutions_table,
+    "scent_psnr": scent_psnr_table,
     "pythia_breakdown": pythia_breakdown_table,
     "pythia_profile": pythia_profile_table,
     "agreement": agreement_table,

@@ -34,7 +34,7 @@ def train(
     Several processes, with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
     """
     from ..incidents import get_incident
-    from ..incidents.config import load_config, sections
+    from ..incidents.config import load_config, own_configs, sections
     from ..incidents.schema import described
 
     of = get_incident(incident)
@@ -44,7 +44,10 @@ def train(
             console.print(Text(f"{key:<38} {takes:<44} {about}"), soft_wrap=True)
         return 0
     if config_path is None:
-        raise click.UsageError("Missing option '--config'; --keys prints what a config can say")
+        brought = ", ".join(name.removesuffix(".yaml") for name in own_configs(of))
+        raise click.UsageError(
+            f"Missing option '--config': {incident} brings {brought}; --keys prints what a config can say"
+        )
     config = load_config(of, config_path, overrides)
 
     from ..gate import report

@@ -156,14 +156,19 @@ def find_config(incident: Incident, path: Path) -> Path:
     """``path`` if it is a file; else the incident's own config of that name."""
     if path.exists():
         return path
-    folder = Path(str(importlib.resources.files(incident.package) / "configs"))
-    own = sorted(file.name for file in folder.glob("*.yaml"))
-    path = path if path.suffix else path.with_suffix(".yaml")
-    if str(path) not in own:
+    own = own_configs(incident)
+    name = str(path if path.suffix else path.with_suffix(".yaml"))
+    if name not in own:
         raise UsageError(
-            f"no config file {path}, and {incident.name} brings none of that name{did_you_mean(str(path), own)}"
+            f"no config file {name}, and {incident.name} brings none of that name{did_you_mean(name, own)}"
         )
-    return folder / path
+    return own[name]
+
+
+def own_configs(incident: Incident) -> dict[str, Path]:
+    """The configs that come with the incident, by file name."""
+    folder = Path(str(importlib.resources.files(incident.package) / "configs"))
+    return {file.name: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def sections(incident: Incident) -> dict[str, type[Any]]:

@@ -176,10 +176,11 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_trained(m
     )
 
 
-def test_without_a_config_it_says_where_to_look(memfix: Any) -> None:
-    ended = memfix("train", INCIDENT)
+def test_without_a_config_it_says_which_there_are(memfix: Any) -> None:
+    ended = memfix("train", "scent_decoder", "training.steps=300")
     assert ended.exit_code == 4
-    assert "Missing option '--config'; --keys prints what a config can say" in ended.err
+    words = "Missing option '--config': scent_decoder brings config, small; --keys prints what a config can say"
+    assert words in ended.err
 
 
 def test_a_misspelt_key_is_named_with_its_line(memfix: Any, tmp_path: Path) -> None:

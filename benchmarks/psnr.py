@@ -1,0 +1,64 @@
+"""The PSNR that the decoders of ``scent_decoder`` reach on synthetic images.
+
+    python -m benchmarks.psnr --config small --json benchmarks/results/cpu/psnr_scent_decoder.json
+
+Every decoder trains as with ``memfix train``, on the same images, from several seeds of its parameters. The PSNR is
+that of a step's loss, before the step changes a parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from memfix.cli.ending import run
+from memfix.cli.options import json_option, overrides_argument
+from memfix.gate import report
+from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.distributed import joined
+from memfix.incidents.scent_decoder.images import psnr
+from memfix.incidents.scent_decoder.incident import incident, num_parameters
+from memfix.incidents.scent_decoder.model import DECODERS
+from memfix.incidents.training import train
+from memfix.provenance import describe
+
+
+def curve(config: RunConfig) -> dict[int, float]:
+    """The PSNR in dB of the first step, of every ``log_every``-th and of the last."""
+    with joined(config.training.device) as world:
+        return {
+            step.step: round(psnr(step.loss), 2)
+            for step in train(incident, config, world)
+            if step.step % config.training.log_every == 0 or step.step in (1, step.steps)
+        }
+
+
+@click.command()
+@overrides_argument
+@click.option("--config", "config_file", default="small", show_default=True, metavar="FILE", help="As memfix train's.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Of the parameters.")
+@json_option
+def main(overrides: tuple[str, ...], config_file: str, seeds: int, json_path: str | None) -> int:
+    """Train each decoder from several seeds, with keys of the config overridden as in training.steps=10."""
+    report.require_writable(json_path)
+    base = load_config(incident, config_file, overrides)
+    found: dict[str, Any] = {
+        "surroundings": describe(),
+        "config": base.name,
+        "settings": base.as_dict(),
+        "decoders": {},
+    }
+    for decoder in DECODERS:
+        config = base.replaced({"model.decoder": decoder})
+        curves = [curve(config.replaced({"training.seed": seed})) for seed in range(seeds)]
+        found["decoders"][decoder] = {"parameters": num_parameters(config), "psnr_db": curves}
+        last = "  ".join(f"{one[max(one)]:.2f} dB" for one in curves)
+        click.echo(f"{decoder:<8} {num_parameters(config):>11,} parameters  {last}", err=json_path == "-")
+    if json_path is not None:
+        report.write_report(json_path, report.as_json(found))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main, "python -m benchmarks.psnr")
