@@ -141,12 +141,13 @@ def kept_runs(runs: Iterable[ReportedRun], path: Path) -> dict[str, MeasuredRun]
 def run_columns(runs: Sequence[MeasuredRun], meter: str, capacity_bytes: int) -> dict[str, list[str]]:
     """The table of runs by column, for the terminal and for the manual; a column without an entry is left out."""
     fits = [run.peak_bytes is not None and run.peak_bytes <= capacity_bytes for run in runs]
+    unknown = "not measured" if any(run.kept for run in runs) else ""
     columns = {
         CONFIGURATION: [run.run.name for run in runs],
         "parameters": [f"{run.parameters:,}" if run.parameters else "" for run in runs],
         meter: [run.peak for run in runs],
         f"{meter} step": [run.time for run in runs],
-        "H200, kept": [run.kept.peak if run.kept else "" for run in runs],
+        "H200, kept": [run.kept.peak if run.kept else unknown for run in runs],
         "H200 step, kept": [run.kept.time if run.kept else "" for run in runs],
         f"fits in {format_bytes(capacity_bytes)}": ["yes" if one else "no" for one in fits],
         REPORT: [run.run.figure for run in runs],

@@ -252,7 +252,7 @@ def test_the_configurations_stand_beside_the_reports_own_step_alone(tmp_path: Pa
         "configuration": ["fits", "fails"],
         "parameters": [count, count],
         "simulated": ["5 B", "out of memory"],
-        "H200, kept": ["7 B", ""],
+        "H200, kept": ["7 B", "not measured"],
         "H200 step, kept": ["816 ms ±6 %", ""],
         "fits in 5 B": ["yes", "no"],
         "report": ["~2 GB", ">80 GB, fails"],

@@ -67,7 +67,7 @@ def _run(name: str, overrides: tuple[str, ...], figure: str, claim: str) -> Repo
     return ReportedRun(name, "config.yaml", overrides, figure, claim)
 
 
-RUNS = (
+FLOAT32_RUNS = (
     _run("original", (), "~40 GB", "SCN-15"),
     _run("1: feed-forwards alone", ("model.decoder=ff",), "~5 GB", "SCN-36"),
     _run("2: attention to 256 latents", ("model.decoder=cross",), "18 -> 4.5 GB", "SCN-27"),
@@ -80,8 +80,10 @@ RUNS = (
     _run("our attention and feed-forward", (ATTENTION, FEED_FORWARD), "", "SCN-43"),
     _run("both, checkpointed", (ATTENTION, FEED_FORWARD, CHECKPOINT), "", "SCN-43"),
     _run("1 with our feed-forward", ("model.decoder=ff", ATTENTION, FEED_FORWARD), "", "SCN-36"),
-    _run("original, bfloat16", (BF16,), "", "SCN-44"),
-    _run("both, checkpointed, bfloat16", (ATTENTION, FEED_FORWARD, CHECKPOINT, BF16), "", "SCN-44"),
+)
+RUNS = (
+    *FLOAT32_RUNS,
+    *(_run(f"{run.name}, bfloat16", (*run.overrides, BF16), "", "SCN-44") for run in FLOAT32_RUNS),
 )
 
 
