@@ -8,7 +8,6 @@ import json
 import re
 import statistics
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 from memfix.contract import FLOOR
 from memfix.gate.lock import Key, read_lock
+from memfix.incidents import incident_names
+from memfix.incidents.claims import VERDICTS, load_claims
 from memfix.incidents.config import load_config
 from memfix.incidents.incident import Incident
 from memfix.incidents.judging import decimal
@@ -102,10 +103,9 @@ def best_table() -> list[str]:
 def incidents_table() -> list[str]:
     """How many claims of every report hold."""
     lines = ["| incident | claims | hold | wrong | cannot be tested |", "|---|--:|--:|--:|--:|"]
-    for path in sorted((ROOT / "memfix/incidents").glob("*/claims.toml")):
-        verdicts = Counter(claim["verdict"] for claim in tomllib.loads(path.read_text(encoding="utf-8"))["claim"])
-        counts = " | ".join(str(verdicts[verdict]) for verdict in ("holds", "wrong", "not testable"))
-        lines.append(f"| `{path.parent.name}` | {verdicts.total()} | {counts} |")
+    verdicts = {f"`{name}`": Counter(claim.verdict for claim in load_claims(name)) for name in incident_names()}
+    for name, of_one in {**verdicts, "all": sum(verdicts.values(), Counter())}.items():
+        lines.append(f"| {name} | {of_one.total()} | {' | '.join(str(of_one[verdict]) for verdict in VERDICTS)} |")
     return lines
 
 

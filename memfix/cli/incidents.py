@@ -48,6 +48,8 @@ def _list(json_path: str | None) -> int:
     table = _plain_table("incident", "claims", *VERDICTS)
     for name, of_one in claims.items():
         table.add_row(name, str(len(of_one)), *map(str, recorded[name].values()))
+    in_all = [claim.verdict for of_one in claims.values() for claim in of_one]
+    table.add_row("all", str(len(in_all)), *map(str, counts(in_all).values()))
     console = report_console(to_stderr=json_path == "-")
     console.print(table)
     console.print(Text("as recorded; memfix incidents NAME computes them", style="dim"))

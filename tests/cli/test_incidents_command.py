@@ -51,6 +51,7 @@ def test_incidents_are_listed_with_their_verdicts(memfix: Any) -> None:
         ["npt_weight_delta", "35", "25", "9", "1"],
         ["pythia_vocabulary", "44", "25", "18", "1"],
         ["scent_decoder", "44", "23", "17", "4"],
+        ["all", "214", "123", "76", "15"],
     ]
     assert note == "as recorded; memfix incidents NAME computes them"
 
