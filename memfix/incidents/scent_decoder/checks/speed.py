@@ -14,10 +14,10 @@ from .steps import BATCH, CHECKPOINT, ORIGINAL
 @check("SCN-29")
 def a_quarter_at_a_time(evidence: Evidence) -> CheckResult:
     """The time for an image at batch 16 over that at batch 64."""
-    steps = evidence.config().batch_size / evidence.config(BATCH_16).batch_size
+    steps = evidence.config().batch_size // evidence.config(BATCH_16).batch_size
     ratios = [steps * ratio for ratio in _ratios(evidence, BATCH)]
     low, per_image, high = (f"{ratio:.2f}x" for ratio in ratios)
-    return compared(ON_H200, *ratios, per_image=per_image, low=low, high=high, **_steps(evidence, BATCH))
+    return compared(ON_H200, *ratios, steps=steps, per_image=per_image, low=low, high=high, **_steps(evidence, BATCH))
 
 
 @check("SCN-32")
@@ -25,7 +25,8 @@ def slower_by_30_percent(evidence: Evidence) -> CheckResult:
     """A checkpointed step over one that is not, of the same images; about 30 % is 25 to 35."""
     low, slower, high = (100 * (ratio - 1) for ratio in _ratios(evidence, CHECKPOINT))
     figures = {"slower": f"{slower:.1f} %", "low": f"{low:.1f} %", "high": f"{high:.1f} %"}
-    return result(low >= 25 and high < 35, ON_H200, **figures, **_steps(evidence, CHECKPOINT))
+    images = evidence.config().batch_size
+    return result(low >= 25 and high < 35, ON_H200, images=images, **figures, **_steps(evidence, CHECKPOINT))
 
 
 def _ratios(evidence: Evidence, name: str) -> tuple[float, float, float]:
