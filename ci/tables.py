@@ -217,13 +217,15 @@ def scent_psnr_table() -> list[str]:
     lines: list[str] = []
     for path in sorted(RESULTS.parent.glob("*/psnr_scent_decoder.json")):
         data = json.loads(path.read_text())
-        where, decoders = data["surroundings"], data["decoders"]
+        where, decoders, training = data["surroundings"], data["decoders"], data["settings"]["training"]
+        images = f"{training['batch_size']} of {data['settings']['data']['images']} images a step"
         curves = {name: [list(of_seed.items()) for of_seed in row["psnr_db"]] for name, row in decoders.items()}
         steps = [step for step, _ in next(iter(curves.values()))[0]]
         at = [0, len(steps) // 2, len(steps) - 1]
         machine = where["gpu"] if where["gpu"] != "none" else f"CPU, {where['machine']}"
         lines += [
-            f"`--config {data['config']}` on {machine} (torch {where['torch']}, {where['date'][:10]}):",
+            f"`--config {data['config']}`, {images}, {training['precision']}, {machine}, "
+            f"torch {where['torch']}, {where['date'][:10]}:",
             "",
             f"| decoder | parameters | {' | '.join(f'step {int(steps[index]):,}' for index in at)} |",
             "|---|--:|" + "--:|" * len(at),
