@@ -107,8 +107,11 @@ def exponentials(
             logits = tl.where((classes < vocabulary)[None, :], logits, float("-inf"))
             tl.atomic_max(reference + tokens, tl.max(logits, 1) * inverse_temperature, mask=writes)
         else:
-            shift = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0) * LOG2_E
-            values = tl.exp2(logits * (inverse_temperature * LOG2_E) - shift[:, None])
+            refers = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0)[:, None]
+            if STRAYS_ONLY:  # the difference first: of large logits the rounding of a product is not small
+                values = tl.exp2((logits * inverse_temperature - refers) * LOG2_E)
+            else:
+                values = tl.exp2(logits * (inverse_temperature * LOG2_E) - refers * LOG2_E)
             if STORES:
                 if STRAYS_ONLY:
                     if own_steps > 0:
