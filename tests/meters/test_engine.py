@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 import memfix
+from memfix.errors import MeasurementError
 from memfix.meters.simulated.workspace.layout import is_dense
 
 N = 1 << 20
@@ -138,3 +142,35 @@ def test_a_gradient_of_a_gradient_by_functions_is_in_doubt() -> None:
         return lambda: torch.func.grad(lambda w: first(w).sum())(weight)
 
     assert GRADIENTS in memfix.peak(build).notes
+
+
+# ---------------------------------------------------------------- long chains
+def chain(num_nodes: int) -> Any:
+    def build(device: str) -> Any:
+        x = torch.empty(N, device=device, requires_grad=True)
+
+        def step() -> None:
+            y = x
+            for _ in range(num_nodes):
+                y = y + 1
+            y.backward(torch.empty_like(x))
+
+        return step
+
+    return build
+
+
+def test_a_chain_that_a_stack_of_8_mib_cannot_free_is_measured() -> None:
+    code = """
+import memfix
+from tests.meters.test_engine import chain
+print(memfix.peak(chain(50_000)).peak_bytes)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    # two values: the next one and the one before, which it needs no more
+    assert (ended.stdout, ended.returncode) == (f"{2 * 4 * N}\n", 0), ended.stderr
+
+
+def test_a_chain_that_a_thread_cannot_free_is_refused() -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(MeasurementError, match="from the main thread"):
+        pool.submit(memfix.peak, chain(20_000)).result()

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import resource
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from ...errors import ON_A_GPU, MeasurementError
 from .workspace.layout import is_dense
 
 aten = torch.ops.aten
 
 _NODE_KEY = "memfix_node"
+_STACK_BYTES_PER_NODE = 512  # about 250 were seen
+_STACK_BYTES_OF_THREADS = 8 << 20  # what glibc gives one
 
 
 class EngineWatch:
@@ -90,6 +95,7 @@ class EngineWatch:
                 edges[node] = [edge for edge in node.next_functions if edge[0] is not None]
                 num_gradients.update(edges[node])
                 waiting.extend(following for following, _ in edges[node])
+        _make_room_to_free(len(edges))
         if self._numbers_of_gradients:
             self._watch_order([node._sequence_nr() for node, following in edges.items() if following])
         for node, following in edges.items():
@@ -100,3 +106,20 @@ class EngineWatch:
 
     def _node_finished(self, number: int, _grad_inputs: Any, _grad_outputs: Any) -> None:
         self._finished_node = number
+
+
+def _make_room_to_free(num_nodes: int) -> None:
+    """Let the stack grow to what torch needs to free so many nodes: it frees a chain of nodes that Python has seen by
+    recursion, and dies where the stack ends."""
+    wanted = _STACK_BYTES_OF_THREADS // 2 + num_nodes * _STACK_BYTES_PER_NODE
+    limit = most = _STACK_BYTES_OF_THREADS
+    if threading.current_thread() is threading.main_thread():
+        limit, most = resource.getrlimit(resource.RLIMIT_STACK)
+    if limit == resource.RLIM_INFINITY or wanted <= limit:
+        return
+    if most != resource.RLIM_INFINITY and wanted > most:
+        raise MeasurementError(
+            f"the step's graph has {num_nodes:,} nodes, and torch needs up to {wanted >> 20:,} MiB of stack to free"
+            f" them, of {most >> 20:,}; raise ulimit -Hs and call memfix.peak from the main thread, or {ON_A_GPU}"
+        )
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
