@@ -1,37 +1,35 @@
-"""CUDA kernels compile for the simulated GPU. The compiler refuses more shared memory than a block may declare.
+"""CUDA kernels compiled for a GPU that is not there.
 
 A compiler of the host takes what NVRTC refuses, such as functions that a GPU does not have.
 """
 
 from __future__ import annotations
 
-from ..contract import Contract
+import contextlib
+from typing import TYPE_CHECKING
+
+from ..cuda_kernels import CudaKernel
 from ..cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
-from ..meters.base import Meter
-from .compiling import all_compile, launches_of, not_compiled
-from .finding import Finding
+from ..meters.timeline import Line
+from .compiling_result import Refused
 
-_LINES = 6
+if TYPE_CHECKING:
+    from ..meters.simulated.gpus import GPU
+    from ..meters.simulated.launches import Launch
+
+__all__ = ["compile_for", "first_line_of", "no_compiler"]
 
 
-def check_cuda_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
-    """Compile every kernel that ``form`` launches at its cases. Without a compiler the finding says so."""
-    simulation = meter.simulation
-    assert simulation is not None
-    gpu = simulation.gpu
-    if reason := no_compiler():
-        return not_compiled(contract, form, gpu, reason)
-    shared: dict[str, int] = {}
-    for case, phase, launch in launches_of(contract, form, simulation):
-        kernel = launch.kernel
-        if kernel.name in shared:
-            continue
-        try:
-            binary = cubin_of(kernel, gpu.capability)
-        except CompilerRefused as error:
-            first, *more = str(error).splitlines()
-            message = f"{kernel.name} does not compile for {gpu.name}: {first}"
-            details = tuple(f"  {line}" for line in more[:_LINES])
-            return Finding("compile", contract.name, form, "fail", message, case, phase, details)
-        shared[kernel.name] = shared_bytes(binary, kernel.name, gpu.capability)
-    return all_compile(contract, form, gpu, shared.values())
+def compile_for(gpu: GPU, launch: Launch, stack: contextlib.ExitStack) -> tuple[str, int]:
+    """The kernel of a launch, and its shared memory: what it declares, which the compiler limits too, and what the
+    launch asks for."""
+    kernel = launch.kernel
+    try:
+        binary = cubin_of(kernel, gpu.capability)
+    except CompilerRefused as error:
+        raise Refused(str(error)) from error
+    return kernel.name, shared_bytes(binary, kernel.name, gpu.capability) + launch.options["shared_bytes"]
+
+
+def first_line_of(kernel: CudaKernel) -> Line:
+    return Line(str(kernel.path), kernel.first_line, kernel.name)

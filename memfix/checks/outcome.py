@@ -83,10 +83,8 @@ def _findings(check: Check, contract: Contract, meter: Meter, effort: Effort) ->
         yield check_bad_input(contract, form, bad)
     elif check.kind == "compile":
         from .compiling import check_compiles
-        from .compiling_cuda import check_cuda_compiles
 
-        compiles = check_compiles if contract.forms[form].is_interpreted else check_cuda_compiles
-        yield compiles(contract, form, meter)
+        yield check_compiles(contract, form, meter)
     elif isinstance(check.law, Scaling):
         from .scaling import check_scaling
 

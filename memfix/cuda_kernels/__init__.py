@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import ctypes
+    import struct
+
     import torch
+
+    Frame = tuple[struct.Struct, ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,22 @@ class Parameter:
     type: str
     name: str
     is_pointer: bool
+
+    @functools.cached_property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        found: torch.dtype = getattr(torch, _DTYPES[self.type.removeprefix("const ")])
+        return found
+
+    def refusal(self, argument: Any) -> str:
+        """Why it cannot be this argument."""
+        import torch
+
+        if self.is_pointer and isinstance(argument, torch.Tensor):
+            return f"{self.name} must be {self.dtype}, got {argument.dtype}"
+        wanted = f"a tensor of {self.type}" if self.is_pointer else self.type
+        return f"{self.name} must be {wanted}, got {type(argument).__name__}"
 
 
 @dataclass(frozen=True)
@@ -38,14 +59,13 @@ class CudaKernel:
 
     def launch(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
         """Launch on the current stream of the tensors' device. Every argument is a tensor or a number, as the kernel
-        declares it. The kernel reads a tensor by its pointer: pass strides where it may not be contiguous.
-        ``shared_bytes``: of a block, beyond what the kernel declares."""
-        tensors = self.tensors_of(arguments)
-        device = tensors[0].device
+        declares it, or None for a pointer to nothing. The kernel reads a tensor by its pointer: pass strides where it
+        may not be contiguous. ``shared_bytes``: of a block, beyond what the kernel declares."""
+        device = self.device_of(arguments)
         if device.type == "cuda":
-            from .compiled import function_on, launch_on
+            from .compiled import launch_on
 
-            launch_on(device, function_on(self, device, shared_bytes), grid, block, self.parameters, arguments, shared_bytes)
+            launch_on(device, self, grid, block, arguments, shared_bytes)
             return
         from .emulated import emulate, is_emulating
 
@@ -60,29 +80,45 @@ class CudaKernel:
         return parameters_of(self.source, self.name)
 
     @property
+    def first_line(self) -> int:
+        """Of its declaration."""
+        return self.source[: _declaration(self.source, self.name).start()].count("\n") + 1
+
+    @property
     def source(self) -> str:
         return self.path.read_text(encoding="utf-8")
 
-    def tensors_of(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors among ``arguments``, which must be as the kernel declares them and on one device."""
+    @functools.cached_property
+    def frames(self) -> dict[int, Frame]:
+        """By thread, where a launch packs its arguments."""
+        return {}
+
+    @functools.cached_property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Of its pointers; None for numbers."""
+        return tuple(parameter.dtype if parameter.is_pointer else None for parameter in self.parameters)
+
+    def device_of(self, arguments: Sequence[Any]) -> torch.device:
+        """The device of the tensors among ``arguments``, which must be as the kernel declares them."""
         import torch
 
-        if len(arguments) != len(self.parameters):
-            raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(arguments)}")
-        tensors = []
-        for parameter, argument in zip(self.parameters, arguments, strict=True):
-            if parameter.is_pointer != isinstance(argument, torch.Tensor):
-                wanted = f"a tensor of {parameter.type}" if parameter.is_pointer else parameter.type
-                raise TypeError(f"{self.name}: {parameter.name} must be {wanted}, got {type(argument).__name__}")
-            if isinstance(argument, torch.Tensor):
-                dtype = getattr(torch, _DTYPES[parameter.type.removeprefix("const ")])
-                if argument.dtype != dtype:
-                    raise TypeError(f"{self.name}: {parameter.name} must be {dtype}, got {argument.dtype}")
-                tensors.append(argument)
-        if len({tensor.device for tensor in tensors}) != 1:
-            devices = ", ".join(sorted({str(tensor.device) for tensor in tensors})) or "none"
-            raise ValueError(f"{self.name} needs tensors of one device, got {devices}")
-        return tensors
+        if len(arguments) != len(self.dtypes):
+            raise TypeError(f"{self.name} takes {len(self.dtypes)} arguments, got {len(arguments)}")
+        device = None
+        for i, (dtype, argument) in enumerate(zip(self.dtypes, arguments, strict=True)):
+            if dtype is None or argument is None or not isinstance(argument, torch.Tensor):
+                if (dtype is None) == isinstance(argument, (int, float)):
+                    continue
+            elif argument.dtype is dtype:
+                if device is None:
+                    device = argument.device
+                elif argument.device != device:
+                    raise ValueError(f"{self.name} needs tensors of one device, got {device}, {argument.device}")
+                continue
+            raise TypeError(f"{self.name}: {self.parameters[i].refusal(argument)}")
+        if device is None:
+            raise ValueError(f"{self.name} needs tensors of one device, got none")
+        return device
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long": "int64", "bfloat16": "bfloat16"}
@@ -91,14 +127,18 @@ _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long":
 
 def parameters_of(source: str, kernel: str) -> tuple[Parameter, ...]:
     """Read the declaration of a kernel."""
-    found = re.search(rf'extern\s+"C"\s+__global__\s+void\s+{re.escape(kernel)}\s*\(([^)]*)\)', source)
-    if found is None:
-        raise ValueError(f'no kernel {kernel!r}: declare it extern "C" __global__ void {kernel}(...)')
     parameters = []
-    for text in filter(None, map(str.strip, found[1].split(","))):
+    for text in filter(None, map(str.strip, _declaration(source, kernel)[1].split(","))):
         words = text.replace("__restrict__", " ").replace("*", " * ").split()
         parameter = Parameter(" ".join(word for word in words[:-1] if word != "*"), words[-1], "*" in words)
         if parameter.type.removeprefix("const ") not in _DTYPES or words.count("*") > 1:
             raise ValueError(f"{kernel}: a parameter is one of {', '.join(_DTYPES)} or a pointer to one, got {text!r}")
         parameters.append(parameter)
     return tuple(parameters)
+
+
+def _declaration(source: str, kernel: str) -> re.Match[str]:
+    found = re.search(rf'extern\s+"C"\s+__global__\s+void\s+{re.escape(kernel)}\s*\(([^)]*)\)', source)
+    if found is None:
+        raise ValueError(f'no kernel {kernel!r}: declare it extern "C" __global__ void {kernel}(...)')
+    return found

@@ -9,17 +9,20 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
-    import torch
+    from . import CudaKernel, Frame
 
-    from . import CudaKernel, Parameter
-
-_C_TYPES = {"int": ctypes.c_int, "long long": ctypes.c_longlong, "float": ctypes.c_float, "double": ctypes.c_double}
+_PACKED = {"int": "i4x", "long long": "q", "float": "f4x", "double": "d"}
+"""Numbers of C for ``struct``, filled up to eight bytes."""
 _OPTIONS = ("--std=c++17",)
+_MOST_FILES = 16  # whose binaries are kept
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -37,9 +40,13 @@ def no_compiler() -> str | None:
 
 def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
     """The binary of the kernel's file for a GPU. Raises ``CompilerRefused`` with what the compiler said."""
-    architecture = "sm_{}{}".format(*capability)
+    return _cubin_of(kernel.path, kernel.source, "sm_{}{}".format(*capability))
+
+
+@functools.lru_cache(_MOST_FILES)
+def _cubin_of(path: Path, source: str, architecture: str) -> bytes:
     nvrtc = _nvrtc()
-    return _by_nvcc(kernel.path, architecture) if nvrtc is None else _by_nvrtc(nvrtc, kernel, architecture)
+    return _by_nvcc(path, architecture) if nvrtc is None else _by_nvrtc(nvrtc, path, source, architecture)
 
 
 def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
@@ -58,8 +65,6 @@ def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
 @functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
     """NVRTC of the system, or of the package that torch's CUDA wheels bring."""
-    import torch
-
     majors = [torch.version.cuda.split(".")[0]] if torch.version.cuda else ["13", "12"]
     names: list[str] = [f"libnvrtc.so.{major}" for major in majors]
     spec = importlib.util.find_spec("nvidia")
@@ -73,12 +78,11 @@ def _nvrtc() -> ctypes.CDLL | None:
     return None
 
 
-def _by_nvrtc(nvrtc: ctypes.CDLL, kernel: CudaKernel, architecture: str) -> bytes:
+def _by_nvrtc(nvrtc: ctypes.CDLL, path: Path, source: str, architecture: str) -> bytes:
     program = ctypes.c_void_p()
     options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS)]
-    _ok(nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), kernel.source.encode(), kernel.path.name.encode(), 0, None, None
-    ), "NVRTC")  # fmt: skip
+    named = source.encode(), path.name.encode()
+    _ok(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *named, 0, None, None), "NVRTC")
     try:
         failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         if failed:
@@ -113,17 +117,15 @@ def _driver() -> ctypes.CDLL:
 
 
 @functools.cache
-def function_on(kernel: CudaKernel, device: torch.device, shared_bytes: int = 0) -> ctypes.c_void_p:
-    """The kernel, compiled and loaded for a device, with leave to take so much shared memory. Both are cached for the
-    life of the process."""
-    import torch
-
+def function_on(kernel: CudaKernel, index: int, shared_bytes: int = 0) -> ctypes.c_void_p:
+    """The kernel, compiled and loaded for a GPU, with leave to take so much shared memory. Both are cached for the life
+    of the process."""
     if reason := no_compiler():
         raise RuntimeError(f"the kernel {kernel.name} cannot be compiled: {reason}")
-    cubin = cubin_of(kernel, torch.cuda.get_device_capability(device))
+    cubin = cubin_of(kernel, torch.cuda.get_device_capability(index))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    with torch.cuda.device(device):
-        _make_current(_index_of(device))
+    with torch.cuda.device(index):
+        _make_current(index)
         _ok(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "CUDA")
         _ok(_driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.name.encode()), "CUDA")
         if shared_bytes:
@@ -133,31 +135,48 @@ def function_on(kernel: CudaKernel, device: torch.device, shared_bytes: int = 0)
 
 def launch_on(
     device: torch.device,
-    function: ctypes.c_void_p,
+    kernel: CudaKernel,
     grid: Sequence[int],
     block: Sequence[int],
-    parameters: Sequence[Parameter],
     arguments: Sequence[Any],
     shared_bytes: int = 0,
 ) -> None:
     """Launch on the current stream of ``device``, whichever device is the current one."""
-    import torch
+    index = _index_of(device)
+    function = function_on(kernel, index, shared_bytes)
+    sizes = (*three(grid), *three(block), shared_bytes)
+    pointers = as_c(kernel, arguments)
+    with torch.cuda._DeviceGuard(index):
+        _make_current(index)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        _ok(_launch_kernel()(function, *sizes, stream, pointers, None), "CUDA")
 
-    sizes = [ctypes.c_uint(size) for size in (*three(grid), *three(block))]
-    pointers, _values = as_c(parameters, arguments)
-    with torch.cuda.device(device):
-        _make_current(_index_of(device))
-        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-        _ok(_driver().cuLaunchKernel(function, *sizes, ctypes.c_uint(shared_bytes), stream, pointers, None), "CUDA")
+
+@functools.cache
+def _launch_kernel() -> Any:
+    launch = _driver().cuLaunchKernel
+    launch.argtypes = (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
+    return launch
 
 
-def as_c(parameters: Sequence[Parameter], arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
-    """Pointers to the arguments as a kernel takes them, and the arguments, which must live as long as the pointers."""
-    values: list[Any] = [
-        ctypes.c_void_p(argument.data_ptr()) if parameter.is_pointer else _C_TYPES[parameter.type](argument)
-        for parameter, argument in zip(parameters, arguments, strict=True)
+def as_c(kernel: CudaKernel, arguments: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
+    """Pointers to the arguments as a kernel takes them. They are good until the next call in this thread."""
+    thread = threading.get_ident()
+    packing, memory, pointers = kernel.frames.get(thread) or kernel.frames.setdefault(thread, _frame_of(kernel))
+    values = [
+        0 if value is None else value if dtype is None else value.data_ptr()
+        for dtype, value in zip(kernel.dtypes, arguments, strict=True)
     ]
-    return (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)), values
+    packing.pack_into(memory, 0, *values)
+    return pointers
+
+
+def _frame_of(kernel: CudaKernel) -> Frame:
+    """How the arguments of a kernel are packed, eight bytes each; memory for them; and pointers into it."""
+    packing = struct.Struct("=" + "".join("Q" if each.is_pointer else _PACKED[each.type] for each in kernel.parameters))
+    memory = ctypes.create_string_buffer(packing.size)
+    start = ctypes.addressof(memory)
+    return packing, memory, (ctypes.c_void_p * len(kernel.parameters))(*range(start, start + packing.size, 8))
 
 
 def three(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -166,8 +185,6 @@ def three(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _index_of(device: torch.device) -> int:
-    import torch
-
     return torch.cuda.current_device() if device.index is None else device.index
 
 

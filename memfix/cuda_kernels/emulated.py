@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 _HEADER = Path(__file__).with_name("emulation.h")
-_OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-D_XOPEN_SOURCE=700")
+_OPTIONS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-w", "-D_XOPEN_SOURCE=700")
 
 
 class KernelFault(Exception):
@@ -80,7 +80,7 @@ def cannot_emulate() -> str | None:
 
 def emulate(kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
     """Run one launch. Blocks run one after the other."""
-    pointers, _values = as_c(kernel.parameters, arguments)
+    pointers = as_c(kernel, arguments)
     sizes = [
         _elements_of(argument) if parameter.is_pointer else 0
         for parameter, argument in zip(kernel.parameters, arguments, strict=True)
@@ -100,9 +100,9 @@ def emulate(kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], argum
         setattr(traffic, name, getattr(traffic, name) + number)
 
 
-def _elements_of(tensor: torch.Tensor) -> int:
+def _elements_of(tensor: torch.Tensor | None) -> int:
     """From the first element of a tensor up to its last, in memory."""
-    if not tensor.numel():
+    if tensor is None or not tensor.numel():
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 

@@ -1,11 +1,13 @@
 // CUDA's language for a compiler of the host: threads of a block take turns, global memory is counted and checked.
 //
-// Every thread is a fiber that runs until __syncthreads or its end, in the order of the threads and in every second
+// Every thread is a fiber that runs until it waits for others or ends, in the order of the threads and in every second
 // round backwards. So a missing barrier shows: a thread reads what another has not written yet, or has written over.
+// Warps wait for each other at __syncthreads only.
 
 #pragma once
 #define MEMFIX_EMULATION
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -28,6 +30,9 @@ struct dim3 {
 };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+struct uint2 {
+    unsigned x, y;
+};
 struct uint4 {
     unsigned x, y, z, w;
 };
@@ -51,9 +56,15 @@ struct Traffic {
 // by pointer, warp and the how-manieth load of a thread: one request of a warp, where all its threads load alike
 using Requests = std::map<std::tuple<int, unsigned, uint64_t>, std::set<uint64_t>>;
 
+enum class Waits { nobody, warp, block };
+
+// A context starts a fiber; later switches are jumps, which ask the system for nothing.
 struct Fiber {
     ucontext_t context;
-    std::vector<char> stack = std::vector<char>(64 * 1024);
+    jmp_buf place;
+    bool started = false;
+    std::vector<char> stack = std::vector<char>(256 * 1024);
+    Waits waits_for = Waits::nobody;
     bool ended = false;
     std::map<int, uint64_t> loads;
 };
@@ -62,7 +73,7 @@ static Traffic *traffic;
 static Requests requests;
 static std::vector<Fiber> fibers;
 static size_t running;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::function<void()> body;
 static std::string fault;
 
@@ -76,7 +87,11 @@ struct Fault {};
     throw Fault{};
 }
 
-static void barrier() { swapcontext(&fibers[running].context, &scheduler); }
+static void wait_for(Waits others) {
+    fibers[running].waits_for = others;
+    if (_setjmp(fibers[running].place) == 0) _longjmp(scheduler, 1);
+}
+static void barrier() { wait_for(Waits::block); }
 
 static void run_thread() {
     try {
@@ -84,6 +99,7 @@ static void run_thread() {
     } catch (const Fault &) {
     }
     fibers[running].ended = true;
+    _longjmp(scheduler, 1);
 }
 
 // a pointer to global memory, of a tensor with this many elements
@@ -103,6 +119,17 @@ template <typename T> class Global {
         int64_t at_;
     };
     Element operator[](int64_t at) const { return {*this, at}; }
+    bool is_there() const { return start_ != nullptr; }
+    // neighbours, in one load of a thread
+    template <typename Bytes> Bytes load_together(int64_t index) const {
+        constexpr int64_t number = sizeof(Bytes) / sizeof(T);
+        T *first = at(index, "reads"), *last = at(index + number - 1, "reads");
+        count_load(first, last);
+        traffic->loads += number - 1;
+        Bytes bytes;
+        std::memcpy(&bytes, first, sizeof bytes);
+        return bytes;
+    }
 
   private:
     T *start_;
@@ -118,10 +145,14 @@ template <typename T> class Global {
     }
     T load(int64_t index) const {
         T *address = at(index, "reads");
+        count_load(address, address);
+        return *address;
+    }
+    void count_load(T *first, T *last) const {
         traffic->loads++;
         uint64_t ordinal = fibers[running].loads[number_]++;
-        requests[{number_, unsigned(running / 32), ordinal}].insert(reinterpret_cast<uintptr_t>(address) / 32);
-        return *address;
+        auto &sectors = requests[{number_, unsigned(running / 32), ordinal}];
+        for (auto *address : {first, last}) sectors.insert(reinterpret_cast<uintptr_t>(address) / 32);
     }
     template <typename V> void store(int64_t index, V value) const {
         *at(index, "writes") = value;
@@ -129,28 +160,55 @@ template <typename T> class Global {
     }
 };
 
+static void resume(size_t thread) {
+    running = thread;
+    threadIdx = {unsigned(thread % blockDim.x), unsigned(thread / blockDim.x % blockDim.y),
+                 unsigned(thread / blockDim.x / blockDim.y)};
+    Fiber &fiber = fibers[thread];
+    fiber.waits_for = Waits::nobody;
+    if (_setjmp(scheduler) != 0) return;
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+}
+
+// the threads of a warp, until all of them wait for the block or have ended
+static void run_warp(size_t first, size_t end, bool backwards) {
+    for (size_t together = end - first; together == end - first && fault.empty(); backwards = !backwards) {
+        together = 0;
+        for (size_t i = first; i < end && fault.empty(); i++) {
+            size_t thread = backwards ? end - 1 - (i - first) : i;
+            if (!fibers[thread].ended) resume(thread);
+            together += fibers[thread].waits_for == Waits::warp;
+        }
+        if (fault.empty() && together > 0 && together < end - first)
+            fault = std::to_string(together) + " of " + std::to_string(end - first) +
+                    " threads of a warp wait for the others, which go another way";
+    }
+}
+
 static void run_block() {
-    size_t threads = size_t(blockDim.x) * blockDim.y * blockDim.z;
+    size_t threads = size_t(blockDim.x) * blockDim.y * blockDim.z, warps = (threads + 31) / 32;
     if (fibers.size() < threads) fibers.resize(threads);
     for (size_t i = 0; i < threads; i++) {
         Fiber &fiber = fibers[i];
-        fiber.ended = false;
+        fiber.ended = fiber.started = false;
+        fiber.waits_for = Waits::nobody;
         fiber.loads.clear();
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data();
         fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = &scheduler;
+        fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, run_thread, 0);
     }
     bool backwards = false;
     for (size_t ended = 0; ended < threads && fault.empty(); backwards = !backwards) {
-        for (size_t i = 0; i < threads && fault.empty(); i++) {
-            running = backwards ? threads - 1 - i : i;
-            threadIdx = {unsigned(running % blockDim.x), unsigned(running / blockDim.x % blockDim.y),
-                         unsigned(running / blockDim.x / blockDim.y)};
-            swapcontext(&scheduler, &fibers[running].context);
-            ended += fibers[running].ended;
+        for (size_t i = 0; i < warps && fault.empty(); i++) {
+            size_t first = 32 * (backwards ? warps - 1 - i : i);
+            run_warp(first, first + 32 < threads ? first + 32 : threads, backwards);
         }
+        ended = 0;
+        for (size_t i = 0; i < threads; i++) ended += fibers[i].ended;
         if (fault.empty() && ended > 0 && ended < threads)
             fault = "__syncthreads is reached by " + std::to_string(threads - ended) + " of " +
                     std::to_string(threads) + " threads of a block, and the others have ended";
@@ -191,7 +249,7 @@ static const Operands *exchange(const Operands &mine) {
     if (num_left.size() < fibers.size()) num_left.resize(fibers.size());
     auto &place = left[num_left[me]++ % 2];
     place[me] = mine;
-    barrier();
+    wait_for(Waits::warp);
     return &place[first];
 }
 
@@ -208,22 +266,6 @@ static inline unsigned pack(float low, float high) {
 }
 static inline float power_of_two(float exponent) { return std::exp2(exponent); }
 
-template <typename T> static inline uint4 load16(const emulation::Global<const T> &from, long long at) {
-    uint4 bytes;
-    for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
-        const T value = from[at + i];
-        std::memcpy(reinterpret_cast<char *>(&bytes) + i * sizeof(T), &value, sizeof(T));
-    }
-    return bytes;
-}
-template <typename T> static inline uint4 load16(const emulation::Global<T> &from, long long at) {
-    uint4 bytes;
-    for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
-        const T value = from[at + i];
-        std::memcpy(reinterpret_cast<char *>(&bytes) + i * sizeof(T), &value, sizeof(T));
-    }
-    return bytes;
-}
 template <typename T, typename Bytes> static inline void store_bytes(const emulation::Global<T> &to, long long at, Bytes bytes) {
     for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
         T value;
@@ -234,6 +276,7 @@ template <typename T, typename Bytes> static inline void store_bytes(const emula
 template <typename T> static inline void store16(const emulation::Global<T> &to, long long at, uint4 value) { store_bytes(to, at, value); }
 template <typename T> static inline void store4(const emulation::Global<T> &to, long long at, unsigned value) { store_bytes(to, at, value); }
 
+template <typename T> static inline bool is_there(const emulation::Global<T> &pointer) { return pointer.is_there(); }
 static inline float from_lane(float value, int lane) {
     return __int_as_float(emulation::exchange({{__float_as_uint(value)}})[lane].values[0]);
 }
@@ -299,17 +342,34 @@ static inline void load_matrices(unsigned (&matrices)[4], unsigned at, bool turn
         }
     }
 }
+static inline void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
+    const emulation::Operands *all = emulation::exchange({{at}});
+    unsigned lane = emulation::running % 32;
+    for (unsigned matrix = 0; matrix < 4; matrix++)
+        std::memcpy(shared + all[8 * matrix + lane / 4].values[0] + 4 * (lane % 4), &matrices[matrix], 4);
+}
+static inline void await_warp() { emulation::wait_for(emulation::Waits::warp); }
 static inline void load_transposed(unsigned (&matrices)[4], unsigned at) { load_matrices(matrices, at, true); }
 template <typename T>
 static inline void copy16(unsigned to, const emulation::Global<T> &from, long long at, bool exists = true) {
-    const uint4 bytes = exists ? load16(from, at) : uint4{0, 0, 0, 0};
+    const uint4 bytes = exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0};
     std::memcpy(shared + to, &bytes, sizeof bytes);
+}
+template <typename T> static inline void copy8(unsigned to, const emulation::Global<T> &from, long long at) {
+    const uint2 bytes = from.template load_together<uint2>(at);
+    std::memcpy(shared + to, &bytes, sizeof bytes);
+}
+static inline uint2 take8(unsigned at) {
+    uint2 value;
+    std::memcpy(&value, shared + at, sizeof value);
+    return value;
 }
 static inline uint4 take16(unsigned at) {
     uint4 value;
     std::memcpy(&value, shared + at, sizeof value);
     return value;
 }
+static inline void put4(unsigned at, unsigned value) { std::memcpy(shared + at, &value, sizeof value); }
 static inline void put16(unsigned at, uint4 value) { std::memcpy(shared + at, &value, sizeof value); }
 static inline void end_copies() {}
 template <int LATER> static inline void await_copies() {}

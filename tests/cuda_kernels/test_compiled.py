@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from memfix.checks.compiling_cuda import check_cuda_compiles
+from memfix.checks import compiling_cuda
+from memfix.checks.compiling import check_compiles
 from memfix.cuda_kernels import CudaKernel, compiled
 from memfix.cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
 from memfix.meters import get_meter
+from memfix.ops.matmul.tiled import tiled_matmul
+from memfix.ops.matmul.triton import triton_matmul
 from memfix.registry import all_contracts
 
 needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=str(no_compiler()))
@@ -53,16 +56,43 @@ def test_the_gate_fails_a_kernel_that_does_not_compile(doubled: CudaKernel) -> N
         return out_R
 
     contract = all_contracts()["row_max"].with_form("broken", form, like="cuda")
-    found = check_cuda_compiles(contract, "broken", get_meter("simulated"))
+    found = check_compiles(contract, "broken", get_meter("simulated"))
     assert found.status == "fail"
     assert found.message.startswith("doubled does not compile for H200: ")
     assert 'identifier "of_the_host" is undefined' in found.message
 
 
+@needs_compiler
+def test_the_gate_fails_a_launch_with_more_shared_memory_than_a_block_has(doubled: CudaKernel) -> None:
+    def form(x_RC: torch.Tensor) -> torch.Tensor:
+        out_R = x_RC.new_empty(x_RC.shape[0])
+        doubled.launch((1,), (1,), out_R, 1, shared_bytes=232_448 + 1)
+        return out_R
+
+    contract = all_contracts()["row_max"].with_form("greedy", form, like="cuda")
+    found = check_compiles(contract, "greedy", get_meter("simulated"))
+    assert found.message == "doubled needs 232,449 bytes of shared memory, and a block on H200 has at most 232,448"
+    assert found.source.endswith("doubled.cu:1")
+
+
+@needs_compiler
+def test_kernels_of_one_form_may_be_of_two_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def form(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return tiled_matmul(left, right) + triton_matmul(left, right)
+
+    contract = all_contracts()["matmul"].with_form("both", form, like="triton")
+    found = check_compiles(contract, "both", get_meter("simulated"))
+    both = int(found.message.partition(" kernels compile for H200")[0])
+    monkeypatch.setattr(compiling_cuda, "no_compiler", lambda: "no nvcc")
+    found = check_compiles(contract, "both", get_meter("simulated"))
+    assert found.message.startswith(f"{both - 1} kernels compile for H200")
+    assert found.message.endswith("; others not compiled: no nvcc")
+
+
 def test_without_a_compiler_the_gate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_nvrtc", lambda: None)
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    found = check_cuda_compiles(all_contracts()["matmul"], "tiled", get_meter("simulated"))
+    found = check_compiles(all_contracts()["matmul"], "tiled", get_meter("simulated"))
     assert found.status == "note"
     assert found.message == "kernels not compiled for H200: " + str(no_compiler())
 
@@ -108,6 +138,5 @@ def test_a_launch_runs_where_its_tensors_are(doubled: CudaKernel) -> None:
 
 @pytest.mark.gpu(use="beside")
 def test_a_kernel_is_compiled_once_for_a_device(doubled: CudaKernel) -> None:
-    x = torch.ones(8, device="cuda")
-    first = compiled.function_on(doubled, x.device)
-    assert compiled.function_on(replace(doubled), x.device) is first
+    first = compiled.function_on(doubled, 0)
+    assert compiled.function_on(replace(doubled), 0) is first

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...cuda_kernels import CudaKernel
+
 _ALIGNMENT = 16
 """The alignment of addresses that Triton specialises on."""
 
@@ -30,7 +32,7 @@ class Pointer:
 @dataclass(frozen=True)
 class Launch:
     """A kernel with its arguments. ``kernel`` is a Triton function, or an autotuner around one; or a ``CudaKernel``,
-    which is compiled without arguments."""
+    which is compiled without arguments, with its ``shared_bytes`` as an option."""
 
     kernel: Any
     arguments: tuple[Any, ...]
@@ -43,11 +45,15 @@ class Launch:
 
     @property
     def name(self) -> str:
+        if isinstance(self.kernel, CudaKernel):
+            return self.kernel.name
         return str(getattr(self.kernel, "__name__", None) or getattr(self.kernel.fn, "__name__", self.kernel))
 
     @property
     def is_tuned(self) -> bool:
         """Whether an autotuner on a GPU chooses the configuration."""
+        if isinstance(self.kernel, CudaKernel):
+            return False
         from triton.runtime.jit import JITFunction
 
         return not isinstance(self.kernel, JITFunction)

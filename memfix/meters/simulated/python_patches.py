@@ -225,10 +225,10 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
 def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
     """Skip CUDA kernels, whose launch allocates nothing either, but check their arguments."""
 
-    def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any) -> None:
-        kernel.tensors_of(arguments)
+    def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
+        kernel.device_of(arguments)
         if tracker.launches is not None:
-            tracker.launches.append(Launch(kernel, (), {}))
+            tracker.launches.append(Launch(kernel, (), {"shared_bytes": shared_bytes}))
 
     return [(CudaKernel, "launch", launch)]
 
