@@ -1,4 +1,4 @@
-"""KDA beside flash-linear-attention.
+"""KDA beside flash-linear-attention and the kernels for Hopper of NVIDIA's cuDNN frontend.
 
 Everybody makes the final state, through which no gradient comes in. g is float32 whatever the dtype.
 """
@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from memfix.contract import Form
+from memfix.ops.kda.cuda import cuda_kda
+
 from . import Comparison, Entry, Peer, Table, Tensors
 
 LEAST_GATE = -5.0  # flash-linear-attention's safe_gate asks for gates in [-5, 0]
@@ -30,6 +33,18 @@ def mild(tensors: Tensors, generator: torch.Generator) -> None:
     k_BTHK.copy_(F.normalize(torch.randn(k_BTHK.shape, **made), dim=-1))
     g_BTHK.copy_(F.logsigmoid(torch.randn(g_BTHK.shape, **made)).clamp_(min=LEAST_GATE))
     beta_BTH.copy_(torch.rand(beta_BTH.shape, **made))
+
+
+def weak(tensors: Tensors, generator: torch.Generator) -> None:
+    """The same with gates between -0.05 and 0: nothing of a sequence is forgotten within a hundred tokens."""
+    mild(tensors, generator)
+    tensors["g"].uniform_(-0.05, 0.0, generator=generator)
+
+
+def steep(tensors: Tensors, generator: torch.Generator) -> None:
+    """The same with gates down to -20, which no pair of tokens can meet the middle of a chunk by."""
+    mild(tensors, generator)
+    tensors["g"].uniform_(-20.0, 0.0, generator=generator)
 
 
 def _fla(*, safe_gate: bool) -> Callable[..., Any]:
@@ -55,7 +70,33 @@ def _fla(*, safe_gate: bool) -> Callable[..., Any]:
     return kda
 
 
-_FAST = ("wy", "triton")  # at the long shapes the others take a thousand times as long
+def _cudnn() -> Callable[..., Any]:
+    from cudnn.linear_attention.ops import kimi_delta_attention
+
+    @functools.cache
+    def bounds(batch: int, length: int, device: torch.device) -> torch.Tensor:
+        return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
+
+    def kda(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: torch.Tensor | None = None,
+        *,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = (tensor.flatten(0, 1) for tensor in (q, k, v, g, beta.float()))
+        out, final_SHVK = kimi_delta_attention(
+            *rows, bounds(*q.shape[:2], q.device), scale=scale, initial_state=initial_state, output_final_state=True
+        )
+        return out.view(v.shape), final_SHVK.transpose(2, 3)
+
+    return kda
+
+
+_FAST = ("triton", "cuda")  # at the long shapes the others take a thousand times as long
 _IN_BFLOAT16 = "dtype=bfloat16 dtype.g=float32"
 _WIDE = f"K=128 V=128 {_IN_BFLOAT16}"
 
@@ -63,18 +104,25 @@ COMPARISON = Comparison(
     peers={
         "fla": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=False), ("fla", "triton")),
         "fla_safe_gate": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=True), ("fla", "triton")),
+        "cudnn": Peer("nvidia-cudnn-frontend", _cudnn, ("cudnn", "cuda.bindings")),
     },
     tables={
         "shapes": Table(
             [
-                Entry("incident", _IN_BFLOAT16),
+                Entry("incident", _IN_BFLOAT16, forms=("wy", *_FAST)),
                 Entry("incident", "dtype=float32", forms=("naive", "streamed", "wy", "triton"), peers=()),
                 Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST),
-                Entry("batched", f"B=8 T=2048 H=16 {_WIDE}", forms=_FAST),
+                Entry("batched", f"B=4 T=4096 H=16 {_WIDE}", forms=_FAST),
                 Entry("context", f"B=1 T=65536 H=16 {_WIDE}", forms=_FAST),
             ],
             phases=("train", "forward"),
             values=("mild",),
+        ),
+        "weak_gates": Table(
+            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST)], phases=("train", "forward"), values=("weak",)
+        ),
+        "steep_gates": Table(
+            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST)], phases=("train", "forward"), values=("steep",)
         ),
         # "about 5 % slower", and slower the smaller the chunks: two claims of the incident report
         "chunks": Table(
@@ -84,7 +132,8 @@ COMPARISON = Comparison(
             rounds=5,
         ),
     },
-    values={"mild": mild},
+    forms={"cuda": Form(cuda_kda, has_kernels=True)},
+    values={"mild": mild, "weak": weak, "steep": steep},
     gradient_of=(0,),
     error_at={"B": 1, "T": 256},
 )

@@ -14,8 +14,10 @@ from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw, StepOf
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.memory import measure_and_judge
+from memfix.cuda_kernels import CudaKernel
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
+from memfix.meters.simulated import SimulatedMeter
 from memfix.ops.kda import decode_kda, kda
 from memfix.ops.kda.arguments import DEFAULT_CHUNK_SIZE
 from memfix.ops.kda.chunk_layout import MOST_ROWS, rows_per_chunk
@@ -351,7 +353,9 @@ def test_packed_sequences_by_the_name_of_their_own() -> None:
 
 
 def test_unknown_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="form must be one of auto, sequential, streamed, wy, triton, got 'dense'"):
+    with pytest.raises(
+        ValueError, match="form must be one of auto, sequential, streamed, wy, triton, cuda, got 'dense'"
+    ):
         kda(*inputs()[:5], form="dense")
 
 
@@ -416,3 +420,26 @@ def test_budgets_of_the_wy_form_hold_where_rows_are_short_and_chunks_long(op: st
     )
     assert len(found) == 3
     assert [finding.text() for finding in found if finding.status != "pass"] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "has_kernels"),
+    [
+        ({}, True),
+        ({"K": 64, "V": 96}, True),
+        ({"K": 32}, False),
+        ({"V": 40}, False),
+        ({"dtype": torch.float32}, False),
+        ({"gates": torch.bfloat16}, False),
+    ],
+)
+def test_the_form_cuda_has_kernels_for_wide_keys_in_bfloat16(changed: dict[str, Any], has_kernels: bool) -> None:
+    sizes = {"K": 128, "V": 128, "dtype": torch.bfloat16, "gates": torch.float32} | changed
+
+    def build(device: str) -> Callable[[], Any]:
+        q, k, g = (torch.empty(1, 8, 1, sizes["K"], device=device, dtype=sizes["dtype"]) for _ in range(3))
+        v = torch.empty(1, 8, 1, sizes["V"], device=device, dtype=sizes["dtype"])
+        return lambda: kda(q, k, v, g.to(sizes["gates"]), g[..., 0], form="cuda")
+
+    languages = {isinstance(launch.kernel, CudaKernel) for launch in SimulatedMeter().launches(build)}
+    assert languages == {has_kernels}

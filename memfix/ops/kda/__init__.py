@@ -31,9 +31,9 @@ __all__ = ["FORMS", "decode_kda", "kda", "kda_packed"]
 DISPATCHER = Dispatcher(
     "kda",
     __name__,
-    forms=("sequential", "streamed", "wy", "triton"),
+    forms=("sequential", "streamed", "wy", "triton", "cuda"),
     otherwise="wy",
-    kernels="triton",
+    kernels="cuda",
     not_for=(torch.float64,),
 )
 FORMS = DISPATCHER.names
@@ -61,7 +61,8 @@ def kda(
     ``scale`` is ``K**-0.5`` unless given. Of ``chunk_size`` tokens, visited together, fewer take less memory and more
     steps.
 
-    ``form``: ``auto`` is Triton's kernels on a GPU where Triton is installed and inputs are not float64, else ``wy``.
+    ``form``: ``auto`` is ``cuda`` on a GPU where Triton is installed and inputs are not float64, else ``wy``. ``cuda``
+    has kernels of its own in bfloat16 with keys 64 or 128 wide on Hopper or later, and is ``triton`` elsewhere.
     """
     require_shape("q", q, "B T H K")
     outputs: Outputs = DISPATCHER.function(form, q)(

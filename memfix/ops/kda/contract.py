@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...contract import WIDE, BadInput, Contract, Dim, Form, LogUniform, TensorSpec, Uniform, setting
@@ -30,9 +32,10 @@ WY_ROW_FORWARD = f"(max(7*K + 4*V + 3*{_SIDE}, 4*K + V + 5*{_SIDE} + 2) + {_STAR
 WY_ROW_TRAIN = f"(max(13*K + 4*{_SIDE}, 10*K + 5*{_SIDE} + 2) + 7*V + 3*{_START})*{_W}"
 _WY_FORWARD = f"{_ROWS}*{WY_ROW_FORWARD} + 2*{_STATES}"
 _WY_TRAIN = f"{_ROWS}*{WY_ROW_TRAIN} + 4*{_STATES}"
-# of the kernels: rows, chunks of 32 tokens, and what a chunk keeps of pairs, of channels and of states
+# of the kernels: rows, chunks of 32 tokens, and what a chunk keeps of tokens, of pairs, of channels and of states
 _KERNEL_ROWS = "B*H*T"
 _KERNEL_CHUNKS = "B*H*ceil_div(T, 32)"
+_TOKENS = f"{_KERNEL_CHUNKS}*32*e"
 _PAIRS = f"{_KERNEL_CHUNKS}*1024*e"
 _DECAYS = f"{_KERNEL_CHUNKS}*K*4"
 _COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # of inputs that are not contiguous
@@ -61,15 +64,22 @@ FORMS = {
 }
 
 
-def inputs(batch: str, sequences: str) -> list[TensorSpec]:
-    """The tensors of a call, by the names of its batch and of its states."""
+def inputs(batch: str, sequences: str, **gates: Any) -> list[TensorSpec]:
+    """The tensors of a call, by the names of its batch and of its states. ``gates``: of which dtypes they are."""
     return [
         TensorSpec("q", f"{batch} T H K", grad=True),
         # small: where beta |k|^2 is above 2 the delta rule itself diverges
         TensorSpec("k", f"{batch} T H K", grad=True, values=Uniform(-0.3, 0.3)),
         TensorSpec("v", f"{batch} T H V", grad=True),
         # the strongest are those that reset a state: after them a cumulative sum has few digits left for weak ones
-        TensorSpec("g", f"{batch} T H K", grad=True, values=LogUniform(-1000.0, -0.001), sometimes=0.0, also_in=_GATES),
+        TensorSpec(
+            "g",
+            f"{batch} T H K",
+            grad=True,
+            values=LogUniform(-1000.0, -0.001),
+            sometimes=0.0,
+            **(gates or {"also_in": _GATES}),
+        ),
         TensorSpec("beta", f"{batch} T H", grad=True, values=Uniform(-0.5, 2.0), also_in=_GATES),
         TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
     ]
@@ -128,15 +138,15 @@ contract = Contract(
         Budget(
             "triton",
             phase="forward",
-            bytes=f"{_KERNEL_ROWS}*(3*K + 2*V)*e + {_PAIRS} + {_DECAYS} + {_STATES} + {_COPIES}"
+            bytes=f"{_TOKENS}*(3*K + V) + {_KERNEL_ROWS}*V*e + {_PAIRS} + {_DECAYS} + {_STATES} + {_COPIES}"
             f" + {IN_FLOAT64}*({_WY_FORWARD})",
         ),
         Budget("triton", phase="held", bytes=f"{_KERNEL_ROWS}*V*e + {_STATES}"),
         Budget(
             "triton",
             phase="train",
-            bytes=f"{_KERNEL_ROWS}*((3*K + 4*V)*e + 4*ceil_div(K, 64) + 12) + 3*{_PAIRS} + {_DECAYS} + 2*{_STATES}"
-            f" + 2*{_KERNEL_CHUNKS}*K*V*e + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
+            bytes=f"{_TOKENS}*(3*K + 4*V) + {_KERNEL_ROWS}*(4*ceil_div(K, 64) + 12) + 3*{_PAIRS} + {_DECAYS}"
+            f" + 2*{_STATES} + 2*{_KERNEL_CHUNKS}*K*V*e + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
         ),
     ],
     scaling=[

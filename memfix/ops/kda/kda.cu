@@ -37,7 +37,7 @@ __device__ float power_of_two(float exponent) {
 }
 // sums[16, 8] += a[16, 16] @ b[16, 8]
 __device__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -48,7 +48,7 @@ __device__ unsigned with_ten_digits(float value) {
 }
 // sums[16, 8] += a[16, 8] @ b[8, 8] with ten binary digits
 __device__ void multiply_floats(float (&sums)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(with_ten_digits(a0)), "r"(with_ten_digits(a1)), "r"(with_ten_digits(a2)), "r"(with_ten_digits(a3)),
           "r"(with_ten_digits(b0)), "r"(with_ten_digits(b1)));
@@ -59,6 +59,7 @@ __device__ unsigned transposed(unsigned pair) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
     return turned;
 }
+template <typename T> __device__ bool is_there(const T* pointer) { return pointer != nullptr; }
 __device__ float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 __device__ bool any_lane(bool flag) { return __any_sync(0xffffffffu, flag); }
 // four 8 x 8 matrices from shared memory; of each, eight lanes say where a row begins
@@ -72,10 +73,24 @@ __device__ void load_transposed(unsigned (&matrices)[4], unsigned at) {
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                  : "r"(at));
 }
+// four 8 x 8 matrices into shared memory
+__device__ void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(matrices[0]),
+                 "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]));
+}
+__device__ void await_warp() { __syncwarp(); }
 // 16 bytes of global memory, or zeros
 template <typename T> __device__ void copy16(unsigned to, const T* from, long long at, bool exists = true) {
     const T* source = exists ? from + at : from;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "r"(exists ? 16 : 0));
+}
+template <typename T> __device__ void copy8(unsigned to, const T* from, long long at) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from + at));
+}
+__device__ uint2 take8(unsigned at) {
+    uint2 value;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(at));
+    return value;
 }
 __device__ uint4 take16(unsigned at) {
     uint4 value;
@@ -88,6 +103,7 @@ __device__ void put16(unsigned at, uint4 value) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w));
 }
+__device__ void put4(unsigned at, unsigned value) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(value)); }
 __device__ float shared_float(unsigned at) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at));
@@ -224,11 +240,11 @@ struct Chunk {
 };
 
 template <typename Bounds>
-__device__ Chunk chunk_of(Bounds bounds, int packed, int length, int chunks_per_sequence, int heads) {
-    const long long slot = blockIdx.x;
-    const int head = blockIdx.y;
+__device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, int heads) {
+    const long long slot = blockIdx.x / heads;  // blocks that run at once take neighbouring heads, whose rows are neighbours
+    const int head = blockIdx.x % heads;
     long long first, end;
-    if (packed) {
+    if (length == 0) {  // packed
         first = bounds[2 * slot];
         end = bounds[2 * slot + 1];
     } else {
@@ -242,7 +258,7 @@ __device__ Chunk chunk_of(Bounds bounds, int packed, int length, int chunks_per_
 // A thread fetches ahead what it will need itself, so a warp waits for nobody: its 16 bytes lie in slots, of 512 bytes for
 // all lanes. Where there is no token there are zeros.
 #define SLOT 512
-#define STAGE_SLOTS 16  // 4 of queries, 4 of keys and 8 of gates; or 4 of values
+#define GROUP_SLOTS 16  // of a group of channels: 4 of queries, 4 of keys, 8 of gates
 
 template <typename Tensor>
 __device__ void fetch_rows(unsigned slots, Tensor tensor, const Chunk& chunk, int width, int column, int r) {
@@ -279,19 +295,27 @@ __device__ void take_gates(float (&gates)[8][4], unsigned slots) {
     }
 }
 
-// for each row of a thread and each of its channels, the sum of all gates up to the row's own
+// for each row of a thread and each of its channels, the sum of all gates up to the row's own. A gate is the sum of two
+// bfloat16: one alone would leave a factor of a strong gate as few digits as the gate has behind its point
 __device__ void sum_gates(float (&sums)[ROWS][CHANNELS], const float (&gates)[8][4], int r, int q) {
     const unsigned corner = (2 * q <= r ? 0x3f80u : 0u) | (2 * q + 1 <= r ? 0x3f800000u : 0u);
     const unsigned triangle[4] = {corner, ONES, 0u, corner}, ones[4] = {ONES, ONES, ONES, ONES};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-        unsigned pairs[4];
-#pragma unroll
-        for (int h = 0; h < 4; ++h) pairs[h] = pack(gates[2 * h][c], gates[2 * h + 1][c]);
         float upper[4] = {}, lower[4] = {};
-        multiply(upper, triangle, pairs[0], pairs[1]);
-        multiply(lower, ones, pairs[0], pairs[1]);
-        multiply(lower, triangle, pairs[2], pairs[3]);
+        unsigned pairs[2][4];
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+            const float a = gates[2 * h][c], b = gates[2 * h + 1][c];
+            pairs[0][h] = pack(a, b);
+            pairs[1][h] = pack(a - low_of(pairs[0][h]), b - high_of(pairs[0][h]));
+        }
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            multiply(upper, triangle, pairs[part][0], pairs[part][1]);
+            multiply(lower, ones, pairs[part][0], pairs[part][1]);
+            multiply(lower, triangle, pairs[part][2], pairs[part][3]);
+        }
         sums[0][c] = upper[0], sums[0][c + 4] = upper[1], sums[1][c] = upper[2], sums[1][c + 4] = upper[3];
         sums[2][c] = lower[0], sums[2][c + 4] = lower[1], sums[3][c] = lower[2], sums[3][c + 4] = lower[3];
     }
@@ -365,6 +389,15 @@ __device__ void add_flat_pairs(float (&overlaps)[TILES][4], float (&weighed)[TIL
         }
 }
 
+// the sum of gates between a token of a thread and the border of its halves at a level
+__device__ float distance_of(const float (&sums)[ROWS][CHANNELS], int m, int c, int level, int lane) {
+    const int token = (lane >> 2) + 8 * m, border = (token >> (level + 1) << (level + 1)) + (1 << level) - 1;
+    // of the rows of a thread, which must be known to the compiler, that of the border: border / 8
+    const float there = level < 3 ? sums[m][c] : level == 3 ? sums[m & ~1][c] : sums[1][c];
+    const float distance = sums[m][c] - from_lane(there, (border & 7) * 4 + (lane & 3));
+    return token > border ? distance : -distance;
+}
+
 // the same by levels, whatever the gates: the border between two halves lies between the tokens of a pair
 __device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], const unsigned (&query)[ROWS][4],
                                 const unsigned (&key)[ROWS][4], const float (&sums)[ROWS][CHANNELS], int lane) {
@@ -373,16 +406,9 @@ __device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TI
     for (int level = 0; level < 5; ++level) {
         float factors[ROWS][CHANNELS];
 #pragma unroll
-        for (int m = 0; m < ROWS; ++m) {
-            const int token = r + 8 * m, border = (token >> (level + 1) << (level + 1)) + (1 << level) - 1;
+        for (int m = 0; m < ROWS; ++m)
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-                // of the rows of a thread, which must be known to the compiler, that of the border: border / 8
-                const float there = level < 3 ? sums[m][c] : level == 3 ? sums[m & ~1][c] : sums[1][c];
-                const float distance = sums[m][c] - from_lane(there, (border & 7) * 4 + q);
-                factors[m][c] = power_of_two(token > border ? distance : -distance);
-            }
-        }
+            for (int c = 0; c < CHANNELS; ++c) factors[m][c] = power_of_two(distance_of(sums, m, c, level, lane));
         unsigned decayed_query[ROWS][4], decayed_key[ROWS][4];
         scale_rows(decayed_query, query, factors);
         scale_rows(decayed_key, key, factors);
@@ -447,18 +473,17 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
             }
 }
 
-// 32 channels of a chunk: their part in its pairs, and what they make of its queries, keys and weights
+// 32 channels of a chunk: their part in its pairs, its queries and keys, and its weights before they are solved, in the
+// slots of the queries
 template <typename Out, typename Decay>
 __device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], float (&own)[ROWS],
-                                unsigned fetched, unsigned weights, Out queries, Out keys, Decay decay,
-                                const Chunk& chunk, int width, int group, const float (&strength)[ROWS], float scale,
-                                int lane) {
+                                unsigned slots, Out queries, Out keys, Decay decay, const Chunk& chunk, int width, int group, const float (&strength)[ROWS], float scale, int lane) {
     const int r = lane >> 2, quad = lane & 3, column = GROUP * group + CHANNELS * quad;
     float gates[8][4], sums[ROWS][CHANNELS];
     unsigned query[ROWS][4], key[ROWS][4];
-    take_rows(query, fetched);
-    take_rows(key, fetched + 4 * SLOT);
-    take_gates(gates, fetched + 8 * SLOT);
+    take_rows(query, slots);
+    take_rows(key, slots + 4 * SLOT);
+    take_gates(gates, slots + 8 * SLOT);
     sum_gates(sums, gates, r, quad);
     float middle[CHANNELS];
     const bool is_steep = any_lane(find_middle(middle, sums, quad));
@@ -502,7 +527,7 @@ __device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TI
         const long long at = (chunk.index * TOKENS + r + 8 * m) * width + column;
         store16(queries, at, uint4{of_query[0], of_query[1], of_query[2], of_query[3]});
         store16(keys, at, uint4{of_key[0], of_key[1], of_key[2], of_key[3]});
-        put16(weights + m * SLOT, uint4{of_weight[0], of_weight[1], of_weight[2], of_weight[3]});
+        put16(slots + m * SLOT, uint4{of_weight[0], of_weight[1], of_weight[2], of_weight[3]});
         if (m == 3 && r == 7) {
             store16(decay, chunk.index * width + column, as_bits(whole[0], whole[1], whole[2], whole[3]));
             store16(decay, chunk.index * width + column + 4, as_bits(whole[4], whole[5], whole[6], whole[7]));
@@ -531,25 +556,18 @@ __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int wid
 
 template <int WIDTH, typename In, typename Gates, typename Beta, typename Bounds, typename Out, typename Decay>
 __device__ void prepare(In q, In k, In v, Gates g, Beta beta, Bounds bounds, Out weights, Out values, Out queries, Out keys,
-                        Out scores, Out inverse_out, Decay decay, float scale, int packed, int length,
-                        int chunks_per_sequence, int heads, int width_v, int keeps_inverse) {
+                        Out scores, Out inverse_out, Decay decay, float scale, int length,
+                        int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x, r = lane >> 2, quad = lane & 3, groups = WIDTH / GROUP;
-    const unsigned fetched = start_of_shared() + 16 * lane, unsolved = fetched + 2 * STAGE_SLOTS * SLOT;
-    const Chunk chunk = chunk_of(bounds, packed, length, chunks_per_sequence, heads);
-    const auto fetch = [&](int group) {  // the channels of a group, then the values of one
-        const unsigned slots = fetched + (group & 1) * STAGE_SLOTS * SLOT;
-        const int column = (group < groups ? group : group - groups) * GROUP + CHANNELS * quad;
-        if (group < groups) {
-            fetch_rows(slots, q, chunk, WIDTH, column, r);
-            fetch_rows(slots + 4 * SLOT, k, chunk, WIDTH, column, r);
-            fetch_gates(slots + 8 * SLOT, g, chunk, WIDTH, group * GROUP + 4 * r, quad);
-        } else if (column < width_v) {
-            fetch_rows(slots, v, chunk, width_v, column, r);
-        }
+    const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
+    const auto slots_of = [&](int group) { return start_of_shared() + 16 * lane + group * GROUP_SLOTS * SLOT; };
+    for (int group = 0; group < groups; ++group) {
+        const int column = GROUP * group + CHANNELS * quad;
+        fetch_rows(slots_of(group), q, chunk, WIDTH, column, r);
+        fetch_rows(slots_of(group) + 4 * SLOT, k, chunk, WIDTH, column, r);
+        fetch_gates(slots_of(group) + 8 * SLOT, g, chunk, WIDTH, GROUP * group + 4 * r, quad);
         end_copies();
-        return fetched + ((group + 1) & 1) * STAGE_SLOTS * SLOT;  // those before
-    };
-    fetch(0);
+    }
     float strength[ROWS], own[ROWS] = {};
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) strength[m] = chunk.has(r + 8 * m) ? beta[chunk.row(r + 8 * m)] : 0.0f;
@@ -557,10 +575,12 @@ __device__ void prepare(In q, In k, In v, Gates g, Beta beta, Bounds bounds, Out
     int first_nan = TOKENS;
 #pragma unroll 1
     for (int group = 0; group < groups; ++group) {
-        const unsigned slots = fetch(group + 1);
-        await_copies<1>();
-        first_nan = least(first_nan, prepare_channels(overlaps, weighed, own, slots, unsolved + group * ROWS * SLOT, queries,
-                                                      keys, decay, chunk, WIDTH, group, strength, scale, lane));
+        await_copies<groups - 1>();
+        first_nan = least(first_nan, prepare_channels(overlaps, weighed, own, slots_of(group), queries, keys, decay, chunk,
+                                                      WIDTH, group, strength, scale, lane));
+        if (GROUP * group < width_v)  // values in the place of keys, which were used up
+            fetch_rows(slots_of(group) + 4 * SLOT, v, chunk, width_v, GROUP * group + CHANNELS * quad, r);
+        end_copies();
     }
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
@@ -578,20 +598,23 @@ __device__ void prepare(In q, In k, In v, Gates g, Beta beta, Bounds bounds, Out
                                               ? overlaps[tile(m, n)][e] * strength[2 * m + (e >> 1)]
                                               : 0.0f;
     const Inverse inverse = inverse_of(overlaps, lane);
-    if (keeps_inverse) store_inverse(inverse_out, chunk, inverse, lane);
+    if (is_there(inverse_out)) store_inverse(inverse_out, chunk, inverse, lane);
     unsigned rows[ROWS][4];
     uint4 solved[ROWS];
 #pragma unroll 1
     for (int group = 0; group < groups; ++group) {
-        take_rows(rows, unsolved + group * ROWS * SLOT);
+        take_rows(rows, slots_of(group));
         solve(inverse, rows, solved);
         store_rows(weights, chunk, WIDTH, GROUP * group + CHANNELS * quad, solved, r);
     }
 #pragma unroll 1
     for (int group = 0; group * GROUP < width_v; ++group) {
-        const unsigned slots = fetch(groups + group + 1);
-        await_copies<1>();
-        take_rows(rows, slots);
+        if (group >= groups) {
+            fetch_rows(slots_of(group % groups) + 4 * SLOT, v, chunk, width_v, GROUP * group + CHANNELS * quad, r);
+            end_copies();
+        }
+        await_copies<0>();
+        take_rows(rows, slots_of(group % groups) + 4 * SLOT);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
 #pragma unroll
@@ -610,9 +633,10 @@ __device__ void prepare(In q, In k, In v, Gates g, Beta beta, Bounds bounds, Out
 #define WARPS 2
 #define VALUES (16 * WARPS)  // of a block
 
+// of a chunk in shared memory; TURNED are its values, or the gradients of its outputs
 template <int WIDTH> struct Stage {
-    static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, NEW = 3 * QUERIES;
-    static const int SCORES = NEW + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
+    static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, TURNED = 3 * QUERIES;
+    static const int SCORES = TURNED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
     static const int BYTES = DECAY + WIDTH * 4;
 };
 
@@ -621,166 +645,791 @@ template <int PARTS> __device__ unsigned at_part(int row, int part) {
     return (row * PARTS + (part ^ (PARTS >= 8 ? row & 7 : row >> 1 & 3))) * 16;
 }
 
-// 32 rows of PARTS * 16 bytes. A thread copies one part of every so-manieth row, and every eighth part if there are more
-template <int PARTS, typename Tensor> __device__ void copy_rows(unsigned to, Tensor from, long long at, int row_width) {
+// 32 rows of PARTS * 16 bytes, zeros behind the last. A thread copies one part of every so-manieth row, and every eighth
+// part if there are more
+template <int PARTS, typename Tensor>
+__device__ void copy_rows(unsigned to, Tensor from, long long at, long long row_width, int num_rows = TOKENS) {
     const int beside = PARTS < 8 ? PARTS : 8, rows = WARPS * 32 / beside;
     const int row = threadIdx.x / beside, part = threadIdx.x % beside;
     to += at_part<PARTS>(row, part);
-    at += (long long)row * row_width + part * 8;
+    at += row * row_width + part * 8;
 #pragma unroll
     for (int i = 0; i < TOKENS / rows; ++i)
 #pragma unroll
         for (int j = 0; j < PARTS / beside; ++j)
-            copy16(to + i * rows * PARTS * 16 + j * 128, from, at + (long long)i * rows * row_width + j * 64);
+            copy16(to + i * rows * PARTS * 16 + j * 128, from, at + i * rows * row_width + j * 64,
+                   row + i * rows < num_rows);
+}
+template <int WIDTH, typename In> __device__ void copy_keys(unsigned to, In from, long long chunk) {
+    copy_rows<WIDTH / 8>(to, from, chunk * (TOKENS * WIDTH), WIDTH);
+}
+template <int WIDTH, typename Decay> __device__ void copy_decay(unsigned stage, Decay decay, long long chunk) {
+    if (threadIdx.x < WIDTH / 4)
+        copy16(stage + Stage<WIDTH>::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
 }
 
-template <int WIDTH, typename In, typename Decay>
-__device__ void copy_chunk(unsigned stage, In weights, In values, In queries, In keys, In scores, Decay decay,
-                           long long chunk, int width_v) {
-    typedef Stage<WIDTH> At;
-    copy_rows<WIDTH / 8>(stage + At::WEIGHTS, weights, chunk * (TOKENS * WIDTH), WIDTH);
-    copy_rows<WIDTH / 8>(stage + At::QUERIES, queries, chunk * (TOKENS * WIDTH), WIDTH);
-    copy_rows<WIDTH / 8>(stage + At::KEYS, keys, chunk * (TOKENS * WIDTH), WIDTH);
-    copy_rows<VALUES / 8>(stage + At::NEW, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
-    copy_rows<TOKENS / 8>(stage + At::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
-    if (threadIdx.x < WIDTH / 4) copy16(stage + At::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
+// the way of a warp: 16 values of one sequence and head, through its chunks
+template <typename Bounds> struct Way {
+    Bounds bounds;
+    int length, heads, width_v, num_chunks, lane, r, q, value;
+    long long sequence, head, begin;
+
+    __device__ Way(Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence, int heads,
+                   int width_v)
+        : bounds(bounds), length(length), heads(heads), width_v(width_v) {
+        lane = threadIdx.x & 31, r = lane >> 2, q = lane & 3;
+        value = blockIdx.y * VALUES + 16 * (threadIdx.x >> 5);
+        sequence = blockIdx.x / heads, head = blockIdx.x % heads;
+        begin = length == 0 ? first_chunk[sequence] : sequence * chunks_per_sequence;
+        num_chunks = length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence;
+    }
+    __device__ long long chunk(int step) const { return (begin + step) * heads + head; }
+    // a chunk's first token, and how many it has
+    __device__ long long first_token(int step, int& num_tokens) const {
+        long long first = sequence * length + (long long)step * TOKENS, end = (sequence + 1) * length;
+        if (length == 0) first = bounds[2 * (begin + step)], end = bounds[2 * (begin + step) + 1];
+        num_tokens = end - first < TOKENS ? int(end - first) : TOKENS;
+        return first;
+    }
+    // of the thread's first element in a state of its sequence, and of one of its elements from there
+    __device__ long long state_at(int width) const { return (long long)blockIdx.x * width * width_v + value + r; }
+    __device__ long long element_at(int n, int e) const { return (long long)column_of(n, e, q) * width_v + 8 * (e >> 1); }
+};
+
+template <int WIDTH, typename Walk, typename In>
+__device__ void take_state(float (&state)[WIDTH / 8][4], const Walk& way, In from, bool exists) {
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) state[n][e] = exists ? from[way.state_at(WIDTH) + way.element_at(n, e)] : 0.0f;
+}
+template <int WIDTH, typename Walk, typename Out>
+__device__ void give_state(Out to, const Walk& way, const float (&state)[WIDTH / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[way.state_at(WIDTH) + way.element_at(n, e)] = state[n][e];
 }
 
-// sums[values, tokens] += operand[values, channels] @ rows[tokens, channels]^T
+// steps of a walk with copies ahead of it
+template <int BYTES, typename Copy, typename Step> __device__ void walk(int num_chunks, Copy copy, Step step) {
+#pragma unroll
+    for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
+        if (ahead < num_chunks) copy(start_of_shared() + ahead * BYTES, ahead);
+        end_copies();
+    }
+#pragma unroll 1
+    for (int i = 0; i < num_chunks; ++i) {
+        await_copies<STAGES - 2>();
+        __syncthreads();
+        const int ahead = i + STAGES - 1;
+        if (ahead < num_chunks) copy(start_of_shared() + ahead % STAGES * BYTES, ahead);
+        end_copies();
+        step(start_of_shared() + i % STAGES * BYTES, i);
+    }
+}
+
+template <int N> __device__ void as_operands(unsigned (&operands)[N / 2][4], const float (&sums)[N][4]) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) {
+        operands[k][0] = pack(sums[2 * k][0], sums[2 * k][1]);
+        operands[k][1] = pack(sums[2 * k][2], sums[2 * k][3]);
+        operands[k][2] = pack(sums[2 * k + 1][0], sums[2 * k + 1][1]);
+        operands[k][3] = pack(sums[2 * k + 1][2], sums[2 * k + 1][3]);
+    }
+}
+
+// sums[values, tokens] += operand[values, channels] @ rows[tokens, channels]^T, in two sums that do not wait for each other
 template <int WIDTH>
 __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4], unsigned rows, int lane) {
     const unsigned at = rows + at_part<WIDTH / 8>(lane & 7, lane >> 3);
+    float others[4][4] = {};
 #pragma unroll
     for (int k = 0; k < WIDTH / 32; ++k)
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
-            load_matrices(b, (at ^ 64 * k) + 128 * WIDTH / 8 * n);  // rows begin at multiples of 128: part 4*k is a bit
+            load_matrices(b, (at ^ 64 * k) + 16 * WIDTH * n);  // stages begin at multiples of 256, so part 4*k is a bit
             multiply(sums[n], operand[2 * k], b[0], b[1]);
-            multiply(sums[n], operand[2 * k + 1], b[2], b[3]);
+            multiply(others[n], operand[2 * k + 1], b[2], b[3]);
         }
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[n][e] += others[n][e];
+}
+// state[values, channels] += operand[values, tokens] @ rows[tokens, channels]
+template <int WIDTH>
+__device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned (&operand)[2][4], unsigned rows, int lane) {
+    const unsigned at = rows + at_part<WIDTH / 8>(lane, 0);
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n) {
+        unsigned b[4];
+        load_transposed(b, at ^ 16 * n);
+        multiply(state[n], operand[0], b[0], b[1]);
+        multiply(state[n], operand[1], b[2], b[3]);
+    }
+}
+template <int WIDTH> __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q) {
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const float kept = shared_float(stage + Stage<WIDTH>::DECAY + 4 * column_of(n, side, q));
+            state[n][side] *= kept, state[n][2 + side] *= kept;
+        }
+}
+
+// V' = values - state @ weights^T, as an operand and as a product leaves it
+template <int WIDTH>
+__device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4],
+                         unsigned stage, int lane) {
+    typedef Stage<WIDTH> At;
+    float known[4][4] = {};
+    multiply_by_rows<WIDTH>(known, operand, stage + At::WEIGHTS, lane);
+    const int part = 2 * (threadIdx.x >> 5);
+    unsigned upper[4], lower[4];
+    load_transposed(upper, stage + At::TURNED + at_part<VALUES / 8>(lane, part));
+    load_transposed(lower, stage + At::TURNED + at_part<VALUES / 8>(lane, part + 1));
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        sums[n][0] = low_of(upper[n]) - known[n][0], sums[n][1] = high_of(upper[n]) - known[n][1];
+        sums[n][2] = low_of(lower[n]) - known[n][2], sums[n][3] = high_of(lower[n]) - known[n][3];
+    }
+    as_operands<4>(fresh, sums);
+}
+
+// sums[values, tokens], turned: rows of tokens
+template <typename Out>
+__device__ void store_turned(Out out, long long at, long long row_width, int num_tokens, const float (&sums)[4][4],
+                             int lane) {
+    const int r = lane >> 2;
+    at += r * row_width + 2 * (lane & 3);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const unsigned upper = transposed(pack(sums[n][0], sums[n][1])), lower = transposed(pack(sums[n][2], sums[n][3]));
+        if (8 * n + r < num_tokens) {
+            store4(out, at + 8 * n * row_width, upper);
+            store4(out, at + 8 * n * row_width + 8, lower);
+        }
+    }
 }
 
 template <int WIDTH, typename In, typename Decay, typename Final, typename Out, typename Bounds>
 __device__ void scan(In weights, In values, In queries, In keys, In scores, Decay decay, Decay initial, Final final,
-                     Out out, Bounds bounds, Bounds first_chunk, int packed, int length, int chunks_per_sequence,
-                     int heads, int width_v, int has_initial) {
+                     Out out, Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence,
+                     int heads, int width_v) {
     typedef Stage<WIDTH> At;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r = lane >> 2, q = lane & 3;
-    const long long sequence = blockIdx.x / heads, head = blockIdx.x % heads;
-    const int value = blockIdx.y * VALUES + 16 * warp + r;  // and value + 8
-    const long long state_at = (long long)blockIdx.x * WIDTH * width_v + value;
-    const long long begin = packed ? first_chunk[sequence] : sequence * chunks_per_sequence;
-    const int num_chunks = packed ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence;
+    const Way<Bounds> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v);
+    const int lane = way.lane;
     float state[WIDTH / 8][4];
-#pragma unroll
-    for (int n = 0; n < WIDTH / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            state[n][e] = has_initial ? initial[state_at + (long long)column_of(n, e, q) * width_v + 8 * (e >> 1)] : 0.0f;
-#pragma unroll
-    for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
-        if (ahead < num_chunks)
-            copy_chunk<WIDTH>(start_of_shared() + ahead * At::BYTES, weights, values, queries, keys, scores, decay,
-                              (begin + ahead) * heads + head, width_v);
-        end_copies();
-    }
-#pragma unroll 1
-    for (int step = 0; step < num_chunks; ++step) {
-        await_copies<STAGES - 2>();
-        __syncthreads();
-        if (step + STAGES - 1 < num_chunks)
-            copy_chunk<WIDTH>(start_of_shared() + (step + STAGES - 1) % STAGES * At::BYTES, weights, values, queries, keys, scores,
-                              decay, (begin + step + STAGES - 1) * heads + head, width_v);
-        end_copies();
-        const unsigned stage = start_of_shared() + step % STAGES * At::BYTES;
-        unsigned operand[WIDTH / 16][4];
-#pragma unroll
-        for (int k = 0; k < WIDTH / 16; ++k) {
-            operand[k][0] = pack(state[2 * k][0], state[2 * k][1]);
-            operand[k][1] = pack(state[2 * k][2], state[2 * k][3]);
-            operand[k][2] = pack(state[2 * k + 1][0], state[2 * k + 1][1]);
-            operand[k][3] = pack(state[2 * k + 1][2], state[2 * k + 1][3]);
-        }
-        float known[4][4] = {}, answer[4][4] = {};
-        multiply_by_rows<WIDTH>(known, operand, stage + At::WEIGHTS, lane);
-        unsigned upper[4], lower[4], fresh[2][4];
-        load_transposed(upper, stage + At::NEW + at_part<VALUES / 8>(lane, 2 * warp));
-        load_transposed(lower, stage + At::NEW + at_part<VALUES / 8>(lane, 2 * warp + 1));
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            fresh[n >> 1][2 * (n & 1)] = pack(low_of(upper[n]) - known[n][0], high_of(upper[n]) - known[n][1]);
-            fresh[n >> 1][2 * (n & 1) + 1] = pack(low_of(lower[n]) - known[n][2], high_of(lower[n]) - known[n][3]);
-        }
-        const unsigned keys_at = stage + At::KEYS + at_part<WIDTH / 8>(lane, 0);
-#pragma unroll
-        for (int n = 0; n < WIDTH / 8; ++n) {
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const float kept = shared_float(stage + At::DECAY + 4 * column_of(n, side, q));
-                state[n][side] *= kept, state[n][2 + side] *= kept;
-            }
-            unsigned b[4];
-            load_transposed(b, keys_at ^ 16 * n);
-            multiply(state[n], fresh[0], b[0], b[1]);
-            multiply(state[n], fresh[1], b[2], b[3]);
-        }
+    take_state<WIDTH>(state, way, initial, is_there(initial));
+    const auto copy = [&](unsigned stage, int step) {
+        const long long chunk = way.chunk(step);
+        copy_keys<WIDTH>(stage + At::WEIGHTS, weights, chunk);
+        copy_keys<WIDTH>(stage + At::QUERIES, queries, chunk);
+        copy_keys<WIDTH>(stage + At::KEYS, keys, chunk);
+        copy_rows<VALUES / 8>(stage + At::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
+        copy_rows<TOKENS / 8>(stage + At::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
+        copy_decay<WIDTH>(stage, decay, chunk);
+    };
+    walk<At::BYTES>(way.num_chunks, copy, [&](unsigned stage, int step) {
+        unsigned operand[WIDTH / 16][4], fresh[2][4];
+        as_operands<WIDTH / 8>(operand, state);
+        float sums[4][4], answer[4][4] = {};
+        find_new<WIDTH>(fresh, sums, operand, stage, lane);
+        decay_state<WIDTH>(state, stage, way.q);
+        multiply_by_columns<WIDTH>(state, fresh, stage + At::KEYS, lane);
         multiply_by_rows<WIDTH>(answer, operand, stage + At::QUERIES, lane);
-        long long first = sequence * length + (long long)step * TOKENS, end = (sequence + 1) * length;
-        if (packed) first = bounds[2 * (begin + step)], end = bounds[2 * (begin + step) + 1];
-        const int num_tokens = end - first < TOKENS ? int(end - first) : TOKENS;
-        const long long out_at = ((first + r) * heads + head) * width_v + blockIdx.y * VALUES + 16 * warp + 2 * q;
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
             load_matrices(b, stage + At::SCORES + at_part<TOKENS / 8>(lane & 7, lane >> 3) + 512 * n);
             multiply(answer[n], fresh[0], b[0], b[1]);
             multiply(answer[n], fresh[1], b[2], b[3]);
-            const unsigned of_upper = transposed(pack(answer[n][0], answer[n][1]));
-            const unsigned of_lower = transposed(pack(answer[n][2], answer[n][3]));
-            if (8 * n + r < num_tokens) {
-                store4(out, out_at + (long long)n * (8 * heads * width_v), of_upper);
-                store4(out, out_at + (long long)n * (8 * heads * width_v) + 8, of_lower);
+        }
+        int num_tokens;
+        const long long first = way.first_token(step, num_tokens);
+        store_turned(out, (first * heads + way.head) * width_v + way.value, (long long)heads * width_v, num_tokens, answer,
+                     lane);
+    });
+    give_state<WIDTH>(final, way, state);
+}
+
+// ---------------------------------------------------------------- there and back, for a backward pass
+// 16 values of a state, by way of shared memory that only this warp uses
+template <int WIDTH, typename Out>
+__device__ void keep_state(Out states, long long at, const unsigned (&operand)[WIDTH / 16][4], int lane) {
+    const unsigned mine = start_of_shared() + STAGES * Stage<WIDTH>::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; ++k)
+        store_matrices(mine + at_part<WIDTH / 8>(lane & 15, 2 * k + (lane >> 4)), operand[k]);
+    await_warp();
+    const int parts = WIDTH / 8, rows = 32 / parts;
+#pragma unroll
+    for (int i = 0; i < 16 / rows; ++i) {
+        const int row = i * rows + lane / parts, part = lane % parts;
+        store16(states, at + row * WIDTH + part * 8, take16(mine + at_part<parts>(row, part)));
+    }
+    await_warp();
+}
+
+// from the first chunk to the last: each one's first state, and V' in the place of its values
+template <int WIDTH, typename Walk, typename In, typename Decay, typename Out>
+__device__ void go_there(const Walk& way, In weights, Out values, In keys, Decay decay, Decay initial, Out states) {
+    typedef Stage<WIDTH> At;
+    const int lane = way.lane, width_v = way.width_v;
+    float state[WIDTH / 8][4];
+    take_state<WIDTH>(state, way, initial, is_there(initial));
+    const auto copy = [&](unsigned stage, int step) {
+        const long long chunk = way.chunk(step);
+        copy_keys<WIDTH>(stage + At::WEIGHTS, weights, chunk);
+        copy_keys<WIDTH>(stage + At::KEYS, keys, chunk);
+        copy_rows<VALUES / 8>(stage + At::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
+        copy_decay<WIDTH>(stage, decay, chunk);
+    };
+    walk<At::BYTES>(way.num_chunks, copy, [&](unsigned stage, int step) {
+        const long long chunk = way.chunk(step);
+        unsigned operand[WIDTH / 16][4], fresh[2][4];
+        float sums[4][4];
+        as_operands<WIDTH / 8>(operand, state);
+        keep_state<WIDTH>(states, (chunk * width_v + way.value) * WIDTH, operand, lane);
+        find_new<WIDTH>(fresh, sums, operand, stage, lane);
+        decay_state<WIDTH>(state, stage, way.q);
+        multiply_by_columns<WIDTH>(state, fresh, stage + At::KEYS, lane);
+        store_turned(values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
+    });
+}
+
+// from the last chunk to the first: the gradient of each one's last state, and of its V'
+template <int WIDTH, typename Walk, typename In, typename Decay, typename Initial, typename Out>
+__device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Decay decay, In grad_out,
+                        Decay grad_final, Initial grad_initial, Out grad_values, Out grad_states) {
+    typedef Stage<WIDTH> At;
+    const int lane = way.lane, width_v = way.width_v, last = way.num_chunks - 1;
+    float grad[WIDTH / 8][4];
+    take_state<WIDTH>(grad, way, grad_final, is_there(grad_final));
+    const auto copy = [&](unsigned stage, int step) {
+        const long long chunk = way.chunk(last - step);
+        int num_tokens;
+        const long long first = way.first_token(last - step, num_tokens);
+        copy_keys<WIDTH>(stage + At::WEIGHTS, weights, chunk);
+        copy_keys<WIDTH>(stage + At::QUERIES, queries, chunk);
+        copy_keys<WIDTH>(stage + At::KEYS, keys, chunk);
+        copy_rows<VALUES / 8>(stage + At::TURNED, grad_out,
+                              (first * way.heads + way.head) * width_v + blockIdx.y * VALUES,
+                              (long long)way.heads * width_v, num_tokens);
+        copy_rows<TOKENS / 8>(stage + At::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
+        copy_decay<WIDTH>(stage, decay, chunk);
+    };
+    walk<At::BYTES>(way.num_chunks, copy, [&](unsigned stage, int step) {
+        const long long chunk = way.chunk(last - step);
+        unsigned operand[WIDTH / 16][4], of_out[2][4], of_values[2][4];
+        float sums[4][4] = {};
+        as_operands<WIDTH / 8>(operand, grad);
+        keep_state<WIDTH>(grad_states, (chunk * width_v + way.value) * WIDTH, operand, lane);
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+            load_transposed(of_out[k], stage + At::TURNED +
+                                           at_part<VALUES / 8>(16 * k + 8 * (lane >> 4) + (lane & 7),
+                                                               2 * (threadIdx.x >> 5) + (lane >> 3 & 1)));
+        multiply_by_rows<WIDTH>(sums, operand, stage + At::KEYS, lane);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            unsigned b[4];
+            load_transposed(b, stage + At::SCORES + at_part<TOKENS / 8>(lane, n));
+            multiply(sums[n], of_out[0], b[0], b[1]);
+            multiply(sums[n], of_out[1], b[2], b[3]);
+        }
+        store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
+        as_operands<4>(of_values, sums);
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) of_values[k][e] ^= 0x80008000u;  // what comes of them is subtracted
+        decay_state<WIDTH>(grad, stage, way.q);
+        multiply_by_columns<WIDTH>(grad, of_values, stage + At::WEIGHTS, lane);
+        multiply_by_columns<WIDTH>(grad, of_out, stage + At::QUERIES, lane);
+    });
+    if (is_there(grad_initial)) give_state<WIDTH>(grad_initial, way, grad);
+}
+
+// ---------------------------------------------------------------- gradients inside a chunk
+// A block takes a chunk of a head, and a warp 32 channels of it. All warps read the gradients of outputs, V' and the
+// gradients of values in slots of the block; a warp's own states come through a ring of stages, then its queries, keys and
+// gates. First each warp takes its share of the values, then of the pairs, for all of them.
+//
+// A sum of gates from a chunk's start to token t appears in the loss by way of what t takes from the first state, what it
+// adds to the last, and its pairs. Z_t is the derivative by that sum. The gradient of a gate is the sum of Z over its own
+// and all later tokens, and what the last state gives to all of them. A pair's two terms cancel in the sums before it, so
+// both are products of the same rounded factors.
+#define RING 4
+#define RING_STAGE (8 * SLOT)
+#define PAIR_BYTES (TOKENS * TOKENS * 2)
+// what the slots of a block hold; WRITTEN are the gradients of V', then of what was written into the state
+enum { OUTPUTS, NEW_VALUES, WRITTEN, OLD_VALUES, MATRICES };
+
+// rows 8*q.. of 32 values of a state, and 4 channels from 4*r on: operands of a product that sums over values
+struct StateRows {
+    uint2 rows[8];
+    __device__ void take(unsigned slots) {
+#pragma unroll
+        for (int t = 0; t < 8; ++t) rows[t] = take8(slots + t * (SLOT / 2));
+    }
+    __device__ unsigned word(int t, int channel) const { return channel < 2 ? rows[t].x : rows[t].y; }
+    __device__ float value(int t, int channel) const {
+        return channel & 1 ? high_of(word(t, channel)) : low_of(word(t, channel));
+    }
+    // of rows t and t + 1
+    __device__ unsigned pair(int t, int channel) const {
+        const unsigned a = word(t, channel), b = word(t + 1, channel);
+        return channel & 1 ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
+    }
+};
+
+// the inverse of a chunk's triangular system, transposed: rows 0 to 15 by their first and second 16 columns, and the rest
+struct TurnedInverse {
+    unsigned first[4], joining[4], second[4];
+    __device__ TurnedInverse(unsigned matrix, int lane) {
+        const int row = (lane & 7) + 8 * (lane >> 4), part = lane >> 3 & 1;
+        load_transposed(first, matrix + at_part<TOKENS / 8>(row, part));
+        load_transposed(joining, matrix + at_part<TOKENS / 8>(16 + row, part));
+        load_transposed(second, matrix + at_part<TOKENS / 8>(16 + row, 2 + part));
+    }
+    // for two values of a thread and all its rows
+    __device__ void solve(float (&upper)[4], float (&lower)[4], const unsigned (&rows)[ROWS][4], int p) const {
+        unsigned turned[ROWS];
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) turned[m] = transposed(rows[m][p]);
+        multiply(upper, first, turned[0], turned[1]);
+        multiply(upper, joining, turned[2], turned[3]);
+        multiply(lower, second, turned[2], turned[3]);
+    }
+};
+
+// what a thread has of 32 tokens and 32 channels, as products leave it
+struct Sums {
+    float tiles[2][4][4] = {};
+    __device__ float& at(int m, int c) { return tiles[m >> 1][c & 3][2 * (m & 1) + (c >> 2)]; }
+    // += rows[tokens, values] @ state[values, channels]
+    __device__ void add_product(unsigned slots, const StateRows& state) {
+        unsigned rows[ROWS][4];
+        take_rows(rows, slots);
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                const unsigned a[4] = {rows[2 * m][2 * k], rows[2 * m + 1][2 * k], rows[2 * m][2 * k + 1],
+                                       rows[2 * m + 1][2 * k + 1]};
+#pragma unroll
+                for (int n = 0; n < 4; ++n) multiply(tiles[m][n], a, state.pair(4 * k, n), state.pair(4 * k + 2, n));
             }
+    }
+};
+
+// a 32 x 32 matrix of pairs in shared memory, of which the pairs of some levels count
+struct Levels {
+    unsigned corner, turned_corner;  // of 8 x 8 on the diagonal, which pairs a thread keeps
+    bool joins_eights, joins_halves;
+
+    __device__ Levels(int first, int end, int lane) {
+        const int r = lane >> 2, q = lane & 3;
+        corner = turned_corner = 0u;
+        for (int level = first; level < least(end, 3); ++level)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const unsigned half = side ? 0xffff0000u : 0xffffu;
+                if (meet(r, 2 * q + side, level)) corner |= half;
+                if (meet(2 * q + side, r, level)) turned_corner |= half;
+            }
+        joins_eights = first <= 3 && 3 < end, joins_halves = end > 4;
+    }
+    // sums[tokens, 8 channels] += matrix @ rows; columns of rows are given as operands, eight tokens each
+    __device__ void multiply_by(float (&upper)[4], float (&lower)[4], unsigned matrix, const unsigned (&rows)[ROWS],
+                                int lane) const {
+        const unsigned at = matrix + at_part<TOKENS / 8>(lane & 15, lane >> 4);
+        const unsigned below = matrix + at_part<TOKENS / 8>(16 + (lane & 15), lane >> 4);
+        const unsigned last = matrix + at_part<TOKENS / 8>(16 + (lane & 15), 2 + (lane >> 4));
+        unsigned a[4];
+        load_matrices(a, at);
+        keep(a);
+        multiply(upper, a, rows[0], rows[1]);
+        load_matrices(a, last);
+        keep(a);
+        multiply(lower, a, rows[2], rows[3]);
+        if (!joins_halves) return;
+        load_matrices(a, below);
+        multiply(lower, a, rows[0], rows[1]);
+    }
+    // the same with the matrix transposed
+    __device__ void multiply_turned(float (&upper)[4], float (&lower)[4], unsigned matrix, const unsigned (&rows)[ROWS],
+                                    int lane) const {
+        const int row = (lane & 7) + 8 * (lane >> 4), part = lane >> 3 & 1;
+        unsigned a[4];
+        load_transposed(a, matrix + at_part<TOKENS / 8>(row, part));
+        keep_turned(a);
+        multiply(upper, a, rows[0], rows[1]);
+        load_transposed(a, matrix + at_part<TOKENS / 8>(16 + row, 2 + part));
+        keep_turned(a);
+        multiply(lower, a, rows[2], rows[3]);
+        if (!joins_halves) return;
+        load_transposed(a, matrix + at_part<TOKENS / 8>(16 + row, part));
+        multiply(upper, a, rows[2], rows[3]);
+    }
+    __device__ void keep(unsigned (&a)[4]) const {
+        a[0] &= corner, a[1] = joins_eights ? a[1] : 0u, a[2] = 0u, a[3] &= corner;
+    }
+    __device__ void keep_turned(unsigned (&a)[4]) const {
+        a[0] &= turned_corner, a[1] = 0u, a[2] = joins_eights ? a[2] : 0u, a[3] &= turned_corner;
+    }
+};
+
+__device__ float diagonal_of(unsigned matrix, int token) {
+    const uint4 eight = take16(matrix + at_part<TOKENS / 8>(token, token >> 3));
+    const unsigned two = token & 4 ? (token & 2 ? eight.w : eight.z) : (token & 2 ? eight.y : eight.x);
+    return token & 1 ? high_of(two) : low_of(two);
+}
+
+// of the rows of tile m, which the compiler does not know
+__device__ float from_rows(const float (&rows)[ROWS], int m, int half) { return m ? rows[2 + half] : rows[half]; }
+
+// two channels of a row in a thread's slots
+__device__ unsigned pair_in(unsigned slots, int m, int p) { return __float_as_uint(shared_float(slots + m * SLOT + 4 * p)); }
+
+// what pairs add. The exponent is that of a pair's later token; its earlier one has it times turn
+template <typename Exponent>
+__device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_strength)[ROWS],
+                          unsigned queries, unsigned keys, Exponent exponent, float turn, const Levels& levels,
+                          unsigned pairs, int lane) {
+    const unsigned scores = pairs, overlaps = pairs + PAIR_BYTES, weighed = pairs + 2 * PAIR_BYTES;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        float rise[ROWS][2], fall[ROWS][2];
+        unsigned later_query[ROWS], later_key[ROWS], earlier_key[ROWS];
+        unsigned query_columns[ROWS], later_columns[ROWS], earlier_columns[ROWS];
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const float of_later = exponent(m, 2 * p + side);
+                rise[m][side] = power_of_two(of_later);
+                fall[m][side] = power_of_two(of_later * turn);
+            }
+            const unsigned query = pair_in(queries, m, p), key = pair_in(keys, m, p);
+            later_query[m] = pack(low_of(query) * rise[m][0], high_of(query) * rise[m][1]);
+            later_key[m] = pack(low_of(key) * rise[m][0], high_of(key) * rise[m][1]);
+            earlier_key[m] = pack(low_of(key) * fall[m][0], high_of(key) * fall[m][1]);
+            query_columns[m] = transposed(later_query[m]);
+            later_columns[m] = transposed(later_key[m]);
+            earlier_columns[m] = transposed(earlier_key[m]);
+        }
+        float to_query[2][4] = {}, to_later[2][4] = {}, to_earlier[2][4] = {}, unweighed[2][4] = {};
+        levels.multiply_by(to_query[0], to_query[1], scores, earlier_columns, lane);
+        levels.multiply_by(to_later[0], to_later[1], weighed, earlier_columns, lane);
+        levels.multiply_by(unweighed[0], unweighed[1], overlaps, earlier_columns, lane);
+        levels.multiply_turned(to_earlier[0], to_earlier[1], weighed, later_columns, lane);
+        levels.multiply_turned(to_earlier[0], to_earlier[1], scores, query_columns, lane);
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int c = 2 * p + side, e = 2 * (m & 1) + side;
+                const float q = side ? high_of(later_query[m]) : low_of(later_query[m]);
+                const float later = side ? high_of(later_key[m]) : low_of(later_key[m]);
+                const float earlier = side ? high_of(earlier_key[m]) : low_of(earlier_key[m]);
+                const float a = to_query[m >> 1][e], b = to_later[m >> 1][e], d = to_earlier[m >> 1][e];
+                of_strength[m] += later * unweighed[m >> 1][e];
+                z.at(m, c) += q * a + later * b - earlier * d;
+                of_query.at(m, c) += a * rise[m][side];
+                of_key.at(m, c) += b * rise[m][side] + d * fall[m][side];
+            }
+    }
+}
+
+template <int WIDTH, typename In, typename Floats, typename Bounds, typename Out, typename Wide>
+__device__ void gradients(In q, In k, In v, Floats g, Floats beta, Bounds bounds, In inverse, Floats decay, In values,
+                          In states, In grad_out, In grad_values, In grad_states, Out grad_q, Out grad_k, Out grad_v,
+                          Wide grad_g, Wide grad_beta, float scale, long long num_rows, int length,
+                          int chunks_per_sequence, int heads, int width_v) {
+    const int lane = threadIdx.x & 31, r = lane >> 2, quad = lane & 3, warp = threadIdx.x >> 5, warps = WIDTH / GROUP;
+    const int groups = width_v / GROUP, column = GROUP * warp + CHANNELS * quad;
+    const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
+    const unsigned common = start_of_shared() + 16 * lane, pairs = start_of_shared() + MATRICES * groups * ROWS * SLOT;
+    const unsigned ring = pairs + 3 * PAIR_BYTES + warp * (RING * RING_STAGE), solver = pairs + 2 * PAIR_BYTES;
+    const auto slots_of = [&](int matrix, int group) { return common + (matrix * groups + group) * ROWS * SLOT; };
+    // 32 values of both states at a time, then queries and keys, then gates
+    const auto fetch = [&](int item) {
+        const unsigned stage = ring + item % RING * RING_STAGE;
+        if (item < groups) {
+            const long long at = (chunk.index * width_v + GROUP * item + 8 * quad) * WIDTH + GROUP * warp + 4 * r;
+#pragma unroll
+            for (int t = 0; t < 8; ++t) {
+                copy8(stage + t * (SLOT / 2) + 8 * lane, states, at + t * WIDTH);
+                copy8(stage + (8 + t) * (SLOT / 2) + 8 * lane, grad_states, at + t * WIDTH);
+            }
+        } else if (item == groups) {
+            fetch_rows(stage + 16 * lane, q, chunk, WIDTH, column, r);
+            fetch_rows(stage + ROWS * SLOT + 16 * lane, k, chunk, WIDTH, column, r);
+        } else if (item == groups + 1) {
+            fetch_gates(stage + 16 * lane, g, chunk, WIDTH, GROUP * warp + 4 * r, quad);
+        }
+        end_copies();
+    };
+    for (int group = warp; group < groups; group += warps) {
+        const int of_value = GROUP * group + CHANNELS * quad;
+        fetch_rows(slots_of(OUTPUTS, group), grad_out, chunk, width_v, of_value, r);
+        fetch_rows(slots_of(OLD_VALUES, group), v, chunk, width_v, of_value, r);
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            const long long at = (chunk.index * TOKENS + r + 8 * m) * width_v + of_value;
+            copy16(slots_of(NEW_VALUES, group) + m * SLOT, values, at);
+            copy16(slots_of(WRITTEN, group) + m * SLOT, grad_values, at);
         }
     }
+    for (int i = threadIdx.x; i < TOKENS * 4; i += WIDTH)  // 16 bytes of a row
+        copy16(solver + at_part<TOKENS / 8>(i >> 2, i & 3), inverse, chunk.index * (TOKENS * TOKENS) + i * 8);
+    end_copies();
 #pragma unroll
-    for (int n = 0; n < WIDTH / 8; ++n)
+    for (int item = 0; item < RING; ++item) fetch(item);
+    const float kept = decay[chunk.index * WIDTH], poison = kept != kept ? kept : 0.0f;
+    float strength[ROWS], of_strength[ROWS] = {};
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            final[state_at + (long long)column_of(n, e, q) * width_v + 8 * (e >> 1)] = state[n][e];
+    for (int m = 0; m < ROWS; ++m) strength[m] = chunk.has(r + 8 * m) ? beta[chunk.row(r + 8 * m)] : 0.0f;
+    await_copies<RING>();
+    __syncthreads();
+
+    // values: the gradient of V' becomes that of beta*v, before the triangular system
+    const TurnedInverse solved(solver, lane);
+#pragma unroll 1
+    for (int group = warp; group < groups; group += warps) {
+        unsigned rows[ROWS][4], old[ROWS][4], written[ROWS][4], given[ROWS][4];
+        take_rows(rows, slots_of(WRITTEN, group));
+        take_rows(old, slots_of(OLD_VALUES, group));
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            float halves[2][4] = {};
+            solved.solve(halves[0], halves[1], rows, p);
+#pragma unroll
+            for (int m = 0; m < ROWS; ++m) {
+                const float a = halves[m >> 1][2 * (m & 1)], b = halves[m >> 1][2 * (m & 1) + 1];
+                of_strength[m] += a * low_of(old[m][p]) + b * high_of(old[m][p]);
+                written[m][p] = pack(a, b);
+                given[m][p] = pack(a * strength[m] + poison, b * strength[m] + poison);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            put16(slots_of(WRITTEN, group) + m * SLOT, uint4{written[m][0], written[m][1], written[m][2], written[m][3]});
+            if (chunk.has(r + 8 * m))
+                store16(grad_v, chunk.row(r + 8 * m) * width_v + GROUP * group + CHANNELS * quad,
+                        uint4{given[m][0], given[m][1], given[m][2], given[m][3]});
+        }
+    }
+    __syncthreads();
+
+    // pairs: the gradients of scores and overlaps, a tile of one of them at a time
+#pragma unroll 1
+    for (int i = warp; i < 2 * TILES; i += warps) {
+        const bool is_score = i < TILES;
+        const int t = is_score ? i : i - TILES, m = t < 2 ? 0 : 1, n = t - 2 * m;
+        float sums[4] = {};
+        for (int group = 0; group < groups; ++group) {
+            const unsigned left = slots_of(is_score ? OUTPUTS : WRITTEN, group) + 2 * m * SLOT;
+            const uint4 x = take16(left), y = take16(left + SLOT), z = take16(slots_of(NEW_VALUES, group) + n * SLOT);
+            const unsigned first[4] = {x.x, y.x, x.y, y.y}, second[4] = {x.z, y.z, x.w, y.w};
+            multiply(sums, first, z.x, z.y);
+            multiply(sums, second, z.z, z.w);
+        }
+        const float times = is_score ? scale : -1.0f;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float a = sums[2 * half] * times, b = sums[2 * half + 1] * times;
+            const unsigned at = pairs + at_part<TOKENS / 8>(row_of(m, 2 * half, r), n) + 4 * quad;
+            const float weight = from_rows(strength, m, half);
+            put4(is_score ? at : at + PAIR_BYTES, pack(a, b));
+            if (!is_score) put4(at + 2 * PAIR_BYTES, pack(a * weight, b * weight));
+        }
+    }
+    __syncthreads();
+
+    Sums of_query, of_key, z;  // z is the gradient of weighed keys first
+    float of_decay[4] = {};
+#pragma unroll 1
+    for (int group = 0; group < groups; ++group) {
+        await_copies<RING - 1>();
+        const unsigned stage = ring + group % RING * RING_STAGE + 8 * lane;
+        StateRows state, grad_state;
+        state.take(stage);
+        grad_state.take(stage + RING_STAGE / 2);
+#pragma unroll
+        for (int t = 0; t < 8; ++t)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) of_decay[c] += state.value(t, c) * grad_state.value(t, c);
+        of_query.add_product(slots_of(OUTPUTS, group), state);
+        z.add_product(slots_of(WRITTEN, group), state);
+        of_key.add_product(slots_of(NEW_VALUES, group), grad_state);
+        await_warp();
+        fetch(group + RING);
+    }
+    const unsigned queries = ring + groups % RING * RING_STAGE + 16 * lane, keys = queries + ROWS * SLOT;
+    float gates[8][4], sums[ROWS][CHANNELS], middle[CHANNELS], own[ROWS];
+    await_copies<0>();
+    take_gates(gates, ring + (groups + 1) % RING * RING_STAGE + 16 * lane);
+    sum_gates(sums, gates, r, quad);
+    const bool is_steep = any_lane(find_middle(middle, sums, quad));
+    if (is_steep) {
+        clean(gates, quad);
+        sum_gates(sums, gates, r, quad);
+    }
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) own[m] = diagonal_of(pairs, r + 8 * m);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        of_decay[c] += from_lane(of_decay[c], lane ^ 1);
+        of_decay[c] += from_lane(of_decay[c], lane ^ 2);
+    }
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        unsigned query[ROWS], key[ROWS];
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) query[m] = pair_in(queries, m, p), key[m] = pair_in(keys, m, p);
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const int c = 2 * p + side;
+            const float end = from_lane(sums[3][c], 28 + quad);
+            float of_last = 0.0f;  // what the last state gives to every gate: by the last token
+#pragma unroll
+            for (int m = 0; m < ROWS; ++m) {
+                const float a = side ? high_of(query[m]) : low_of(query[m]), b = side ? high_of(key[m]) : low_of(key[m]);
+                const float since_start = power_of_two(sums[m][c]);
+                const float grad_query = of_query.at(m, c) * since_start * scale, grad_weighed = -z.at(m, c) * since_start;
+                const float grad_key = of_key.at(m, c) * power_of_two(end - sums[m][c]);
+                of_strength[m] += grad_weighed * b;
+                of_last += b * grad_key;
+                z.at(m, c) = a * grad_query + b * (grad_weighed * strength[m] - grad_key);
+                of_query.at(m, c) = grad_query + own[m] * b;
+                of_key.at(m, c) = grad_key + grad_weighed * strength[m] + own[m] * a;
+            }
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) of_last += from_lane(of_last, lane ^ step);
+            of_last += power_of_two(end) * from_lane(of_decay[c & 3], 4 * (2 * quad + (c >> 2)));
+            z.at(ROWS - 1, c) += r == 7 ? of_last : 0.0f;
+        }
+    }
+    if (is_steep) {
+#pragma unroll 1
+        for (int level = 0; level < 5; ++level) {
+            const auto exponent = [&](int m, int c) { return distance_of(sums, m, c, level, lane); };
+            add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, 1.0f, Levels(level, level + 1, lane), pairs,
+                      lane);
+        }
+    } else {  // all pairs meet in the middle of the chunk
+        const auto exponent = [&](int m, int c) { return sums[m][c] - middle[c]; };
+        add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, -1.0f, Levels(0, 5, lane), pairs, lane);
+    }
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c) {
+#pragma unroll
+        for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+            for (int m = 0; m < ROWS; ++m) {
+                const float later = from_lane(z.at(m, c), lane + 4 * step & 31);
+                z.at(m, c) += r + step < 8 ? later : 0.0f;
+            }
+#pragma unroll
+        for (int m = ROWS - 2; m >= 0; --m) z.at(m, c) += from_lane(z.at(m + 1, c), quad);
+    }
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) {
+        of_strength[m] += from_lane(of_strength[m], lane ^ 1);
+        of_strength[m] += from_lane(of_strength[m], lane ^ 2);
+        if (!chunk.has(r + 8 * m)) continue;
+        const long long row = chunk.row(r + 8 * m), at = row * WIDTH + column;
+        const auto pair_of = [&](Sums& sums, int p) { return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison); };
+        store16(grad_q, at, uint4{pair_of(of_query, 0), pair_of(of_query, 1), pair_of(of_query, 2), pair_of(of_query, 3)});
+        store16(grad_k, at, uint4{pair_of(of_key, 0), pair_of(of_key, 1), pair_of(of_key, 2), pair_of(of_key, 3)});
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c += 4)
+            store16(grad_g, at + c, as_bits(z.at(m, c) + poison, z.at(m, c + 1) + poison, z.at(m, c + 2) + poison,
+                                            z.at(m, c + 3) + poison));
+        if (quad == 0) grad_beta[warp * num_rows + row] = of_strength[m] + poison;
+    }
 }
 
 extern "C" __global__ void kda_prepare_64(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
     bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse,
-    float* decay, float scale, int packed, int length, int chunks_per_sequence, int heads, int width_v, int keeps_inverse) {
-    prepare<64>(q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay, scale, packed, length,
-                chunks_per_sequence, heads, width_v, keeps_inverse);
+    float* decay, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
+    prepare<64>(q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay, scale, length,
+                chunks_per_sequence, heads, width_v);
 }
 
 extern "C" __global__ void kda_prepare_128(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
     bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse,
-    float* decay, float scale, int packed, int length, int chunks_per_sequence, int heads, int width_v, int keeps_inverse) {
-    prepare<128>(q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay, scale, packed, length,
-                 chunks_per_sequence, heads, width_v, keeps_inverse);
+    float* decay, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
+    prepare<128>(q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay, scale, length,
+                 chunks_per_sequence, heads, width_v);
 }
 
 extern "C" __global__ void kda_scan_64(
     const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
     const float* decay, const float* initial, float* final, bfloat16* out, const long long* bounds,
-    const long long* first_chunk, int packed, int length, int chunks_per_sequence, int heads, int width_v,
-    int has_initial) {
-    scan<64>(weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk, packed, length,
-             chunks_per_sequence, heads, width_v, has_initial);
+    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
+    scan<64>(weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk, length,
+             chunks_per_sequence, heads, width_v);
 }
 
 extern "C" __global__ void kda_scan_128(
     const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
     const float* decay, const float* initial, float* final, bfloat16* out, const long long* bounds,
-    const long long* first_chunk, int packed, int length, int chunks_per_sequence, int heads, int width_v,
-    int has_initial) {
-    scan<128>(weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk, packed, length,
-             chunks_per_sequence, heads, width_v, has_initial);
+    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
+    scan<128>(weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk, length,
+             chunks_per_sequence, heads, width_v);
+}
+
+// half of the blocks go there and the others back: neither needs what the other finds
+extern "C" __global__ void kda_there_and_back_64(
+    const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
+    const float* decay, const float* initial, bfloat16* states, const bfloat16* grad_out, const float* grad_final,
+    float* grad_initial, bfloat16* grad_values, bfloat16* grad_states, const long long* bounds,
+    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
+    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v);
+    if (blockIdx.z == 0)
+        go_there<64>(way, weights, values, keys, decay, initial, states);
+    else
+        go_back<64>(way, weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states);
+}
+
+// half of the blocks go there and the others back: neither needs what the other finds
+extern "C" __global__ void kda_there_and_back_128(
+    const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
+    const float* decay, const float* initial, bfloat16* states, const bfloat16* grad_out, const float* grad_final,
+    float* grad_initial, bfloat16* grad_values, bfloat16* grad_states, const long long* bounds,
+    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
+    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v);
+    if (blockIdx.z == 0)
+        go_there<128>(way, weights, values, keys, decay, initial, states);
+    else
+        go_back<128>(way, weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states);
+}
+
+extern "C" __global__ void kda_gradients_64(
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
+    const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
+    const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
+    float* grad_g, float* grad_beta, float scale, long long num_rows, int length, int chunks_per_sequence, int heads,
+    int width_v) {
+    gradients<64>(q, k, v, g, beta, bounds, inverse, decay, values, states, grad_out, grad_values, grad_states, grad_q,
+                  grad_k, grad_v, grad_g, grad_beta, scale, num_rows, length, chunks_per_sequence, heads, width_v);
+}
+
+extern "C" __global__ void kda_gradients_128(
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
+    const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
+    const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
+    float* grad_g, float* grad_beta, float scale, long long num_rows, int length, int chunks_per_sequence, int heads,
+    int width_v) {
+    gradients<128>(q, k, v, g, beta, bounds, inverse, decay, values, states, grad_out, grad_values, grad_states, grad_q,
+                  grad_k, grad_v, grad_g, grad_beta, scale, num_rows, length, chunks_per_sequence, heads, width_v);
 }

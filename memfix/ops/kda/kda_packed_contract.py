@@ -20,6 +20,7 @@ _PLACES = "64*(T + 64*S) + 4*KiB"
 _WY_FORWARD = f"{_ROWS}*{WY_ROW_FORWARD} + 4*{_STATES} + {_PLACES}"
 _WY_TRAIN = f"{_ROWS}*{WY_ROW_TRAIN} + 6*{_STATES} + {_PLACES}"
 _KERNEL_CHUNKS = "H*(T/32 + S)"
+_TOKENS = f"{_KERNEL_CHUNKS}*32*e"
 _COPIES = f"T*H*(3*K + V + 1)*e + {_STATES}"
 _PAIRS_AND_DECAYS = f"{_KERNEL_CHUNKS}*(1024*e + K*4 + 32) + KiB"
 
@@ -60,13 +61,14 @@ contract = Contract(
         Budget(
             "triton",
             phase="forward",
-            bytes=f"T*H*(3*K + 2*V)*e + {_PAIRS_AND_DECAYS} + {_STATES} + {_COPIES} + {IN_FLOAT64}*({_WY_FORWARD})",
+            bytes=f"{_TOKENS}*(3*K + V) + T*H*V*e + {_PAIRS_AND_DECAYS} + {_STATES} + {_COPIES}"
+            f" + {IN_FLOAT64}*({_WY_FORWARD})",
         ),
         Budget("triton", phase="held", bytes=f"T*H*V*e + {_STATES} + 32*(T + S) + {IN_FLOAT64}*KiB"),
         Budget(
             "triton",
             phase="train",
-            bytes=f"T*H*((3*K + 4*V)*e + 4*ceil_div(K, 64) + 12) + 3*{_PAIRS_AND_DECAYS} + 2*{_STATES}"
+            bytes=f"{_TOKENS}*(3*K + 4*V) + T*H*(4*ceil_div(K, 64) + 12) + 3*{_PAIRS_AND_DECAYS} + 2*{_STATES}"
             f" + 2*{_KERNEL_CHUNKS}*K*V*e + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
         ),
     ],

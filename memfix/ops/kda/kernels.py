@@ -28,6 +28,12 @@ COUNTS = ("T", "NUM_CHUNKS", "H", "num_rows")
 
 # ---------------------------------------------------------------- tokens
 @triton.jit
+def _place(H):
+    """A program's chunk and head. Those that run at once take neighbouring heads, whose rows are neighbours."""
+    return (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+
+
+@triton.jit
 def _tokens_of(slot, bounds, T, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
     """The first row of a chunk, and which of its rows its sequence has."""
     if PACKED:
@@ -189,7 +195,7 @@ def prepare(
         K = FIXED_K
     if FIXED_V:
         V = FIXED_V
-    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot, head = _place(H)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = weights.dtype.element_ty
@@ -308,33 +314,22 @@ def scan(
     tl.store(final + of_sequence, state_VK, mask=in_state)
 
 
-@triton.jit(do_not_specialize=COUNTS)
-def scan_there_and_back(
-    weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
-    grad_states, bounds, first_chunk,
-    T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+@triton.jit
+def _go_there(
+    weights, values, keys, decay, initial, states, first_chunk, NUM_CHUNKS, H, K, V,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
-    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
+    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """For a backward pass: each chunk's first state and its V' (over ``values``), from the first chunk to the last;
-    then the gradient of each chunk's last state, and of its V', from the last to the first.
-    """
-    if FIXED_K:
-        K = FIXED_K
-    if FIXED_V:
-        V = FIXED_V
+    """From the first chunk to the last: each one's first state, and its V', over ``values``."""
     sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
-    token = tl.arange(0, C)
     at_state = at_v[:, None] * K + at_k[None, :]
     state_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
     if HAS_INITIAL:
         state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)
     begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
     for step in tl.range(0, end - begin, num_stages=STAGES):
-        slot = begin + step
-        first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
-        row, chunk = first * H + head, slot * H + head
+        chunk = (begin + step) * H + head
         weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
         value_CV = _load_of_chunk(values, chunk, at_v, V, C)
         key_CK = _load_of_chunk(keys, chunk, at_k, K, C)
@@ -345,9 +340,23 @@ def scan_there_and_back(
         _store_of_chunk(values, chunk, at_v, tl.trans(new_VC), V, C)
         state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
 
+
+@triton.jit
+def _go_back(
+    weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states, bounds,
+    first_chunk, T, NUM_CHUNKS, H, K, V,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
+):  # fmt: skip
+    """From the last chunk to the first: the gradient of each one's last state, and of its V'."""
+    sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
+    dtype = weights.dtype.element_ty
+    token = tl.arange(0, C)
+    at_state = at_v[:, None] * K + at_k[None, :]
     grad_VK = tl.zeros((BLOCK_V, BLOCK_K), tl.float32)
     if HAS_FINAL:
         grad_VK += tl.load(grad_final + of_sequence, mask=in_state, other=0.0)
+    begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
     for step in tl.range(0, end - begin, num_stages=STAGES):
         slot = end - 1 - step
         first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
@@ -367,6 +376,32 @@ def scan_there_and_back(
         tl.store(grad_initial + of_sequence, grad_VK, mask=in_state)
 
 
+@triton.jit(do_not_specialize=COUNTS)
+def scan_there_and_back(
+    weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
+    grad_states, bounds, first_chunk,
+    T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
+):  # fmt: skip
+    """For a backward pass: half of the programs go there, the others back, and neither needs what the other finds."""
+    if FIXED_K:
+        K = FIXED_K
+    if FIXED_V:
+        V = FIXED_V
+    if tl.program_id(2) == 0:
+        _go_there(
+            weights, values, keys, decay, initial, states, first_chunk, NUM_CHUNKS, H, K, V,
+            C, BLOCK_K, BLOCK_V, STAGES, PACKED, HAS_INITIAL,
+        )  # fmt: skip
+    else:
+        _go_back(
+            weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states,
+            bounds, first_chunk, T, NUM_CHUNKS, H, K, V,
+            C, BLOCK_K, BLOCK_V, STAGES, PACKED, HAS_FINAL, WANTS_INITIAL,
+        )  # fmt: skip
+
+
 # ---------------------------------------------------------------- gradients inside a chunk
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_pairs(
@@ -383,7 +418,7 @@ def gradients_of_pairs(
         K = FIXED_K
     if FIXED_V:
         V = FIXED_V
-    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot, head = _place(H)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = inverse.dtype.element_ty
@@ -500,7 +535,8 @@ def gradients_of_channels(
         K = FIXED_K
     if FIXED_V:
         V = FIXED_V
-    slot, head, block = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    slot, head = _place(H)
+    block = tl.program_id(1)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = states.dtype.element_ty

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..derivatives import first_derivative_only
 from ..dispatch import require_kernels
+from ..launches import launch
 from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of
 from .wy import wy_kda
 
@@ -42,7 +43,7 @@ class Tiles:
 
 PREPARE = Tiles(k=32, v=32, stages=2, warps=2)
 SCAN = Tiles(k=16, v=32, stages=3, warps=4)  # all channels are in one tile, at least so many
-THERE_AND_BACK = Tiles(k=16, v=16, stages=2, warps=2)
+THERE_AND_BACK = Tiles(k=16, v=32, stages=2, warps=4)
 PAIRS = Tiles(k=64, v=64, stages=2, warps=2)
 CHANNELS = Tiles(k=64, v=64, stages=2, warps=4)
 
@@ -59,20 +60,23 @@ def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     q_BTHK = tensors.q_BTHK
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
         return wy_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
+    require_kernels(q_BTHK, instead="wy")
     return kda_by(_PASSES, tensors, options)
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The kernels of the forward pass; backward prepares too."""
+    """The kernels that a form has of its own."""
 
     prepare: Callable[[tuple[torch.Tensor, ...], Terms, Chunks, float], None]
     scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
+    there_and_back: Callable[[Terms, Chunks, Walk], None]
+    gradients: Callable[[tuple[torch.Tensor, ...], Chunks, Walk, Kept, float], tuple[torch.Tensor, ...]]
+    """Of all inputs."""
 
 
 def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
     q_BTHK = tensors.q_BTHK
-    require_kernels(q_BTHK, instead="wy")
     chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans)
     given = (*tensors.inputs, tensors.initial_state_SHKV, chunks, scale_of(q_BTHK, options.scale), passes)
     with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
@@ -109,11 +113,16 @@ class _Kda(torch.autograd.Function):
             initial_SHKV = initial_SHKV.contiguous()
             grad_initial_SHKV = torch.empty_like(initial_SHKV) if ctx.needs_input_grad[5] else None
         terms = Terms.of(ctx.passes, inputs, chunks, scale, keeps_inverse=True)
-        walk = _Walk.of(terms, chunks, initial_SHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV)
+        states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
+        walk = Walk(
+            initial_SHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
+            states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_NHCV),
+        )  # fmt: skip
+        ctx.passes.there_and_back(terms, chunks, walk)
         assert terms.inverse_NHCC is not None
-        kept = (terms.inverse_NHCC, terms.decay_NHK, terms.values_NHCV)
+        kept = Kept(terms.inverse_NHCC, terms.decay_NHK, terms.values_NHCV)
         del terms  # the rest of them makes room for the gradients
-        return *_gradients(inputs, chunks, scale, *kept, grad_out_BTHV, walk), grad_initial_SHKV, None, None, None
+        return *ctx.passes.gradients(inputs, chunks, walk, kept, scale), grad_initial_SHKV, None, None, None
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -154,14 +163,16 @@ class Chunks:
         return like.new_empty((self.num_chunks, self.num_heads, *size), dtype=dtype)
 
     @property
-    def sizes(self) -> dict[str, Any]:
-        """What every kernel is told. Widths that are powers of two are constants of the kernel."""
+    def counts(self) -> tuple[int, ...]:
+        """What every kernel is told: length and chunks of a sequence (0 if packed), heads, widths."""
+        chunks = _parts(self.length, TOKENS_PER_CHUNK)
+        return self.length, chunks, self.num_heads, self.width_k, self.width_v
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What every kernel is compiled for. Widths that are powers of two are constants."""
         fixed_k, fixed_v = (width if width & (width - 1) == 0 else 0 for width in (self.width_k, self.width_v))
-        return {
-            "H": self.num_heads, "K": self.width_k, "V": self.width_v, "FIXED_K": fixed_k, "FIXED_V": fixed_v,
-            "C": TOKENS_PER_CHUNK, "T": self.length, "NUM_CHUNKS": _parts(self.length, TOKENS_PER_CHUNK),
-            "PACKED": self.length == 0,
-        }  # fmt: skip
+        return {"FIXED_K": fixed_k, "FIXED_V": fixed_v, "C": TOKENS_PER_CHUNK, "PACKED": self.length == 0}
 
     def all_channels(self, tiles: Tiles, item_bytes: int) -> dict[str, int]:
         """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
@@ -205,10 +216,10 @@ class Terms:
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     from . import kernels
 
-    kernels.prepare[(chunks.num_chunks, chunks.num_heads)](
-        *inputs, chunks.bounds_N2,
+    launch(
+        kernels.prepare, (chunks.num_chunks * chunks.num_heads,), *inputs, chunks.bounds_N2,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
-        terms.inverse_NHCC, terms.decay_NHK, scale, **chunks.sizes,
+        terms.inverse_NHCC, terms.decay_NHK, scale, *chunks.counts, **chunks.constants,
         BLOCK_K=PREPARE.k, BLOCK_V=PREPARE.v, KEEPS_INVERSE=terms.inverse_NHCC is not None,
         num_warps=PREPARE.warps, num_stages=PREPARE.stages,
     )  # fmt: skip
@@ -223,20 +234,23 @@ def _scan(
 ) -> None:
     from . import kernels
 
-    kernels.scan[(chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, SCAN.v))](
+    launch(
+        kernels.scan, (chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, SCAN.v)),
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        **chunks.sizes, **chunks.all_channels(SCAN, out_BTHV.element_size()), HAS_INITIAL=initial_SHKV is not None,
+        *chunks.counts, **chunks.constants, **chunks.all_channels(SCAN, out_BTHV.element_size()),
+        HAS_INITIAL=initial_SHKV is not None,
     )  # fmt: skip
 
 
-_PASSES = Passes(_prepare, _scan)
-
-
 @dataclass(frozen=True)
-class _Walk:
-    """What a backward pass finds on its way through the chunks, there and back. States are values by channels."""
+class Walk:
+    """What a backward pass is given for its way through the chunks, and finds there. States are values by channels."""
 
+    initial_SHKV: torch.Tensor | None
+    grad_out_BTHV: torch.Tensor
+    grad_final_SHKV: torch.Tensor | None
+    grad_initial_SHKV: torch.Tensor | None
     states_NHVK: torch.Tensor
     """Each chunk's first."""
     grad_states_NHVK: torch.Tensor
@@ -244,62 +258,61 @@ class _Walk:
     grad_values_NHCV: torch.Tensor
     """Of what the chunks write, V'."""
 
-    @staticmethod
-    def of(
-        terms: Terms,
-        chunks: Chunks,
-        initial_SHKV: torch.Tensor | None,
-        grad_out_BTHV: torch.Tensor,
-        grad_final_SHKV: torch.Tensor | None,
-        grad_initial_SHKV: torch.Tensor | None,
-    ) -> _Walk:
-        """Leaves V' in the place of the terms' values."""
-        from . import kernels
 
-        states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
-        walk = _Walk(states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_NHCV))
-        num_blocks = _parts(chunks.width_v, THERE_AND_BACK.v)
-        kernels.scan_there_and_back[(chunks.num_sequences * chunks.num_heads, num_blocks)](
-            terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
-            terms.decay_NHK, initial_SHKV, walk.states_NHVK, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
-            walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
-            **chunks.sizes, **chunks.all_channels(THERE_AND_BACK, states_NHVK.element_size()),
-            HAS_INITIAL=initial_SHKV is not None, HAS_FINAL=grad_final_SHKV is not None,
-            WANTS_INITIAL=grad_initial_SHKV is not None,
-        )  # fmt: skip
-        return walk
+def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
+    """Leaves V' in the place of the terms' values."""
+    from . import kernels
+
+    launch(
+        kernels.scan_there_and_back,
+        (chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, THERE_AND_BACK.v), 2),
+        terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
+        walk.initial_SHKV, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV,
+        walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
+        *chunks.counts, **chunks.constants, **chunks.all_channels(THERE_AND_BACK, walk.states_NHVK.element_size()),
+        HAS_INITIAL=walk.initial_SHKV is not None, HAS_FINAL=walk.grad_final_SHKV is not None,
+        WANTS_INITIAL=walk.grad_initial_SHKV is not None,
+    )  # fmt: skip
+
+
+class Kept(NamedTuple):
+    """What is left of the terms after the way there and back."""
+
+    inverse_NHCC: torch.Tensor
+    decay_NHK: torch.Tensor
+    values_NHCV: torch.Tensor
+    """V'."""
 
 
 def _gradients(
-    inputs: Sequence[torch.Tensor],
-    chunks: Chunks,
-    scale: float,
-    inverse_NHCC: torch.Tensor,
-    decay_NHK: torch.Tensor,
-    values_NHCV: torch.Tensor,
-    grad_out_BTHV: torch.Tensor,
-    walk: _Walk,
+    inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float
 ) -> tuple[torch.Tensor, ...]:
     from . import kernels
 
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     num_rows = q_BTHK.shape[0] * q_BTHK.shape[1]
     num_blocks = _parts(chunks.width_k, CHANNELS.k)
-    grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(inverse_NHCC), torch.empty_like(inverse_NHCC)
+    grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(kept.inverse_NHCC), torch.empty_like(kept.inverse_NHCC)
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
     parts_PBTH = beta_BTH.new_empty((1 + num_blocks, *beta_BTH.shape), dtype=torch.float32)
-    kernels.gradients_of_pairs[(chunks.num_chunks, chunks.num_heads)](
-        v_BTHV, beta_BTH, chunks.bounds_N2, inverse_NHCC, decay_NHK, values_NHCV, grad_out_BTHV, walk.grad_values_NHCV,
-        grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale, **chunks.sizes,
+    launch(
+        kernels.gradients_of_pairs, (chunks.num_chunks * chunks.num_heads,),
+        v_BTHV, beta_BTH, chunks.bounds_N2, *kept, walk.grad_out_BTHV,
+        walk.grad_values_NHCV, grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale,
+        *chunks.counts, **chunks.constants,
         BLOCK_V=PAIRS.v, num_warps=PAIRS.warps, num_stages=PAIRS.stages,
     )  # fmt: skip
-    kernels.gradients_of_channels[(chunks.num_chunks, chunks.num_heads, num_blocks)](
-        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, decay_NHK, values_NHCV, walk.states_NHVK,
-        grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
-        grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, **chunks.sizes,
+    launch(
+        kernels.gradients_of_channels, (chunks.num_chunks * chunks.num_heads, num_blocks),
+        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, kept.decay_NHK, kept.values_NHCV, walk.states_NHVK,
+        walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
+        grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, *chunks.counts, **chunks.constants,
         BLOCK_K=CHANNELS.k, BLOCK_V=CHANNELS.v, num_warps=CHANNELS.warps, num_stages=CHANNELS.stages,
     )  # fmt: skip
     return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
+
+
+_PASSES = Passes(_prepare, _scan, _there_and_back, _gradients)
 
 
 def _parts(length: int, of_size: int) -> int:

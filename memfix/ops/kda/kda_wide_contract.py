@@ -1,0 +1,60 @@
+"""What KDA promises in bfloat16 with wide keys, where the form ``cuda`` has kernels of its own."""
+
+from __future__ import annotations
+
+from ...contract import WIDE, Contract, Dim, Form
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from .contract import ROUNDS_OPERANDS, inputs
+from .cuda import cuda_kda
+from .naive import naive_kda
+
+_CHUNKS = "B*H*ceil_div(T, 32)"
+_ROWS = f"{_CHUNKS}*32"
+_STATES = "B*H*K*V*4"
+_KEPT = f"{_CHUNKS}*(2048 + K*4)"  # scores and decays
+_COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # of inputs that are not contiguous, and of strengths
+FORMS = {"cuda": Form(cuda_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, language="cuda")}
+WIDTHS = {
+    "H": Dim(1, 2),
+    "K": Dim(64, 128, multiple_of=64),
+    "V": Dim(32, 64, multiple_of=32),
+    "chunk_size": Dim(64, 64),
+}
+
+contract = Contract(
+    "kda_wide",
+    naive=naive_kda,
+    forms=FORMS,
+    dims={"B": Dim(1, 2), "T": Dim(1, 40), **WIDTHS},
+    dtypes=("bfloat16",),
+    choices={"scale": (None, 0.3)},
+    inputs=inputs("B", "B", dtype=WIDE),
+    cases={
+        "incident": {"B": 16, "T": 256, "H": 8, "K": 64, "V": 64, "chunk_size": 64, "dtype": "bfloat16"},
+        "wide": {"B": 1, "T": 512, "H": 32, "K": 128, "V": 128, "chunk_size": 64, "dtype": "bfloat16"},
+    },
+    tolerance=Tolerance(rms_factor=1.5),
+    budgets=[
+        Budget("cuda", phase="forward", case="incident", times_below_naive=4),
+        Budget("cuda", phase="train", case="incident", times_below_naive=4),
+        Budget("cuda", phase="train", case="wide", bytes="72 MiB"),
+        Budget("cuda", phase="forward", bytes=f"{_ROWS}*(3*K + V)*e + B*H*T*V*e + {_KEPT} + {_STATES} + {_COPIES}"),
+        Budget("cuda", phase="held", bytes=f"B*H*T*V*e + {_STATES}"),
+        Budget(
+            "cuda",
+            phase="train",
+            bytes=f"{_ROWS}*(3*K + 4*V)*e + B*H*T*(K*4 + 4*ceil_div(K, 64) + 12) + 3*{_KEPT} + 2*{_STATES}"
+            f" + 2*{_CHUNKS}*K*V*e + {_COPIES}",
+        ),
+    ],
+    scaling=[Scaling("cuda", dim="T", at_most=1, case="incident")],
+    speed=[SpeedBudget("cuda", case="incident", times_naive=0.05, device="cuda")],
+    bad_inputs=[
+        *bad_chunk_sizes("chunk_size"),
+        *not_floating("q", "g"),
+        *mixed("dtype", "q", "k", "v"),
+        *mixed("device", "q", "k", "v", "g", "beta"),
+    ],
+    repeats_backward=True,
+)

@@ -1,0 +1,21 @@
+"""What KDA promises in bfloat16 with wide keys for packed sequences: as ``kda_packed`` says."""
+
+from __future__ import annotations
+
+from ...contract import WIDE, Contract, Cuts, Dim, TensorSpec
+from ...laws import Tolerance
+from .contract import inputs
+from .kda_wide_contract import FORMS, WIDTHS
+from .naive import naive_kda
+
+contract = Contract(
+    "kda_wide_packed",
+    naive=naive_kda,
+    forms=FORMS,
+    dims={"T": Dim(1, 40), "S": Dim(1, 4), **WIDTHS},
+    dtypes=("bfloat16",),
+    inputs=[*inputs("1", "S", dtype=WIDE), TensorSpec("cu_seqlens", "S+1", dtype="int64", values=Cuts("T"))],
+    cases={"batch": {"T": 96, "S": 6, "H": 8, "K": 64, "V": 64, "chunk_size": 64, "dtype": "bfloat16"}},
+    tolerance=Tolerance(rms_factor=1.5),
+    repeats_backward=True,
+)

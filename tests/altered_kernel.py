@@ -1,0 +1,47 @@
+"""CUDA kernels whose source is changed, for cheats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from memfix.cuda_kernels import CudaKernel
+from memfix.ops.kda import cuda
+
+_KERNELS = {"prepare": cuda._PREPARE, "gradients": cuda._GRADIENTS}
+
+
+@dataclass(frozen=True)
+class AlteredKernel(CudaKernel):
+    honest: str
+    altered: str
+
+    @property
+    def source(self) -> str:
+        source = super().source
+        assert self.honest in source, "the cheat changes what is no longer there"
+        return source.replace(self.honest, self.altered)
+
+
+def altered_kda(honest: str, altered: str, *passes: str) -> Callable[..., Any]:
+    """The form ``cuda`` of KDA with other kernels in some of its passes, forward and backward."""
+
+    def altered_pass(name: str) -> Callable[..., None]:
+        kernels, run = _KERNELS[name], getattr(cuda._PASSES, name)
+        others = {width: AlteredKernel(it.path, it.name, honest, altered) for width, it in kernels.items()}
+
+        def cheating(*given: Any) -> Any:
+            with patch.dict(kernels, others):
+                return run(*given)
+
+        return cheating
+
+    cheating = replace(cuda._PASSES, **{name: altered_pass(name) for name in passes})
+
+    def form(*arguments: Any, **options: Any) -> Any:
+        with patch.object(cuda, "_PASSES", cheating):
+            return cuda.cuda_kda(*arguments, **options)
+
+    return form

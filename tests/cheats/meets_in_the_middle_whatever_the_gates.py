@@ -1,0 +1,13 @@
+"""Lets all pairs of a chunk meet in its middle, as where gates are flat: powers of two overflow after steep ones."""
+
+from __future__ import annotations
+
+import functools
+
+from memfix.ops.kda.cuda import cuda_kda
+from tests.altered_kernel import altered_kda
+
+OP, LIKE, CAUGHT_BY = "kda_wide", "cuda", "equality"
+HONEST, ALTERED = "any_lane(find_middle(", "false && any_lane(find_middle("
+
+form = functools.wraps(cuda_kda)(altered_kda(HONEST, ALTERED, "prepare", "gradients"))
