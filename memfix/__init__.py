@@ -29,20 +29,22 @@ if TYPE_CHECKING:
         Uniform,
     )
     from .errors import MemfixError
-    from .fit import Fit, fit
+    from .fit import Fit, fit, fit_world_size
     from .laws import Budget, Scaling, SpeedBudget, Tolerance
     from .measure import peak
     from .meters.base import Reading
+    from .ranks import RankReadings, peak_of_ranks
     from .suite import suite
     from .watch import Watch, WatchReport, watch
 
 _HOME = {
     "contract": "BadInput Case Contract Cuts Dim Form Integers LogUniform Mask Normal ObjectSpec TensorSpec Uniform",
     "errors": "MemfixError",
-    "fit": "Fit fit",
+    "fit": "Fit fit fit_world_size",
     "laws": "Budget Scaling SpeedBudget Tolerance",
     "measure": "peak",
     "meters.base": "Reading",
+    "ranks": "RankReadings peak_of_ranks",
     "suite": "suite",
     "watch": "Watch WatchReport watch",
 }
@@ -50,8 +52,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.
 
 __all__ = [  # noqa: RUF022 - in the order a newcomer meets them
     "Contract", "Dim", "TensorSpec", "Normal", "Uniform", "LogUniform", "Integers", "Mask", "Cuts", "ObjectSpec",
-    "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading", "fit",
-    "Fit", "watch", "Watch", "WatchReport", "MemfixError",
+    "Case", "Form", "Tolerance", "Budget", "Scaling", "SpeedBudget", "BadInput", "suite", "peak", "Reading",
+    "peak_of_ranks", "RankReadings", "fit", "fit_world_size", "Fit", "watch", "Watch", "WatchReport", "MemfixError",
 ]  # fmt: skip
 
 

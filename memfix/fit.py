@@ -1,18 +1,21 @@
-"""Finds the largest size that fits a GPU, by a search over predicted peaks. No GPU is needed."""
+"""Finds the largest size, or the smallest number of ranks, that fits a GPU by predicted peaks. No GPU is needed."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .errors import MeasurementError, UsageError
 from .measure import peak
-from .meters.base import Reading, StepBuilder
+from .meters.base import Reading, Step, StepBuilder
+from .meters.one_rank import Mesh, known_ranks
+from .ranks import peak_of_ranks
 from .units import format_bytes, parse_bytes
 
 DEFAULT_HIGH = 1 << 24
+MOST_RANKS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,26 @@ class Tried:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of a search. ``value`` is the largest that fits, or 0. If ``bounded``, no larger one was allowed."""
+    """The result of a search. ``value`` is the largest that fits, or 0. If ``bounded``, no larger one was allowed.
+
+    Of a search over numbers of ranks it is the smallest that fits.
+    """
 
     value: int
     capacity_bytes: int
     tried: tuple[Tried, ...]
     bounded: bool
+    sought: Literal["largest", "smallest"] = "largest"
 
     @property
-    def smallest(self) -> Tried:
-        """The smallest value that was tried."""
-        return min(self.tried, key=lambda row: row.value)
+    def easiest(self) -> Tried:
+        """The value that was tried and that needs least: the smallest, or the largest number of ranks."""
+        return (min if self.sought == "largest" else max)(self.tried, key=lambda row: row.value)
 
     def answer(self, pattern: str) -> str:
         """The largest value in words, by a pattern such as ``N = {:,}`` or ``{:,} tokens``."""
         if not self.value:
-            return f"not even {pattern.format(self.smallest.value)}"
+            return f"not even {pattern.format(self.easiest.value)}"
         return pattern.format(self.value) + (" (the largest that was allowed)" if self.bounded else "")
 
     def table(self) -> str:
@@ -64,7 +71,7 @@ class Fit:
     def as_dict(self) -> dict[str, Any]:
         """The answer and all tried values as plain data for JSON."""
         return {
-            "largest": self.value,
+            self.sought: self.value,
             "bounded": self.bounded,
             "capacity_bytes": self.capacity_bytes,
             "tried": [
@@ -79,9 +86,10 @@ class DoesNotFit(MeasurementError):
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
-        smallest = fit.smallest
+        easiest = fit.easiest
+        which = "the smallest value" if fit.sought == "largest" else "the largest world size"
         super().__init__(
-            f"even the smallest value, {smallest.value}, needs {format_bytes(smallest.bytes)}; the capacity is "
+            f"even {which}, {easiest.value}, needs {format_bytes(easiest.bytes)}; the capacity is "
             f"{format_bytes(fit.capacity_bytes)}"
         )
 
@@ -189,6 +197,54 @@ def fit_growing(
         elif len(tried) > 1:
             guess = _next_guess(good, bad, tried.values(), guesses, capacity_bytes) // multiple_of
         guesses.append(try_units(min(max(guess, least), most)))
+
+
+def fit_world_size(
+    build: Callable[..., Step],
+    capacity: int | str,
+    *,
+    mesh: Mesh | None = None,
+    high: int = MOST_RANKS,
+    **options: Any,
+) -> Fit:
+    """The smallest number of ranks, doubled from try to try, with which the largest rank's step fits in ``capacity``.
+
+    ``mesh`` has one size of -1, which grows; without it the step is built by ``build(device)``. ``options`` are those
+    of :func:`memfix.peak`. If ``high`` ranks are too few, ``DoesNotFit`` is raised.
+    """
+    if mesh is not None and known_ranks(mesh) is None:
+        raise UsageError(f"mesh must have one size of -1, which grows with the number of ranks, got {mesh!r}")
+
+    def reading_at(world_size: int) -> Reading:
+        return peak_of_ranks(build, world_size=world_size, mesh=mesh, **options).largest
+
+    found = fit_ranks(reading_at, capacity, low=1 if mesh is None else known_ranks(mesh) or 1, high=high)
+    if not found.value:
+        raise DoesNotFit(found)
+    return found
+
+
+def fit_ranks(
+    reading_at: Callable[[int], Reading], capacity: int | str, *, low: int = 1, high: int = MOST_RANKS
+) -> Fit:
+    """The smallest of ``low``, twice ``low`` and so on up to ``high`` whose reading fits; 0 if none does.
+
+    What ranks share halves when they double, so all doublings that follow one save together no more than it did. From
+    8 times ``low`` on, the search ends where even twice that is too little.
+    """
+    capacity_bytes = bytes_of_capacity(capacity)
+    if not 1 <= low <= high:
+        raise UsageError(f"high is the most ranks that are tried, at least {low}; got {high}")
+    tried: list[Tried] = []
+    world_size = low
+    while world_size <= high:
+        tried.append(Tried(world_size, reading_at(world_size), capacity_bytes))
+        if tried[-1].fits:
+            return Fit(world_size, capacity_bytes, tuple(tried), bounded=False, sought="smallest")
+        if len(tried) > 3 and tried[-1].bytes - 2 * (tried[-2].bytes - tried[-1].bytes) > capacity_bytes:
+            break
+        world_size *= 2
+    return Fit(0, capacity_bytes, tuple(tried), bounded=False, sought="smallest")
 
 
 def _next_guess(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import MeasurementError, MeterUnavailable, UsageError
 from .meters import get_meter
-from .meters.base import Meter, Reading, Step, StepBuilder
-from .meters.one_rank import one_rank_of
+from .meters.base import Meter, Reading, Step
+from .meters.one_rank import Mesh, World, one_rank_of
 
 
 def peak(
-    build: StepBuilder,
+    build: Callable[..., Step],
     *,
     meter: str = "simulated",
     gpu: str = "H200",
     warmup: int = 1,
-    world_size: int = 1,
+    world_size: int | None = None,
     rank: int = 0,
+    mesh: Mesh | None = None,
 ) -> Reading:
     """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
 
@@ -26,8 +29,12 @@ def peak(
     ``meter="cuda"`` runs on a real GPU, and ``meter="host"`` counts host memory, also of steps without torch.
 
     With ``world_size`` the step is that of one ``rank`` among so many: FSDP2, DTensor and other code on
-    ``torch.distributed`` finds a process group whose other ranks are fake.
+    ``torch.distributed`` finds a process group whose other ranks are fake. With ``mesh``, such as
+    ``{"data": 4, "tensor": 2}``, the step is built by ``build(device, mesh)``, where ``mesh`` is the ``DeviceMesh`` of
+    these sizes; ``world_size`` is then their product, or what a size of -1 is to be found from.
     """
+    world = World.of(world_size, mesh)
+    world.require(rank)
     if warmup < 0:
         raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")
     chosen = get_meter(meter, gpu)
@@ -35,14 +42,29 @@ def peak(
     if reason is not None:
         raise MeterUnavailable(f"{meter} meter unavailable: {reason}")
 
+    if mesh is not None:
+        _require_takes_a_mesh(build)
+
     def checked(device: str) -> Step:
-        step = build(device)
+        step = build(device) if mesh is None else build(device, world.mesh_on(device))
         if not callable(step):
             raise UsageError(f"build must return the step to measure, a function without arguments; got {step!r}")
         return step
 
-    with one_rank_of(world_size, rank):
+    is_one_of_many = world_size is not None or mesh is not None
+    with one_rank_of(world.size, rank) if is_one_of_many else contextlib.nullcontext():
         return chosen.measure(checked, warmup=warmup)
+
+
+def _require_takes_a_mesh(build: Callable[..., Step]) -> None:
+    try:
+        inspect.signature(build).bind("cuda", object())
+    except TypeError:
+        raise UsageError(
+            f"with mesh, the step is built by build(device, mesh), which {build!r} does not take"
+        ) from None
+    except ValueError:  # a callable without a signature
+        pass
 
 
 def peak_of_call(

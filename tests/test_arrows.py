@@ -18,6 +18,7 @@ FLOORS = [
     {"gate", "calibration", "incidents"},
     {"registry"},
     {"fit"},
+    {"ranks"},
     {"checks", "measure", "watch", "ops", "pictures"},
     {"meters", "contract"},
     {"laws"},

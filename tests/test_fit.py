@@ -9,7 +9,7 @@ import torch
 
 import memfix
 from memfix.errors import EXIT_NOT_MEASURED, EXIT_USAGE, MeasurementError, UsageError
-from memfix.fit import fit_growing
+from memfix.fit import DoesNotFit, fit_growing, fit_ranks
 from memfix.meters.base import Reading, Step, StepBuilder
 from memfix.units import GiB, MiB
 
@@ -274,3 +274,57 @@ def test_the_function_is_not_hidden_by_the_module_of_its_name() -> None:
     importlib.import_module("memfix.suite")
     assert callable(memfix.fit)
     assert callable(memfix.suite)
+
+
+# ---------------------------------------------------------------- numbers of ranks
+def shared(total: int, own: int, asked: list[int] | None = None) -> Callable[[int], Reading]:
+    """Readings of ranks that share ``total`` bytes and each need ``own`` besides."""
+
+    def reading_at(world_size: int) -> Reading:
+        if asked is not None:
+            asked.append(world_size)
+        return reading(own, base=total // world_size)
+
+    return reading_at
+
+
+def test_the_fewest_ranks_are_found_by_doubling() -> None:
+    found = fit_ranks(shared(1000, 10), 135)
+    assert (found.value, found.sought, [row.value for row in found.tried]) == (8, "smallest", [1, 2, 4, 8])
+    assert found.as_dict()["smallest"] == 8
+    assert found.answer("{:,} ranks") == "8 ranks"
+
+
+def test_no_more_ranks_are_tried_where_their_share_is_small_already() -> None:
+    asked: list[int] = []
+    found = fit_ranks(shared(1000, 500, asked), 400)
+    assert (found.value, asked) == (0, [1, 2, 4, 8, 16])
+    assert found.answer("{:,} ranks") == "not even 16 ranks"
+
+
+def test_a_search_that_may_yet_succeed_goes_on() -> None:
+    assert fit_ranks(shared(1 << 20, 10), 300).value == 4096
+
+
+def layered(device: str, mesh: object) -> Step:
+    size = (1 << 20) // mesh.size(0)  # type: ignore[attr-defined]
+    return lambda: torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def test_a_step_of_ones_own_is_fitted_over_a_mesh_that_grows() -> None:
+    found = memfix.fit_world_size(layered, "256 KiB", mesh={"data": -1, "tensor": 2})
+    assert (found.value, [row.value for row in found.tried]) == (8, [2, 4, 8])
+
+
+def test_a_world_that_is_never_large_enough_is_refused() -> None:
+    with pytest.raises(
+        DoesNotFit, match=r"^even the largest world size, 4, needs 256.00 KiB; the capacity is 1.00 KiB$"
+    ):
+        memfix.fit_world_size(layered, "1 KiB", mesh={"data": -1}, high=4)
+
+
+def test_a_mesh_that_does_not_grow_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^mesh must have one size of -1, which grows with the number of ranks, got"):
+        memfix.fit_world_size(layered, "1 KiB", mesh={"data": 4})
+    with pytest.raises(UsageError, match=r"^high is the most ranks that are tried, at least 2; got 1$"):
+        memfix.fit_world_size(layered, "1 KiB", mesh={"data": -1, "tensor": 2}, high=1)

@@ -9,7 +9,6 @@ Subjects run side by side, each in a process of its own; with one worker, all in
 from __future__ import annotations
 
 import fnmatch
-import json
 import multiprocessing
 import os
 import sys
@@ -20,24 +19,11 @@ from typing import Any
 
 import click
 
-from memfix.atomic_write import write_whole
 from memfix.checks.children import start_worker
-from memfix.provenance import describe
-from memfix.units import format_bytes
 
+from ..predicted_rows import in_words, kept_rows, take_measured, write_rows
 from . import SUBJECTS, WORKLOADS, missing
 from .measuring import rows_of
-
-
-def in_words(row: dict[str, Any]) -> str:
-    real = f", measured {row['measured']:,}" if "measured" in row else ""
-    real += f", on the GPU {row['error_on_gpu']}" if "error_on_gpu" in row else ""
-    if "error" in row:
-        return row["error"] + real
-    kind = "exact" if row["exact"] else "an estimate"
-    if "at_most" in row:
-        kind += f" between {row['at_least']:,} and {row['at_most']:,}"
-    return f"predicted {row['predicted']:,} bytes ({format_bytes(row['predicted'])}, {kind}){real}; {row['cpu_s']} s"
 
 
 @click.command()
@@ -46,7 +32,7 @@ def in_words(row: dict[str, Any]) -> str:
 @click.option("--measured", type=click.Path(exists=True, path_type=Path), help="Take a GPU's bytes from these figures.")
 @click.option("--workers", type=click.IntRange(1), help="Processes at a time.  [default: one a core]")
 def main(json_path: Path | None, only: str, measured: Path | None, workers: int | None) -> None:
-    kept = json.loads(measured.read_text()) if measured else {"workloads": {}}
+    kept = kept_rows(measured)
     chosen: dict[str, list[str]] = {}
     for subject, steps in SUBJECTS.items():
         for name, (package, _) in steps.items():
@@ -62,18 +48,12 @@ def main(json_path: Path | None, only: str, measured: Path | None, workers: int 
     for rows in _of_subjects(chosen, min(workers or os.cpu_count() or 1, len(chosen))):
         found |= rows
         for name, row in rows.items():
-            if "measured" in (before := kept["workloads"].get(name, {})):
-                row["measured"] = before["measured"]
+            take_measured(row, kept, name)
             click.echo(f"{name}: {in_words(row)}")
             for note in row.get("notes", []):
                 click.echo(f"  note: {note}")
     if json_path is not None:
-        data = {
-            "surroundings": describe(),
-            "measured_on": kept.get("measured_on") or kept.get("surroundings"),
-            "workloads": {name: found[name] for name in WORKLOADS if name in found},
-        }
-        write_whole(json_path, json.dumps(data, indent=1) + "\n", "the figures")
+        write_rows(json_path, {name: found[name] for name in WORKLOADS if name in found}, kept)
 
 
 def _of_subjects(chosen: Mapping[str, Sequence[str]], workers: int) -> Iterator[dict[str, dict[str, Any]]]:

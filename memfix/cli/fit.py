@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--over",
     metavar="DIM,...|KEY",
-    help="Of an op: the dims to find the largest value of, each in turn. Of an incident: the section.key to grow.",
+    help="Of an op: the dims to find the largest value of, each in turn. Of an incident: the section.key to grow, or "
+    "world_size, of which the smallest is found.",
 )
 @click.option(
     "--capacity",
@@ -63,14 +64,17 @@ def fit(
     world_size: int,
 ) -> int:
     """The largest value of each dim with which OP fits, the others as in the case; or of a key of INCIDENT's config,
-    such as its context or its layers, with which its train step fits. By predicted peaks."""
+    such as its context or its layers, with which its train step fits; or the fewest ranks. By predicted peaks."""
     from ..incidents import incident_names
 
     if name in incident_names():
         _refuse_given(context, ("form_name", "case_name", "phase"), f"{name} is an incident")
         from ..incidents import get_incident
         from ..incidents.config import load_config
+        from ..incidents.fit_step import WORLD_SIZE
 
+        if over == WORLD_SIZE:
+            _refuse_given(context, ("world_size",), "--over world_size searches the number of ranks")
         incident = get_incident(name)
         config = load_config(incident, config_file or incident.config, overrides)
         return _fit_incident(incident, config, over, capacity, high, gpu, world_size, json_path)
@@ -101,23 +105,27 @@ def _fit_incident(
 ) -> int:
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS
     from ..gate import report
-    from ..incidents.fit_step import fit_step, growth_of
+    from ..incidents.fit_step import WORLD_SIZE, fit_step, fit_world, growth_of
     from ..meters.simulated.gpus import get_gpu
     from ..units import format_bytes
 
     report.require_writable(json_path)
-    growth, described = growth_of(incident, over), get_gpu(gpu)
+    growth, described = None if over == WORLD_SIZE else growth_of(incident, over), get_gpu(gpu)
+    key, unit = (WORLD_SIZE, "ranks") if growth is None else (growth.key, growth.unit)
     capacities = [described.memory_bytes] if capacity is None else [part.strip() for part in capacity.split(",")]
     with progress() as say:
-        found = fit_step(incident, config, growth, capacities, gpu=gpu, high=high, world_size=world_size, say=say)
+        if growth is None:
+            found = fit_world(incident, config, capacities, gpu=gpu, high=high, say=say)
+        else:
+            found = fit_step(incident, config, growth, capacities, gpu=gpu, high=high, world_size=world_size, say=say)
     console = report_console(to_stderr=json_path == "-")
     for result in found:
-        answer = result.answer("{:,} " + growth.unit)
+        answer = result.answer("{:,} " + unit)
         title = f"{incident.name} on {described.name}, {format_bytes(result.capacity_bytes)}: {answer}"
         console.print(Text(title, style="bold"), soft_wrap=True)
         console.print(Text(result.table()), soft_wrap=True)
     if json_path is not None:
-        report.write_report(json_path, report.as_json({growth.key: [result.as_dict() for result in found]}))
+        report.write_report(json_path, report.as_json({key: [result.as_dict() for result in found]}))
     return EXIT_PASS if any(result.value for result in found) else EXIT_NOT_MEASURED
 
 

@@ -1,22 +1,25 @@
-"""``memfix fit`` for an incident: the largest value of a config key for which the train step fits."""
+"""``memfix fit`` for an incident: the largest value of a config key, or the fewest ranks, for which a step fits."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..errors import UsageError, did_you_mean
-from ..fit import DEFAULT_HIGH, Fit, bytes_of_capacity, fit_growing
+from ..fit import DEFAULT_HIGH, MOST_RANKS, Fit, bytes_of_capacity, fit_growing, fit_ranks
 from ..meters.base import Reading
 from .config import RunConfig
 from .incident import Growth, Incident, Say, silent
 from .measured_step import SIMULATED, repeated_reading, stage_meter
+
+WORLD_SIZE = "world_size"
 
 
 def growth_of(incident: Incident, key: str | None) -> Growth:
     """The growth of the config key ``key``, or the incident's first."""
     known = {growth.key: growth for growth in incident.grows}
     if key is not None and key not in known:
-        raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, known)}")
+        raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, [*known, WORLD_SIZE])}")
     return incident.grows[0] if key is None else known[key]
 
 
@@ -49,3 +52,24 @@ def fit_step(
         fit_growing(reading_at, limit, start=start, low=unit, high=top, multiple_of=unit, known=known)
         for limit in limits
     ]
+
+
+def fit_world(
+    incident: Incident,
+    config: RunConfig,
+    capacities: Sequence[int | str],
+    *,
+    gpu: str = "H200",
+    high: int | None = None,
+    say: Say = silent,
+) -> list[Fit]:
+    """For each capacity, the fewest ranks, doubled from try to try, that shard the model so that a step fits; or 0."""
+    meter = stage_meter(SIMULATED, gpu)
+    stand_ins = incident.stand_ins(config, meter, say)
+
+    @functools.cache
+    def reading_at(world_size: int) -> Reading:
+        say(f"{incident.name} {config.name}: a train step on one rank of {world_size:,}")
+        return repeated_reading(incident, config, meter, world_size=world_size, stand_ins=stand_ins)
+
+    return [fit_ranks(reading_at, capacity, high=high or MOST_RANKS) for capacity in capacities]

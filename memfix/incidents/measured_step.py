@@ -219,7 +219,7 @@ def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: 
     """The reading of a step on one rank of ``world_size``. With stand-ins it is an estimate."""
     notes = stand_ins.notes if stand_ins else ()
     try:
-        with one_rank_of(world_size):
+        with one_rank_of(world_size) if world_size > 1 else contextlib.nullcontext():
             reading = meter.measure(build)
     except torch.OutOfMemoryError as error:
         raise MeasurementError(f"{ITSELF}{out_of_memory(error)}") from None

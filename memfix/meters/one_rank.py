@@ -2,22 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from ..errors import MeasurementError, UsageError
+
+Mesh = Mapping[str, int] | Sequence[int]
+"""The sizes of a mesh of ranks, by the names of its dimensions or in order. One may be -1: the rest of the ranks."""
+
+_REST = -1
+
+
+@dataclass(frozen=True)
+class World:
+    """So many ranks, in a mesh of ``sizes`` if the user gave one."""
+
+    size: int = 1
+    sizes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, world_size: int | None, mesh: Mesh | None) -> World:
+        """The world of a size, a mesh, or both. Refuses those that contradict each other."""
+        if world_size is not None and world_size < 1:
+            raise UsageError(f"world_size must be at least 1, got {world_size}")
+        if mesh is None:
+            return cls(world_size or 1)
+        names = tuple(mesh) if isinstance(mesh, Mapping) else ()
+        sizes = tuple(mesh.values() if isinstance(mesh, Mapping) else mesh)
+        if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes if size != _REST):
+            raise UsageError(f"mesh must have sizes of at least 1, such as {{'data': 4, 'tensor': 2}}, got {mesh!r}")
+        known = math.prod(size for size in sizes if size != _REST)
+        if _REST in sizes:
+            if sizes.count(_REST) > 1 or world_size is None:
+                raise UsageError(f"mesh {mesh!r}: one size may be -1, the rest of the ranks, and needs a world_size")
+            if world_size % known:
+                raise UsageError(f"world_size must be a multiple of {known} for mesh {mesh!r}, got {world_size}")
+            sizes = tuple(world_size // known if size == _REST else size for size in sizes)
+        elif world_size not in (None, known):
+            raise UsageError(f"world_size must be {known}, the ranks of mesh {mesh!r}, got {world_size}")
+        return cls(math.prod(sizes), sizes, names)
+
+    def require(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise UsageError(f"rank must be at least 0 and below world_size ({self.size}), got {rank}")
+
+    def mesh_on(self, device: str) -> Any:
+        """The ``DeviceMesh``, inside :func:`one_rank_of`."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(device.partition(":")[0], self.sizes, mesh_dim_names=self.names or None)
+
+
+def known_ranks(mesh: Mesh) -> int | None:
+    """The product of a mesh's sizes without its -1; None if it has none."""
+    sizes = tuple(mesh.values() if isinstance(mesh, Mapping) else mesh)
+    return math.prod(size for size in sizes if size != _REST) if _REST in sizes else None
 
 
 @contextmanager
 def one_rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
     """Inside, this process is ``rank`` of ``world_size`` in a fake process group."""
-    if world_size < 1:
-        raise UsageError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank must be at least 0 and below world_size ({world_size}), got {rank}")
-    if world_size == 1:
-        yield
-        return
+    World.of(world_size, None).require(rank)
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -27,7 +77,30 @@ def one_rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    _forget_other_ranks()
     try:
         yield
     finally:
         dist.destroy_process_group()
+        _forget_other_ranks()
+
+
+def _forget_other_ranks() -> None:
+    """Clear what DTensor keeps for a mesh: meshes of the same shape are equal, but their ranks have other shards."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is None:
+        return
+    import torch
+    from torch.distributed.tensor import _random, _redistribute
+
+    _random._rng_tracker = None  # it is bound to a mesh
+    propagator = tensor.DTensor._op_dispatcher.sharding_propagator
+    caches = [
+        getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None),
+        getattr(propagator.propagate_op_sharding, "cache_clear", None),
+        getattr(getattr(_redistribute, "_gen_transform_infos", None), "cache_clear", None),
+        getattr(_redistribute, "clear_redistribute_planner_cache", None),
+    ]
+    for clear in caches:  # not every torch has all of them
+        if clear is not None:
+            clear()

@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memfix
 from memfix.errors import MeasurementError, UsageError
 from memfix.meters.one_rank import one_rank_of
+from memfix.meters.simulated.peers import SAME
 
 WIDTH, LAYERS = 256, 4
 LAYER_BYTES = WIDTH * WIDTH * 4
@@ -69,6 +71,176 @@ def test_tensor_parallel_layers_hold_a_part_of_each_weight() -> None:
 
     reading = memfix.peak(build, world_size=4)
     assert reading.base_bytes == pytest.approx(LAYERS * LAYER_BYTES / 4, rel=0.05)
+
+
+# ---------------------------------------------------------------- meshes
+def both_ways(device: str, mesh: DeviceMesh) -> Any:
+    model = layers(device)
+    plan = {str(number): (RowwiseParallel if number % 2 else ColwiseParallel)() for number in range(LAYERS)}
+    parallelize_module(model, mesh["tensor"], plan)
+    fully_shard(model, mesh=mesh["data"])
+    return stepping(model, device)
+
+
+def test_a_mesh_is_given_to_the_build_by_the_names_of_its_dimensions() -> None:
+    reading = memfix.peak(both_ways, mesh={"data": 4, "tensor": 2})
+    assert reading.base_bytes == pytest.approx(LAYERS * LAYER_BYTES / 8, rel=0.05)
+    assert memfix.peak(both_ways, world_size=8, mesh={"data": -1, "tensor": 2}).peak_bytes == reading.peak_bytes
+    assert not dist.is_initialized()
+
+
+def test_a_mesh_without_names_has_sizes_alone() -> None:
+    seen: list[Any] = []
+
+    def build(device: str, mesh: DeviceMesh) -> Any:
+        seen.append((tuple(mesh.mesh.shape), mesh.mesh_dim_names, tuple(mesh.get_coordinate()), dist.get_rank()))
+        return lambda: None
+
+    memfix.peak(build, mesh=(2, 3), rank=4)
+    assert seen == [((2, 3), None, (1, 1), 4)]
+
+
+def test_a_world_of_one_rank_has_a_group_too() -> None:
+    alone = memfix.peak(sharded, world_size=1)
+    assert alone.base_bytes == pytest.approx(LAYERS * LAYER_BYTES, rel=0.05)
+
+
+def uneven(device: str) -> Any:
+    """1030 rows over 4 ranks: 258, 258, 258 and 256."""
+    mesh = init_device_mesh("cuda", (4,))
+    rows = distribute_tensor(torch.randn(1030, 64, device=device), mesh, [Shard(0)])
+    return lambda: rows.redistribute(mesh, [Shard(1)]).redistribute(mesh, [Shard(0)]).relu().to_local()
+
+
+def test_a_rank_knows_nothing_of_one_that_was_measured_before() -> None:
+    """DTensor keeps plans by the mesh, and meshes of different ranks are equal."""
+    first, last = (memfix.peak(uneven, world_size=4, rank=rank) for rank in (0, 3))
+    again = memfix.peak(uneven, world_size=4, rank=0)
+    assert (first.held_bytes, last.held_bytes, again.held_bytes) == (258 * 256, 256 * 256, 258 * 256)
+    assert again.peak_bytes == first.peak_bytes
+
+
+def test_what_a_rank_reads_of_others_is_its_own() -> None:
+    numbers: list[Any] = []
+
+    def build(device: str) -> Any:
+        def step() -> None:
+            own = torch.tensor([7, 9], device=device)
+            gathered = [torch.empty_like(own) for _ in range(4)]
+            dist.all_gather(gathered, own)
+            numbers.append([part.tolist() for part in gathered])
+            swapped = torch.empty(4, dtype=torch.int64, device=device)
+            dist.all_to_all_single(swapped, torch.tensor([1, 2, 3, 4], device=device))
+            numbers.append(swapped.tolist())
+
+        return step
+
+    reading = memfix.peak(build, world_size=4, rank=2)
+    assert numbers[:2] == [[[7, 9]] * 4, [3] * 4]
+    assert not reading.exact
+    assert SAME in reading.notes
+
+
+def test_what_a_rank_receives_is_not_known() -> None:
+    def build(device: str) -> Any:
+        def step() -> torch.Tensor | None:
+            flag = torch.zeros(1, dtype=torch.int64, device=device)
+            dist.recv(flag, src=1)
+            return torch.empty(1000, device=device) if flag.item() else None
+
+        return step
+
+    reading = memfix.peak(build, world_size=2)
+    assert not reading.exact
+    assert reading.at_most is not None
+    assert reading.at_most >= 4000
+
+
+# ---------------------------------------------------------------- several ranks
+def staged(device: str, mesh: DeviceMesh) -> Any:
+    """A later stage holds less."""
+    size = 1000 * (4 - mesh.get_local_rank("stage"))
+    return lambda: torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def test_ranks_that_differ_are_measured_and_the_others_are_not() -> None:
+    found = memfix.peak_of_ranks(staged, mesh={"data": 64, "stage": 4})
+    assert sorted(found.readings) == [0, 1, 2, 3, 128, 252]
+    assert (found.largest_rank, found.largest.peak_bytes) == (0, 4000)
+    assert found.readings[3].peak_bytes == 1000
+    table = found.table().splitlines()
+    assert table[1].split()[:5] == ["0", "data", "0", "stage", "0"]
+    assert table[1].endswith("largest")
+    assert table[-1] == "  250 of 256 ranks were not measured: each lies between alike ones"
+    assert found.as_dict()["largest_rank"] == 0
+
+
+def test_uneven_shards_are_found_between_ranks_that_differ() -> None:
+    found = memfix.peak_of_ranks(uneven, world_size=4)
+    assert sorted(found.readings) == [0, 2, 3]
+    assert found.largest_rank == 0
+
+
+def test_ranks_can_be_named() -> None:
+    found = memfix.peak_of_ranks(staged, mesh={"data": 2, "stage": 4}, ranks=[3, 7])
+    assert {rank: reading.peak_bytes for rank, reading in found.readings.items()} == {3: 1000, 7: 1000}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "peak_of_ranks needs a world_size, a mesh, or both"),
+        ({"world_size": 2, "rank": 1}, "peak_of_ranks measures several ranks: name them by ranks, not by rank"),
+        ({"world_size": 2, "ranks": []}, "ranks must name at least one rank, got none"),
+        ({"world_size": 2, "ranks": [2]}, r"rank must be at least 0 and below world_size \(2\), got 2"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        memfix.peak_of_ranks(sharded, **options)
+
+
+# ---------------------------------------------------------------- refusals
+MESH = {"data": 4, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"world_size": 12, "mesh": MESH}, f"world_size must be 8, the ranks of mesh {MESH}, got 12"),
+        (
+            {"world_size": 9, "mesh": {"data": -1, "tensor": 2}},
+            "world_size must be a multiple of 2 for mesh {'data': -1, 'tensor': 2}, got 9",
+        ),
+        (
+            {"mesh": (-1, 2)},
+            "mesh (-1, 2): one size may be -1, the rest of the ranks, and needs a world_size",
+        ),
+        ({"mesh": {}}, "mesh must have sizes of at least 1, such as {'data': 4, 'tensor': 2}, got {}"),
+        ({"mesh": (4, 0)}, "mesh must have sizes of at least 1, such as {'data': 4, 'tensor': 2}, got (4, 0)"),
+        ({"mesh": MESH, "rank": 8}, "rank must be at least 0 and below world_size (8), got 8"),
+    ],
+)
+def test_a_mesh_that_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        memfix.peak(both_ways, **options)
+    assert str(refused.value) == message
+    assert not dist.is_initialized()
+
+
+def test_a_build_that_takes_no_mesh_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^with mesh, the step is built by build\(device, mesh\), which <function sh"):
+        memfix.peak(sharded, mesh=MESH)
+
+
+def test_nothing_stays_of_a_step_that_raises() -> None:
+    def build(device: str, mesh: DeviceMesh) -> Any:
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs"):
+        memfix.peak(build, mesh=MESH)
+    assert not dist.is_initialized()
+    assert memfix.peak(both_ways, mesh=MESH).peak_bytes > 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import torch
 from click.testing import CliRunner
 
 import memfix
+from benchmarks.predicted_rows import in_words
 from benchmarks.third_party import SUBJECTS, WORKLOADS, missing
-from benchmarks.third_party.__main__ import in_words, main
+from benchmarks.third_party.__main__ import main
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200/third_party.json"
 KEPT = {name: row for name, row in json.loads(RESULTS.read_text())["workloads"].items() if "measured" in row}

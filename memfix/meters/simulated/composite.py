@@ -24,6 +24,11 @@ _SEEN_WHOLE = frozenset(
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
 # overloads of composites that wrap a number in a tensor: it is unwrapped again, and their parts do not accept a number
 _WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
+# namespaces of operators that torch.distributed writes in terms of others
+_OF_DISTRIBUTED = {
+    "fsdp": torch._C.DispatchKey.CUDA,
+    "_dtensor": torch._C.DispatchKey.CompositeExplicitAutograd,
+}
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
@@ -32,7 +37,7 @@ def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | Non
     """The dispatch key of the composite kernel that CUDA tensors would run; None if CUDA has a kernel of its own."""
     name = operator.name()
     if not name.startswith("aten::"):
-        return None
+        return _OF_DISTRIBUTED.get(operator.namespace)
     if name in _OUR_OWN:
         return torch._C.DispatchKey.CUDA
     keys = _dispatch_keys().get(name, frozenset())

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from . import assumptions
+from . import assumptions, peers
 from .assumptions import Answers, Extent
 from .composite import composite_key
 from .cublas import CublasWorkspaces
@@ -180,7 +180,9 @@ class StorageTracker(TorchDispatchMode):
     def _rests_on_a_number(self, tensors: list[torch.Tensor]) -> bool:
         """Record the assumptions behind values that are read. Returns whether one is a number that nothing decides."""
         assumed = self.values.assumed_of(tensors)
-        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED}))
+        if peers.SAME in assumed:  # other answers are not tried
+            self.note(peers.SAME)
+        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, peers.SAME}))
         return assumptions.UNDECIDED in assumed
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from . import peers
 from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, formula_that_reads
 from .fake_result_cache import UNKNOWN
 from .workspace.rules import tensors_in
@@ -183,6 +184,9 @@ class Values:
         if not (is_number or _can_be_known(operator) or any(map(self._is_known, given))):
             return
         packet = operator.overloadpacket
+        if operator.namespace in peers.NAMESPACES:
+            self._receive(operator, args, given, results)
+            return
         if not (results or _writes(operator)) or packet in _SAYS_NOTHING:
             return
         if packet in _OVERWRITES and self.of(args[0]) is None:
@@ -292,6 +296,14 @@ class Values:
             room = torch.empty(target.shape if is_whole else (), dtype=target.dtype, device=_CPU)
         if _run(operator, args, kwargs, {**sources, id(target): room}) is not UNKNOWN:
             self.keep(target, room, self._assumed_by(operator, others))
+
+    def _receive(self, operator: Any, args: Any, given: list[torch.Tensor], results: list[Any]) -> None:
+        """Follow a collective."""
+        assumed = self.assumed_of(given) | {peers.SAME}
+        for tensor, value in list(peers.received(operator, args, results, self.of)):
+            self.forget([tensor])
+            if value is not None and is_small(tensor) and _fills_its_storage(tensor):
+                self.keep(tensor, value, assumed)
 
     def _single(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The one value that all elements of a tensor share, if they do."""

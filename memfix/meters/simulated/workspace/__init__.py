@@ -18,6 +18,7 @@ from . import (  # noqa: F401  each registers its rules
     activating,
     attending,
     batch_norm,
+    collectives,
     convolving,
     creating,
     embedding,

@@ -13,7 +13,7 @@ none_needed(
     ones_like new_ones full full_like new_full scalar_tensor arange range linspace logspace eye tril_indices
     triu_indices fill_ zero_ rand rand_like randn randn_like randint randint_like clone cat stack
     triu tril triu_ tril_ resize_ resize_as_ native_dropout native_dropout_backward
-    repeat split_with_sizes_copy constant_pad_nd flip _local_scalar_dense masked_fill masked_fill_
+    repeat constant_pad_nd flip _local_scalar_dense masked_fill masked_fill_
     complex polar _conj_physical transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_"""
 )
 

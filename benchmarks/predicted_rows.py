@@ -1,0 +1,71 @@
+"""Rows of steps whose peaks are predicted, and on a GPU measured beside: how they are made, told, kept and taken up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import memfix
+from memfix.atomic_write import write_whole
+from memfix.meters.base import Step
+from memfix.provenance import describe
+from memfix.units import format_bytes
+
+Row = dict[str, Any]
+
+
+def measured(build: Callable[..., Step], **options: Any) -> Row:
+    """What is predicted, with its bounds and the CPU time that it took, or why it is not; and what a GPU takes.
+
+    ``options`` are those of :func:`memfix.peak`.
+    """
+    row: Row = {}
+    start = time.process_time()
+    try:
+        predicted = memfix.peak(build, **options)
+    except Exception as error:  # other people's code may raise anything
+        row["error"] = f"{type(error).__name__}: {error}"
+    else:
+        row |= {"predicted": predicted.peak_bytes, "exact": predicted.exact, "notes": list(predicted.notes)}
+        if predicted.at_most is not None:
+            row |= {"at_least": predicted.at_least, "at_most": predicted.at_most}
+    row["cpu_s"] = round(time.process_time() - start, 1)
+    if torch.cuda.is_available():
+        try:
+            row["measured"] = memfix.peak(build, meter="cuda", **options).peak_bytes
+        except Exception as error:
+            row["error_on_gpu"] = f"{type(error).__name__}: {error}"
+    return row
+
+
+def in_words(row: Row) -> str:
+    real = f", measured {row['measured']:,}" if "measured" in row else ""
+    real += f", on the GPU {row['error_on_gpu']}" if "error_on_gpu" in row else ""
+    if "error" in row:
+        return row["error"] + real
+    kind = "exact" if row["exact"] else "an estimate"
+    if "at_most" in row:
+        kind += f" between {row['at_least']:,} and {row['at_most']:,}"
+    return f"predicted {row['predicted']:,} bytes ({format_bytes(row['predicted'])}, {kind}){real}; {row['cpu_s']} s"
+
+
+def kept_rows(path: Path | None) -> dict[str, Any]:
+    """The figures of an earlier run."""
+    return json.loads(path.read_text()) if path else {"workloads": {}}
+
+
+def take_measured(row: Row, kept: Mapping[str, Any], name: str) -> None:
+    """Take a GPU's bytes from an earlier run."""
+    if "measured" in (before := kept["workloads"].get(name, {})):
+        row["measured"] = before["measured"]
+
+
+def write_rows(path: Path, rows: Mapping[str, Row], kept: Mapping[str, Any]) -> None:
+    measured_on = kept.get("measured_on") or kept.get("surroundings")
+    data = {"surroundings": describe(), "measured_on": measured_on, "workloads": rows}
+    write_whole(path, json.dumps(data, indent=1) + "\n", "the figures")
