@@ -22,6 +22,7 @@ def peak(
     world_size: int | None = None,
     rank: int = 0,
     mesh: Mesh | None = None,
+    assume: Mapping[str, Any] | None = None,
 ) -> Reading:
     """The peak of one step. ``build(device)`` makes state on that device and returns the step, without arguments.
 
@@ -32,12 +33,18 @@ def peak(
     ``torch.distributed`` finds a process group whose other ranks are fake. With ``mesh``, such as
     ``{"data": 4, "tensor": 2}``, the step is built by ``build(device, mesh)``, where ``mesh`` is the ``DeviceMesh`` of
     these sizes; ``world_size`` is then their product, or what a size of -1 is to be found from.
+
+    ``assume`` decides values that a simulated step does not have, such as the choices of a router. A key is a line
+    (``moe.py:12``, as notes name it), a function or a module; a value is a tensor or a number, a function from the
+    undecided tensor to one, ``"even"`` or ``"worst"``.
     """
     world = World.of(world_size, mesh)
     world.require(rank)
     if warmup < 0:
         raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")
-    chosen = get_meter(meter, gpu)
+    if assume and meter != "simulated":
+        raise UsageError(f"assume decides values that only the simulated meter lacks, got meter={meter!r}")
+    chosen = get_meter(meter, gpu, assume)
     reason = chosen.unavailable_reason()
     if reason is not None:
         raise MeterUnavailable(f"{meter} meter unavailable: {reason}")

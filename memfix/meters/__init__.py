@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..errors import MeterUnavailable, UsageError, did_you_mean
 from .base import Allocation, Meter, Reading, StepBuilder
 
@@ -11,12 +14,15 @@ GPU_METERS = ("simulated", "cuda", "nvml")
 METERS = (*GPU_METERS, "host")
 
 
-def get_meter(name: str, gpu: str = "H200") -> Meter:
-    """The meter called ``name``, even if it cannot run here. ``gpu`` is the GPU that the simulated meter simulates."""
+def get_meter(name: str, gpu: str = "H200", assume: Mapping[str, Any] | None = None) -> Meter:
+    """The meter called ``name``, even if it cannot run here.
+
+    ``gpu`` is the GPU that the simulated meter simulates, ``assume`` what is decided of values that it lacks.
+    """
     if name == "simulated":
         from .simulated import SimulatedMeter
 
-        return SimulatedMeter(gpu)
+        return SimulatedMeter(gpu, assume)
     if name == "cuda":
         from .cuda import CudaMeter
 

@@ -138,6 +138,20 @@ def test_where_nothing_fits_it_ends_with_2(memfix: Any) -> None:
     assert ended.out.startswith("long_context_loss on H200, 1.00 MiB: not even 64 tokens")
 
 
+def test_the_fewest_ranks_are_found_for_each_capacity(memfix: Any) -> None:
+    arguments = (*FIT, "data.context_length=64", "--over", "world_size", "--high", "8")
+    ended = memfix(*arguments, "--capacity", "1GiB, 1300KiB, 1KiB", "--json", "-")
+    alone, some, none = json.loads(ended.out)["world_size"]
+    assert alone["smallest"] == 1
+    assert (some["smallest"], [row["fits"] for row in some["tried"]]) == (8, [False, False, False, True])
+    assert "1.00 GiB: 1 ranks" in ended.err
+    sizes = [row["bytes"] for row in none["tried"]]
+    assert (none["smallest"], sizes) == (0, sorted(sizes, reverse=True))
+    assert memfix(*arguments, "--world-size", "2").err.endswith(
+        "--over world_size searches the number of ranks: --world-size has no meaning here\n"
+    )
+
+
 def test_another_key_can_be_grown(memfix: Any) -> None:
     ended = memfix(*FIT, "data.context_length=64", "--over", "training.batch_size", "--capacity", "4MiB", "--json", "-")
     assert ended.exit_code == 0

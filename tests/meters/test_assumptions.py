@@ -73,7 +73,8 @@ def asked(question: Any) -> tuple[Any, Reading]:
 def test_a_usual_answer_is_given_and_noted(question: Any, answer: Any, note: str) -> None:
     given, reading = asked(question)
     assert given == answer
-    assert note in reading.notes
+    at_its_line = f"{note} (at tests/meters/test_assumptions.py:{question.__code__.co_firstlineno})"
+    assert (at_its_line if note == ALL_CHOSEN else note) in reading.notes
 
 
 def test_a_share_of_a_one_hot_mask_is_even() -> None:
@@ -86,7 +87,7 @@ def test_a_share_of_a_one_hot_mask_is_even() -> None:
 
     number, reading = asked(tokens_of_an_expert)
     assert number == 2
-    assert EVEN in reading.notes
+    assert [note.partition(" (at ")[0] for note in reading.notes] == [EVEN]
     assert reading.at_least is not None
     assert reading.at_most is not None
     assert reading.at_least < reading.peak_bytes < reading.at_most

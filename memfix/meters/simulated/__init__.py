@@ -13,7 +13,7 @@ bytes. Modules:
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries take for themselves
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``: keeps the values of small tensors
-- ``assumptions``, ``refusals``: handle steps that read values which are not known
+- ``assumptions``, ``decisions``, ``peers``, ``refusals``: handle steps that read values which are not known
 - ``ledger``, ``source_lines``, ``gpus``: keep the bytes, find the source lines behind them, describe the GPUs
 """
 
@@ -22,10 +22,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ...errors import ON_A_GPU, MeasurementError
+from ...errors import ON_A_GPU, MeasurementError, UsageError
 from ...units import format_bytes
 from ...versions import untested_torch
 from ..base import Reading, Step, StepBuilder
@@ -35,6 +35,7 @@ from .gpus import get_gpu
 
 if TYPE_CHECKING:
     from .assumptions import Extent
+    from .decisions import Decision
     from .launches import Launch
     from .tracking import StorageTracker
 
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 class SimulatedMeter:
     name = "simulated"
 
-    def __init__(self, gpu: str = "H200") -> None:
+    def __init__(self, gpu: str = "H200", assume: Mapping[str, Decision] | None = None) -> None:
         self.gpu = get_gpu(gpu)
+        self._assume = assume
 
     @property
     def simulation(self) -> SimulatedMeter:
@@ -91,8 +93,9 @@ class SimulatedMeter:
                 gc.collect()
                 kept = tracker.ledger.left_behind(line_of)
                 reading = self._reading(tracker, step, is_first_call=warmup == 0)
+                tracker.decisions.require_used()
             except Exception as error:
-                if not tracker.assumed or isinstance(error, CompiledCodeError):
+                if not tracker.assumed or isinstance(error, (CompiledCodeError, UsageError)):
                     raise
                 return _Run(None, tuple(tracker.assumed), error)
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
@@ -124,7 +127,9 @@ class SimulatedMeter:
         from .refusals import explained
 
         hides_modes = fake_device.self_test().cannot_hide_modes is None
-        simulation = simulated_gpu(self.gpu, hides_modes=hides_modes, extent=extent, runs_eager=runs_eager)
+        simulation = simulated_gpu(
+            self.gpu, hides_modes=hides_modes, extent=extent, runs_eager=runs_eager, assume=self._assume
+        )
         with simulation as tracker, explained():
             yield tracker
 

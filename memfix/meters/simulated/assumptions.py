@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -45,6 +46,27 @@ def number(place: str, dtype: torch.dtype) -> str:
 
 
 _KINDS = {True: "number", False: "flag or count"}
+
+
+def at(note: str, place: str) -> str:
+    """A note that names its place, as ``assume`` takes it."""
+    return f"{note} (at {place})"
+
+
+@dataclass
+class Pool:
+    """The elements of a one-hot mask that are set, which those who pick by parts of it share."""
+
+    left: int
+    _taken: dict[Any, int] = field(default_factory=dict)
+
+    def taken_by(self, part: torch.Tensor) -> int:
+        """How many a part picks, if the first takes all that it can. The same part picks the same again."""
+        key = (part.untyped_storage()._cdata, part.storage_offset(), *part.shape)
+        if key not in self._taken:
+            self._taken[key] = min(part.numel(), self.left)
+            self.left -= self._taken[key]
+        return self._taken[key]
 
 
 class Answers:
@@ -101,6 +123,14 @@ class Answers:
         if self.extent == "usual":
             return math.ceil(num_elements * share)
         return num_elements if self.extent == "most" else 0
+
+    def shares(self, num_elements: int, num_shares: int) -> torch.Tensor:
+        """How many elements each share has: evenly many, or the first has all."""
+        with torch._C._DisableTorchDispatch():
+            if self.extent == "most":
+                return torch.tensor([num_elements, *[0] * (num_shares - 1)])
+            even, rest = divmod(num_elements, num_shares)
+            return torch.tensor([even + 1] * rest + [even] * (num_shares - rest))
 
     def of_mask(self, packet: Any, num_elements: int, share: float) -> tuple[str, float | int | bool]:
         """The note and the value of a sum, ``all`` or ``any`` over so many elements of a mask."""

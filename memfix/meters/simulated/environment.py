@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from ..garbage import only_our_own_cycles
 from . import attention, dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
 from .assumptions import EXTENTS, Extent
 from .compiled import Compiler
+from .decisions import Decision
 from .fake_result_cache import FakeResultCache
 from .gpus import GPU
 from .patches import Patches, applied
@@ -32,20 +33,25 @@ class _NoDeviceFakeMode(FakeTensorMode):
 
 @contextlib.contextmanager
 def simulated_gpu(
-    gpu: GPU, *, hides_modes: bool, extent: Extent = "usual", runs_eager: str | None = None
+    gpu: GPU,
+    *,
+    hides_modes: bool,
+    extent: Extent = "usual",
+    runs_eager: str | None = None,
+    assume: Mapping[str, Decision] | None = None,
 ) -> Iterator[StorageTracker]:
     """Inside, ``device="cuda"`` means ``gpu``, no memory is taken, and the yielded tracker counts every byte.
 
     With ``hides_modes`` libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). It
     requires that the self-test passed. ``extent`` says what is assumed about values that nothing decides.
-    ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly.
+    ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly. ``assume`` has what the user decided.
     """
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)
     # while the tracker handles an operator it is off the stack, and FakeTensorMode is the innermost mode
     cache = FakeResultCache(fake_mode, num_modes=num_outer_modes + 1, hides_modes=hides_modes)
-    tracker = StorageTracker(gpu, cache, extent)
+    tracker = StorageTracker(gpu, cache, extent, assume or {})
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
@@ -65,6 +71,7 @@ def simulated_gpu(
         compiler.installed(),
         tracker.engine.installed(),
         tracker.phase.installed(),
+        tracker.decisions.installed(),
         # after only_our_own_cycles: on exit this visits every object that Python's collector tracks
         *(
             [

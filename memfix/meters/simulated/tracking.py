@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from . import assumptions, peers
 from .assumptions import Answers, Extent
 from .composite import composite_key
 from .cublas import CublasWorkspaces
+from .decisions import Decision, Decisions
 from .engine import EngineWatch
 from .fake_execution import run_on_fakes
 from .fake_result_cache import UNKNOWN, VIEWS, FakeResultCache
@@ -36,6 +39,7 @@ aten = torch.ops.aten
 _INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class StorageTracker(TorchDispatchMode):
@@ -49,13 +53,16 @@ class StorageTracker(TorchDispatchMode):
         """Return False: ``compiled`` skips this module's frames, and disabling Dynamo at every operator costs time."""
         return False
 
-    def __init__(self, gpu: GPU, cache: FakeResultCache, extent: Extent = "usual") -> None:
+    def __init__(
+        self, gpu: GPU, cache: FakeResultCache, extent: Extent = "usual", assume: Mapping[str, Decision] = _NOTHING
+    ) -> None:
         super().__init__()
         self.gpu = gpu
         self.cache = cache
         self.ledger = Ledger()
         self.storages = Storages(self.ledger, cache.mode)
         self.answers = Answers(extent)
+        self.decisions = Decisions(assume)
         self.assumed: dict[str, None] = {}
         """The assumptions on which an answer to the step rests, in order."""
         self.values = Values(self.answers, self.assumed.setdefault)
@@ -145,7 +152,11 @@ class StorageTracker(TorchDispatchMode):
         if func is aten.bincount.default and (at_least := args[2] if len(args) > 2 else kwargs.get("minlength", 0)):
             self.note(assumptions.NO_LARGER_ID)
             weights = args[1] if len(args) > 1 else kwargs.get("weights")
-            return self._new(func, (at_least,), (1,), torch.int64 if weights is None else weights.dtype, first)
+            counts = self._new(func, (at_least,), (1,), torch.int64 if weights is None else weights.dtype, first)
+            if weights is None:
+                shares = self.answers.shares(first.numel(), at_least)
+                self.values.keep(counts, shares, frozenset((assumptions.at(assumptions.EVEN, self._place()),)))
+            return counts
         if func is aten._ctc_loss.default:  # the lengths are plain numbers, so nothing is assumed
             (num_steps, batch, _), longest = first.shape, max(args[3], default=0)
             alpha = (batch, num_steps, 2 * longest + 1)
@@ -161,9 +172,18 @@ class StorageTracker(TorchDispatchMode):
             self._rests_on_a_number([mask])
             with torch._C._DisableTorchDispatch():
                 return int(value.count_nonzero())
-        share = self.values.share_of(mask)
-        self.assumed[assumptions.ALL_CHOSEN if share in (None, 1) else assumptions.EVEN] = None
-        return self.answers.count(mask.numel(), 1 if share is None else share)
+        pool, share = self.values.pool_of(mask), self.values.share_of(mask)
+        share = 1.0 if share is None else share
+        how = self.decisions.of_mask(mask, self.lines.current())
+        if isinstance(how, int):
+            return how
+        if how is None:
+            note = assumptions.ALL_CHOSEN if share == 1 else assumptions.EVEN
+            self.assumed[assumptions.at(note, self._place())] = None
+            how = self.answers.extent
+        if how in ("most", "worst"):
+            return mask.numel() if pool is None else pool.taken_by(mask)
+        return 0 if how == "least" else math.ceil(mask.numel() * share)
 
     def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor that Python reads as a whole, assumed where nothing decides them; None if too many."""
@@ -186,10 +206,16 @@ class StorageTracker(TorchDispatchMode):
         return assumptions.UNDECIDED in assumed
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
-        line = line_of(self.lines.current())
-        note = assumptions.number(line.place if line else "?", dtype)
+        decided = self.decisions.of_number(dtype, self.lines.current())
+        if decided is not None:
+            return decided
+        note = assumptions.number(self._place(), dtype)
         self.assumed[note] = None
         return self.answers.number(dtype, note, computed)
+
+    def _place(self) -> str:
+        line = line_of(self.lines.current())
+        return line.place if line else "?"
 
     def _as_fakes(self, func: Any, value: Any, like: torch.Tensor) -> Any:
         """Real results of an operator as fake tensors on the device of ``like``, with their values."""
@@ -252,6 +278,9 @@ class StorageTracker(TorchDispatchMode):
             self.storages.add_result(tensor, func, site, replaced)
         self._count_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
         self.values.follow(func, args, kwargs, given, results)
+        if self.decisions:
+            for tensor, value in self.decisions.of_results(func, args, result, site):
+                self.values.keep(tensor, value)
         return result
 
     def _count_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import peers
-from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, formula_that_reads
+from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, Pool, formula_that_reads
 from .fake_result_cache import UNKNOWN
 from .workspace.rules import tensors_in
 
@@ -49,6 +49,8 @@ class _Known:
     """Of a storage without known values: every element is at least the first and below the second."""
     share: float | None = None
     """Of a mask without known values: the share of its elements that is set."""
+    pool: Pool | None = None
+    """Of a one-hot mask: the elements that are set."""
     reference: Any = None
 
     def seen_by(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -90,6 +92,11 @@ class Values:
         if known is not None and known.share is not None:
             return known.share
         return 1.0 if mask.dtype == torch.bool else None
+
+    def pool_of(self, mask: torch.Tensor) -> Pool | None:
+        """The elements that are set of the one-hot mask from which ``mask`` was taken."""
+        known = self._at(mask)
+        return None if known is None else known.pool
 
     def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """The result of an operator on real tensors, or ``UNKNOWN``. It may write into the values of its arguments."""
@@ -211,7 +218,8 @@ class Values:
         self.forget(_written(operator, args, kwargs))
         if was_zero and isinstance(args[3], int) and args[3] == 1:  # a one-hot mask
             _, dim, index = args[:3]
-            self._remember(args[0], _Known(share=index.shape[dim] / args[0].shape[dim]))
+            share = index.shape[dim] / args[0].shape[dim]
+            self._remember(args[0], _Known(share=share, pool=Pool(index.numel())))
         elif len(results) == 1 and given:
             self._follow_unknown(operator, args, results[0])
         for place, value in healthy.items():
@@ -271,7 +279,7 @@ class Values:
         elif packet in _KEEPS_SHARE:
             share = self.share_of(first)
             if share is not None:
-                self._remember(result, _Known(share=share))
+                self._remember(result, _Known(share=share, pool=self.pool_of(first)))
         elif packet in _COUNTS and result.numel() and is_small(result):
             share = self.share_of(first)
             if share is not None and formula_that_reads() is None:

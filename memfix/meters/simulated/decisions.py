@@ -1,0 +1,205 @@
+"""Values that the user decides by ``memfix.peak(build, assume={...})``, where a simulated step has none.
+
+A key names a place: a line such as ``moe.py:12``, as notes name it, or a function or module that runs there. A module
+has the name of its attribute, after those of its parents if that is needed: ``router``, ``layers.0.mlp.router``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...errors import UsageError
+from .source_lines import Site, line_of
+from .values import MOST_INTEGERS, is_small
+from .workspace.rules import tensors_in
+
+aten = torch.ops.aten
+
+Decision = torch.Tensor | float | Callable[[torch.Tensor], torch.Tensor | None] | Literal["even", "worst"]
+"""The values at a place; a function from each unknown tensor there to its values, or to None; or how choices fall."""
+
+HOWS = ("even", "worst")
+_CHOOSE = (aten.topk, aten.argmax, aten.argmin, aten.max, aten.min, aten.sort, aten.argsort, aten.multinomial)
+_MOST_SHOWN = 4
+
+
+class Decisions:
+    """The user's decisions in one run of a step."""
+
+    def __init__(self, assume: Mapping[str, Decision]) -> None:
+        for key, decision in assume.items():
+            if isinstance(decision, str) and decision not in HOWS:
+                raise UsageError(f"assume[{key!r}] must be values, a function, 'even' or 'worst', got {decision!r}")
+        self._assume = assume
+        self._modules: list[tuple[torch.nn.Module, str]] = []
+        self._places: dict[tuple[Any, str], str | None] = {}
+        self._missed: dict[str, dict[str, None]] = {}
+        """By key that ran: the tensors there that could have been decided, and were not."""
+        self._decided: set[str] = set()
+        self._seen: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._assume)
+
+    # ---------------------------------------------------------------- deciding
+    def of_results(self, operator: Any, args: Any, results: Any, site: Site | None) -> list[tuple[Any, Any]]:
+        """Which results of an operator have values by decision, each with its values."""
+        key = self._key_at(site)
+        if key is None:
+            return []
+        decision, decided = self._assume[key], []
+        for tensor in tensors_in(results):
+            value: torch.Tensor | None
+            if isinstance(decision, str):
+                value = _chosen(operator, args, tensor, decision)
+            elif callable(decision):
+                value = None if tensor.dtype.is_floating_point else self._called(key, decision, tensor)
+            else:
+                value = decision if isinstance(decision, torch.Tensor) and _is_alike(decision, tensor) else None
+            if value is not None:
+                if not is_small(tensor):
+                    raise UsageError(
+                        f"assume[{key!r}] has {tensor.numel():,} values; at most {MOST_INTEGERS:,} are kept"
+                    )
+                decided.append((tensor, value))
+                self._decided.add(key)
+            elif not tensor.dtype.is_floating_point:
+                self._missed.setdefault(key, {})[f"{tuple(tensor.shape)} of {tensor.dtype}"] = None
+        return decided
+
+    def of_number(self, dtype: torch.dtype, site: Site | None) -> float | None:
+        """The single value that is read at a place."""
+        key = self._key_at(site)
+        decision = None if key is None else self._assume[key]
+        if key is None or not isinstance(decision, (int, float)):
+            return None
+        self._decided.add(key)
+        return bool(decision) if dtype == torch.bool else decision
+
+    def of_mask(self, mask: torch.Tensor, site: Site | None) -> int | str | None:
+        """How many elements a mask picks at a place, or how."""
+        key = self._key_at(site)
+        if key is None:
+            return None
+        decision = self._assume[key]
+        if callable(decision) and not isinstance(decision, torch.Tensor):
+            decision = self._called(key, decision, mask)  # type: ignore[assignment]
+        if isinstance(decision, torch.Tensor):
+            if decision.shape != mask.shape:
+                self._missed.setdefault(key, {})[f"{tuple(mask.shape)} of {mask.dtype}"] = None
+                return None
+            with torch._C._DisableTorchDispatch():
+                decision = int(decision.count_nonzero())
+        if isinstance(decision, (int, float)) and not 0 <= decision <= mask.numel():
+            raise UsageError(f"assume[{key!r}] must pick 0 to {mask.numel():,} elements there, got {decision}")
+        self._decided.add(key)
+        return decision  # type: ignore[return-value]
+
+    def _called(self, key: str, function: Callable[[Any], Any], tensor: torch.Tensor) -> torch.Tensor | None:
+        with _disable_current_modes():  # the user's own values are real
+            value = function(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+        if value is not None and not _is_alike(value, tensor):
+            wanted = f"{tuple(tensor.shape)} of {tensor.dtype}"
+            raise UsageError(f"assume[{key!r}] must return values on the CPU, {wanted}, got {_described(value)}")
+        return value
+
+    # ---------------------------------------------------------------- places
+    def _key_at(self, site: Site | None) -> str | None:
+        if not self._assume or site is None:
+            return None
+        module = self._modules[-1][1] if self._modules else ""
+        place = (site, module)
+        if place not in self._places:
+            line = line_of(site)
+            assert line is not None
+            names = (line.place, site[0].co_name, module)
+            self._seen |= dict.fromkeys(filter(None, names))
+            self._places[place] = next((key for key in self._assume if _names(key, *names)), None)
+        key = self._places[place]
+        if key is not None:
+            self._missed.setdefault(key, {})
+        return key
+
+    def require_used(self) -> None:
+        """Refuse keys that no place of the step has, and values that no tensor there can have."""
+        for key, decision in self._assume.items():
+            if key in self._decided:
+                continue
+            if key not in self._missed:
+                close = _close(key, self._seen)
+                raise UsageError(f"assume: the step has no place {key!r}{close}; notes name the lines that matter")
+            shown = ", ".join(list(self._missed[key])[:_MOST_SHOWN]) or "none"
+            what = f"assume[{key!r}], {_described(decision)}, decides nothing there"
+            raise UsageError(f"{what}; the undecided tensors there: {shown}")
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Follow which module runs, if there is anything to decide."""
+        if not self._assume:
+            yield
+            return
+        hooks = torch.nn.modules.module
+        entered = hooks.register_module_forward_pre_hook(self._enter)
+        left = hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            entered.remove()
+            left.remove()
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        self._modules.append((module, self._name_of(module)))
+
+    def _leave(self, module: torch.nn.Module, _args: Any, _result: Any) -> None:
+        while self._modules and self._modules.pop()[0] is not module:
+            pass
+
+    def _name_of(self, module: torch.nn.Module) -> str:
+        """The name of a module below those that run."""
+        for parent, name in reversed(self._modules):
+            own = next((own for own, child in parent.named_modules() if child is module), None)
+            if own:
+                return f"{name}.{own}".lstrip(".")
+        return ""
+
+
+def _close(key: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(key, names, n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _names(key: str, place: str, function: str, module: str) -> bool:
+    if ":" in key:
+        return place == key or place.endswith("/" + key)
+    return key == function or f".{key}." in f".{module}."
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{tuple(value.shape)} of {value.dtype}" + (f" on {value.device}" if value.device.type != "cpu" else "")
+
+
+def _is_alike(value: Any, tensor: torch.Tensor) -> bool:
+    is_real = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    return is_real and value.shape == tensor.shape and value.dtype == tensor.dtype
+
+
+def _chosen(operator: Any, args: Any, result: torch.Tensor, how: str) -> torch.Tensor | None:
+    """The indices that an operator chooses along a dimension: all of them in turn, or the first ones always."""
+    if operator.overloadpacket not in _CHOOSE or result.dtype != torch.int64 or not args:
+        return None
+    num_choices = args[0].shape[-1]
+    with torch._C._DisableTorchDispatch():
+        if how == "even":
+            return torch.arange(math.prod(result.shape)).remainder(num_choices).reshape(result.shape)
+        is_one = operator.overloadpacket is not aten.topk and result.shape == args[0].shape[:-1]
+        first = torch.zeros(()) if is_one or not result.dim() else torch.arange(result.shape[-1])
+        return first.to(torch.int64).expand(result.shape).contiguous()
