@@ -207,6 +207,6 @@ def test_more_than_a_mask_has_cannot_be_picked() -> None:
 
 def test_values_on_a_real_gpu_are_not_decided() -> None:
     with pytest.raises(
-        UsageError, match="^assume decides values that only the simulated meter lacks, got meter='cuda'$"
+        UsageError, match=r"^assume decides values that only the simulated meter lacks, got meter='cuda'$"
     ):
         memfix.peak(lambda device: lambda: None, meter="cuda", assume={"router": "even"})

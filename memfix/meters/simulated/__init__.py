@@ -20,6 +20,7 @@ bytes. Modules:
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from ..base import Reading, Step, StepBuilder
 from ..stages import listening, stages_of
 from . import fake_device
 from .gpus import get_gpu
+from .tables import table_of
 
 if TYPE_CHECKING:
     from .assumptions import Extent
@@ -68,7 +70,27 @@ class SimulatedMeter:
         measured = [run for run in runs if run.reading is not None]
         if not measured:
             raise _common_error(runs)
-        return _bounded(measured[0], measured[1:])
+        reading = _bounded(measured[0], measured[1:])
+        if reading.exact or table_of(self.gpu) is not None:
+            return reading
+        return self._beyond_measured(reading, measured[0], build, warmup)
+
+    def _beyond_measured(self, reading: Reading, run: _Run, build: StepBuilder, warmup: int) -> Reading:
+        """The reading of a GPU that was never measured, with the bounds of what may be otherwise there."""
+        from .assumptions import NO_BOUNDS
+        from .attention import unmeasured_backend
+
+        backend = unmeasured_backend(self.gpu)
+        if NO_BOUNDS in reading.notes or run.unbounded - {backend}:
+            return dataclasses.replace(reading, at_least=None, at_most=None)
+        readings = [reading]
+        if backend in reading.notes:
+            prefers = not self.gpu.prefers_cudnn_attention
+            other = copy.copy(self)
+            other.gpu = dataclasses.replace(self.gpu, prefers_cudnn_attention=prefers)
+            readings += [run.reading for run in [other._run(build, warmup, "usual")] if run.reading is not None]
+        lowest, highest = _bounds(readings)
+        return dataclasses.replace(reading, at_least=lowest, at_most=highest)
 
     def _run(self, build: StepBuilder, warmup: int, extent: Extent) -> _Run:
         from .compiled import CompiledCodeError
@@ -99,7 +121,8 @@ class SimulatedMeter:
                     raise
                 return _Run(None, tuple(tracker.assumed), error)
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
-            return _Run(reading, tuple(tracker.assumed), in_a_loop=tracker.answers.in_a_loop)
+            unbounded = frozenset(tracker.notes) - tracker.bounded
+            return _Run(reading, tuple(tracker.assumed), None, tracker.answers.in_a_loop, unbounded)
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Readings of several steps on the same state. Each step runs once, without a warm-up."""
@@ -178,8 +201,6 @@ class SimulatedMeter:
     def _doubt_of_torch(self) -> str | None:
         import torch
 
-        from .tables import table_of
-
         table = table_of(self.gpu)
         return untested_torch(torch.__version__, table.surroundings.get("torch") if table else None)
 
@@ -192,6 +213,8 @@ class _Run:
     assumed: tuple[str, ...]
     error: Exception | None = None
     in_a_loop: bool = False
+    unbounded: frozenset[str] = frozenset()
+    """The doubts that the reading's bounds do not cover."""
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
@@ -208,9 +231,14 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
         return dataclasses.replace(reading, notes=notes)
     if any(run.in_a_loop for run in (usual, *others)):
         return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
-    lowest = min(each.peak_bytes if each.at_least is None else each.at_least for each in readings)
-    highest = max(each.highest_bytes for each in readings)
+    lowest, highest = _bounds(readings)
     return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)
+
+
+def _bounds(readings: list[Reading]) -> tuple[int, int]:
+    """The lowest and the highest peak that any of these readings allows."""
+    lowest = min(each.peak_bytes if each.at_least is None else each.at_least for each in readings)
+    return lowest, max(each.highest_bytes for each in readings)
 
 
 def _common_error(runs: list[_Run]) -> Exception:

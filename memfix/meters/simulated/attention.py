@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from ...errors import ON_A_GPU, MeasurementError
 from .gpus import GPU
 from .patches import Patch
+from .tables import table_of
 from .workspace.rules import Call
 
 aten = torch.ops.aten
@@ -245,14 +246,20 @@ def preferences_of(gpu: GPU) -> Iterator[None]:
         torch._C._set_sdp_priority_order(before)
 
 
+def unmeasured_backend(gpu: GPU) -> str:
+    """The note for attention on a GPU that was never measured."""
+    return f"attention: the backend that torch prefers on {gpu.name} is assumed; bounds are with cuDNN first and last"
+
+
 # ---------------------------------------------------------------- the call
 def install(library: torch.library.Library, gpu: GPU, notes: MutableMapping[str, None]) -> None:
     """Have ``library`` run attention as on ``gpu``. If the choice of a kernel is uncertain, add a note to ``notes``."""
 
     def decide(request: Request) -> Kernel:
         choice = choose(gpu, request)
-        if choice.doubt is not None:
-            notes.setdefault(choice.doubt)
+        for doubt in (choice.doubt, None if table_of(gpu) else unmeasured_backend(gpu)):
+            if doubt is not None:
+                notes.setdefault(doubt)
         return choice.kernel
 
     def attend(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:

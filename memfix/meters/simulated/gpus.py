@@ -23,8 +23,9 @@ class GPU:
     prefers_cudnn_attention: bool = False
 
 
-# name, capability, multiprocessors, threads of each, memory, shared memory per block, L2; from NVIDIA's data sheets
-H200 = GPU("H200", (9, 0), 132, 2048, 143_156 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True)
+# name, capability, multiprocessors, threads of each, memory, shared memory per block, L2: of the H200 as torch reports
+# them, of the others from NVIDIA's data sheets
+H200 = GPU("H200", (9, 0), 132, 2048, 143_156 * MiB, 232_448, 60 * MiB, prefers_cudnn_attention=True)
 _OTHERS = (
     GPU("H100", (9, 0), 132, 2048, 81_079 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True),
     GPU("A100", (8, 0), 108, 2048, 81_153 * MiB, 166_912, 40 * MiB),

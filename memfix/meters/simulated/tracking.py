@@ -72,6 +72,8 @@ class StorageTracker(TorchDispatchMode):
         self.workspace = Workspace(gpu)
         self.cublas = CublasWorkspaces(gpu, self.ledger)
         self.notes: dict[str, None] = {}  # a set in order of insertion
+        self.bounded: set[str] = set()
+        """Those notes whose doubt the bounds of the reading cover."""
         self.launches: list[Launch] | None = None
         """The list to which Triton launches are added; None to ignore them."""
 
@@ -289,6 +291,8 @@ class StorageTracker(TorchDispatchMode):
         hidden = self.workspace.buffers(call)
         if hidden.doubt is not None:
             self.note(hidden.doubt)
+            if hidden.within is not None:
+                self.bounded.add(hidden.doubt)
         if hidden.sizes:
             what = f"workspace of {name_of(call.operator)}"
             bounds = None if hidden.within is None else (hidden.within.least, hidden.within.most)

@@ -7,13 +7,15 @@ this GPU, the reading names the operator and says that it is an estimate.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from ..gpus import GPU
-from ..tables import table_of
+from ..gpus import GPU, H200
+from ..tables import Table, table_of
 from . import (  # noqa: F401  each registers its rules
     activating,
     attending,
@@ -67,21 +69,56 @@ class Workspace:
         try:
             sizes = hidden_buffers(call)
         except NoRule as unknown:
-            known = self._table.measured if self._table else {}
-            measured = known.get(signature(operator, call.args, call.kwargs))
+            measured = _measured(self._table, call)
             if measured is not None:
                 return Hidden([measured] if measured else [])
             if isinstance(unknown, Estimated):
                 return Hidden([unknown.bytes.usual], str(unknown), unknown.bytes)
-            return Hidden([], str(unknown))
+            return Hidden([], str(unknown)) if self._table else self._as_on_h200(call, unknown)
         if operator not in self._doubts:
             self._doubts[operator] = None if _hides_nothing(operator) else self._doubt(operator)
-        return Hidden(sizes, self._doubts[operator])
+        doubt = self._doubts[operator]
+        if self._table is not None or doubt is None:
+            return Hidden(sizes, doubt)
+        within = self._with_other_multiprocessors(call, sum(sizes))
+        return Hidden(sizes, doubt if within.is_exact else f"{by_multiprocessors(self.gpu)}: {operator}", within)
+
+    def _with_other_multiprocessors(self, call: Call, usual: int) -> Range:
+        """The bytes that a rule gives, and what it gives for half and for twice as many multiprocessors."""
+        totals = [usual]
+        for number in (max(1, self.gpu.multiprocessors // 2), 2 * self.gpu.multiprocessors):
+            with contextlib.suppress(NoRule):
+                totals.append(sum(hidden_buffers(call.on(replace(self.gpu, multiprocessors=number)))))
+        return Range(min(totals), usual, max(totals))
+
+    def _as_on_h200(self, call: Call, unknown: NoRule) -> Hidden:
+        """The buffers of a call whose rule does not cover this GPU."""
+        size: int | None
+        try:
+            size = sum(hidden_buffers(call.on(H200)))
+        except NoRule:
+            size = _measured(table_of(H200), call)
+        if size is None:
+            return Hidden([], str(unknown))
+        doubt = f"{unknown}: {call.operator} is assumed to take what it does on H200, bounded by none and twice that"
+        return Hidden([size], doubt, Range(0, size, 2 * size))
 
     def _doubt(self, operator: torch._ops.OpOverload) -> str | None:
         if self._table is None:
             return f"no rule was measured on {self.gpu.name}: its kernels are assumed to take what they do elsewhere"
         return self._table.doubt(operator)
+
+
+def _measured(table: Table | None, call: Call) -> int | None:
+    """The hidden bytes of a call that was measured on the GPU of a table."""
+    return table.measured.get(signature(call.operator, call.args, call.kwargs)) if table else None
+
+
+def by_multiprocessors(gpu: GPU) -> str:
+    """The note for workspace on a GPU that was never measured, without the operator's name."""
+    return (
+        f"workspace by the number of multiprocessors, bounded by half and twice the {gpu.multiprocessors} of {gpu.name}"
+    )
 
 
 def hidden_buffers(call: Call) -> list[int]:

@@ -68,6 +68,10 @@ class Call:
         position, default = _parameters(self.operator)[name]
         return self.args[position] if position < len(self.args) else default
 
+    def on(self, gpu: GPU) -> Call:
+        """The same call on another GPU."""
+        return Call(gpu, self.operator, self.args, self.kwargs, self.outputs)
+
     def has(self, name: str) -> bool:
         """Whether this overload has an argument called ``name``."""
         return name in _parameters(self.operator)
