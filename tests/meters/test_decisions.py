@@ -171,6 +171,33 @@ def test_a_number_is_decided() -> None:
     assert (reading.exact, reading.notes) == (True, ())
 
 
+def split(x: torch.Tensor) -> Any:
+    return [len(part) for part in x.split((x.sum(1) > 0).long().cumsum(0)[:3].tolist())]
+
+
+def test_a_list_is_decided_by_its_values() -> None:
+    reading, lengths = asked(split, {"split": torch.tensor([2, 3, 5])})
+    assert lengths == [2, 3, 5]
+    assert (reading.exact, reading.notes) == (True, ())
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return x[:, :5].argmax(1)
+
+
+def shared(x: torch.Tensor) -> list[int]:
+    """As in transformers: experts that have tokens are asked by an index, which copies each mask."""
+    masks = F.one_hot(chosen(x), 5).permute(1, 0)
+    hit = (masks.sum(1) > 0).nonzero()
+    return [len(torch.where(masks[number].squeeze(0))[0]) for number in hit]
+
+
+@pytest.mark.parametrize(("how", "shares"), [("even", [2, 2, 2, 2, 2]), ("worst", [10, 0, 0, 0, 0])])
+def test_experts_share_the_tokens(how: str, shares: list[int]) -> None:
+    assert asked(shared, {"shared": how})[1] == shares
+    assert asked(shared, {"chosen": how})[1] == [share for share in shares if share]
+
+
 # ---------------------------------------------------------------- refusals
 IDS = "(256, 2) of torch.int64"
 RETURNS = f"assume['router'] must return values on the CPU, {IDS}, got "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,15 +59,14 @@ class Pool:
     """The elements of a one-hot mask that are set, which those who pick by parts of it share."""
 
     left: int
-    _taken: dict[Any, int] = field(default_factory=dict)
+    _taken: dict[Hashable, int] = field(default_factory=dict)
 
-    def taken_by(self, part: torch.Tensor) -> int:
+    def taken_by(self, part: Hashable, num_elements: int) -> int:
         """How many a part picks, if the first takes all that it can. The same part picks the same again."""
-        key = (part.untyped_storage()._cdata, part.storage_offset(), *part.shape)
-        if key not in self._taken:
-            self._taken[key] = min(part.numel(), self.left)
-            self.left -= self._taken[key]
-        return self._taken[key]
+        if part not in self._taken:
+            self._taken[part] = min(num_elements, self.left)
+            self.left -= self._taken[part]
+        return self._taken[part]
 
 
 class Answers:

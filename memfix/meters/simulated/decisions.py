@@ -1,7 +1,8 @@
 """Values that the user decides by ``memfix.peak(build, assume={...})``, where a simulated step has none.
 
-A key names a place: a line such as ``moe.py:12``, as notes name it, or a function or module that runs there. A module
-has the name of its attribute, after those of its parents if that is needed: ``router``, ``layers.0.mlp.router``.
+A key names a place: a line such as ``moe.py:12``, as notes name it, or a function or module that runs there. A function
+may have its class before it, ``Mixture.forward``. A module has the name of its attribute, after those of its parents if
+that is needed: ``router``, ``layers.0.mlp.router``.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Decisions:
         return bool(self._assume)
 
     # ---------------------------------------------------------------- deciding
-    def of_results(self, operator: Any, args: Any, results: Any, site: Site | None) -> list[tuple[Any, Any]]:
-        """Which results of an operator have values by decision, each with its values."""
+    def of_results(self, packet: Any, args: Any, results: Any, site: Site | None) -> list[tuple[Any, Any]]:
+        """Which results of an operator, or tensors that are read, have values by decision, each with its values."""
         key = self._key_at(site)
         if key is None:
             return []
@@ -58,7 +59,7 @@ class Decisions:
         for tensor in tensors_in(results):
             value: torch.Tensor | None
             if isinstance(decision, str):
-                value = _chosen(operator, args, tensor, decision)
+                value = _chosen(packet, args, tensor, decision)
             elif callable(decision):
                 value = None if tensor.dtype.is_floating_point else self._called(key, decision, tensor)
             else:
@@ -89,7 +90,7 @@ class Decisions:
         if key is None:
             return None
         decision = self._assume[key]
-        if callable(decision) and not isinstance(decision, torch.Tensor):
+        if callable(decision):
             decision = self._called(key, decision, mask)  # type: ignore[assignment]
         if isinstance(decision, torch.Tensor):
             if decision.shape != mask.shape:
@@ -119,7 +120,9 @@ class Decisions:
         if place not in self._places:
             line = line_of(site)
             assert line is not None
-            names = (line.place, site[0].co_name, module)
+            # a comprehension or a lambda belongs to the function around it
+            function = ".".join(name for name in site[0].co_qualname.split(".") if not name.startswith("<"))
+            names = (line.place, function, module)
             self._seen |= dict.fromkeys(filter(None, names))
             self._places[place] = next((key for key in self._assume if _names(key, *names)), None)
         key = self._places[place]
@@ -178,7 +181,7 @@ def _close(key: str, names: Iterable[str]) -> str:
 def _names(key: str, place: str, function: str, module: str) -> bool:
     if ":" in key:
         return place == key or place.endswith("/" + key)
-    return key == function or f".{key}." in f".{module}."
+    return f".{function}".endswith(f".{key}") or f".{key}." in f".{module}."
 
 
 def _described(value: Any) -> str:
@@ -192,14 +195,14 @@ def _is_alike(value: Any, tensor: torch.Tensor) -> bool:
     return is_real and value.shape == tensor.shape and value.dtype == tensor.dtype
 
 
-def _chosen(operator: Any, args: Any, result: torch.Tensor, how: str) -> torch.Tensor | None:
+def _chosen(packet: Any, args: Any, result: torch.Tensor, how: str) -> torch.Tensor | None:
     """The indices that an operator chooses along a dimension: all of them in turn, or the first ones always."""
-    if operator.overloadpacket not in _CHOOSE or result.dtype != torch.int64 or not args:
+    if packet not in _CHOOSE or result.dtype != torch.int64 or not args:
         return None
     num_choices = args[0].shape[-1]
     with torch._C._DisableTorchDispatch():
         if how == "even":
             return torch.arange(math.prod(result.shape)).remainder(num_choices).reshape(result.shape)
-        is_one = operator.overloadpacket is not aten.topk and result.shape == args[0].shape[:-1]
+        is_one = packet is not aten.topk and result.shape == args[0].shape[:-1]
         first = torch.zeros(()) if is_one or not result.dim() else torch.arange(result.shape[-1])
         return first.to(torch.int64).expand(result.shape).contiguous()

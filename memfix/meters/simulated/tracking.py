@@ -174,7 +174,7 @@ class StorageTracker(TorchDispatchMode):
             self._rests_on_a_number([mask])
             with torch._C._DisableTorchDispatch():
                 return int(value.count_nonzero())
-        pool, share = self.values.pool_of(mask), self.values.share_of(mask)
+        share = self.values.share_of(mask)
         share = 1.0 if share is None else share
         how = self.decisions.of_mask(mask, self.lines.current())
         if isinstance(how, int):
@@ -184,7 +184,7 @@ class StorageTracker(TorchDispatchMode):
             self.assumed[assumptions.at(note, self._place())] = None
             how = self.answers.extent
         if how in ("most", "worst"):
-            return mask.numel() if pool is None else pool.taken_by(mask)
+            return self.values.most_picked(mask)
         return 0 if how == "least" else math.ceil(mask.numel() * share)
 
     def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -196,6 +196,8 @@ class StorageTracker(TorchDispatchMode):
             return value
         if not is_small(tensor):
             return None
+        for _, decided in self.decisions.of_results(None, (), [tensor], self.lines.current()):
+            return decided
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
@@ -281,7 +283,7 @@ class StorageTracker(TorchDispatchMode):
         self._count_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
         self.values.follow(func, args, kwargs, given, results)
         if self.decisions:
-            for tensor, value in self.decisions.of_results(func, args, result, site):
+            for tensor, value in self.decisions.of_results(func.overloadpacket, args, result, site):
                 self.values.keep(tensor, value)
         return result
 

@@ -13,10 +13,11 @@ values, such as a norm or a loss: what is computed from it agrees with it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class _Known:
     """Of a mask without known values: the share of its elements that is set."""
     pool: Pool | None = None
     """Of a one-hot mask: the elements that are set."""
+    number: int = field(default_factory=itertools.count().__next__)
+    """Another for every storage, where addresses are used again."""
     reference: Any = None
 
     def seen_by(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -93,10 +96,12 @@ class Values:
             return known.share
         return 1.0 if mask.dtype == torch.bool else None
 
-    def pool_of(self, mask: torch.Tensor) -> Pool | None:
-        """The elements that are set of the one-hot mask from which ``mask`` was taken."""
+    def most_picked(self, mask: torch.Tensor) -> int:
+        """How many elements an unknown mask picks at most, after what other parts of the same one-hot mask picked."""
         known = self._at(mask)
-        return None if known is None else known.pool
+        if known is None or known.pool is None:
+            return mask.numel()
+        return known.pool.taken_by((known.number, mask.storage_offset(), *mask.shape), mask.numel())
 
     def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """The result of an operator on real tensors, or ``UNKNOWN``. It may write into the values of its arguments."""
@@ -279,7 +284,8 @@ class Values:
         elif packet in _KEEPS_SHARE:
             share = self.share_of(first)
             if share is not None:
-                self._remember(result, _Known(share=share, pool=self.pool_of(first)))
+                known = self._at(first)
+                self._remember(result, _Known(share=share, pool=known.pool if known else None))
         elif packet in _COUNTS and result.numel() and is_small(result):
             share = self.share_of(first)
             if share is not None and formula_that_reads() is None:
