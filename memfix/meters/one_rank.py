@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ class World:
         if mesh is None:
             return cls(world_size or 1)
         names = tuple(mesh) if isinstance(mesh, Mapping) else ()
-        sizes = tuple(mesh.values() if isinstance(mesh, Mapping) else mesh)
+        sizes = _sizes(mesh)
         if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes if size != _REST):
             raise UsageError(f"mesh must have sizes of at least 1, such as {{'data': 4, 'tensor': 2}}, got {mesh!r}")
         known = math.prod(size for size in sizes if size != _REST)
@@ -60,8 +59,13 @@ class World:
 
 def known_ranks(mesh: Mesh) -> int | None:
     """The product of a mesh's sizes without its -1; None if it has none."""
-    sizes = tuple(mesh.values() if isinstance(mesh, Mapping) else mesh)
+    sizes = _sizes(mesh)
     return math.prod(size for size in sizes if size != _REST) if _REST in sizes else None
+
+
+def _sizes(mesh: Mesh) -> tuple[int, ...]:
+    values = mesh.values() if isinstance(mesh, Mapping) else mesh
+    return tuple(values) if isinstance(values, Iterable) else ()
 
 
 @contextmanager
@@ -74,6 +78,7 @@ def one_rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
         raise MeasurementError("this torch has no torch.distributed, so it cannot be one rank of many")
     if dist.is_initialized():
         raise MeasurementError("this process is a rank of another group already; simulate in a process of its own")
+    import torch.distributed.tensor  # noqa: F401  before a simulation, which patches it
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
@@ -87,14 +92,11 @@ def one_rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
 
 def _forget_other_ranks() -> None:
     """Clear what DTensor keeps for a mesh: meshes of the same shape are equal, but their ranks have other shards."""
-    tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor is None:
-        return
     import torch
-    from torch.distributed.tensor import _random, _redistribute
+    from torch.distributed.tensor import DTensor, _random, _redistribute
 
     _random._rng_tracker = None  # it is bound to a mesh
-    propagator = tensor.DTensor._op_dispatcher.sharding_propagator
+    propagator = DTensor._op_dispatcher.sharding_propagator
     caches = [
         getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None),
         getattr(propagator.propagate_op_sharding, "cache_clear", None),

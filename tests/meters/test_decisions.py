@@ -209,6 +209,7 @@ RETURNS = f"assume['router'] must return values on the CPU, {IDS}, got "
     ("assume", "message"),
     [
         ({"rooter": EVENLY}, "assume: the step has no place 'rooter' (did you mean '0.router'?); notes name the lines"),
+        (["router"], "assume must have values by their places, such as {'router': 'even'}, got ['router']"),
         ({"moe.py:12": "even"}, "assume: the step has no place 'moe.py:12'"),
         (
             {"router": EVENLY[:5]},

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +126,25 @@ def test_a_rank_knows_nothing_of_one_that_was_measured_before() -> None:
     assert again.peak_bytes == first.peak_bytes
 
 
+def test_a_build_that_first_imports_dtensor_is_measured_as_any_other() -> None:
+    """DTensor infers shapes on fake tensors as large as all shards together, which must not count."""
+    code = textwrap.dedent("""
+        import memfix, torch
+
+        def build(device, mesh):
+            from torch.distributed.tensor import Shard, distribute_tensor
+
+            rows = distribute_tensor(torch.randn(4096, 1024, device=device), mesh, [Shard(0)])
+            return lambda: rows.relu().sum(1).to_local()
+
+        print([memfix.peak(build, mesh=(64,)).peak_bytes for _ in range(2)])
+        """)
+    path = {**os.environ, "PYTHONPATH": str(Path(memfix.__file__).parents[1])}
+    ended = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
+    first, second = json.loads(ended.stdout)
+    assert first == second < 2 * 4096 * 1024 * 4 // 64
+
+
 def test_what_a_rank_reads_of_others_is_its_own() -> None:
     numbers: list[Any] = []
 
@@ -139,6 +164,19 @@ def test_what_a_rank_reads_of_others_is_its_own() -> None:
     assert numbers[:2] == [[[7, 9]] * 4, [3] * 4]
     assert not reading.exact
     assert SAME in reading.notes
+
+
+def test_objects_that_ranks_exchange_are_its_own() -> None:
+    gathered: list[Any] = [None] * 4
+
+    def build(device: str) -> Any:
+        own = {"heads": 8, "name": "of every rank"}
+        dist.all_gather_object(gathered, own)
+        dist.broadcast_object_list([own], src=0)
+        return lambda: torch.empty(gathered[3]["heads"], dtype=torch.uint8, device=device)
+
+    assert memfix.peak(build, world_size=4).peak_bytes == 8
+    assert gathered == [{"heads": 8, "name": "of every rank"}] * 4
 
 
 def test_what_a_rank_receives_is_not_known() -> None:
@@ -217,6 +255,7 @@ MESH = {"data": 4, "tensor": 2}
             "mesh (-1, 2): one size may be -1, the rest of the ranks, and needs a world_size",
         ),
         ({"mesh": {}}, "mesh must have sizes of at least 1, such as {'data': 4, 'tensor': 2}, got {}"),
+        ({"mesh": 8}, "mesh must have sizes of at least 1, such as {'data': 4, 'tensor': 2}, got 8"),
         ({"mesh": (4, 0)}, "mesh must have sizes of at least 1, such as {'data': 4, 'tensor': 2}, got (4, 0)"),
         ({"mesh": MESH, "rank": 8}, "rank must be at least 0 and below world_size (8), got 8"),
     ],

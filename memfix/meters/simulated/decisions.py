@@ -35,6 +35,8 @@ class Decisions:
     """The user's decisions in one run of a step."""
 
     def __init__(self, assume: Mapping[str, Decision]) -> None:
+        if not isinstance(assume, Mapping):
+            raise UsageError(f"assume must have values by their places, such as {{'router': 'even'}}, got {assume!r}")
         for key, decision in assume.items():
             if isinstance(decision, str) and decision not in HOWS:
                 raise UsageError(f"assume[{key!r}] must be values, a function, 'even' or 'worst', got {decision!r}")

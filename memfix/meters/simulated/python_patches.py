@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +28,8 @@ from .workspace.memory_formats import suggested_format
 
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
-        *_by_type(), *_layers(tracker), *_loaded(), *_scripted(tracker), *_sharded(), *_triton(tracker),
-        *_cuda_kernels(tracker),
+        *_by_type(), *_layers(tracker), *_loaded(), *_scripted(tracker), *_sharded(), *_sent_objects(),
+        *_triton(tracker), *_cuda_kernels(tracker),
     ]  # fmt: skip
 
 
@@ -201,6 +202,19 @@ def _sharded() -> list[Patch]:
             return real(*args)
 
     return [(propagator, "_propagate_tensor_meta_non_cached", propagate)]
+
+
+def _sent_objects() -> list[Patch]:
+    """Make the bytes of an object that ranks exchange a tensor with values."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None:
+        return []
+
+    def to_tensor(sent: Any, device: Any, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        pickled = torch.tensor(list(pickle.dumps(sent)), dtype=torch.uint8)
+        return pickled.to(device), torch.tensor([pickled.numel()]).to(device)
+
+    return [(distributed, "_object_to_tensor", to_tensor)]
 
 
 def _triton(tracker: StorageTracker) -> list[Patch]:

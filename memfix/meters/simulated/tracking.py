@@ -265,9 +265,13 @@ class StorageTracker(TorchDispatchMode):
         if _writes_by_mask(func, args):
             with self:
                 return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
-        if _is_view_of_real(func, given):
+        is_sent = func.namespace in peers.NAMESPACES and not any(isinstance(tensor, FakeTensor) for tensor in given)
+        if is_sent or _is_view_of_real(func, given):
             with torch._C._DisableTorchDispatch():
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+            if is_sent:
+                self.values.state_sent(given)
+            return result
         for tensor in given:
             self.storages.add_argument(tensor)
         self.cublas.take(func, args)

@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,6 +174,11 @@ class Values:
     def state_range(self, tensor: torch.Tensor, low: int, high: int) -> None:
         self._remember(tensor, _Known(range=(low, high)))
 
+    def state_sent(self, tensors: Iterable[torch.Tensor]) -> None:
+        """State that real tensors hold what other ranks sent."""
+        for tensor in tensors:
+            self._remember(tensor, _Known(assumed=frozenset((peers.SAME,))))
+
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             self._known.pop(tensor.untyped_storage()._cdata, None)
@@ -312,12 +318,24 @@ class Values:
             self.keep(target, room, self._assumed_by(operator, others))
 
     def _receive(self, operator: Any, args: Any, given: list[torch.Tensor], results: list[Any]) -> None:
-        """Follow a collective."""
+        """Follow a collective. Tensors that it writes may be parts of one storage, which is known if they fill it."""
         assumed = self.assumed_of(given) | {peers.SAME}
-        for tensor, value in list(peers.received(operator, args, results, self.of)):
-            self.forget([tensor])
-            if value is not None and is_small(tensor) and _fills_its_storage(tensor):
-                self.keep(tensor, value, assumed)
+        received = list(peers.received(operator, args, results, self.of))
+        written = Counter[int]()
+        for tensor, _ in received:
+            written[tensor.untyped_storage()._cdata] += tensor.numel() * tensor.itemsize
+        for tensor, value in received:
+            storage = tensor.untyped_storage()
+            if value is None or not is_small(tensor):
+                self.forget([tensor])
+                continue
+            if self.of(tensor) is None and written[storage._cdata] == storage.nbytes():
+                self._remember(tensor, _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed))
+            room, known = self.of(tensor), self._at(tensor)
+            if room is not None and known is not None:
+                with torch._C._DisableTorchDispatch():
+                    room.copy_(value)
+                known.assumed |= assumed
 
     def _single(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The one value that all elements of a tensor share, if they do."""
