@@ -140,13 +140,14 @@ def test_where_nothing_fits_it_ends_with_2(memfix: Any) -> None:
 
 def test_the_fewest_ranks_are_found_for_each_capacity(memfix: Any) -> None:
     arguments = (*FIT, "data.context_length=64", "--over", "world_size", "--high", "8")
-    ended = memfix(*arguments, "--capacity", "1GiB, 1300KiB, 1KiB", "--json", "-")
-    alone, some, none = json.loads(ended.out)["world_size"]
-    assert alone["smallest"] == 1
-    assert (some["smallest"], [row["fits"] for row in some["tried"]]) == (8, [False, False, False, True])
+    (none,) = json.loads(memfix(*arguments, "--capacity", "1KiB", "--json", "-").out)["world_size"]
+    sizes = {row["value"]: row["bytes"] for row in none["tried"]}
+    assert none["smallest"] == 0
+    ended = memfix(*arguments, "--capacity", f"1GiB, {sizes[4]}", "--json", "-")
+    alone, some = json.loads(ended.out)["world_size"]
+    assert (alone["smallest"], some["smallest"]) == (1, 4)
+    assert [row["fits"] for row in some["tried"]] == [False, False, True]
     assert "1.00 GiB: 1 ranks" in ended.err
-    sizes = [row["bytes"] for row in none["tried"]]
-    assert (none["smallest"], sizes) == (0, sorted(sizes, reverse=True))
     assert memfix(*arguments, "--world-size", "2").err.endswith(
         "--over world_size searches the number of ranks: --world-size has no meaning here\n"
     )
@@ -218,7 +219,7 @@ def test_the_most_layers_are_found(memfix: Any) -> None:
         (["fit", "long_context_loss", "--world-size", "-1"], "world_size must be at least 1, got -1"),
         (
             ["fit", "long_context_loss", "--over", "model.layers"],
-            "long_context_loss has no 'model.layers' to grow; known: data.context_length, training.batch_size",
+            "long_context_loss has no 'model.layers' to grow; known: data.context_length, training.batch_size, world_size",
         ),
         (
             ["profile", "kda_transitions", "--config", "hn_xl.yaml"],

@@ -31,9 +31,8 @@ from ...units import format_bytes
 from ...versions import untested_torch
 from ..base import Reading, Step, StepBuilder
 from ..stages import listening, stages_of
-from . import fake_device
+from . import fake_device, tables
 from .gpus import get_gpu
-from .tables import table_of
 
 if TYPE_CHECKING:
     from .assumptions import Extent
@@ -71,7 +70,7 @@ class SimulatedMeter:
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
-        if reading.exact or table_of(self.gpu) is not None:
+        if reading.exact or tables.table_of(self.gpu) is not None:
             return reading
         return self._beyond_measured(reading, measured[0], build, warmup)
 
@@ -202,7 +201,7 @@ class SimulatedMeter:
     def _doubt_of_torch(self) -> str | None:
         import torch
 
-        table = table_of(self.gpu)
+        table = tables.table_of(self.gpu)
         return untested_torch(torch.__version__, table.surroundings.get("torch") if table else None)
 
 
