@@ -219,7 +219,8 @@ def test_the_most_layers_are_found(memfix: Any) -> None:
         (["fit", "long_context_loss", "--world-size", "-1"], "world_size must be at least 1, got -1"),
         (
             ["fit", "long_context_loss", "--over", "model.layers"],
-            "long_context_loss has no 'model.layers' to grow; known: data.context_length, training.batch_size, world_size",
+            "long_context_loss has no 'model.layers' to grow; known: data.context_length, training.batch_size, "
+            "world_size",
         ),
         (
             ["profile", "kda_transitions", "--config", "hn_xl.yaml"],
