@@ -1,0 +1,432 @@
+"""Native sparse attention on a GPU: scores stay in registers, and every key block is read where it lies.
+
+Forward goes through the queries in chunks, for the sake of one tensor: the scores by which blocks are selected. Backward
+makes everything again from the inputs and the selection, which is all that is held. The gradient of a key is summed by
+one program over the rows that read it, found by sorting the selection by block: no atomics, the same every time.
+"""
+
+# B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, L places of a compression
+# block, M compressed blocks, S selection blocks, C queries of a chunk, n selected blocks
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..derivatives import first_derivative_only
+from ..dispatch import require_kernels
+from ..launches import launch
+from .arguments import NUM_BRANCHES, Blocks, require_nsa
+from .chunked import chunked_nsa
+from .compression import add_gradient_of_places, compress, place_weights
+
+WIDEST = 128
+MOST_HEADS = 64
+"""Of queries, for one key-value head."""
+MOST_SHARED = 256
+"""Tokens that a compressed and a selection block have in common: larger counts are no 16-bit floats."""
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a kernel is cut: rows, which are heads of a few tokens, and keys of a tile; loads in flight; warps.
+
+    64 rows or more go with two warps, for the reason that ``memfix.ops.kernels.product`` gives.
+    """
+
+    rows: int
+    keys: int
+    stages: int
+    warps: int
+
+
+DENSE = Tiles(rows=64, keys=64, stages=2, warps=2)
+SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
+EXACT = Tiles(rows=32, keys=64, stages=1, warps=4)
+CHOOSE = Tiles(rows=1, keys=2048, stages=1, warps=4)
+SELECT = Tiles(rows=16, keys=64, stages=2, warps=2)
+DENSE_ROWS = Tiles(rows=32, keys=64, stages=2, warps=2)
+SELECTED_ROWS = Tiles(rows=16, keys=64, stages=2, warps=2)
+COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
+TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
+_MOST_SCORED = 128  # compressed blocks of a tile
+
+
+def triton_nsa(
+    q_BTGRD: torch.Tensor,
+    k_BTGD: torch.Tensor,
+    v_BTGD: torch.Tensor,
+    gates_BTGR3: torch.Tensor,
+    position_embedding_LD: torch.Tensor | None = None,
+    *,
+    compress_block: int,
+    compress_stride: int,
+    select_block: int,
+    num_selected: int,
+    window: int,
+    queries_per_chunk: int,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Equals ``sum(gate * attention(q, keys, values))`` over compressed, selected and window keys, scores never whole.
+
+    Peak above inputs in a train step, ``H = G*R``, ``e`` the item size, ``M`` compressed and ``S`` selection blocks:
+    output and gradient of q, ``2*B*T*H*D*e``; gradients of k and v, ``2*B*T*G*D*e``; the selection sorted by
+    block, ``12*B*T*G*num_selected``; six numbers a row, ``24*B*T*H``; compressed keys, values and their gradients,
+    ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for scores instead. Held between the
+    passes: the selection. Products have operands of the working dtype and float32 sums. float64, widths above 128, more
+    than 64 query heads for a key-value head, and blocks that share more than 256 tokens or meet more than
+    128 compressed blocks take the form ``chunked``.
+    """
+    blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
+    require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
+    tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
+    if not _is_taken(q_BTGRD, blocks):
+        return chunked_nsa(*tensors, **vars(blocks), queries_per_chunk=queries_per_chunk, scale=scale)
+    require_kernels(q_BTGRD, instead="chunked")
+    scale = q_BTGRD.shape[-1] ** -0.5 if scale is None else scale
+    # inside a Function grad mode is off and requires_grad does not tell: look here
+    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    with torch.cuda.device_of(q_BTGRD):  # kernels are launched on the current device; backward's is the tensors'
+        return _Nsa.apply(*tensors, blocks, min(queries_per_chunk, q_BTGRD.shape[1]), scale, wants_gradient)
+
+
+def _is_taken(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
+    heads, width = q_BTGRD.shape[3:]
+    shared = min(blocks.compress_block, blocks.select_block)
+    met = blocks.compress_block + blocks.select_block
+    return (
+        q_BTGRD.dtype != torch.float64
+        and width <= WIDEST
+        and heads <= MOST_HEADS
+        and shared <= MOST_SHARED
+        and met <= _MOST_SCORED * blocks.compress_stride
+    )
+
+
+class _Nsa(torch.autograd.Function):
+    """Inputs are saved as they came: copies of those that are not contiguous are made again in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BTGRD: torch.Tensor,
+        k_BTGD: torch.Tensor,
+        v_BTGD: torch.Tensor,
+        gates_BTGR3: torch.Tensor,
+        position_embedding_LD: torch.Tensor | None,
+        blocks: Blocks,
+        queries_per_chunk: int,
+        scale: float,
+        wants_gradient: bool,
+    ) -> torch.Tensor:
+        tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3)
+        with torch.autocast(q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
+            call = _Call.of(*tensors, position_embedding_LD, blocks, scale)
+            selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
+            compressed = _Compressed.of(call, selecting_k_NMD)
+            out_BTGRD, selected_NTn = _forward(call, compressed, selecting_k_NMD, queries_per_chunk, wants_gradient)
+        if wants_gradient:
+            ctx.save_for_backward(*tensors, position_embedding_LD, selected_NTn)
+        ctx.options = (blocks, scale)
+        return out_BTGRD
+
+    @staticmethod
+    @first_derivative_only("nsa")
+    def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        *tensors, position_embedding_LD, selected_NTn = ctx.saved_tensors
+        with torch.autocast(upstream_BTGRD.device.type, enabled=False):
+            call = _Call.of(*tensors, position_embedding_LD, *ctx.options)
+            gradients = _backward(call, upstream_BTGRD.contiguous(), selected_NTn, ctx.needs_input_grad[4])
+        return *gradients, None, None, None, None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The inputs, contiguous, and how they are read."""
+
+    q_BTGRD: torch.Tensor
+    k_BTGD: torch.Tensor
+    v_BTGD: torch.Tensor
+    gates_BTGR3: torch.Tensor
+    position_embedding_LD: torch.Tensor | None
+    blocks: Blocks
+    scale: float
+
+    @staticmethod
+    def of(
+        q_BTGRD: torch.Tensor,
+        k_BTGD: torch.Tensor,
+        v_BTGD: torch.Tensor,
+        gates_BTGR3: torch.Tensor,
+        position_embedding_LD: torch.Tensor | None,
+        blocks: Blocks,
+        scale: float,
+    ) -> _Call:
+        dense = (tensor.contiguous() for tensor in (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3))
+        return _Call(*dense, position_embedding_LD, blocks, scale)
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return self.q_BTGRD, self.k_BTGD, self.v_BTGD, self.gates_BTGR3
+
+    @property
+    def num_tokens(self) -> int:
+        return self.q_BTGRD.shape[1]
+
+    @property
+    def num_items(self) -> int:
+        """N"""
+        return self.q_BTGRD.shape[0] * self.q_BTGRD.shape[2]
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_items * self.num_tokens * self.q_BTGRD.shape[3]
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """For powers of two, and the natural one."""
+        return self.scale * LOG2_E, self.scale
+
+    @property
+    def num_compressed(self) -> int:
+        return self.blocks.num_compressed(self.num_tokens)
+
+    @property
+    def compression(self) -> tuple[int, int]:
+        return self.blocks.compress_block, self.blocks.compress_stride
+
+    def places(self, dtype: torch.dtype) -> torch.Tensor:
+        """``[L, D]``: what each token of a block adds to the block's vector."""
+        return place_weights(self.position_embedding_LD, self.blocks.compress_block, self.k_BTGD, dtype)
+
+    def cut(self, tiles: Tiles) -> dict[str, int]:
+        """The constants of a kernel of rows and keys."""
+        heads, width = self.q_BTGRD.shape[3:]
+        block_heads = power_of_two(heads)
+        return {
+            "WIDTH": width, "HEADS": heads, "BLOCK_HEADS": block_heads,
+            "BLOCK_TOKENS": max(1, tiles.rows // block_heads), "BLOCK_KEYS": tiles.keys,
+            "BLOCK_D": max(16, power_of_two(width)), "num_warps": tiles.warps, "num_stages": tiles.stages,
+        }  # fmt: skip
+
+    def cut_selected(self, tiles: Tiles) -> dict[str, int]:
+        """Those of a kernel that goes through selected blocks too."""
+        blocks = self.blocks
+        return self.cut(tiles) | {
+            "SELECT_BLOCK": blocks.select_block, "NUM_SELECTED": blocks.num_selected,
+            "BLOCK_KEYS": min(tiles.keys, max(16, power_of_two(blocks.select_block))),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Compressed:
+    """Compressed keys in one or two pieces of the working dtype, and values in one: ``[N, M, D]``."""
+
+    high_NMD: torch.Tensor
+    low_NMD: torch.Tensor | None
+    v_NMD: torch.Tensor
+
+    @staticmethod
+    def of(call: _Call, wide_k_NMD: torch.Tensor) -> _Compressed:
+        dtype = call.k_BTGD.dtype
+        high_NMD = wide_k_NMD.to(dtype)
+        low_NMD = None if dtype == torch.float32 else (wide_k_NMD - high_NMD).to(dtype)
+        return _Compressed(high_NMD, low_NMD, _compressed(call.v_BTGD, call, torch.float32).to(dtype))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self.high_NMD, self.low_NMD, self.v_NMD
+
+    @property
+    def pieces(self) -> int:
+        return 1 if self.low_NMD is None else 2
+
+
+def _compressed(x_BTGD: torch.Tensor, call: _Call, dtype: torch.dtype) -> torch.Tensor:
+    """``[N, M, D]``"""
+    x_BMGD = compress(x_BTGD, call.places(dtype), call.blocks.compress_stride, call.num_compressed)
+    return x_BMGD.transpose(1, 2).contiguous().flatten(0, 1)
+
+
+# ---------------------------------------------------------------- forward
+def _forward(
+    call: _Call, compressed: _Compressed, selecting_k_NMD: torch.Tensor, queries_per_chunk: int, keeps_selection: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from . import kernels
+
+    q_BTGRD, blocks, num_tokens = call.q_BTGRD, call.blocks, call.num_tokens
+    groups, heads = q_BTGRD.shape[2:4]
+    out_BTGRD = torch.empty_like(q_BTGRD)
+    num_listed = num_tokens if keeps_selection else queries_per_chunk
+    selected_NTn = q_BTGRD.new_empty((call.num_items, num_listed, blocks.num_selected), dtype=torch.int32)
+    selection = _Selection.of(call, compressed, selecting_k_NMD, selected_NTn, queries_per_chunk)
+    lse_NCR = q_BTGRD.new_empty((call.num_items, queries_per_chunk, heads), dtype=torch.float32)
+    dense, select = call.cut(DENSE), call.cut_selected(SELECT)
+    for first in range(0, num_tokens, queries_per_chunk):
+        stop = min(first + queries_per_chunk, num_tokens)
+        launch(
+            kernels.attend_dense, (_parts(stop - first, dense["BLOCK_TOKENS"]), call.num_items),
+            *call.inputs, *compressed.tensors, out_BTGRD, lse_NCR, first, stop, num_tokens, groups,
+            call.num_compressed, *call.compression, blocks.window, call.scales[0], PIECES=compressed.pieces, **dense,
+        )  # fmt: skip
+        offset = 0 if keeps_selection else first
+        selection.select(lse_NCR, first, stop, offset)
+        launch(
+            kernels.attend_selected, (_parts(stop - first, select["BLOCK_TOKENS"]), call.num_items),
+            *call.inputs, selected_NTn, out_BTGRD, first, stop, offset, num_listed, num_tokens, groups,
+            call.scales[0], BLOCK_SELECTED=power_of_two(blocks.num_selected), **select,
+        )  # fmt: skip
+    return out_BTGRD, selected_NTn
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Room for the scores of a chunk, and for the queries among them that are scored twice."""
+
+    call: _Call
+    compressed: _Compressed
+    k_NMD: torch.Tensor  # in float64
+    largest_N: torch.Tensor  # length of a compressed key
+    scores_NCS: torch.Tensor
+    doubt_NC: torch.Tensor
+    is_doubtful_NC: torch.Tensor
+    doubtful_NC: torch.Tensor
+    num_doubtful_N: torch.Tensor
+    selected_NTn: torch.Tensor
+
+    @staticmethod
+    def of(
+        call: _Call,
+        compressed: _Compressed,
+        k_NMD: torch.Tensor,
+        selected_NTn: torch.Tensor,
+        queries_per_chunk: int,
+    ) -> _Selection:
+        num_items, num_compressed, width = k_NMD.shape
+        if num_compressed:
+            largest_N = torch.linalg.vector_norm(k_NMD, dim=-1).amax(-1)
+        else:
+            largest_N = k_NMD.new_zeros(num_items)
+        if call.q_BTGRD.dtype == torch.float16:
+            largest_N += width**0.5 / 2**8  # what the second piece drops of it has no exponent
+        size_NC = (num_items, queries_per_chunk)
+        doubt_NC = k_NMD.new_empty(size_NC, dtype=torch.float32)
+        listed = [k_NMD.new_empty(size, dtype=torch.int32) for size in (size_NC, size_NC, (num_items,))]
+        size_NCS = (*size_NC, call.blocks.num_selectable(call.num_tokens))
+        scores_NCS = k_NMD.new_empty(size_NCS, dtype=torch.float32)
+        return _Selection(call, compressed, k_NMD, largest_N, scores_NCS, doubt_NC, *listed, selected_NTn)
+
+    def select(self, lse_NCR: torch.Tensor, first: int, stop: int, offset: int) -> None:
+        """List the blocks of the queries from ``first`` to ``stop``, the list beginning at ``offset``."""
+        from . import selection_kernels as kernels
+
+        blocks, num_items = self.call.blocks, self.call.num_items
+        num_queries, num_selectable = stop - first, blocks.num_selectable(stop)
+        self._score(lse_NCR, first, stop, num_selectable, exact=False)
+        choice = {
+            "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": power_of_two(blocks.num_selected + 1),
+            "BLOCK_SELECTABLE": min(CHOOSE.keys, power_of_two(blocks.num_selectable(self.call.num_tokens))),
+            "num_warps": CHOOSE.warps, "num_stages": CHOOSE.stages,
+        }  # fmt: skip
+        choosing = (
+            self.scores_NCS, self.doubt_NC, self.doubtful_NC, self.num_doubtful_N, self.is_doubtful_NC,
+            self.selected_NTn, first, num_queries, num_selectable, blocks.select_block, offset,
+            self.selected_NTn.shape[1],
+        )  # fmt: skip
+        launch(kernels.choose_blocks, (num_queries, num_items), *choosing, EXACT=False, **choice)
+        launch(
+            kernels.list_doubtful, (num_items,), self.is_doubtful_NC, self.doubtful_NC, self.num_doubtful_N,
+            num_queries, BLOCK=1024,
+        )  # fmt: skip
+        self._score(lse_NCR, first, stop, num_selectable, exact=True)
+        launch(kernels.choose_blocks, (num_queries, num_items), *choosing, EXACT=True, **choice)
+
+    def _score(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, *, exact: bool) -> None:
+        from .selection_kernels import score_blocks
+
+        call, blocks = self.call, self.call.blocks
+        cut = call.cut(EXACT if exact else SCORE)
+        met = blocks.compress_block + blocks.select_block
+        cut["BLOCK_KEYS"] = max(cut["BLOCK_KEYS"], power_of_two(_parts(met, blocks.compress_stride)))
+        step = (cut["BLOCK_KEYS"] * blocks.compress_stride - blocks.compress_block) // blocks.select_block
+        keys = (self.k_NMD, None) if exact else (self.compressed.high_NMD, self.compressed.low_NMD)
+        launch(
+            score_blocks, (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items),
+            call.q_BTGRD, *keys, self.largest_N, lse_NCR, self.doubtful_NC, self.num_doubtful_N, self.scores_NCS,
+            self.doubt_NC, first, stop, call.num_tokens, call.q_BTGRD.shape[2], call.num_compressed, num_selectable,
+            *call.compression, blocks.select_block, step, *call.scales,
+            PIECES=self.compressed.pieces, EXACT=exact, BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- backward
+def _backward(
+    call: _Call, upstream_BTGRD: torch.Tensor, selected_NTn: torch.Tensor, wants_places: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of q, k, v, the gates and the position embedding."""
+    from . import kernels
+
+    blocks, num_tokens, num_items = call.blocks, call.num_tokens, call.num_items
+    groups = call.q_BTGRD.shape[2]
+    order_NTn, bounds_NS = _by_block(selected_NTn, blocks.num_selectable(num_tokens))
+    compressed = _Compressed.of(call, _compressed(call.k_BTGD, call, torch.float64))
+    grad_q, grad_k, grad_v, grad_gates = (torch.empty_like(tensor) for tensor in call.inputs)
+    stats = call.q_BTGRD.new_empty((NUM_BRANCHES, 2, call.num_rows), dtype=torch.float32)
+    rows, selected_rows = call.cut(DENSE_ROWS), call.cut_selected(SELECTED_ROWS)
+    launch(
+        kernels.dense_gradients_of_rows, (_parts(num_tokens, rows["BLOCK_TOKENS"]), num_items),
+        *call.inputs, upstream_BTGRD, *compressed.tensors, grad_q, grad_gates, stats,
+        num_tokens, groups, call.num_compressed, call.num_rows, *call.compression, blocks.window, *call.scales,
+        PIECES=compressed.pieces, **rows,
+    )  # fmt: skip
+    launch(
+        kernels.selected_gradients_of_rows, (_parts(num_tokens, selected_rows["BLOCK_TOKENS"]), num_items),
+        *call.inputs, upstream_BTGRD, selected_NTn, grad_q, grad_gates, stats, num_tokens, groups, call.num_rows,
+        *call.scales, BLOCK_SELECTED=power_of_two(blocks.num_selected), **selected_rows,
+    )  # fmt: skip
+    grad_k_NMD, grad_v_NMD = (torch.empty_like(compressed.v_NMD, dtype=torch.float32) for _ in range(2))
+    of_compressed, of_tokens = call.cut(COMPRESSED_KEYS), call.cut_selected(TOKEN_KEYS)
+    if call.num_compressed:
+        launch(
+            kernels.gradients_of_compressed, (_parts(call.num_compressed, COMPRESSED_KEYS.keys), num_items),
+            call.q_BTGRD, call.gates_BTGR3, upstream_BTGRD, *compressed.tensors, stats, grad_k_NMD, grad_v_NMD,
+            num_tokens, groups, call.num_compressed, call.num_rows, *call.compression, *call.scales,
+            PIECES=compressed.pieces, **of_compressed,
+        )  # fmt: skip
+    num_parts = bounds_NS.shape[1] - 1
+    launch(
+        kernels.gradients_of_tokens, (num_parts * _parts(blocks.select_block, of_tokens["BLOCK_KEYS"]), num_items),
+        *call.inputs, upstream_BTGRD, stats, order_NTn, bounds_NS, grad_k_NMD, grad_v_NMD, call.places(torch.float32),
+        grad_k, grad_v, num_tokens, groups, call.num_compressed, call.num_rows, num_parts, *call.compression,
+        blocks.window, *call.scales, **of_tokens,
+    )  # fmt: skip
+    grad_places = None
+    if wants_places:
+        places_LD = torch.zeros_like(call.places(torch.float32))
+        for x_BTGD, grad_NMD in ((call.k_BTGD, grad_k_NMD), (call.v_BTGD, grad_v_NMD)):
+            if call.num_compressed:
+                grad_BMGD = grad_NMD.unflatten(0, (x_BTGD.shape[0], -1)).transpose(1, 2)
+                add_gradient_of_places(places_LD, grad_BMGD, x_BTGD, blocks.compress_stride)
+        grad_places = places_LD.to(call.q_BTGRD.dtype)
+    return grad_q, grad_k, grad_v, grad_gates, grad_places
+
+
+def _by_block(selected_NTn: torch.Tensor, num_selectable: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of the selection sorted by block and then by token, and where each block begins among them."""
+    by_block = selected_NTn.flatten(1).sort(dim=-1, stable=True)
+    block_NS = torch.arange(num_selectable + 1, device=selected_NTn.device, dtype=torch.int32)
+    block_NS = block_NS.expand(selected_NTn.shape[0], -1).contiguous()
+    return by_block.indices.int(), torch.searchsorted(by_block.values, block_NS, out_int32=True)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
+def _parts(length: int, of_size: int) -> int:
+    return -(-length // of_size)
