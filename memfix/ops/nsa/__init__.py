@@ -30,7 +30,7 @@ from ..arguments import require_shape
 from ..dispatch import Dispatcher
 from .arguments import Blocks
 
-DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked",), otherwise="chunked")
+DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked", "triton"), otherwise="chunked", kernels="triton")
 FORMS = DISPATCHER.names
 
 CHUNK_BYTES = 2**30  # what the largest tensor of a chunk may take where queries_per_chunk is not given

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Normal, TensorSpec, Uniform, setting
+from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .chunked import chunked_nsa
 from .naive import naive_nsa
+from .triton import Tiles, triton_nsa
 
 # the paper's own sizes
 _PAPER = {"compress_block": 32, "compress_stride": 16, "select_block": 64, "num_selected": 16, "window": 512}
@@ -33,11 +34,35 @@ _TRAIN = (
 )
 _GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
 
+# of the kernels: output; copies of inputs that are not contiguous; compressed keys, in float64 where they select, and
+# values; scores of a chunk; the selection, sorted by block
+_OUT = "B*T*G*R*D*e"
+_COPIES = "B*T*G*(R*D + 2*D + 3*R)*e"
+_COMPRESSED = f"B*G*D*{_M}*(24 + 4*e)"
+_SCORES = f"{_CHUNK}*(4*(T/select_block + 1) + 4*R + 12 + 4*num_selected)"
+_SORTED = "40*B*T*G*num_selected + 8*B*G*(T/select_block + 2)"
+# in float64, where the form is chunked; 0 elsewhere
+_IN_FLOAT64 = (
+    "max(e - 4, 0)*B*G*(T*(2*R*D + 30*D) + min(queries_per_chunk, T)*(T/compress_stride*(6*R + 4) + 16*R*D"
+    " + 2*num_selected*select_block*(D + 3*R + 8) + 8*R*(queries_per_chunk + window) + 40*T))"
+)
+
+_KERNELS = f"{__package__}.triton"
+_CUT = ("DENSE", "SCORE", "EXACT", "SELECT", "DENSE_ROWS", "SELECTED_ROWS", "COMPRESSED_KEYS", "TOKEN_KEYS")
+_SMALL_TILES = {
+    f"{_KERNELS}.WIDEST": 7,
+    f"{_KERNELS}.CHOOSE": Tiles(rows=16, keys=8, stages=1, warps=4),
+    **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=4) for name in _CUT},
+}
+
 
 contract = Contract(
     "nsa",
     naive=naive_nsa,
-    forms={"chunked": chunked_nsa},
+    forms={
+        "chunked": chunked_nsa,
+        "triton": Form(triton_nsa, has_kernels=True, compared_with=_SMALL_TILES),
+    },
     # many small blocks: three are read whatever their scores, and only from the fourth on is one chosen
     dims={
         "B": Dim(1, 2),
@@ -87,11 +112,30 @@ contract = Contract(
             phase="train",
             bytes=f"{_EVERY_TOKEN} + {_GRADIENTS} + {_CHUNK}*({_TRAIN} + 8*R*D*{_W}) + {_PLACES}",
         ),
+        Budget("triton", phase="forward", case="incident", times_below_naive=4000),
+        Budget("triton", phase="train", case="incident", times_below_naive=4000),
+        Budget("triton", phase="train", case="incident", bytes="2.5 GiB"),
+        Budget(
+            "triton",
+            phase="forward",
+            bytes=f"{_OUT} + {_COPIES} + {_COMPRESSED} + {_SCORES} + 64*KiB + {_IN_FLOAT64}",
+        ),
+        Budget("triton", phase="held", bytes=f"{_OUT} + 4*B*T*G*num_selected + KiB + max(e - 4, 0)*4*B*G*D*{_M}"),
+        Budget(
+            "triton",
+            phase="train",
+            bytes=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 24*B*T*G*R + {_SORTED}) + 64*KiB"
+            f" + {_IN_FLOAT64}",
+        ),
     ],
-    scaling=[Scaling("chunked", dim="T", at_most=1, case="small", doublings=3)],
+    scaling=[
+        Scaling("chunked", dim="T", at_most=1, case="small", doublings=3),
+        Scaling("triton", dim="T", at_most=1, case="small", doublings=3),
+    ],
     speed=[
         SpeedBudget("chunked", case="small", times_naive=6.0),
         SpeedBudget("chunked", case="medium", times_naive=4.0, device="cuda"),
+        SpeedBudget("triton", case="medium", times_naive=1.0, device="cuda"),
     ],
     bad_inputs=[
         *bad_chunk_sizes("queries_per_chunk"),

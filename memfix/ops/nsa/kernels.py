@@ -23,10 +23,15 @@ NO_BLOCK = tl.constexpr(2**31 - 1)
 
 # ---------------------------------------------------------------- tiles
 @triton.jit
-def rows_of(token, head, counts, item, group, num_tokens, groups, HEADS: tl.constexpr):
-    """Where each row of ``[B, T, G, R]`` lies, and whether it is there."""
-    at = ((item * num_tokens + token.to(tl.int64)) * groups + group) * HEADS + head
-    return at, counts & (head < HEADS) & (token < num_tokens)
+def rows_of(token, head, counts, group, num_tokens, groups, HEADS: tl.constexpr):
+    """Where each row of ``[T, G, R]`` lies in its item of the batch, and whether it is there."""
+    return (token * groups + group) * HEADS + head, counts & (head < HEADS) & (token < num_tokens)
+
+
+@triton.jit
+def of_item(tensor, item, num_rows, width):
+    """The rows of one item of the batch. Inside of it 32 bits are enough for a place."""
+    return tensor + item.to(tl.int64) * num_rows * width
 
 
 @triton.jit
@@ -42,12 +47,6 @@ def write_vectors(to, at, is_there, tile, WIDTH: tl.constexpr, BLOCK_D: tl.const
     channel = tl.arange(0, BLOCK_D)
     mask = is_there[:, None] & (channel < WIDTH)[None, :]
     tl.store(to + at[:, None] * WIDTH + channel[None, :], tile.to(to.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def token_vectors(of, key, is_there, item, group, num_tokens, groups, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """``[K, D]``: keys or values of ``[B, T, G, D]``."""
-    return vectors(of, (item * num_tokens + key.to(tl.int64)) * groups + group, is_there, WIDTH, BLOCK_D)
 
 
 @triton.jit
@@ -121,11 +120,20 @@ def attend_dense(
     A program takes ``BLOCK_TOKENS`` queries of a key-value head. The last programs begin first: they have most keys.
     """
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    out = of_item(out, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
+    high = of_item(high, n, num_compressed, WIDTH)
+    compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
+    if PIECES == 2:
+        low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = first + (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_TOKENS
     token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < stop, item, group, num_tokens, groups, HEADS)
+    at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
     last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
 
@@ -136,10 +144,9 @@ def attend_dense(
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
     for start in range(0, most, BLOCK_KEYS):
         block = start + tl.arange(0, BLOCK_KEYS)
-        at_key = n.to(tl.int64) * num_compressed + block
-        products = compressed_keys(q_XD, high, low, at_key, block < most, WIDTH, BLOCK_D, PIECES)
+        products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES)
         scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
-        values = vectors(compressed_v, at_key, block < most, WIDTH, BLOCK_D)
+        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D)
         top, total, sums = absorb(scores, values, top, total, sums)
     at_lse = (n * (stop - first) + token - first) * HEADS + head
     tl.store(lse + at_lse, finish(top, total), mask=is_there)
@@ -151,10 +158,10 @@ def attend_dense(
     sums = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D], tl.float32)
     for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
         key = start + tl.arange(0, BLOCK_KEYS)
-        k_KD = token_vectors(k, key, key <= last, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        k_KD = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D)
         age = token[:, None] - key[None, :]
         scores = tl.where((age >= 0) & (age < window), product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = token_vectors(v, key, key <= last, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D)
         top, total, sums = absorb(scores, values, top, total, sums)
     gate = tl.load(gates + at * 3 + WINDOW, mask=is_there, other=0.0).to(tl.float32)
     write_vectors(out, at, is_there, out_XD + weighted(sums, total, gate), WIDTH, BLOCK_D)
@@ -205,11 +212,16 @@ def attend_selected(
     ``selected`` lists the blocks of ``num_listed`` tokens from ``offset`` on.
     """
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    out = of_item(out, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = first + tl.program_id(0) * BLOCK_TOKENS
     token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < stop, item, group, num_tokens, groups, HEADS)
+    at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
     blocks, number = selected_blocks(
         selected, n, begin, stop, offset, num_listed, NUM_SELECTED, BLOCK_TOKENS, BLOCK_SELECTED
@@ -224,10 +236,10 @@ def attend_selected(
         place = (step % PARTS) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         key = block * SELECT_BLOCK + place
         is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-        k_KD = token_vectors(k, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
         seen = seen_keys(blocks, block, token, key, BLOCK_KEYS, BLOCK_TOKENS, BLOCK_HEADS) & is_key[None, :]
         scores = tl.where(seen, product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = token_vectors(v, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
         top, total, sums = absorb(scores, values, top, total, sums)
         block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
     gate = tl.load(gates + at * 3 + SELECTED, mask=is_there, other=0.0).to(tl.float32)
@@ -250,11 +262,23 @@ def dense_gradients_of_rows(
     taken in one pass it would be a difference of two sums, and wrong where one key has nearly all the weight.
     """
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+    grad_q = of_item(grad_q, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
+    high = of_item(high, n, num_compressed, WIDTH)
+    compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
+    stats += item.to(tl.int64) * num_tokens * groups * HEADS
+    if PIECES == 2:
+        low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_TOKENS
     token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < num_tokens, item, group, num_tokens, groups, HEADS)
+    at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
     last = tl.minimum(begin + BLOCK_TOKENS, num_tokens) - 1
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
     up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
@@ -267,10 +291,9 @@ def dense_gradients_of_rows(
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
     for start in range(0, most, BLOCK_KEYS):
         block = start + tl.arange(0, BLOCK_KEYS)
-        at_key = n.to(tl.int64) * num_compressed + block
-        products = compressed_keys(q_XD, high, low, at_key, block < most, WIDTH, BLOCK_D, PIECES)
+        products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES)
         scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
-        values = vectors(compressed_v, at_key, block < most, WIDTH, BLOCK_D)
+        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D)
         top, total, moment = absorb_moment(scores, product(up_XD, tl.trans(values)), top, total, moment)
     lse, mean = finish(top, total), moment / tl.where(total == 0, 1.0, total)
     keep_stats(stats, COMPRESSED, at, is_there, num_rows, lse, mean)
@@ -278,24 +301,23 @@ def dense_gradients_of_rows(
     gate = tl.load(gates + at * 3 + COMPRESSED, mask=is_there, other=0.0).to(tl.float32)
     for start in range(0, most, BLOCK_KEYS):
         block = start + tl.arange(0, BLOCK_KEYS)
-        at_key = n.to(tl.int64) * num_compressed + block
-        products = compressed_keys(q_XD, high, low, at_key, block < most, WIDTH, BLOCK_D, PIECES)
+        products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES)
         scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
-        values = vectors(compressed_v, at_key, block < most, WIDTH, BLOCK_D)
+        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D)
         weights = power_of_two(scores - lse[:, None])
         grad_scores = weights * gate[:, None] * (product(up_XD, tl.trans(values)) - mean[:, None])
         grad_scores = tl.where(block[None, :] < seen[:, None], grad_scores, 0.0).to(q_XD.dtype)
-        grad_XD += product(grad_scores, vectors(high, at_key, block < most, WIDTH, BLOCK_D))
+        grad_XD += product(grad_scores, vectors(high, block, block < most, WIDTH, BLOCK_D))
 
     top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
     moment = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
     for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
         key = start + tl.arange(0, BLOCK_KEYS)
-        k_KD = token_vectors(k, key, key <= last, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        k_KD = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D)
         age = token[:, None] - key[None, :]
         scores = tl.where((age >= 0) & (age < window), product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = token_vectors(v, key, key <= last, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D)
         top, total, moment = absorb_moment(scores, product(up_XD, tl.trans(values)), top, total, moment)
     lse, mean = finish(top, total), moment / tl.where(total == 0, 1.0, total)
     keep_stats(stats, WINDOW, at, is_there, num_rows, lse, mean)
@@ -303,11 +325,11 @@ def dense_gradients_of_rows(
     gate = tl.load(gates + at * 3 + WINDOW, mask=is_there, other=0.0).to(tl.float32)
     for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
         key = start + tl.arange(0, BLOCK_KEYS)
-        k_KD = token_vectors(k, key, key <= last, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        k_KD = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D)
         age = token[:, None] - key[None, :]
         is_seen = (age >= 0) & (age < window)
         weights = power_of_two(product(q_XD, tl.trans(k_KD)) * scale - lse[:, None])
-        values = token_vectors(v, key, key <= last, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D)
         grad_scores = weights * gate[:, None] * (product(up_XD, tl.trans(values)) - mean[:, None])
         grad_XD += product(tl.where(is_seen, grad_scores, 0.0).to(k_KD.dtype), k_KD)
     write_vectors(grad_q, at, is_there, grad_XD * natural_scale, WIDTH, BLOCK_D)
@@ -322,11 +344,19 @@ def selected_gradients_of_rows(
 ):  # fmt: skip
     """The same of the selected branch, whose gradient of q is added to that of the others."""
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+    grad_q = of_item(grad_q, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
+    stats += item.to(tl.int64) * num_tokens * groups * HEADS
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = tl.program_id(0) * BLOCK_TOKENS
     token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < num_tokens, item, group, num_tokens, groups, HEADS)
+    at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
     up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
     blocks, number = selected_blocks(
@@ -342,10 +372,10 @@ def selected_gradients_of_rows(
         place = (step % PARTS) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         key = block * SELECT_BLOCK + place
         is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-        k_KD = token_vectors(k, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
         seen = seen_keys(blocks, block, token, key, BLOCK_KEYS, BLOCK_TOKENS, BLOCK_HEADS) & is_key[None, :]
         scores = tl.where(seen, product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = token_vectors(v, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
         top, total, moment = absorb_moment(scores, product(up_XD, tl.trans(values)), top, total, moment)
         block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
     lse, mean = finish(top, total), moment / tl.where(total == 0, 1.0, total)
@@ -359,10 +389,10 @@ def selected_gradients_of_rows(
         place = (step % PARTS) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         key = block * SELECT_BLOCK + place
         is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-        k_KD = token_vectors(k, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
         seen = seen_keys(blocks, block, token, key, BLOCK_KEYS, BLOCK_TOKENS, BLOCK_HEADS) & is_key[None, :]
         weights = power_of_two(product(q_XD, tl.trans(k_KD)) * scale - lse[:, None])
-        values = token_vectors(v, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
         grad_scores = weights * gate[:, None] * (product(up_XD, tl.trans(values)) - mean[:, None])
         grad_XD += product(tl.where(seen, grad_scores, 0.0).to(k_KD.dtype), k_KD)
         block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
@@ -390,21 +420,30 @@ def gradients_of_compressed(
 ):  # fmt: skip
     """``[N, M, D]`` each, in float32: a program takes ``BLOCK_KEYS`` compressed blocks and all queries after them."""
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    high = of_item(high, n, num_compressed, WIDTH)
+    compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
+    grad_k = of_item(grad_k, n, num_compressed, WIDTH)
+    grad_v = of_item(grad_v, n, num_compressed, WIDTH)
+    stats += item.to(tl.int64) * num_tokens * groups * HEADS
+    if PIECES == 2:
+        low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     block = tl.program_id(0) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     is_block = block < num_compressed
-    at_key = n.to(tl.int64) * num_compressed + block
-    high_KD = vectors(high, at_key, is_block, WIDTH, BLOCK_D)
+    high_KD = vectors(high, block, is_block, WIDTH, BLOCK_D)
     low_KD = high_KD
     if PIECES == 2:
-        low_KD = vectors(low, at_key, is_block, WIDTH, BLOCK_D)
-    v_KD = vectors(compressed_v, at_key, is_block, WIDTH, BLOCK_D)
+        low_KD = vectors(low, block, is_block, WIDTH, BLOCK_D)
+    v_KD = vectors(compressed_v, block, is_block, WIDTH, BLOCK_D)
     grad_k_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
     grad_v_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
     for begin in range(tl.program_id(0) * BLOCK_KEYS * compress_stride + compress_block - 1, num_tokens, BLOCK_TOKENS):
         token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-        at, is_there = rows_of(token, head, token < num_tokens, item, group, num_tokens, groups, HEADS)
+        at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
         q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
         up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
         scores = product(high_KD, tl.trans(q_XD))
@@ -417,8 +456,8 @@ def gradients_of_compressed(
         )  # fmt: skip
         grad_v_KD += product(weights.to(up_XD.dtype), up_XD)
         grad_k_KD += product(grad_scores.to(q_XD.dtype), q_XD)
-    write_vectors(grad_k, at_key, is_block, grad_k_KD * natural_scale, WIDTH, BLOCK_D)
-    write_vectors(grad_v, at_key, is_block, grad_v_KD, WIDTH, BLOCK_D)
+    write_vectors(grad_k, block, is_block, grad_k_KD * natural_scale, WIDTH, BLOCK_D)
+    write_vectors(grad_v, block, is_block, grad_v_KD, WIDTH, BLOCK_D)
 
 
 @triton.jit
@@ -437,15 +476,25 @@ def gradients_of_tokens(
     """
     PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
+    grad_k = of_item(grad_k, item, num_tokens * groups, WIDTH)
+    grad_v = of_item(grad_v, item, num_tokens * groups, WIDTH)
+    compressed_grad_k = of_item(compressed_grad_k, n, num_compressed, WIDTH)
+    compressed_grad_v = of_item(compressed_grad_v, n, num_compressed, WIDTH)
+    stats += item.to(tl.int64) * num_tokens * groups * HEADS
     selectable, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     head = row % BLOCK_HEADS
     place = part * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     key = selectable * SELECT_BLOCK + place
     is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-    k_KD = token_vectors(k, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
-    v_KD = token_vectors(v, key, is_key, item, group, num_tokens, groups, WIDTH, BLOCK_D)
+    k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
+    v_KD = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
     grad_k_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
     grad_v_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
 
@@ -455,7 +504,7 @@ def gradients_of_tokens(
     for begin in range(tl.load(at_bounds), end, BLOCK_TOKENS):
         entry = begin + row // BLOCK_HEADS
         token = tl.load(listed + entry, mask=entry < end, other=0) // NUM_SELECTED
-        at, is_there = rows_of(token, head, entry < end, item, group, num_tokens, groups, HEADS)
+        at, is_there = rows_of(token, head, entry < end, group, num_tokens, groups, HEADS)
         q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
         up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
         is_seen = (key[:, None] <= token[None, :]) & is_there[None, :]
@@ -469,7 +518,7 @@ def gradients_of_tokens(
     first_key = selectable * SELECT_BLOCK + part * BLOCK_KEYS
     for begin in range(first_key, tl.minimum(first_key + BLOCK_KEYS + window - 1, num_tokens), BLOCK_TOKENS):
         token = begin + row // BLOCK_HEADS
-        at, is_there = rows_of(token, head, token < num_tokens, item, group, num_tokens, groups, HEADS)
+        at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
         q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
         up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
         age = token[None, :] - key[:, None]
@@ -488,9 +537,8 @@ def gradients_of_tokens(
         inside = key - block * compress_stride
         meets = is_key & (block >= 0) & (block < num_compressed) & (inside < compress_block)
         weight = vectors(places, inside, meets, WIDTH, BLOCK_D)
-        at_block = n.to(tl.int64) * num_compressed + block
-        grad_k_KD += weight * vectors(compressed_grad_k, at_block, meets, WIDTH, BLOCK_D)
-        grad_v_KD += weight * vectors(compressed_grad_v, at_block, meets, WIDTH, BLOCK_D)
-    at_key = (item * num_tokens + key.to(tl.int64)) * groups + group
+        grad_k_KD += weight * vectors(compressed_grad_k, block, meets, WIDTH, BLOCK_D)
+        grad_v_KD += weight * vectors(compressed_grad_v, block, meets, WIDTH, BLOCK_D)
+    at_key = key * groups + group
     write_vectors(grad_k, at_key, is_key, grad_k_KD, WIDTH, BLOCK_D)
     write_vectors(grad_v, at_key, is_key, grad_v_KD, WIDTH, BLOCK_D)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import power_of_two, product
-from .kernels import compressed_keys, num_complete, rows_of, vectors
+from .kernels import compressed_keys, num_complete, of_item, rows_of, vectors
 
 ERROR = tl.constexpr(2.0**-15)
 """Of a quick score, as a share of it: half of it for the two pieces of a key (2**-17 each way, times the product of
@@ -36,6 +36,13 @@ def shared_tokens(block, selectable, num_compressed, compress_block, compress_st
 
 
 @triton.jit
+def in_float64(tile):
+    """Triton 3.6 reads the operand of a float64 product before it is widened and fails; a sum of one term stops it."""
+    wide = tl.reshape(tile, [tile.shape[0], tile.shape[1], 1]).to(tl.float64)
+    return tl.sum(wide, 2)
+
+
+@triton.jit
 def score_blocks(
     q, high, low, largest, lse, doubtful, num_doubtful, scores, doubt,
     first, stop, num_tokens, groups, num_compressed, num_selectable,
@@ -51,7 +58,11 @@ def score_blocks(
     may be off.
     """
     n = tl.program_id(1)
-    item, group = (n // groups).to(tl.int64), n % groups
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    high = of_item(high, n, num_compressed, WIDTH)
+    if PIECES == 2:
+        low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     head, num_queries = row % BLOCK_HEADS, stop - first
     place = tl.program_id(0) * BLOCK_TOKENS + row // BLOCK_HEADS
@@ -67,18 +78,18 @@ def score_blocks(
         counts, is_query = place < num_queries, query_place < num_queries
         local, query = place, query_place
     token = first + local
-    at, is_there = rows_of(token, head, counts, item, group, num_tokens, groups, HEADS)
+    at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
     last = tl.max(tl.where(counts, token, 0), 0)
     seen = num_complete(token, compress_block, compress_stride)
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
     if EXACT:
-        q_XD = q_XD.to(tl.float64)
+        q_XD = in_float64(q_XD)
         top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float64)
         total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
         for start in range(0, most, BLOCK_KEYS):
             block = start + tl.arange(0, BLOCK_KEYS)
-            keys = vectors(high, n.to(tl.int64) * num_compressed + block, block < most, WIDTH, BLOCK_D)
+            keys = vectors(high, block, block < most, WIDTH, BLOCK_D)
             products = tl.dot(q_XD, tl.trans(keys), out_dtype=tl.float64) * natural_scale
             products = tl.where(block[None, :] < seen[:, None], products, float("-inf"))
             new_top = tl.maximum(top, tl.max(products, 1))
@@ -99,16 +110,15 @@ def score_blocks(
         # the first compressed block that ends behind the first token of the selection block
         start = tl.maximum(begin * select_block - compress_block + compress_stride, 0) // compress_stride
         block = start + tl.arange(0, BLOCK_KEYS)
-        at_key = n.to(tl.int64) * num_compressed + block
         shared = shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block)
         is_seen = (block[None, :] < seen[:, None]) & is_there[:, None]
         if EXACT:
-            keys = vectors(high, at_key, block < most, WIDTH, BLOCK_D)
+            keys = vectors(high, block, block < most, WIDTH, BLOCK_D)
             products = tl.dot(q_XD, tl.trans(keys), out_dtype=tl.float64) * natural_scale
             weights = tl.where(is_seen, tl.exp(products - shift[:, None]) / total[:, None], 0.0)
             of_rows = tl.dot(weights, shared.to(tl.float64), out_dtype=tl.float64)
         else:
-            products = compressed_keys(q_XD, high, low, at_key, block < most, WIDTH, BLOCK_D, PIECES) * scale
+            products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES) * scale
             weights = tl.where(is_seen, power_of_two(products - shift[:, None]), 0.0)
             rounded = weights.to(tl.bfloat16)
             rest = (weights - rounded.to(tl.float32)).to(tl.bfloat16)
@@ -123,48 +133,55 @@ def score_blocks(
 def choose_blocks(
     scores, doubt, doubtful, num_doubtful, is_doubtful, selected,
     first, num_queries, num_selectable, select_block, offset, num_listed,
-    NUM_SELECTED: tl.constexpr, EXACT: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
+    NUM_SELECTED: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
 ):  # fmt: skip
     """``selected`` (``[N, C, n]``): the query's own block, the first, the one before its own, then by score, then by
     place; -1 where there are fewer. A query is doubtful where another order of nearly equal scores would change that.
     """
     n = tl.program_id(1)
-    query = tl.program_id(0)
+    query = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
     if EXACT:
-        if query >= tl.load(num_doubtful + n):
+        number = tl.load(num_doubtful + n)
+        if tl.program_id(0) * BLOCK_QUERIES >= number:
             return
-        query = tl.load(doubtful + n * num_queries + query)
-    own = (first + query) // select_block
+        is_query = query < number
+        query = tl.load(doubtful + n * num_queries + query, mask=is_query, other=0)
+    else:
+        is_query = query < num_queries
+    own = tl.where(is_query, (first + query) // select_block, 0)
     at_query = (n * num_queries + query).to(tl.int64)
-    place = tl.arange(0, BLOCK_SELECTED)
-    best = tl.full([BLOCK_SELECTED], -1, tl.int64)
-    for start in range(0, own + 1, BLOCK_SELECTABLE):
-        block = start + tl.arange(0, BLOCK_SELECTABLE)
-        score = tl.load(scores + at_query * num_selectable + block, mask=block <= own, other=0.0)
+    place = tl.arange(0, BLOCK_SELECTED)[None, :]
+    best = tl.full([BLOCK_QUERIES, BLOCK_SELECTED], -1, tl.int64)
+    for start in range(0, tl.max(own, 0) + 1, BLOCK_SELECTABLE):
+        block = start + tl.arange(0, BLOCK_SELECTABLE)[None, :]
+        is_begun = (block <= own[:, None]) & is_query[:, None]
+        score = tl.load(scores + at_query[:, None] * num_selectable + block, mask=is_begun, other=0.0)
         # the bits of floats that are not negative are ordered as the floats are; the place goes below them
         rank = score.to(tl.int32, bitcast=True)
-        rank = tl.where(block == own - 1, FORCED, rank)
+        rank = tl.where(block == own[:, None] - 1, FORCED, rank)
         rank = tl.where(block == 0, FORCED + 1, rank)
-        rank = tl.where(block == own, FORCED + 2, rank).to(tl.int64)
-        left = tl.where(block <= own, (rank << 32) + (LAST_PLACE - block), -1)
-        before, best = best, tl.full([BLOCK_SELECTED], -1, tl.int64)
+        rank = tl.where(block == own[:, None], FORCED + 2, rank).to(tl.int64)
+        left = tl.where(is_begun, (rank << 32) + (LAST_PLACE - block), -1)
+        before = best
+        best = tl.full([BLOCK_QUERIES, BLOCK_SELECTED], -1, tl.int64)
         for taken in range(0, NUM_SELECTED + 1):
-            largest = tl.maximum(tl.max(left, 0), tl.max(before, 0))
+            largest = tl.maximum(tl.max(left, 1), tl.max(before, 1))[:, None]
             best = tl.where(place == taken, largest, best)
             left = tl.where(left == largest, -1, left)
             before = tl.where(before == largest, -1, before)
     chosen = tl.where(best < 0, -1, LAST_PLACE - (best & 0x7FFFFFFF)).to(tl.int32)
-    at_selected = (n * num_listed + first - offset + query).to(tl.int64) * NUM_SELECTED + place
-    tl.store(selected + at_selected, chosen, mask=place < NUM_SELECTED)
+    at_selected = (n * num_listed + first - offset + query).to(tl.int64)[:, None] * NUM_SELECTED + place
+    tl.store(selected + at_selected, chosen, mask=is_query[:, None] & (place < NUM_SELECTED))
     if not EXACT:
         rank = (best >> 32).to(tl.int32)
-        last_rank = tl.max(tl.where(place == NUM_SELECTED - 1, rank, -1), 0)
-        next_rank = tl.max(tl.where(place == NUM_SELECTED, rank, -1), 0)
+        last_rank = tl.max(tl.where(place == NUM_SELECTED - 1, rank, -1), 1)
+        next_rank = tl.max(tl.where(place == NUM_SELECTED, rank, -1), 1)
         last_score = last_rank.to(tl.float32, bitcast=True)
         next_score = next_rank.to(tl.float32, bitcast=True)
-        near = next_score >= last_score * (1 - 2 * tl.load(doubt + at_query))
+        near = next_score >= last_score * (1 - 2 * tl.load(doubt + at_query, mask=is_query, other=0.0))
         doubts = (next_rank >= 0) & (last_rank < FORCED) & (near | (last_score < SMALLEST))
-        tl.store(is_doubtful + at_query, doubts.to(tl.int32))
+        tl.store(is_doubtful + at_query, doubts.to(tl.int32), mask=is_query)
 
 
 @triton.jit

@@ -47,7 +47,7 @@ class Tiles:
 DENSE = Tiles(rows=64, keys=64, stages=2, warps=2)
 SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
 EXACT = Tiles(rows=32, keys=64, stages=1, warps=4)
-CHOOSE = Tiles(rows=1, keys=2048, stages=1, warps=4)
+CHOOSE = Tiles(rows=1, keys=1024, stages=1, warps=1)
 SELECT = Tiles(rows=16, keys=64, stages=2, warps=2)
 DENSE_ROWS = Tiles(rows=32, keys=64, stages=2, warps=2)
 SELECTED_ROWS = Tiles(rows=16, keys=64, stages=2, warps=2)
@@ -95,11 +95,12 @@ def triton_nsa(
 
 
 def _is_taken(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
-    heads, width = q_BTGRD.shape[3:]
+    _, num_tokens, groups, heads, width = q_BTGRD.shape
     shared = min(blocks.compress_block, blocks.select_block)
     met = blocks.compress_block + blocks.select_block
     return (
         q_BTGRD.dtype != torch.float64
+        and num_tokens * groups * heads * width < 2**31
         and width <= WIDEST
         and heads <= MOST_HEADS
         and shared <= MOST_SHARED
@@ -326,10 +327,11 @@ class _Selection:
 
         blocks, num_items = self.call.blocks, self.call.num_items
         num_queries, num_selectable = stop - first, blocks.num_selectable(stop)
+        num_blocks = blocks.num_selectable(self.call.num_tokens)
         self._score(lse_NCR, first, stop, num_selectable, exact=False)
         choice = {
             "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": power_of_two(blocks.num_selected + 1),
-            "BLOCK_SELECTABLE": min(CHOOSE.keys, power_of_two(blocks.num_selectable(self.call.num_tokens))),
+            "BLOCK_QUERIES": CHOOSE.rows, "BLOCK_SELECTABLE": min(CHOOSE.keys, power_of_two(num_blocks)),
             "num_warps": CHOOSE.warps, "num_stages": CHOOSE.stages,
         }  # fmt: skip
         choosing = (
@@ -337,13 +339,14 @@ class _Selection:
             self.selected_NTn, first, num_queries, num_selectable, blocks.select_block, offset,
             self.selected_NTn.shape[1],
         )  # fmt: skip
-        launch(kernels.choose_blocks, (num_queries, num_items), *choosing, EXACT=False, **choice)
+        grid = (_parts(num_queries, CHOOSE.rows), num_items)
+        launch(kernels.choose_blocks, grid, *choosing, EXACT=False, **choice)
         launch(
             kernels.list_doubtful, (num_items,), self.is_doubtful_NC, self.doubtful_NC, self.num_doubtful_N,
             num_queries, BLOCK=1024,
         )  # fmt: skip
         self._score(lse_NCR, first, stop, num_selectable, exact=True)
-        launch(kernels.choose_blocks, (num_queries, num_items), *choosing, EXACT=True, **choice)
+        launch(kernels.choose_blocks, grid, *choosing, EXACT=True, **choice)
 
     def _score(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, *, exact: bool) -> None:
         from .selection_kernels import score_blocks
@@ -359,7 +362,7 @@ class _Selection:
             call.q_BTGRD, *keys, self.largest_N, lse_NCR, self.doubtful_NC, self.num_doubtful_N, self.scores_NCS,
             self.doubt_NC, first, stop, call.num_tokens, call.q_BTGRD.shape[2], call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
-            PIECES=self.compressed.pieces, EXACT=exact, BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
+            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
         )  # fmt: skip
 
 
