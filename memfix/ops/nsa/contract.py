@@ -48,7 +48,10 @@ _IN_FLOAT64 = (
 )
 
 _KERNELS = f"{__package__}.triton"
-_CUT = ("DENSE", "SCORE", "EXACT", "SELECT", "DENSE_ROWS", "SELECTED_ROWS", "COMPRESSED_KEYS", "TOKEN_KEYS")
+_CUT = (
+    "COMPRESSED", "WINDOW", "SELECTED", "SCORE", "EXACT", "COMPRESSED_BACKWARD", "WINDOW_BACKWARD",
+    "SELECTED_BACKWARD", "COMPRESSED_KEYS", "TOKEN_KEYS",
+)  # fmt: skip
 _SMALL_TILES = {
     f"{_KERNELS}.WIDEST": 7,
     f"{_KERNELS}.CHOOSE": Tiles(rows=16, keys=8, stages=1, warps=4),

@@ -2,7 +2,7 @@
 
 A row is one query head of one token. The heads that share a key-value head lie in one tile, several tokens of them, so
 that keys are read once for all and products have at least 16 rows. Scores are in powers of two. Compressed keys come
-in two pieces of the working dtype, whose sum has twice its digits.
+in two pieces of the working dtype, whose sum has twice its digits, where blocks are selected by them.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, M compressed blocks,
@@ -35,27 +35,87 @@ def of_item(tensor, item, num_rows, width):
 
 
 @triton.jit
-def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """``[X, D]``: the vectors of rows, zeros where there are none."""
+def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+    """The vectors of rows, zeros where there are none: ``[X, D]``, or two such tiles where ``BLOCK_E`` is not 0.
+
+    A tile has a power of two of channels. 80 of them are a tile of 64 and one of 16: in one tile of 128, products and
+    registers would be 1.6 times as many.
+    """
     channel = tl.arange(0, BLOCK_D)
-    mask = is_there[:, None] & (channel < WIDTH)[None, :]
-    return tl.load(of + at[:, None] * WIDTH + channel[None, :], mask=mask, other=0.0)
+    at_first = of + at[:, None] * WIDTH + channel[None, :]
+    first = tl.load(at_first, mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
+    if BLOCK_E == 0:
+        return (first,)
+    else:
+        channel = BLOCK_D + tl.arange(0, BLOCK_E)
+        at_second = of + at[:, None] * WIDTH + channel[None, :]
+        return first, tl.load(at_second, mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
 
 
 @triton.jit
-def write_vectors(to, at, is_there, tile, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    channel = tl.arange(0, BLOCK_D)
-    mask = is_there[:, None] & (channel < WIDTH)[None, :]
-    tl.store(to + at[:, None] * WIDTH + channel[None, :], tile.to(to.dtype.element_ty), mask=mask)
+def write_vectors(to, at, is_there, tiles, WIDTH: tl.constexpr):
+    for i in tl.static_range(len(tiles)):
+        channel = tl.arange(0, tiles[i].shape[1])
+        if i == 1:
+            channel += tiles[0].shape[1]
+        mask = is_there[:, None] & (channel < WIDTH)[None, :]
+        tl.store(to + at[:, None] * WIDTH + channel[None, :], tiles[i].to(to.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def compressed_keys(q, high, low, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, PIECES: tl.constexpr):
-    """``[X, K]``: products of rows with compressed keys."""
-    products = product(q, tl.trans(vectors(high, at, is_there, WIDTH, BLOCK_D)))
-    if PIECES == 2:
-        products += product(q, tl.trans(vectors(low, at, is_there, WIDTH, BLOCK_D)))
+def zeros(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+    first = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    if BLOCK_E == 0:
+        return (first,)
+    else:
+        return first, tl.zeros([ROWS, BLOCK_E], tl.float32)
+
+
+@triton.jit
+def inner(left, right):
+    """``left @ right.T``"""
+    products = product(left[0], tl.trans(right[0]))
+    if len(left) == 2:
+        products += product(left[1], tl.trans(right[1]))
     return products
+
+
+@triton.jit
+def plus_product(sums, weights, tiles):
+    """``sums + weights @ tiles``"""
+    first = sums[0] + product(weights.to(tiles[0].dtype), tiles[0])
+    if len(sums) == 1:
+        return (first,)
+    else:
+        return first, sums[1] + product(weights.to(tiles[1].dtype), tiles[1])
+
+
+@triton.jit
+def plus(one, other):
+    first = one[0] + other[0].to(tl.float32)
+    if len(one) == 1:
+        return (first,)
+    else:
+        return first, one[1] + other[1].to(tl.float32)
+
+
+@triton.jit
+def times(tiles, factor):
+    """By a number, or by one for each row, ``[X, 1]``."""
+    first = tiles[0] * factor
+    if len(tiles) == 1:
+        return (first,)
+    else:
+        return first, tiles[1] * factor
+
+
+@triton.jit
+def by_channel(tiles, factors):
+    first = tiles[0] * factors[0]
+    if len(tiles) == 1:
+        return (first,)
+    else:
+        return first, tiles[1] * factors[1]
 
 
 @triton.jit
@@ -66,124 +126,185 @@ def num_complete(token, compress_block, compress_stride):
 
 # ---------------------------------------------------------------- softmax, a tile of keys at a time
 @triton.jit
-def absorb(scores, values, top, total, sums):
-    """The largest score, the sum of weights and the weighted sum of values, after one more tile of keys."""
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    above = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = power_of_two(scores - above[:, None])
-    kept = power_of_two(top - above)
-    sums = sums * kept[:, None] + product(weights.to(values.dtype), values)
-    return new_top, total * kept + tl.sum(weights, 1), sums
+def nothing_yet(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr):
+    """What rows know before the first key: the largest score, the sum of weights, and weighted sums: of values; or in
+    backward of the weights' own gradients, of keys by those less their mean, and of keys."""
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = zeros(ROWS, BLOCK_D, BLOCK_E)
+    if BACKWARD:
+        return top, total, tl.zeros([ROWS], tl.float32), sums, zeros(ROWS, BLOCK_D, BLOCK_E)
+    else:
+        return top, total, sums
 
 
 @triton.jit
-def absorb_moment(scores, grad_weights, top, total, moment):
-    """The same, with the weighted mean of the weights' own gradients in the place of values."""
+def weigh(scores, top):
+    """Weights of a tile relative to the largest score so far, and what becomes of the weights before it."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     above = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = power_of_two(scores - above[:, None])
-    kept = power_of_two(top - above)
+    return new_top, power_of_two(scores - above[:, None]), power_of_two(top - above)
+
+
+@triton.jit
+def absorb(scores, values, known):
+    top, total, sums = known
+    top, weights, kept = weigh(scores, top)
+    return top, total * kept + tl.sum(weights, 1), plus_product(times(sums, kept[:, None]), weights, values)
+
+
+@triton.jit
+def absorb_gradient(scores, grad_weights, keys, known):
+    """The gradient of a score is its weight by how far the weight's own gradient is above their mean.
+
+    The mean is known at the end only. Keys are weighted by the distance to the mean so far, and as it moves, so does
+    the sum. Two sums whose difference is the gradient would be simpler, and wrong where one key has nearly all weight.
+    """
+    top, total, moment, sums, keys_sum = known
+    before = mean_of(moment, total)
+    top, weights, kept = weigh(scores, top)
     total = total * kept + tl.sum(weights, 1)
     # a key that is not seen has no weight, whatever its value
     moment = moment * kept + tl.sum(tl.where(weights > 0, weights * grad_weights, weights), 1)
-    return new_top, total, moment
+    mean = mean_of(moment, total)
+    sums = times(plus(sums, times(keys_sum, (before - mean)[:, None])), kept[:, None])
+    sums = plus_product(sums, tl.where(weights > 0, weights * (grad_weights - mean[:, None]), weights), keys)
+    return top, total, moment, sums, plus_product(times(keys_sum, kept[:, None]), weights, keys)
 
 
 @triton.jit
-def finish(top, total):
-    """The logarithm of a softmax's denominator; where nothing is seen it is infinite, and all weights are 0."""
+def mean_of(moment, total):
+    return moment / tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
+def logarithm(top, total):
+    """Of a softmax's denominator; where nothing is seen it is infinite, and all weights are 0."""
     return tl.where(total == 0, float("inf"), top + tl.log2(total))
 
 
 @triton.jit
-def weighted(sums, total, gate):
-    """The output of a branch by its gate; zeros where nothing is seen."""
-    return sums * (gate / tl.where(total == 0, 1.0, total))[:, None]
-
-
-@triton.jit
-def keep_stats(stats, branch, at, is_there, num_rows, lse, mean):
-    tl.store(stats + 2 * branch * num_rows + at, lse, mask=is_there)
-    tl.store(stats + (2 * branch + 1) * num_rows + at, mean, mask=is_there)
-
-
-# ---------------------------------------------------------------- forward
-@triton.jit
-def attend_dense(
-    q, k, v, gates, high, low, compressed_v, out, lse, first, stop, num_tokens, groups, num_compressed,
-    compress_block, compress_stride, window, scale,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+def write_rows(
+    known, to, gates, grad_gates, stats, branch, at, is_there, num_rows, natural_scale,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """The compressed and the window branch of the queries from ``first`` on; ``lse`` (``[N, C, R]``) is the former's.
+    """The output of a branch by its gate, zeros where nothing is seen; in backward the gradients of q and of the gate,
+    and ``stats``: the logarithm of the denominator and the mean of the weights' gradients, which is the gate's."""
+    gate = tl.load(gates + at * 3 + branch, mask=is_there, other=0.0).to(tl.float32)
+    if BACKWARD:
+        top, total, moment, sums, _ = known
+        mean = mean_of(moment, total)
+        tl.store(stats + 2 * branch * num_rows + at, logarithm(top, total), mask=is_there)
+        tl.store(stats + (2 * branch + 1) * num_rows + at, mean, mask=is_there)
+        tl.store(grad_gates + at * 3 + branch, mean.to(grad_gates.dtype.element_ty), mask=is_there)
+        gate *= natural_scale
+    else:
+        top, total, sums = known
+    sums = times(sums, (gate / tl.where(total == 0, 1.0, total))[:, None])
+    if ADDS:
+        sums = plus(sums, vectors(to, at, is_there, WIDTH, BLOCK_D, BLOCK_E))
+    write_vectors(to, at, is_there, sums, WIDTH)
+
+
+# ---------------------------------------------------------------- rows: output, or gradients of q and of the gates
+@triton.jit
+def compressed_rows(
+    q, gates, upstream, high, low, compressed_v, to, grad_gates, stats, lse,
+    first, stop, num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, scale, natural_scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, BACKWARD: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Of the compressed branch, queries from ``first`` to ``stop``. Forward leaves ``lse`` (``[N, C, R]``) for scores.
 
     A program takes ``BLOCK_TOKENS`` queries of a key-value head. The last programs begin first: they have most keys.
     """
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    out = of_item(out, item, num_tokens * groups * HEADS, WIDTH)
+    to = of_item(to, item, num_tokens * groups * HEADS, WIDTH)
     gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
-    k = of_item(k, item, num_tokens * groups, WIDTH)
-    v = of_item(v, item, num_tokens * groups, WIDTH)
     high = of_item(high, n, num_compressed, WIDTH)
-    compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
     if PIECES == 2:
         low = of_item(low, n, num_compressed, WIDTH)
+    compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = first + (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_TOKENS
     token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
     at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
-    last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    sums = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D], tl.float32)
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    if BACKWARD:
+        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+        grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
+        stats = of_item(stats, item, num_tokens * groups * HEADS, 1)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
     seen = num_complete(token, compress_block, compress_stride)
+    last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
     for start in range(0, most, BLOCK_KEYS):
         block = start + tl.arange(0, BLOCK_KEYS)
-        products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES)
+        keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+        products = inner(q_XD, keys)
+        if PIECES == 2:
+            products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
         scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
-        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D)
-        top, total, sums = absorb(scores, values, top, total, sums)
-    at_lse = (n * (stop - first) + token - first) * HEADS + head
-    tl.store(lse + at_lse, finish(top, total), mask=is_there)
-    gate = tl.load(gates + at * 3 + COMPRESSED, mask=is_there, other=0.0).to(tl.float32)
-    out_XD = weighted(sums, total, gate)
-
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    sums = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D], tl.float32)
-    for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
-        key = start + tl.arange(0, BLOCK_KEYS)
-        k_KD = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D)
-        age = token[:, None] - key[None, :]
-        scores = tl.where((age >= 0) & (age < window), product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D)
-        top, total, sums = absorb(scores, values, top, total, sums)
-    gate = tl.load(gates + at * 3 + WINDOW, mask=is_there, other=0.0).to(tl.float32)
-    write_vectors(out, at, is_there, out_XD + weighted(sums, total, gate), WIDTH, BLOCK_D)
+        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+        if BACKWARD:
+            known = absorb_gradient(scores, inner(up_XD, values), keys, known)
+        else:
+            known = absorb(scores, values, known)
+    if not BACKWARD:
+        at_lse = (n * (stop - first) + token - first) * HEADS + head
+        tl.store(lse + at_lse, logarithm(known[0], known[1]), mask=is_there)
+    write_rows(
+        known, to, gates, grad_gates, stats, COMPRESSED, at, is_there, num_rows, natural_scale,
+        WIDTH, BLOCK_D, BLOCK_E, BACKWARD, False,
+    )  # fmt: skip
 
 
 @triton.jit
-def selected_blocks(
-    selected, n, begin, stop, offset, num_listed,
-    NUM_SELECTED: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
+def window_rows(
+    q, k, v, gates, upstream, to, grad_gates, stats,
+    first, stop, num_tokens, groups, num_rows, window, scale, natural_scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, BACKWARD: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """``[C, n]``: what the tokens of a tile read, and how many blocks that is, each counted once."""
-    token, place = begin + tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_SELECTED)
-    at = ((n * num_listed + token - offset).to(tl.int64) * NUM_SELECTED)[:, None] + place[None, :]
-    mask = (token < stop)[:, None] & (place < NUM_SELECTED)[None, :]
-    blocks = tl.load(selected + at, mask=mask, other=-1)
-    blocks = tl.where(blocks < 0, NO_BLOCK, blocks)
-    number = 0
-    block = tl.min(tl.min(blocks, 1), 0)
-    while block < NO_BLOCK:
-        number += 1
-        block = next_block(blocks, block)
-    return blocks, number
+    """The same of the window branch, added to what is there."""
+    n = tl.program_id(1)
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    to = of_item(to, item, num_tokens * groups * HEADS, WIDTH)
+    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
+    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
+    begin = first + tl.program_id(0) * BLOCK_TOKENS
+    token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
+    at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    if BACKWARD:
+        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+        grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
+        stats = of_item(stats, item, num_tokens * groups * HEADS, 1)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
+    last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
+    for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
+        key = start + tl.arange(0, BLOCK_KEYS)
+        keys = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D, BLOCK_E)
+        age = token[:, None] - key[None, :]
+        scores = tl.where((age >= 0) & (age < window), inner(q_XD, keys) * scale, float("-inf"))
+        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D, BLOCK_E)
+        if BACKWARD:
+            known = absorb_gradient(scores, inner(up_XD, values), keys, known)
+        else:
+            known = absorb(scores, values, known)
+    write_rows(
+        known, to, gates, grad_gates, stats, WINDOW, at, is_there, num_rows, natural_scale,
+        WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -193,28 +314,22 @@ def next_block(blocks, block):
 
 
 @triton.jit
-def seen_keys(blocks, block, token, key, SHAPE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    """``[X, K]``: the token has selected ``block``, and the key is not behind it."""
-    has = tl.max((blocks == block).to(tl.int32), 1)
-    has = tl.reshape(tl.broadcast_to(has[:, None], [BLOCK_TOKENS, BLOCK_HEADS]), [BLOCK_TOKENS * BLOCK_HEADS])
-    return (has[:, None] > 0) & (key[None, :] <= token[:, None])
-
-
-@triton.jit
-def attend_selected(
-    q, k, v, gates, selected, out, first, stop, offset, num_listed, num_tokens, groups, scale,
+def selected_rows(
+    q, k, v, gates, upstream, selected, to, grad_gates, stats,
+    first, stop, offset, num_listed, num_tokens, groups, num_rows, scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, NUM_SELECTED: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SELECTED: tl.constexpr,
+    BACKWARD: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
 ):  # fmt: skip
-    """Adds the selected branch to ``out``. Tokens of a tile read a block together that more than one has selected.
+    """The same of the selected branch. ``selected`` lists the blocks of ``num_listed`` tokens from ``offset`` on.
 
-    ``selected`` lists the blocks of ``num_listed`` tokens from ``offset`` on.
+    The blocks of all tokens of a tile are read in order, each once, whoever has selected it.
     """
+    PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    out = of_item(out, item, num_tokens * groups * HEADS, WIDTH)
+    to = of_item(to, item, num_tokens * groups * HEADS, WIDTH)
     gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
     k = of_item(k, item, num_tokens * groups, WIDTH)
     v = of_item(v, item, num_tokens * groups, WIDTH)
@@ -222,185 +337,46 @@ def attend_selected(
     begin = first + tl.program_id(0) * BLOCK_TOKENS
     token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
     at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-    blocks, number = selected_blocks(
-        selected, n, begin, stop, offset, num_listed, NUM_SELECTED, BLOCK_TOKENS, BLOCK_SELECTED
-    )
-    PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    if BACKWARD:
+        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+        grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
+        stats = of_item(stats, item, num_tokens * groups * HEADS, 1)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
 
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    sums = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D], tl.float32)
-    block = tl.min(tl.min(blocks, 1), 0)
+    listed, slot = begin + tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_SELECTED)
+    at_listed = (n * num_listed + listed - offset).to(tl.int64)[:, None] * NUM_SELECTED + slot[None, :]
+    is_listed = (listed < stop)[:, None] & (slot < NUM_SELECTED)[None, :]
+    blocks = tl.load(selected + at_listed, mask=is_listed, other=-1)
+    blocks = tl.where(blocks < 0, NO_BLOCK, blocks)
+    number, block = 0, next_block(blocks, -1)
+    while block < NO_BLOCK:
+        number, block = number + 1, next_block(blocks, block)
+
+    block = next_block(blocks, -1)
     for step in range(0, number * PARTS):
         place = (step % PARTS) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         key = block * SELECT_BLOCK + place
         is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-        k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
-        seen = seen_keys(blocks, block, token, key, BLOCK_KEYS, BLOCK_TOKENS, BLOCK_HEADS) & is_key[None, :]
-        scores = tl.where(seen, product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
-        top, total, sums = absorb(scores, values, top, total, sums)
+        keys = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
+        has = tl.max((blocks == block).to(tl.int32), 1)
+        has = tl.reshape(tl.broadcast_to(has[:, None], [BLOCK_TOKENS, BLOCK_HEADS]), [BLOCK_TOKENS * BLOCK_HEADS])
+        seen = (has[:, None] > 0) & (key[None, :] <= token[:, None]) & is_key[None, :]
+        scores = tl.where(seen, inner(q_XD, keys) * scale, float("-inf"))
+        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
+        if BACKWARD:
+            known = absorb_gradient(scores, inner(up_XD, values), keys, known)
+        else:
+            known = absorb(scores, values, known)
         block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
-    gate = tl.load(gates + at * 3 + SELECTED, mask=is_there, other=0.0).to(tl.float32)
-    out_XD = vectors(out, at, is_there, WIDTH, BLOCK_D).to(tl.float32)
-    write_vectors(out, at, is_there, out_XD + weighted(sums, total, gate), WIDTH, BLOCK_D)
+    write_rows(
+        known, to, gates, grad_gates, stats, SELECTED, at, is_there, num_rows, natural_scale,
+        WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
+    )  # fmt: skip
 
 
-# ---------------------------------------------------------------- backward, rows
-@triton.jit
-def dense_gradients_of_rows(
-    q, k, v, gates, upstream, high, low, compressed_v, grad_q, grad_gates, stats,
-    num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, window, scale, natural_scale,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Of the compressed and the window branch: gradients of q and of the gates, and ``stats`` for those of keys.
-
-    ``stats`` are the softmax's denominator and the weighted mean of the weights' gradients, for each branch and row.
-    The latter is also the gradient of the gate. A first pass over the keys makes them, a second the gradient of q:
-    taken in one pass it would be a difference of two sums, and wrong where one key has nearly all the weight.
-    """
-    n = tl.program_id(1)
-    item, group = n // groups, n % groups
-    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-    grad_q = of_item(grad_q, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
-    grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
-    k = of_item(k, item, num_tokens * groups, WIDTH)
-    v = of_item(v, item, num_tokens * groups, WIDTH)
-    high = of_item(high, n, num_compressed, WIDTH)
-    compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
-    stats += item.to(tl.int64) * num_tokens * groups * HEADS
-    if PIECES == 2:
-        low = of_item(low, n, num_compressed, WIDTH)
-    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
-    begin = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_TOKENS
-    token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-    last = tl.minimum(begin + BLOCK_TOKENS, num_tokens) - 1
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-    up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
-    grad_XD = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D], tl.float32)
-
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    moment = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    seen = num_complete(token, compress_block, compress_stride)
-    most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
-    for start in range(0, most, BLOCK_KEYS):
-        block = start + tl.arange(0, BLOCK_KEYS)
-        products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES)
-        scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
-        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D)
-        top, total, moment = absorb_moment(scores, product(up_XD, tl.trans(values)), top, total, moment)
-    lse, mean = finish(top, total), moment / tl.where(total == 0, 1.0, total)
-    keep_stats(stats, COMPRESSED, at, is_there, num_rows, lse, mean)
-    tl.store(grad_gates + at * 3 + COMPRESSED, mean.to(grad_gates.dtype.element_ty), mask=is_there)
-    gate = tl.load(gates + at * 3 + COMPRESSED, mask=is_there, other=0.0).to(tl.float32)
-    for start in range(0, most, BLOCK_KEYS):
-        block = start + tl.arange(0, BLOCK_KEYS)
-        products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES)
-        scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
-        values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D)
-        weights = power_of_two(scores - lse[:, None])
-        grad_scores = weights * gate[:, None] * (product(up_XD, tl.trans(values)) - mean[:, None])
-        grad_scores = tl.where(block[None, :] < seen[:, None], grad_scores, 0.0).to(q_XD.dtype)
-        grad_XD += product(grad_scores, vectors(high, block, block < most, WIDTH, BLOCK_D))
-
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    moment = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
-        key = start + tl.arange(0, BLOCK_KEYS)
-        k_KD = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D)
-        age = token[:, None] - key[None, :]
-        scores = tl.where((age >= 0) & (age < window), product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D)
-        top, total, moment = absorb_moment(scores, product(up_XD, tl.trans(values)), top, total, moment)
-    lse, mean = finish(top, total), moment / tl.where(total == 0, 1.0, total)
-    keep_stats(stats, WINDOW, at, is_there, num_rows, lse, mean)
-    tl.store(grad_gates + at * 3 + WINDOW, mean.to(grad_gates.dtype.element_ty), mask=is_there)
-    gate = tl.load(gates + at * 3 + WINDOW, mask=is_there, other=0.0).to(tl.float32)
-    for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
-        key = start + tl.arange(0, BLOCK_KEYS)
-        k_KD = vectors(k, key * groups + group, key <= last, WIDTH, BLOCK_D)
-        age = token[:, None] - key[None, :]
-        is_seen = (age >= 0) & (age < window)
-        weights = power_of_two(product(q_XD, tl.trans(k_KD)) * scale - lse[:, None])
-        values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D)
-        grad_scores = weights * gate[:, None] * (product(up_XD, tl.trans(values)) - mean[:, None])
-        grad_XD += product(tl.where(is_seen, grad_scores, 0.0).to(k_KD.dtype), k_KD)
-    write_vectors(grad_q, at, is_there, grad_XD * natural_scale, WIDTH, BLOCK_D)
-
-
-@triton.jit
-def selected_gradients_of_rows(
-    q, k, v, gates, upstream, selected, grad_q, grad_gates, stats, num_tokens, groups, num_rows, scale, natural_scale,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, NUM_SELECTED: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SELECTED: tl.constexpr,
-):  # fmt: skip
-    """The same of the selected branch, whose gradient of q is added to that of the others."""
-    n = tl.program_id(1)
-    item, group = n // groups, n % groups
-    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-    grad_q = of_item(grad_q, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
-    grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
-    k = of_item(k, item, num_tokens * groups, WIDTH)
-    v = of_item(v, item, num_tokens * groups, WIDTH)
-    stats += item.to(tl.int64) * num_tokens * groups * HEADS
-    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
-    begin = tl.program_id(0) * BLOCK_TOKENS
-    token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-    up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
-    blocks, number = selected_blocks(
-        selected, n, begin, num_tokens, 0, num_tokens, NUM_SELECTED, BLOCK_TOKENS, BLOCK_SELECTED
-    )
-    PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
-
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    moment = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-    block = tl.min(tl.min(blocks, 1), 0)
-    for step in range(0, number * PARTS):
-        place = (step % PARTS) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-        key = block * SELECT_BLOCK + place
-        is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-        k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
-        seen = seen_keys(blocks, block, token, key, BLOCK_KEYS, BLOCK_TOKENS, BLOCK_HEADS) & is_key[None, :]
-        scores = tl.where(seen, product(q_XD, tl.trans(k_KD)) * scale, float("-inf"))
-        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
-        top, total, moment = absorb_moment(scores, product(up_XD, tl.trans(values)), top, total, moment)
-        block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
-    lse, mean = finish(top, total), moment / tl.where(total == 0, 1.0, total)
-    keep_stats(stats, SELECTED, at, is_there, num_rows, lse, mean)
-    tl.store(grad_gates + at * 3 + SELECTED, mean.to(grad_gates.dtype.element_ty), mask=is_there)
-    gate = tl.load(gates + at * 3 + SELECTED, mask=is_there, other=0.0).to(tl.float32)
-
-    grad_XD = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D], tl.float32)
-    block = tl.min(tl.min(blocks, 1), 0)
-    for step in range(0, number * PARTS):
-        place = (step % PARTS) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-        key = block * SELECT_BLOCK + place
-        is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-        k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
-        seen = seen_keys(blocks, block, token, key, BLOCK_KEYS, BLOCK_TOKENS, BLOCK_HEADS) & is_key[None, :]
-        weights = power_of_two(product(q_XD, tl.trans(k_KD)) * scale - lse[:, None])
-        values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
-        grad_scores = weights * gate[:, None] * (product(up_XD, tl.trans(values)) - mean[:, None])
-        grad_XD += product(tl.where(seen, grad_scores, 0.0).to(k_KD.dtype), k_KD)
-        block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
-    others_XD = vectors(grad_q, at, is_there, WIDTH, BLOCK_D).to(tl.float32)
-    write_vectors(grad_q, at, is_there, others_XD + grad_XD * natural_scale, WIDTH, BLOCK_D)
-
-
-# ---------------------------------------------------------------- backward, keys
+# ---------------------------------------------------------------- gradients of keys and values
 @triton.jit
 def weights_and_gradients(scores_KX, grad_weights_KX, seen_KX, stats, gates, branch, at, is_there, num_rows):
     """``[K, X]`` each: weights by the gate, as values' gradients need them, and the gradients of scores."""
@@ -413,10 +389,11 @@ def weights_and_gradients(scores_KX, grad_weights_KX, seen_KX, stats, gates, bra
 
 @triton.jit
 def gradients_of_compressed(
-    q, gates, upstream, high, low, compressed_v, stats, grad_k, grad_v,
+    q, gates, upstream, compressed_k, compressed_v, stats, grad_k, grad_v,
     num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, scale, natural_scale,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """``[N, M, D]`` each, in float32: a program takes ``BLOCK_KEYS`` compressed blocks and all queries after them."""
     n = tl.program_id(1)
@@ -424,40 +401,32 @@ def gradients_of_compressed(
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
     upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
     gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
-    high = of_item(high, n, num_compressed, WIDTH)
+    compressed_k = of_item(compressed_k, n, num_compressed, WIDTH)
     compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
     grad_k = of_item(grad_k, n, num_compressed, WIDTH)
     grad_v = of_item(grad_v, n, num_compressed, WIDTH)
     stats += item.to(tl.int64) * num_tokens * groups * HEADS
-    if PIECES == 2:
-        low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     block = tl.program_id(0) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     is_block = block < num_compressed
-    high_KD = vectors(high, block, is_block, WIDTH, BLOCK_D)
-    low_KD = high_KD
-    if PIECES == 2:
-        low_KD = vectors(low, block, is_block, WIDTH, BLOCK_D)
-    v_KD = vectors(compressed_v, block, is_block, WIDTH, BLOCK_D)
-    grad_k_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
-    grad_v_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
+    k_KD = vectors(compressed_k, block, is_block, WIDTH, BLOCK_D, BLOCK_E)
+    v_KD = vectors(compressed_v, block, is_block, WIDTH, BLOCK_D, BLOCK_E)
+    grad_k_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
+    grad_v_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
     for begin in range(tl.program_id(0) * BLOCK_KEYS * compress_stride + compress_block - 1, num_tokens, BLOCK_TOKENS):
         token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
         at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
-        scores = product(high_KD, tl.trans(q_XD))
-        if PIECES == 2:
-            scores += product(low_KD, tl.trans(q_XD))
+        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
         is_seen = block[:, None] < num_complete(token, compress_block, compress_stride)[None, :]
         weights, grad_scores = weights_and_gradients(
-            scores * scale, product(v_KD, tl.trans(up_XD)), is_seen & is_there[None, :],
+            inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen & is_there[None, :],
             stats, gates, COMPRESSED, at, is_there, num_rows,
         )  # fmt: skip
-        grad_v_KD += product(weights.to(up_XD.dtype), up_XD)
-        grad_k_KD += product(grad_scores.to(q_XD.dtype), q_XD)
-    write_vectors(grad_k, block, is_block, grad_k_KD * natural_scale, WIDTH, BLOCK_D)
-    write_vectors(grad_v, block, is_block, grad_v_KD, WIDTH, BLOCK_D)
+        grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
+        grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
+    write_vectors(grad_k, block, is_block, times(grad_k_KD, natural_scale), WIDTH)
+    write_vectors(grad_v, block, is_block, grad_v_KD, WIDTH)
 
 
 @triton.jit
@@ -467,6 +436,7 @@ def gradients_of_tokens(
     scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, NUM_SELECTED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Of keys and values: a program takes a selection block, or a part of it, and all rows that read it.
 
@@ -493,10 +463,10 @@ def gradients_of_tokens(
     place = part * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     key = selectable * SELECT_BLOCK + place
     is_key = (place < SELECT_BLOCK) & (key < num_tokens)
-    k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D)
-    v_KD = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D)
-    grad_k_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
-    grad_v_KD = tl.zeros([BLOCK_KEYS, BLOCK_D], tl.float32)
+    k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
+    v_KD = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
+    grad_k_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
+    grad_v_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
 
     at_bounds = bounds + n * (num_selectable + 1) + selectable
     listed = order + n.to(tl.int64) * num_tokens * NUM_SELECTED
@@ -505,40 +475,42 @@ def gradients_of_tokens(
         entry = begin + row // BLOCK_HEADS
         token = tl.load(listed + entry, mask=entry < end, other=0) // NUM_SELECTED
         at, is_there = rows_of(token, head, entry < end, group, num_tokens, groups, HEADS)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
+        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
         is_seen = (key[:, None] <= token[None, :]) & is_there[None, :]
         weights, grad_scores = weights_and_gradients(
-            product(k_KD, tl.trans(q_XD)) * scale, product(v_KD, tl.trans(up_XD)), is_seen,
+            inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen,
             stats, gates, SELECTED, at, is_there, num_rows,
         )  # fmt: skip
-        grad_v_KD += product(weights.to(up_XD.dtype), up_XD)
-        grad_k_KD += product(grad_scores.to(q_XD.dtype), q_XD)
+        grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
+        grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
 
     first_key = selectable * SELECT_BLOCK + part * BLOCK_KEYS
     for begin in range(first_key, tl.minimum(first_key + BLOCK_KEYS + window - 1, num_tokens), BLOCK_TOKENS):
         token = begin + row // BLOCK_HEADS
         at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D)
+        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
         age = token[None, :] - key[:, None]
         is_seen = (age >= 0) & (age < window) & is_there[None, :]
         weights, grad_scores = weights_and_gradients(
-            product(k_KD, tl.trans(q_XD)) * scale, product(v_KD, tl.trans(up_XD)), is_seen,
+            inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen,
             stats, gates, WINDOW, at, is_there, num_rows,
         )  # fmt: skip
-        grad_v_KD += product(weights.to(up_XD.dtype), up_XD)
-        grad_k_KD += product(grad_scores.to(q_XD.dtype), q_XD)
-    grad_k_KD *= natural_scale
+        grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
+        grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
+    grad_k_KD = times(grad_k_KD, natural_scale)
 
     # what compressed blocks got, by the place of the token in each of them
     for back in range(0, (compress_block + compress_stride - 1) // compress_stride):
         block = key // compress_stride - back
         inside = key - block * compress_stride
         meets = is_key & (block >= 0) & (block < num_compressed) & (inside < compress_block)
-        weight = vectors(places, inside, meets, WIDTH, BLOCK_D)
-        grad_k_KD += weight * vectors(compressed_grad_k, block, meets, WIDTH, BLOCK_D)
-        grad_v_KD += weight * vectors(compressed_grad_v, block, meets, WIDTH, BLOCK_D)
+        weight = vectors(places, inside, meets, WIDTH, BLOCK_D, BLOCK_E)
+        got = vectors(compressed_grad_k, block, meets, WIDTH, BLOCK_D, BLOCK_E)
+        grad_k_KD = plus(grad_k_KD, by_channel(got, weight))
+        got = vectors(compressed_grad_v, block, meets, WIDTH, BLOCK_D, BLOCK_E)
+        grad_v_KD = plus(grad_v_KD, by_channel(got, weight))
     at_key = key * groups + group
-    write_vectors(grad_k, at_key, is_key, grad_k_KD, WIDTH, BLOCK_D)
-    write_vectors(grad_v, at_key, is_key, grad_v_KD, WIDTH, BLOCK_D)
+    write_vectors(grad_k, at_key, is_key, grad_k_KD, WIDTH)
+    write_vectors(grad_v, at_key, is_key, grad_v_KD, WIDTH)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import power_of_two, product
-from .kernels import compressed_keys, num_complete, of_item, rows_of, vectors
+from .kernels import inner, num_complete, of_item, rows_of, vectors
 
 ERROR = tl.constexpr(2.0**-15)
 """Of a quick score, as a share of it: half of it for the two pieces of a key (2**-17 each way, times the product of
@@ -37,9 +37,17 @@ def shared_tokens(block, selectable, num_compressed, compress_block, compress_st
 
 @triton.jit
 def in_float64(tile):
-    """Triton 3.6 reads the operand of a float64 product before it is widened and fails; a sum of one term stops it."""
-    wide = tl.reshape(tile, [tile.shape[0], tile.shape[1], 1]).to(tl.float64)
-    return tl.sum(wide, 2)
+    """Triton 3.6 fails where an operand of a float64 product is loaded in another dtype; a sum of one term stops that."""
+    return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1], 1]).to(tl.float64), 2)
+
+
+@triton.jit
+def inner_in_float64(left, right):
+    """``left @ right.T``"""
+    products = tl.dot(in_float64(left[0]), tl.trans(right[0]), out_dtype=tl.float64)
+    if len(left) == 2:
+        products += tl.dot(in_float64(left[1]), tl.trans(right[1]), out_dtype=tl.float64)
+    return products
 
 
 @triton.jit
@@ -49,7 +57,7 @@ def score_blocks(
     compress_block, compress_stride, select_block, step, scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
 
@@ -82,15 +90,14 @@ def score_blocks(
     last = tl.max(tl.where(counts, token, 0), 0)
     seen = num_complete(token, compress_block, compress_stride)
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D)
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
     if EXACT:
-        q_XD = in_float64(q_XD)
         top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float64)
         total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
         for start in range(0, most, BLOCK_KEYS):
             block = start + tl.arange(0, BLOCK_KEYS)
-            keys = vectors(high, block, block < most, WIDTH, BLOCK_D)
-            products = tl.dot(q_XD, tl.trans(keys), out_dtype=tl.float64) * natural_scale
+            keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+            products = inner_in_float64(q_XD, keys) * natural_scale
             products = tl.where(block[None, :] < seen[:, None], products, float("-inf"))
             new_top = tl.maximum(top, tl.max(products, 1))
             above = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -101,8 +108,10 @@ def score_blocks(
     else:
         at_lse = (n * num_queries + local) * HEADS + head
         shift = tl.load(lse + at_lse, mask=is_there, other=float("inf"))
-        wide = q_XD.to(tl.float32)
-        length = tl.sqrt(tl.max(tl.reshape(tl.sum(wide * wide, 1), [BLOCK_TOKENS, BLOCK_HEADS]), 1))
+        squares = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
+        for i in tl.static_range(len(q_XD)):
+            squares += tl.sum(q_XD[i].to(tl.float32) * q_XD[i].to(tl.float32), 1)
+        length = tl.sqrt(tl.max(tl.reshape(squares, [BLOCK_TOKENS, BLOCK_HEADS]), 1))
         off = ERROR * (1 + tl.load(largest + n).to(tl.float32) * length * natural_scale)
         tl.store(doubt + n * num_queries + query, off, mask=is_query)
     for begin in range(0, last // select_block + 1, step):
@@ -113,13 +122,15 @@ def score_blocks(
         shared = shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block)
         is_seen = (block[None, :] < seen[:, None]) & is_there[:, None]
         if EXACT:
-            keys = vectors(high, block, block < most, WIDTH, BLOCK_D)
-            products = tl.dot(q_XD, tl.trans(keys), out_dtype=tl.float64) * natural_scale
+            keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+            products = inner_in_float64(q_XD, keys) * natural_scale
             weights = tl.where(is_seen, tl.exp(products - shift[:, None]) / total[:, None], 0.0)
             of_rows = tl.dot(weights, shared.to(tl.float64), out_dtype=tl.float64)
         else:
-            products = compressed_keys(q_XD, high, low, block, block < most, WIDTH, BLOCK_D, PIECES) * scale
-            weights = tl.where(is_seen, power_of_two(products - shift[:, None]), 0.0)
+            products = inner(q_XD, vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
+            if PIECES == 2:
+                products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
+            weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
             rounded = weights.to(tl.bfloat16)
             rest = (weights - rounded.to(tl.float32)).to(tl.bfloat16)
             of_rows = product(rounded, shared.to(tl.bfloat16)) + product(rest, shared.to(tl.bfloat16))

@@ -28,6 +28,8 @@ MOST_HEADS = 64
 """Of queries, for one key-value head."""
 MOST_SHARED = 256
 """Tokens that a compressed and a selection block have in common: larger counts are no 16-bit floats."""
+LEAST_CHANNELS = 16
+"""Of a tile, for a product."""
 LOG2_E = math.log2(math.e)
 
 
@@ -44,15 +46,17 @@ class Tiles:
     warps: int
 
 
-DENSE = Tiles(rows=64, keys=64, stages=2, warps=2)
+COMPRESSED = Tiles(rows=64, keys=32, stages=2, warps=2)
+WINDOW = Tiles(rows=64, keys=32, stages=2, warps=2)
+SELECTED = Tiles(rows=16, keys=64, stages=2, warps=2)
 SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
 EXACT = Tiles(rows=32, keys=64, stages=1, warps=4)
 CHOOSE = Tiles(rows=1, keys=1024, stages=1, warps=1)
-SELECT = Tiles(rows=16, keys=64, stages=2, warps=2)
-DENSE_ROWS = Tiles(rows=32, keys=64, stages=2, warps=2)
-SELECTED_ROWS = Tiles(rows=16, keys=64, stages=2, warps=2)
-COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
-TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
+COMPRESSED_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
+WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
+SELECTED_BACKWARD = Tiles(rows=16, keys=64, stages=2, warps=2)
+COMPRESSED_KEYS = Tiles(rows=64, keys=32, stages=2, warps=4)
+TOKEN_KEYS = Tiles(rows=64, keys=32, stages=2, warps=4)
 _MOST_SCORED = 128  # compressed blocks of a tile
 
 
@@ -128,7 +132,8 @@ class _Nsa(torch.autograd.Function):
         with torch.autocast(q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
             call = _Call.of(*tensors, position_embedding_LD, blocks, scale)
             selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
-            compressed = _Compressed.of(call, selecting_k_NMD)
+            pieces = 1 if k_BTGD.dtype == torch.float32 else 2
+            compressed = _Compressed.of(call, selecting_k_NMD, pieces=pieces)
             out_BTGRD, selected_NTn = _forward(call, compressed, selecting_k_NMD, queries_per_chunk, wants_gradient)
         if wants_gradient:
             ctx.save_for_backward(*tensors, position_embedding_LD, selected_NTn)
@@ -208,10 +213,14 @@ class _Call:
         """The constants of a kernel of rows and keys."""
         heads, width = self.q_BTGRD.shape[3:]
         block_heads = power_of_two(heads)
+        # one tile, or the largest that is full and one for the rest, if that is less
+        full = 1 << (width.bit_length() - 1)
+        rest = max(LEAST_CHANNELS, power_of_two(width - full)) if width > full else 0
+        block_d, block_e = (full, rest) if full >= LEAST_CHANNELS and rest < full else (max(16, power_of_two(width)), 0)
         return {
             "WIDTH": width, "HEADS": heads, "BLOCK_HEADS": block_heads,
             "BLOCK_TOKENS": max(1, tiles.rows // block_heads), "BLOCK_KEYS": tiles.keys,
-            "BLOCK_D": max(16, power_of_two(width)), "num_warps": tiles.warps, "num_stages": tiles.stages,
+            "BLOCK_D": block_d, "BLOCK_E": block_e, "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip
 
     def cut_selected(self, tiles: Tiles) -> dict[str, int]:
@@ -232,10 +241,10 @@ class _Compressed:
     v_NMD: torch.Tensor
 
     @staticmethod
-    def of(call: _Call, wide_k_NMD: torch.Tensor) -> _Compressed:
+    def of(call: _Call, wide_k_NMD: torch.Tensor, *, pieces: int) -> _Compressed:
         dtype = call.k_BTGD.dtype
         high_NMD = wide_k_NMD.to(dtype)
-        low_NMD = None if dtype == torch.float32 else (wide_k_NMD - high_NMD).to(dtype)
+        low_NMD = None if pieces == 1 else (wide_k_NMD - high_NMD).to(dtype)
         return _Compressed(high_NMD, low_NMD, _compressed(call.v_BTGD, call, torch.float32).to(dtype))
 
     @property
@@ -257,31 +266,76 @@ def _compressed(x_BTGD: torch.Tensor, call: _Call, dtype: torch.dtype) -> torch.
 def _forward(
     call: _Call, compressed: _Compressed, selecting_k_NMD: torch.Tensor, queries_per_chunk: int, keeps_selection: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from . import kernels
-
-    q_BTGRD, blocks, num_tokens = call.q_BTGRD, call.blocks, call.num_tokens
-    groups, heads = q_BTGRD.shape[2:4]
-    out_BTGRD = torch.empty_like(q_BTGRD)
-    num_listed = num_tokens if keeps_selection else queries_per_chunk
-    selected_NTn = q_BTGRD.new_empty((call.num_items, num_listed, blocks.num_selected), dtype=torch.int32)
+    num_listed = call.num_tokens if keeps_selection else queries_per_chunk
+    size_NTn = (call.num_items, num_listed, call.blocks.num_selected)
+    selected_NTn = call.q_BTGRD.new_empty(size_NTn, dtype=torch.int32)
     selection = _Selection.of(call, compressed, selecting_k_NMD, selected_NTn, queries_per_chunk)
-    lse_NCR = q_BTGRD.new_empty((call.num_items, queries_per_chunk, heads), dtype=torch.float32)
-    dense, select = call.cut(DENSE), call.cut_selected(SELECT)
-    for first in range(0, num_tokens, queries_per_chunk):
-        stop = min(first + queries_per_chunk, num_tokens)
-        launch(
-            kernels.attend_dense, (_parts(stop - first, dense["BLOCK_TOKENS"]), call.num_items),
-            *call.inputs, *compressed.tensors, out_BTGRD, lse_NCR, first, stop, num_tokens, groups,
-            call.num_compressed, *call.compression, blocks.window, call.scales[0], PIECES=compressed.pieces, **dense,
-        )  # fmt: skip
+    size_NCR = (call.num_items, queries_per_chunk, call.q_BTGRD.shape[3])
+    lse_NCR = call.q_BTGRD.new_empty(size_NCR, dtype=torch.float32)
+    rows = _Rows(call, torch.empty_like(call.q_BTGRD))
+    for first in range(0, call.num_tokens, queries_per_chunk):
+        stop = min(first + queries_per_chunk, call.num_tokens)
         offset = 0 if keeps_selection else first
+        rows.compressed(COMPRESSED, compressed, first, stop, lse_NCR)
+        rows.window(WINDOW, first, stop)
         selection.select(lse_NCR, first, stop, offset)
-        launch(
-            kernels.attend_selected, (_parts(stop - first, select["BLOCK_TOKENS"]), call.num_items),
-            *call.inputs, selected_NTn, out_BTGRD, first, stop, offset, num_listed, num_tokens, groups,
-            call.scales[0], BLOCK_SELECTED=power_of_two(blocks.num_selected), **select,
+        rows.selected(SELECTED, selected_NTn, first, stop, offset)
+    return rows.to_BTGRD, selected_NTn
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The branches of queries: what they add to the output, or to the gradient of q where ``upstream`` is given."""
+
+    call: _Call
+    to_BTGRD: torch.Tensor
+    upstream_BTGRD: torch.Tensor | None = None
+    grad_gates_BTGR3: torch.Tensor | None = None
+    stats: torch.Tensor | None = None
+
+    def compressed(
+        self, tiles: Tiles, compressed: _Compressed, first: int, stop: int, lse_NCR: torch.Tensor | None
+    ) -> None:
+        """Writes; the other two add."""
+        from .kernels import compressed_rows
+
+        call = self.call
+        self._launch(
+            compressed_rows, call.cut(tiles), first, stop, (call.q_BTGRD,), compressed.tensors, (), (lse_NCR,),
+            (call.num_compressed,), call.compression, PIECES=compressed.pieces,
         )  # fmt: skip
-    return out_BTGRD, selected_NTn
+
+    def window(self, tiles: Tiles, first: int, stop: int) -> None:
+        from .kernels import window_rows
+
+        call = self.call
+        self._launch(
+            window_rows, call.cut(tiles), first, stop, (call.q_BTGRD, call.k_BTGD, call.v_BTGD), (), (), (), (),
+            (call.blocks.window,),
+        )  # fmt: skip
+
+    def selected(self, tiles: Tiles, selected_NTn: torch.Tensor, first: int, stop: int, offset: int) -> None:
+        from .kernels import selected_rows
+
+        call = self.call
+        self._launch(
+            selected_rows, call.cut_selected(tiles), first, stop, (call.q_BTGRD, call.k_BTGD, call.v_BTGD),
+            (selected_NTn,), (offset, selected_NTn.shape[1]), (), (), (),
+            BLOCK_SELECTED=power_of_two(call.blocks.num_selected),
+        )  # fmt: skip
+
+    def _launch(
+        self, kernel: Any, cut: dict[str, int], first: int, stop: int, read: tuple[Any, ...], also: tuple[Any, ...],
+        listed: tuple[int, ...], lse: tuple[Any, ...], counts: tuple[int, ...], sizes: tuple[int, ...], **constants: Any,
+    ) -> None:  # fmt: skip
+        """All three take their arguments in one order."""
+        call = self.call
+        launch(
+            kernel, (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items),
+            *read, call.gates_BTGR3, self.upstream_BTGRD, *also, self.to_BTGRD, self.grad_gates_BTGR3, self.stats, *lse,
+            first, stop, *listed, call.num_tokens, call.q_BTGRD.shape[2], *counts, call.num_rows, *sizes, *call.scales,
+            BACKWARD=self.upstream_BTGRD is not None, **constants, **cut,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -376,29 +430,21 @@ def _backward(
     blocks, num_tokens, num_items = call.blocks, call.num_tokens, call.num_items
     groups = call.q_BTGRD.shape[2]
     order_NTn, bounds_NS = _by_block(selected_NTn, blocks.num_selectable(num_tokens))
-    compressed = _Compressed.of(call, _compressed(call.k_BTGD, call, torch.float64))
+    compressed = _Compressed.of(call, _compressed(call.k_BTGD, call, torch.float32), pieces=1)
     grad_q, grad_k, grad_v, grad_gates = (torch.empty_like(tensor) for tensor in call.inputs)
     stats = call.q_BTGRD.new_empty((NUM_BRANCHES, 2, call.num_rows), dtype=torch.float32)
-    rows, selected_rows = call.cut(DENSE_ROWS), call.cut_selected(SELECTED_ROWS)
-    launch(
-        kernels.dense_gradients_of_rows, (_parts(num_tokens, rows["BLOCK_TOKENS"]), num_items),
-        *call.inputs, upstream_BTGRD, *compressed.tensors, grad_q, grad_gates, stats,
-        num_tokens, groups, call.num_compressed, call.num_rows, *call.compression, blocks.window, *call.scales,
-        PIECES=compressed.pieces, **rows,
-    )  # fmt: skip
-    launch(
-        kernels.selected_gradients_of_rows, (_parts(num_tokens, selected_rows["BLOCK_TOKENS"]), num_items),
-        *call.inputs, upstream_BTGRD, selected_NTn, grad_q, grad_gates, stats, num_tokens, groups, call.num_rows,
-        *call.scales, BLOCK_SELECTED=power_of_two(blocks.num_selected), **selected_rows,
-    )  # fmt: skip
+    rows = _Rows(call, grad_q, upstream_BTGRD, grad_gates, stats)
+    rows.compressed(COMPRESSED_BACKWARD, compressed, 0, num_tokens, None)
+    rows.window(WINDOW_BACKWARD, 0, num_tokens)
+    rows.selected(SELECTED_BACKWARD, selected_NTn, 0, num_tokens, 0)
     grad_k_NMD, grad_v_NMD = (torch.empty_like(compressed.v_NMD, dtype=torch.float32) for _ in range(2))
     of_compressed, of_tokens = call.cut(COMPRESSED_KEYS), call.cut_selected(TOKEN_KEYS)
     if call.num_compressed:
         launch(
             kernels.gradients_of_compressed, (_parts(call.num_compressed, COMPRESSED_KEYS.keys), num_items),
-            call.q_BTGRD, call.gates_BTGR3, upstream_BTGRD, *compressed.tensors, stats, grad_k_NMD, grad_v_NMD,
-            num_tokens, groups, call.num_compressed, call.num_rows, *call.compression, *call.scales,
-            PIECES=compressed.pieces, **of_compressed,
+            call.q_BTGRD, call.gates_BTGR3, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats,
+            grad_k_NMD, grad_v_NMD,
+            num_tokens, groups, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
         )  # fmt: skip
     num_parts = bounds_NS.shape[1] - 1
     launch(
