@@ -30,7 +30,7 @@ def rows_of(token, head, counts, group, num_tokens, groups, HEADS: tl.constexpr)
 
 @triton.jit
 def of_item(tensor, item, num_rows, width):
-    """The rows of one item of the batch. Inside of it 32 bits are enough for a place."""
+    """The rows of one item of the batch."""
     return tensor + item.to(tl.int64) * num_rows * width
 
 
@@ -41,25 +41,26 @@ def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_
     A tile has a power of two of channels. 80 of them are a tile of 64 and one of 16: in one tile of 128, products and
     registers would be 1.6 times as many.
     """
+    begin = (of + at.to(tl.int64) * WIDTH)[:, None]
     channel = tl.arange(0, BLOCK_D)
-    at_first = of + at[:, None] * WIDTH + channel[None, :]
-    first = tl.load(at_first, mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
+    first = tl.load(begin + channel[None, :], mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
     if BLOCK_E == 0:
         return (first,)
     else:
         channel = BLOCK_D + tl.arange(0, BLOCK_E)
-        at_second = of + at[:, None] * WIDTH + channel[None, :]
-        return first, tl.load(at_second, mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
+        mask = is_there[:, None] & (channel < WIDTH)[None, :]
+        return first, tl.load(begin + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def write_vectors(to, at, is_there, tiles, WIDTH: tl.constexpr):
+    begin = (to + at.to(tl.int64) * WIDTH)[:, None]
     for i in tl.static_range(len(tiles)):
         channel = tl.arange(0, tiles[i].shape[1])
         if i == 1:
             channel += tiles[0].shape[1]
         mask = is_there[:, None] & (channel < WIDTH)[None, :]
-        tl.store(to + at[:, None] * WIDTH + channel[None, :], tiles[i].to(to.dtype.element_ty), mask=mask)
+        tl.store(begin + channel[None, :], tiles[i].to(to.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -55,13 +55,13 @@ def score_blocks(
     q, high, low, largest, lse, doubtful, num_doubtful, scores, doubt,
     first, stop, num_tokens, groups, num_compressed, num_selectable,
     compress_block, compress_stride, select_block, step, scale, natural_scale,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, EXACT: tl.constexpr,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, EXACT: tl.constexpr, NUM_TILES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
 
-    A tile of ``BLOCK_KEYS`` compressed blocks has all that ``step`` selection blocks meet. ``EXACT`` scores the queries
+    ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the queries
     in ``doubtful`` in float64, ``high`` being the keys; otherwise ``doubt`` (``[N, C]``) gets the share by which scores
     may be off.
     """
@@ -118,22 +118,24 @@ def score_blocks(
         selectable = begin + tl.arange(0, BLOCK_SELECTABLE)
         # the first compressed block that ends behind the first token of the selection block
         start = tl.maximum(begin * select_block - compress_block + compress_stride, 0) // compress_stride
-        block = start + tl.arange(0, BLOCK_KEYS)
-        shared = shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block)
-        is_seen = (block[None, :] < seen[:, None]) & is_there[:, None]
-        if EXACT:
+        of_rows = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_SELECTABLE], tl.float64 if EXACT else tl.float32)
+        for tile in tl.static_range(NUM_TILES):
+            block = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+            shared = shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block)
+            is_seen = (block[None, :] < seen[:, None]) & is_there[:, None]
             keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
-            products = inner_in_float64(q_XD, keys) * natural_scale
-            weights = tl.where(is_seen, tl.exp(products - shift[:, None]) / total[:, None], 0.0)
-            of_rows = tl.dot(weights, shared.to(tl.float64), out_dtype=tl.float64)
-        else:
-            products = inner(q_XD, vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
-            if PIECES == 2:
-                products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
-            weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
-            rounded = weights.to(tl.bfloat16)
-            rest = (weights - rounded.to(tl.float32)).to(tl.bfloat16)
-            of_rows = product(rounded, shared.to(tl.bfloat16)) + product(rest, shared.to(tl.bfloat16))
+            if EXACT:
+                products = inner_in_float64(q_XD, keys) * natural_scale
+                weights = tl.where(is_seen, tl.exp(products - shift[:, None]) / total[:, None], 0.0)
+                of_rows += tl.dot(weights, shared.to(tl.float64), out_dtype=tl.float64)
+            else:
+                products = inner(q_XD, keys)
+                if PIECES == 2:
+                    products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
+                weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
+                rounded = weights.to(tl.bfloat16)
+                rest = (weights - rounded.to(tl.float32)).to(tl.bfloat16)
+                of_rows += product(rounded, shared.to(tl.bfloat16)) + product(rest, shared.to(tl.bfloat16))
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
         is_score = is_query[:, None] & ((selectable < begin + step) & (selectable < num_selectable))[None, :]

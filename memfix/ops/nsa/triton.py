@@ -23,7 +23,7 @@ from .arguments import NUM_BRANCHES, Blocks, require_nsa
 from .chunked import chunked_nsa
 from .compression import add_gradient_of_places, compress, place_weights
 
-WIDEST = 128
+WIDEST = 256
 MOST_HEADS = 64
 """Of queries, for one key-value head."""
 MOST_SHARED = 256
@@ -47,17 +47,18 @@ class Tiles:
 
 
 COMPRESSED = Tiles(rows=64, keys=32, stages=2, warps=2)
-WINDOW = Tiles(rows=64, keys=32, stages=2, warps=2)
-SELECTED = Tiles(rows=16, keys=64, stages=2, warps=2)
+WINDOW = Tiles(rows=32, keys=32, stages=2, warps=2)
+SELECTED = Tiles(rows=16, keys=32, stages=2, warps=1)
 SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
-EXACT = Tiles(rows=32, keys=64, stages=1, warps=4)
+EXACT = Tiles(rows=32, keys=32, stages=1, warps=4)
 CHOOSE = Tiles(rows=1, keys=1024, stages=1, warps=1)
 COMPRESSED_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
-SELECTED_BACKWARD = Tiles(rows=16, keys=64, stages=2, warps=2)
-COMPRESSED_KEYS = Tiles(rows=64, keys=32, stages=2, warps=4)
-TOKEN_KEYS = Tiles(rows=64, keys=32, stages=2, warps=4)
-_MOST_SCORED = 128  # compressed blocks of a tile
+SELECTED_BACKWARD = Tiles(rows=16, keys=32, stages=2, warps=1)
+COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
+TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=4)
+MOST_MET = 512
+"""Compressed blocks that meet a selection block."""
 
 
 def triton_nsa(
@@ -81,9 +82,9 @@ def triton_nsa(
     output and gradient of q, ``2*B*T*H*D*e``; gradients of k and v, ``2*B*T*G*D*e``; the selection sorted by
     block, ``12*B*T*G*num_selected``; six numbers a row, ``24*B*T*H``; compressed keys, values and their gradients,
     ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for scores instead. Held between the
-    passes: the selection. Products have operands of the working dtype and float32 sums. float64, widths above 128, more
+    passes: the selection. Products have operands of the working dtype and float32 sums. float64, widths above 256, more
     than 64 query heads for a key-value head, and blocks that share more than 256 tokens or meet more than
-    128 compressed blocks take the form ``chunked``.
+    512 compressed blocks take the form ``chunked``.
     """
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
     require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
@@ -99,16 +100,15 @@ def triton_nsa(
 
 
 def _is_taken(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
-    _, num_tokens, groups, heads, width = q_BTGRD.shape
+    heads, width = q_BTGRD.shape[3:]
     shared = min(blocks.compress_block, blocks.select_block)
     met = blocks.compress_block + blocks.select_block
     return (
         q_BTGRD.dtype != torch.float64
-        and num_tokens * groups * heads * width < 2**31
         and width <= WIDEST
         and heads <= MOST_HEADS
         and shared <= MOST_SHARED
-        and met <= _MOST_SCORED * blocks.compress_stride
+        and met <= MOST_MET * blocks.compress_stride
     )
 
 
@@ -407,16 +407,16 @@ class _Selection:
 
         call, blocks = self.call, self.call.blocks
         cut = call.cut(EXACT if exact else SCORE)
-        met = blocks.compress_block + blocks.select_block
-        cut["BLOCK_KEYS"] = max(cut["BLOCK_KEYS"], power_of_two(_parts(met, blocks.compress_stride)))
-        step = (cut["BLOCK_KEYS"] * blocks.compress_stride - blocks.compress_block) // blocks.select_block
+        tokens = cut["BLOCK_KEYS"] * blocks.compress_stride
+        num_tiles = _parts(blocks.compress_block + blocks.select_block, tokens)
+        step = (num_tiles * tokens - blocks.compress_block) // blocks.select_block
         keys = (self.k_NMD, None) if exact else (self.compressed.high_NMD, self.compressed.low_NMD)
         launch(
             score_blocks, (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items),
             call.q_BTGRD, *keys, self.largest_N, lse_NCR, self.doubtful_NC, self.num_doubtful_N, self.scores_NCS,
             self.doubt_NC, first, stop, call.num_tokens, call.q_BTGRD.shape[2], call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
-            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
+            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_tiles, BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
         )  # fmt: skip
 
 
