@@ -33,7 +33,9 @@ from .arguments import Blocks
 DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked", "triton"), otherwise="chunked", kernels="triton")
 FORMS = DISPATCHER.names
 
-CHUNK_BYTES = 2**30  # what the largest tensor of a chunk may take where queries_per_chunk is not given
+# what the largest tensor of a chunk may take where queries_per_chunk is not given
+CHUNK_BYTES = 2**30
+KERNELS_CHUNK_BYTES = 2**27
 
 
 def nsa(
@@ -57,9 +59,11 @@ def nsa(
 
     ``position_embedding`` is ``[compress_block, D]``. ``scale`` is ``D**-0.5`` unless given. Memory grows like T in
     forward and in backward: nothing of size T x T is made or held. Without ``queries_per_chunk`` chunks
-    are as large as ``CHUNK_BYTES`` allows.
+    are as large as ``CHUNK_BYTES`` allows, or ``KERNELS_CHUNK_BYTES`` in the form ``triton``.
+
+    ``form="auto"`` takes ``triton`` on a GPU where Triton is installed, and ``chunked`` elsewhere.
     """
-    chosen = DISPATCHER.function(form, q)
+    name = DISPATCHER.chosen(form, q)
     require_shape("q", q, "B T H D")
     require_shape("k", k, "B T G D")
     require_shape("gates", gates, "B T H 3")
@@ -69,7 +73,9 @@ def nsa(
     if gates.shape[2] != num_heads:
         raise ValueError(f"gates must have a row for each of {num_heads} heads of q, got {gates.shape[2]}")
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
-    out_BTGRD: torch.Tensor = chosen(
+    if queries_per_chunk is None:
+        queries_per_chunk = (_scored_chunk if name == "triton" else _fitting_chunk)(q, groups, blocks)
+    out_BTGRD: torch.Tensor = DISPATCHER.function(name)(
         q.unflatten(2, (groups, -1)),
         k,
         v,
@@ -81,7 +87,7 @@ def nsa(
         num_selected=num_selected,
         window=window,
         scale=scale,
-        queries_per_chunk=_fitting_chunk(q, groups, blocks) if queries_per_chunk is None else queries_per_chunk,
+        queries_per_chunk=queries_per_chunk,
     )
     return out_BTGRD.flatten(2, 3)
 
@@ -93,3 +99,10 @@ def _fitting_chunk(q_BTHD: torch.Tensor, groups: int, blocks: Blocks) -> int:
     gathered_bytes = batch * groups * num_gathered * width * 4  # the gradients of the keys that a query reads
     compressed_bytes = batch * num_heads * blocks.num_compressed(num_tokens) * 8  # its float64 scores
     return max(1, min(num_tokens, CHUNK_BYTES // max(gathered_bytes, compressed_bytes, 1)))
+
+
+def _scored_chunk(q_BTHD: torch.Tensor, groups: int, blocks: Blocks) -> int:
+    """As many queries as keep the scores of their blocks within ``KERNELS_CHUNK_BYTES``, by 64."""
+    batch, num_tokens, _, _ = q_BTHD.shape
+    score_bytes = batch * groups * blocks.num_selectable(num_tokens) * 4
+    return min(num_tokens, max(64, KERNELS_CHUNK_BYTES // score_bytes // 64 * 64))

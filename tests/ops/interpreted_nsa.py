@@ -1,0 +1,113 @@
+"""Calls of the kernels of native sparse attention, to be made where they are interpreted, with naive's beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memfix.ops.nsa import naive, nsa, triton
+from memfix.ops.nsa.triton import Tiles, triton_nsa
+
+SIZES: dict[str, Any] = {"compress_block": 4, "compress_stride": 2, "select_block": 6, "num_selected": 4, "window": 7}
+SMALL = {"tokens": 40, "heads": 2, "width": 8}
+CALLS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "two tiles of channels": ({**SMALL, "width": 80}, {}),
+    "channels for one tile and a rest that is too small": ({**SMALL, "width": 20}, {}),
+    "as many heads as a tile has rows": ({**SMALL, "heads": 17}, {}),
+    "selection blocks of several tiles": ({**SMALL, "tokens": 90}, {"select_block": 40, "num_selected": 2}),
+    "more compressed blocks than a tile in a selection block": (
+        {**SMALL, "tokens": 90},
+        {"compress_block": 40, "compress_stride": 1, "select_block": 30, "num_selected": 3},
+    ),
+    "no complete block": ({**SMALL, "tokens": 3}, {}),
+    "one token": ({**SMALL, "tokens": 1}, {"num_selected": 1, "window": 1}),
+}
+MAGNITUDES = (0.0, 1.0, 8.0, 30.0)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def inputs(tokens: int, heads: int, width: int, dtype: torch.dtype = torch.float32, magnitude: float = 1.0) -> Any:
+    """q of two key-value heads, k, v and gates: all leaves."""
+    made = torch.Generator().manual_seed(0)
+    q = magnitude * torch.randn(2, tokens, 2, heads, width, generator=made)
+    k = magnitude * torch.randn(2, tokens, 2, width, generator=made)
+    v = torch.randn(2, tokens, 2, width, generator=made)
+    gates = torch.rand(2, tokens, 2, heads, 3, generator=made)
+    return [tensor.to(dtype).requires_grad_() for tensor in (q, k, v, gates)]
+
+
+def everything() -> dict[str, Any]:
+    """In one go: a child that interprets kernels takes seconds to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton, "CHOOSE", Tiles(rows=16, keys=16, stages=1, warps=1))
+        found: dict[str, Any] = {name: errors(*call) for name, call in CALLS.items()}
+        found["selected"] = {(dtype, size): selections(dtype, size) for dtype in DTYPES for size in MAGNITUDES}
+        found["doubtful"] = [num_doubtful(size) for size in MAGNITUDES]
+        found["twice"] = [gradients(triton_nsa, inputs(**SMALL), {**SIZES, "queries_per_chunk": 16}) for _ in range(2)]
+        found["second derivative"] = second_derivative()
+        tensors = [tensor.flatten(2, 3) if tensor.dim() == 5 else tensor for tensor in inputs(**SMALL)]
+        found["as users call it"] = [nsa(*tensors, **SIZES, form=form) for form in ("triton", "chunked")]
+    return found
+
+
+def gradients(form: Any, tensors: Any, options: dict[str, Any]) -> list[torch.Tensor]:
+    out = form(*tensors, **options)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, tensors, upstream)]
+
+
+def errors(shape: dict[str, int], sizes: dict[str, int]) -> list[tuple[float, float]]:
+    """Of the output and all gradients against naive in float64, beside naive's own."""
+    options = {**SIZES, **sizes}
+    tensors = inputs(**shape)
+    truths = gradients(naive.naive_nsa, [tensor.detach().double().requires_grad_() for tensor in tensors], options)
+    ours = gradients(triton_nsa, tensors, {**options, "queries_per_chunk": 33})
+    theirs = gradients(naive.naive_nsa, tensors, options)
+    return [
+        tuple(float((got.double() - truth).norm() / (1 + truth.norm())) for got in both)  # type: ignore[misc]
+        for truth, *both in zip(truths, ours, theirs, strict=True)
+    ]
+
+
+def selections(dtype: torch.dtype, magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masks of the blocks that the kernels select and that naive selects."""
+    masks: list[torch.Tensor] = []
+    honest = naive._selected
+    tensors = inputs(100, 3, 8, dtype, magnitude)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(naive, "_selected", lambda *arguments: masks.append(honest(*arguments)) or masks[-1])
+        naive.naive_nsa(*tensors, **SIZES)
+    out = triton_nsa(*tensors, **SIZES, queries_per_chunk=48)
+    assert out.grad_fn is not None
+    selected = out.grad_fn.saved_tensors[-1].long()  # type: ignore[attr-defined]
+    mask = torch.zeros(*selected.shape[:2], masks[0].shape[-1] + 1, dtype=torch.bool)
+    mask.scatter_(-1, selected.where(selected >= 0, masks[0].shape[-1]), True)
+    return mask[..., :-1], masks[0].flatten(0, 1)
+
+
+def num_doubtful(magnitude: float) -> int:
+    """Queries that were scored twice."""
+    counted: list[torch.Tensor] = []
+    honest = triton._Selection._score
+
+    def noted(self: Any, *arguments: Any, exact: bool) -> None:
+        if exact:
+            counted.append(self.num_doubtful_N.clone())
+        honest(self, *arguments, exact=exact)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton._Selection, "_score", noted)
+        triton_nsa(*inputs(100, 3, 8, torch.bfloat16, magnitude), **SIZES, queries_per_chunk=100)
+    return int(sum(counted).sum())  # type: ignore[union-attr]
+
+
+def second_derivative() -> str:
+    tensors = inputs(9, 1, 8)
+    try:
+        out = triton_nsa(*tensors, **SIZES, queries_per_chunk=9)
+        torch.autograd.grad(out.sum(), tensors[0], create_graph=True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
