@@ -2,9 +2,9 @@
 
 Its compressed blocks are its selection blocks, their plain means; ours may overlap and have a position embedding. It takes
 query heads by 16 for a key-value head, where the incident has 4: it gets each of those four times, and three of the
-four outputs are dropped. Its window branch needs flash-attention. So both are compared in the case ``plain``, where they
-compute the same: the compressed and the selected branch, and a window of one token, which is the token's value. At the
-incident's own sizes, whose compressed blocks are four times as many, it does not run.
+four outputs are dropped. Its window branch needs flash-attention. So both are compared where they compute the same: the
+compressed and the selected branch, and a window of one token, which is the token's value. At the incident's own sizes,
+whose compressed blocks are four times as many, it does not run.
 
 Blocks are compared where errors are taken only as far as all are selected: it scores them in 16 bits, and of nearly equal
 ones it takes others.
@@ -76,17 +76,18 @@ def in_its_words(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _FORMS = ("chunked", "triton")  # naive takes terabytes
+_ALIKE = "compress_block=64 compress_stride=64 window=1 absent=position_embedding"
 
 COMPARISON = Comparison(
     peers={"fla": Peer("flash-linear-attention", _fla, ("fla", "triton"))},
     tables={
         "shapes": Table(
             [
-                Entry("plain", "T=131072", _FORMS),
-                Entry("plain", forms=_FORMS),
-                Entry("plain", "G=4 R=16 D=128", _FORMS),
+                Entry("two branches", _ALIKE, _FORMS),
+                Entry("two branches, 32,768 tokens", f"T=32768 {_ALIKE}", _FORMS),
+                Entry("16 heads of 128 each", f"T=32768 G=4 R=16 D=128 {_ALIKE}", _FORMS),
                 Entry("incident", forms=_FORMS, peers=()),
-                Entry("incident", "T=32768", _FORMS, ()),
+                Entry("32,768 tokens", "T=32768", _FORMS, ()),
             ],
             phases=("train", "forward"),
         ),

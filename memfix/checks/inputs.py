@@ -78,7 +78,7 @@ class Draw:
             if not equals:
                 raise UsageError(f"--at is a list of name=value, got {part!r}")
             kind, dot, of_input = key.partition(".")
-            named = of_input if dot else value if key in ("frozen", "present", "spoiled") else None
+            named = of_input if dot else value if key in ("frozen", "present", "absent", "spoiled") else None
             if named is not None and named not in names:
                 raise UsageError(f"--at: {contract.name} has no input {named!r}{did_you_mean(named, names)}")
             try:
@@ -88,6 +88,8 @@ class Draw:
                     frozen.add(value)
                 elif key == "present":
                     present.append(value)
+                elif key == "absent":  # of what a case has
+                    present.remove(value)
                 elif key in _READERS:
                     own[key] = _READERS[key](value)
                 elif key in contract.choices:

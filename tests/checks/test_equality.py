@@ -203,6 +203,7 @@ def test_draw_is_read_back_from_its_line():
         "dtype=bfloat16,present=bias,seed=7,share=1,layout.hidden=strided,pattern.weight=runs,frozen=weight"
     )
     assert Draw.parsed(made, line).spelled() == line
+    assert Draw.parsed(made, f"{line},absent=bias").spelled() == line.replace("present=bias,", "")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,8 @@ def test_draw_is_read_back_from_its_line():
         ("pattern.hiden=runs", "--at: linear_cross_entropy has no input 'hiden'; did you mean 'hidden'?"),
         ("reduction=max", "--at: cannot read 'reduction=max'"),
         ("present=bais", "--at: linear_cross_entropy has no input 'bais'; did you mean 'bias'?"),
+        ("absent=bais", "--at: linear_cross_entropy has no input 'bais'; did you mean 'bias'?"),
+        ("absent=bias", "--at: cannot read 'absent=bias'"),
     ],
 )
 def test_line_that_cannot_be_read_is_refused(line, message):

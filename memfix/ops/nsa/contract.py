@@ -92,9 +92,6 @@ contract = Contract(
     cases={
         "incident": {"B": 1, "T": 131_072, "G": 8, "R": 4, "D": 80, **_PAPER, "queries_per_chunk": 4096}
         | {"dtype": "bfloat16", **_EMBEDDED},
-        # compressed blocks as selection blocks, without an embedding: what other kernels compute too
-        "plain": {"B": 1, "T": 32_768, "G": 8, "R": 4, "D": 80, **_PAPER, "compress_block": 64}
-        | {"compress_stride": 64, "window": 1, "queries_per_chunk": 4096, "dtype": "bfloat16"},
         # strides so small that a shape drawn near the case does not have one above its block
         "medium": {"B": 1, "T": 4096, "G": 2, "R": 4, "D": 64, **_PAPER, "compress_block": 16}
         | {"compress_stride": 2, "queries_per_chunk": 2048, "dtype": "bfloat16", **_EMBEDDED},
