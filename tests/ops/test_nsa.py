@@ -198,7 +198,7 @@ def test_calls_that_do_not_fit_together_are_refused() -> None:
         nsa(q, k, v, gates[:, :, :4], **SIZES)
     with pytest.raises(ValueError, match=r"gates must have shape .* to go with q, got \[2, 9, 2, 3, 2\]"):
         nsa(q, k, v, gates[..., :2], **SIZES)
-    with pytest.raises(ValueError, match="form must be one of auto, chunked, got 'flash'"):
+    with pytest.raises(ValueError, match="form must be one of auto, chunked, triton, got 'flash'"):
         nsa(q, k, v, gates, **SIZES, form="flash")
     with pytest.raises(ValueError, match="queries_per_chunk must be at least 1, got 0"):
         nsa(q, k, v, gates, **SIZES, queries_per_chunk=0)

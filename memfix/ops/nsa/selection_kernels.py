@@ -135,7 +135,8 @@ def score_blocks(
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
                 rounded = weights.to(tl.bfloat16)
                 rest = (weights - rounded.to(tl.float32)).to(tl.bfloat16)
-                of_rows += product(rounded, shared.to(tl.bfloat16)) + product(rest, shared.to(tl.bfloat16))
+                few = shared.to(tl.float32).to(tl.bfloat16)  # of integers the interpreter makes no bfloat16
+                of_rows += product(rounded, few) + product(rest, few)
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
         is_score = is_query[:, None] & ((selectable < begin + step) & (selectable < num_selectable))[None, :]
