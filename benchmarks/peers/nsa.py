@@ -1,13 +1,12 @@
 """Native sparse attention beside flash-linear-attention's ``parallel_nsa``.
 
-Its compressed blocks are its selection blocks, their plain means; ours may overlap and have a position embedding. It takes
-query heads by 16 for a key-value head, where the incident has 4: it gets each of those four times, and three of the
-four outputs are dropped. Its window branch needs flash-attention. So both are compared where they compute the same: the
-compressed and the selected branch, and a window of one token, which is the token's value. At the incident's own sizes,
-whose compressed blocks are four times as many, it does not run.
+Its compressed blocks are its selection blocks, their plain means; ours may overlap and have a position embedding. It
+takes query heads by 16 for a key-value head, where the incident has 4: it gets each of those four times, and three of
+the four outputs are dropped. Its window branch needs flash-attention. So both are compared where they compute the same:
+the compressed and the selected branch, and a window of one token, which is the token's value. At the incident's own
+sizes, whose compressed blocks are four times as many, it does not run.
 
-Blocks are compared where errors are taken only as far as all are selected: it scores them in 16 bits, and of nearly equal
-ones it takes others.
+Errors are taken where every block is selected: it scores them in 16 bits, and of nearly equal ones it takes others.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, D width of a head

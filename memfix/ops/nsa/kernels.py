@@ -44,12 +44,12 @@ def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_
     begin = (of + at.to(tl.int64) * WIDTH)[:, None]
     channel = tl.arange(0, BLOCK_D)
     first = tl.load(begin + channel[None, :], mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
-    if BLOCK_E == 0:
-        return (first,)
-    else:
+    tiles = (first,)
+    if BLOCK_E > 0:
         channel = BLOCK_D + tl.arange(0, BLOCK_E)
         mask = is_there[:, None] & (channel < WIDTH)[None, :]
-        return first, tl.load(begin + channel[None, :], mask=mask, other=0.0)
+        tiles = (first, tl.load(begin + channel[None, :], mask=mask, other=0.0))
+    return tiles
 
 
 @triton.jit
@@ -66,10 +66,10 @@ def write_vectors(to, at, is_there, tiles, WIDTH: tl.constexpr):
 @triton.jit
 def zeros(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     first = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    if BLOCK_E == 0:
-        return (first,)
-    else:
-        return first, tl.zeros([ROWS, BLOCK_E], tl.float32)
+    tiles = (first,)
+    if BLOCK_E > 0:
+        tiles = (first, tl.zeros([ROWS, BLOCK_E], tl.float32))
+    return tiles
 
 
 @triton.jit
@@ -85,38 +85,38 @@ def inner(left, right):
 def plus_product(sums, weights, tiles):
     """``sums + weights @ tiles``"""
     first = sums[0] + product(weights.to(tiles[0].dtype), tiles[0])
-    if len(sums) == 1:
-        return (first,)
-    else:
-        return first, sums[1] + product(weights.to(tiles[1].dtype), tiles[1])
+    both = (first,)
+    if len(sums) == 2:
+        both = (first, sums[1] + product(weights.to(tiles[1].dtype), tiles[1]))
+    return both
 
 
 @triton.jit
 def plus(one, other):
     first = one[0] + other[0].to(tl.float32)
-    if len(one) == 1:
-        return (first,)
-    else:
-        return first, one[1] + other[1].to(tl.float32)
+    both = (first,)
+    if len(one) == 2:
+        both = (first, one[1] + other[1].to(tl.float32))
+    return both
 
 
 @triton.jit
 def times(tiles, factor):
     """By a number, or by one for each row, ``[X, 1]``."""
     first = tiles[0] * factor
-    if len(tiles) == 1:
-        return (first,)
-    else:
-        return first, tiles[1] * factor
+    both = (first,)
+    if len(tiles) == 2:
+        both = (first, tiles[1] * factor)
+    return both
 
 
 @triton.jit
 def by_channel(tiles, factors):
     first = tiles[0] * factors[0]
-    if len(tiles) == 1:
-        return (first,)
-    else:
-        return first, tiles[1] * factors[1]
+    both = (first,)
+    if len(tiles) == 2:
+        both = (first, tiles[1] * factors[1])
+    return both
 
 
 @triton.jit
@@ -133,10 +133,10 @@ def nothing_yet(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = zeros(ROWS, BLOCK_D, BLOCK_E)
+    known = (top, total, sums)
     if BACKWARD:
-        return top, total, tl.zeros([ROWS], tl.float32), sums, zeros(ROWS, BLOCK_D, BLOCK_E)
-    else:
-        return top, total, sums
+        known = (top, total, tl.zeros([ROWS], tl.float32), sums, zeros(ROWS, BLOCK_D, BLOCK_E))
+    return known
 
 
 @triton.jit

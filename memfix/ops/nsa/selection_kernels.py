@@ -37,7 +37,7 @@ def shared_tokens(block, selectable, num_compressed, compress_block, compress_st
 
 @triton.jit
 def in_float64(tile):
-    """Triton 3.6 fails where an operand of a float64 product is loaded in another dtype; a sum of one term stops that."""
+    """Triton 3.6 fails where an operand of a float64 product was loaded in another dtype; a sum of one term helps."""
     return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1], 1]).to(tl.float64), 2)
 
 
@@ -61,9 +61,9 @@ def score_blocks(
 ):  # fmt: skip
     """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
 
-    ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the queries
-    in ``doubtful`` in float64, ``high`` being the keys; otherwise ``doubt`` (``[N, C]``) gets the share by which scores
-    may be off.
+    ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the
+    queries in ``doubtful`` in float64, ``high`` being the keys; otherwise ``doubt`` (``[N, C]``) gets the share by
+    which scores may be off.
     """
     n = tl.program_id(1)
     item, group = n // groups, n % groups

@@ -1,8 +1,9 @@
 """Native sparse attention on a GPU: scores stay in registers, and every key block is read where it lies.
 
-Forward goes through the queries in chunks, for the sake of one tensor: the scores by which blocks are selected. Backward
-makes everything again from the inputs and the selection, which is all that is held. The gradient of a key is summed by
-one program over the rows that read it, found by sorting the selection by block: no atomics, the same every time.
+Forward goes through the queries in chunks, for the sake of one tensor: the scores by which blocks are selected.
+Backward makes everything again from the inputs and the selection, which is all that is held. The gradient of a key is
+summed by one program over the rows that read it, found by sorting the selection by block: no atomics, the same every
+time.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, L places of a compression
@@ -128,24 +129,24 @@ class _Nsa(torch.autograd.Function):
         scale: float,
         wants_gradient: bool,
     ) -> torch.Tensor:
-        tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3)
+        tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
         with torch.autocast(q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
-            call = _Call.of(*tensors, position_embedding_LD, blocks, scale)
+            call = _Call.of(*tensors, blocks, scale)
             selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
             pieces = 1 if k_BTGD.dtype == torch.float32 else 2
             compressed = _Compressed.of(call, selecting_k_NMD, pieces=pieces)
             out_BTGRD, selected_NTn = _forward(call, compressed, selecting_k_NMD, queries_per_chunk, wants_gradient)
         if wants_gradient:
-            ctx.save_for_backward(*tensors, position_embedding_LD, selected_NTn)
+            ctx.save_for_backward(*tensors, selected_NTn)
         ctx.options = (blocks, scale)
         return out_BTGRD
 
     @staticmethod
     @first_derivative_only("nsa")
     def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        *tensors, position_embedding_LD, selected_NTn = ctx.saved_tensors
+        *tensors, selected_NTn = ctx.saved_tensors
         with torch.autocast(upstream_BTGRD.device.type, enabled=False):
-            call = _Call.of(*tensors, position_embedding_LD, *ctx.options)
+            call = _Call.of(*tensors, *ctx.options)
             gradients = _backward(call, upstream_BTGRD.contiguous(), selected_NTn, ctx.needs_input_grad[4])
         return *gradients, None, None, None, None
 
@@ -172,8 +173,8 @@ class _Call:
         blocks: Blocks,
         scale: float,
     ) -> _Call:
-        dense = (tensor.contiguous() for tensor in (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3))
-        return _Call(*dense, position_embedding_LD, blocks, scale)
+        q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3 = (x.contiguous() for x in (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3))
+        return _Call(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, scale)
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -187,6 +188,11 @@ class _Call:
     def num_items(self) -> int:
         """N"""
         return self.q_BTGRD.shape[0] * self.q_BTGRD.shape[2]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens, and key-value heads."""
+        return self.q_BTGRD.shape[1], self.q_BTGRD.shape[2]
 
     @property
     def num_rows(self) -> int:
@@ -299,43 +305,44 @@ class _Rows:
         """Writes; the other two add."""
         from .kernels import compressed_rows
 
-        call = self.call
-        self._launch(
-            compressed_rows, call.cut(tiles), first, stop, (call.q_BTGRD,), compressed.tensors, (), (lse_NCR,),
-            (call.num_compressed,), call.compression, PIECES=compressed.pieces,
+        call, cut = self.call, self.call.cut(tiles)
+        launch(
+            compressed_rows, self._grid(cut, first, stop),
+            call.q_BTGRD, call.gates_BTGR3, self.upstream_BTGRD, *compressed.tensors, *self._written, lse_NCR,
+            first, stop, *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales,
+            PIECES=compressed.pieces, BACKWARD=self.is_backward, **cut,
         )  # fmt: skip
 
     def window(self, tiles: Tiles, first: int, stop: int) -> None:
         from .kernels import window_rows
 
-        call = self.call
-        self._launch(
-            window_rows, call.cut(tiles), first, stop, (call.q_BTGRD, call.k_BTGD, call.v_BTGD), (), (), (), (),
-            (call.blocks.window,),
+        call, cut = self.call, self.call.cut(tiles)
+        launch(
+            window_rows, self._grid(cut, first, stop), *call.inputs, self.upstream_BTGRD, *self._written,
+            first, stop, *call.counts, call.num_rows, call.blocks.window, *call.scales,
+            BACKWARD=self.is_backward, **cut,
         )  # fmt: skip
 
     def selected(self, tiles: Tiles, selected_NTn: torch.Tensor, first: int, stop: int, offset: int) -> None:
         from .kernels import selected_rows
 
-        call = self.call
-        self._launch(
-            selected_rows, call.cut_selected(tiles), first, stop, (call.q_BTGRD, call.k_BTGD, call.v_BTGD),
-            (selected_NTn,), (offset, selected_NTn.shape[1]), (), (), (),
-            BLOCK_SELECTED=power_of_two(call.blocks.num_selected),
+        call, cut = self.call, self.call.cut_selected(tiles)
+        launch(
+            selected_rows, self._grid(cut, first, stop), *call.inputs, self.upstream_BTGRD, selected_NTn,
+            *self._written, first, stop, offset, selected_NTn.shape[1], *call.counts, call.num_rows, *call.scales,
+            BACKWARD=self.is_backward, BLOCK_SELECTED=power_of_two(call.blocks.num_selected), **cut,
         )  # fmt: skip
 
-    def _launch(
-        self, kernel: Any, cut: dict[str, int], first: int, stop: int, read: tuple[Any, ...], also: tuple[Any, ...],
-        listed: tuple[int, ...], lse: tuple[Any, ...], counts: tuple[int, ...], sizes: tuple[int, ...], **constants: Any,
-    ) -> None:  # fmt: skip
-        """All three take their arguments in one order."""
-        call = self.call
-        launch(
-            kernel, (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items),
-            *read, call.gates_BTGR3, self.upstream_BTGRD, *also, self.to_BTGRD, self.grad_gates_BTGR3, self.stats, *lse,
-            first, stop, *listed, call.num_tokens, call.q_BTGRD.shape[2], *counts, call.num_rows, *sizes, *call.scales,
-            BACKWARD=self.upstream_BTGRD is not None, **constants, **cut,
-        )  # fmt: skip
+    @property
+    def is_backward(self) -> bool:
+        return self.upstream_BTGRD is not None
+
+    @property
+    def _written(self) -> tuple[torch.Tensor | None, ...]:
+        return self.to_BTGRD, self.grad_gates_BTGR3, self.stats
+
+    def _grid(self, cut: dict[str, int], first: int, stop: int) -> tuple[int, int]:
+        return _parts(stop - first, cut["BLOCK_TOKENS"]), self.call.num_items
 
 
 @dataclass(frozen=True)
@@ -362,18 +369,20 @@ class _Selection:
         queries_per_chunk: int,
     ) -> _Selection:
         num_items, num_compressed, width = k_NMD.shape
-        if num_compressed:
-            largest_N = torch.linalg.vector_norm(k_NMD, dim=-1).amax(-1)
-        else:
-            largest_N = k_NMD.new_zeros(num_items)
+        lengths_NM = torch.linalg.vector_norm(k_NMD, dim=-1)
+        largest_N = lengths_NM.amax(-1) if num_compressed else k_NMD.new_zeros(num_items)
         if call.q_BTGRD.dtype == torch.float16:
             largest_N += width**0.5 / 2**8  # what the second piece drops of it has no exponent
         size_NC = (num_items, queries_per_chunk)
         doubt_NC = k_NMD.new_empty(size_NC, dtype=torch.float32)
-        listed = [k_NMD.new_empty(size, dtype=torch.int32) for size in (size_NC, size_NC, (num_items,))]
+        is_doubtful_NC, doubtful_NC = (k_NMD.new_empty(size_NC, dtype=torch.int32) for _ in range(2))
+        num_doubtful_N = k_NMD.new_empty(num_items, dtype=torch.int32)
         size_NCS = (*size_NC, call.blocks.num_selectable(call.num_tokens))
         scores_NCS = k_NMD.new_empty(size_NCS, dtype=torch.float32)
-        return _Selection(call, compressed, k_NMD, largest_N, scores_NCS, doubt_NC, *listed, selected_NTn)
+        return _Selection(
+            call, compressed, k_NMD, largest_N, scores_NCS, doubt_NC, is_doubtful_NC, doubtful_NC, num_doubtful_N,
+            selected_NTn,
+        )  # fmt: skip
 
     def select(self, lse_NCR: torch.Tensor, first: int, stop: int, offset: int) -> None:
         """List the blocks of the queries from ``first`` to ``stop``, the list beginning at ``offset``."""
@@ -414,9 +423,10 @@ class _Selection:
         launch(
             score_blocks, (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items),
             call.q_BTGRD, *keys, self.largest_N, lse_NCR, self.doubtful_NC, self.num_doubtful_N, self.scores_NCS,
-            self.doubt_NC, first, stop, call.num_tokens, call.q_BTGRD.shape[2], call.num_compressed, num_selectable,
+            self.doubt_NC, first, stop, *call.counts, call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
-            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_tiles, BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
+            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_tiles,
+            BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
         )  # fmt: skip
 
 
@@ -428,7 +438,6 @@ def _backward(
     from . import kernels
 
     blocks, num_tokens, num_items = call.blocks, call.num_tokens, call.num_items
-    groups = call.q_BTGRD.shape[2]
     order_NTn, bounds_NS = _by_block(selected_NTn, blocks.num_selectable(num_tokens))
     compressed = _Compressed.of(call, _compressed(call.k_BTGD, call, torch.float32), pieces=1)
     grad_q, grad_k, grad_v, grad_gates = (torch.empty_like(tensor) for tensor in call.inputs)
@@ -444,13 +453,13 @@ def _backward(
             kernels.gradients_of_compressed, (_parts(call.num_compressed, COMPRESSED_KEYS.keys), num_items),
             call.q_BTGRD, call.gates_BTGR3, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats,
             grad_k_NMD, grad_v_NMD,
-            num_tokens, groups, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
+            *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
         )  # fmt: skip
     num_parts = bounds_NS.shape[1] - 1
     launch(
         kernels.gradients_of_tokens, (num_parts * _parts(blocks.select_block, of_tokens["BLOCK_KEYS"]), num_items),
         *call.inputs, upstream_BTGRD, stats, order_NTn, bounds_NS, grad_k_NMD, grad_v_NMD, call.places(torch.float32),
-        grad_k, grad_v, num_tokens, groups, call.num_compressed, call.num_rows, num_parts, *call.compression,
+        grad_k, grad_v, *call.counts, call.num_compressed, call.num_rows, num_parts, *call.compression,
         blocks.window, *call.scales, **of_tokens,
     )  # fmt: skip
     grad_places = None
