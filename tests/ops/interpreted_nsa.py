@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def everything() -> dict[str, Any]:
         patch.setattr(triton, "CHOOSE", Tiles(rows=16, keys=16, stages=1, warps=1))
         found: dict[str, Any] = {name: errors(*call) for name, call in CALLS.items()}
         found["selected"] = {(dtype, size): selections(dtype, size) for dtype in DTYPES for size in MAGNITUDES}
+        found["selected by 16 bits"] = [selected_by_16_bits(size) for size in MAGNITUDES[1:]]
         found["doubtful"] = [num_doubtful(size) for size in MAGNITUDES]
         found["twice"] = [gradients(triton_nsa, inputs(**SMALL), {**SIZES, "queries_per_chunk": 16}) for _ in range(2)]
         found["second derivative"] = second_derivative()
@@ -85,6 +87,22 @@ def selections(dtype: torch.dtype, magnitude: float) -> tuple[torch.Tensor, torc
     mask = torch.zeros(*selected.shape[:2], masks[0].shape[-1] + 1, dtype=torch.bool)
     mask.scatter_(-1, selected.where(selected >= 0, masks[0].shape[-1]), True)
     return mask[..., :-1], masks[0].flatten(0, 1)
+
+
+def selected_by_16_bits(magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, by compressed keys in one piece of bfloat16 and never in float64."""
+    honest = triton._Selection._score
+
+    def quick(self: Any, *arguments: Any, exact: bool) -> None:
+        if exact:
+            self.num_doubtful_N.zero_()
+        else:
+            rounded = dataclasses.replace(self.compressed, low_NMD=None)
+            honest(dataclasses.replace(self, compressed=rounded), *arguments, exact=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton._Selection, "_score", quick)
+        return selections(torch.bfloat16, magnitude)
 
 
 def num_doubtful(magnitude: float) -> int:

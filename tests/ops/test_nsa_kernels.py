@@ -39,6 +39,11 @@ def test_selects_the_blocks_that_naive_selects(answers: dict[str, Any], dtype: t
     assert torch.equal(ours, theirs)
 
 
+def test_keys_of_16_bits_would_select_others(answers: dict[str, Any]) -> None:
+    """So the test above would see it."""
+    assert not any(torch.equal(*both) for both in answers["selected by 16 bits"])
+
+
 def test_queries_are_scored_twice_where_scores_tie_and_seldom_elsewhere(answers: dict[str, Any]) -> None:
     """Of 400, 304 have more blocks than are selected."""
     all_equal, *others = answers["doubtful"]

@@ -53,7 +53,6 @@ _CUT = (
     "SELECTED_BACKWARD", "COMPRESSED_KEYS", "TOKEN_KEYS",
 )  # fmt: skip
 _SMALL_TILES = {
-    f"{_KERNELS}.WIDEST": 7,
     f"{_KERNELS}.CHOOSE": Tiles(rows=16, keys=8, stages=1, warps=4),
     **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=4) for name in _CUT},
 }
