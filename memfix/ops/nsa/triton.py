@@ -213,7 +213,7 @@ class _Call:
 
     def places(self, dtype: torch.dtype) -> torch.Tensor:
         """``[L, D]``: what each token of a block adds to the block's vector."""
-        return place_weights(self.position_embedding_LD, self.blocks.compress_block, self.k_BTGD, dtype)
+        return place_weights(self.position_embedding_LD, self.blocks.compress_block, self.k_BTGD, dtype).contiguous()
 
     def cut(self, tiles: Tiles) -> dict[str, int]:
         """The constants of a kernel of rows and keys."""
