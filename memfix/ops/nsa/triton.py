@@ -29,8 +29,10 @@ MOST_HEADS = 64
 """Of queries, for one key-value head."""
 MOST_SHARED = 256
 """Tokens that a compressed and a selection block have in common: larger counts are no 16-bit floats."""
-LEAST_CHANNELS = 16
+LEAST_CHANNELS = LEAST_ROWS = 16
 """Of a tile, for a product."""
+FEW_CHANNELS = 96
+"""With more, tiles have half as many rows, or registers spill."""
 LOG2_E = math.log2(math.e)
 
 
@@ -223,9 +225,10 @@ class _Call:
         full = 1 << (width.bit_length() - 1)
         rest = max(LEAST_CHANNELS, power_of_two(width - full)) if width > full else 0
         block_d, block_e = (full, rest) if full >= LEAST_CHANNELS and rest < full else (max(16, power_of_two(width)), 0)
+        rows = tiles.rows if block_d + block_e <= FEW_CHANNELS else max(LEAST_ROWS, tiles.rows // 2)
         return {
             "WIDTH": width, "HEADS": heads, "BLOCK_HEADS": block_heads,
-            "BLOCK_TOKENS": max(1, tiles.rows // block_heads), "BLOCK_KEYS": tiles.keys,
+            "BLOCK_TOKENS": max(1, rows // block_heads), "BLOCK_KEYS": tiles.keys,
             "BLOCK_D": block_d, "BLOCK_E": block_e, "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip
 
