@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import memfix
+from memfix.errors import MeasurementError
 
 Step = Callable[[], object]
 WARMUP = 3
@@ -88,6 +92,19 @@ def classifier_train(device: str, **options: Any) -> Step:
         head.zero_grad()
 
     return step
+
+
+def peak_after_a_step_that_imports_compilers() -> int:
+    """The peak of ``classifier_train``, after a step that itself imports Inductor and then fails."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def build(device: str) -> Step:
+        x = torch.empty(1, 2, 64, 16, device=device)
+        return lambda: flex_attention(x, x, x)
+
+    with contextlib.suppress(MeasurementError):
+        memfix.peak(build)
+    return memfix.peak(classifier_train).peak_bytes
 
 
 def adamw_step(device: str, **options: Any) -> Step:

@@ -6,6 +6,7 @@ bytes. Modules:
 - ``environment``: sets everything up
 - ``fake_device``, ``hide_dispatch_modes``: make any build of torch take CUDA's code paths
 - ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: show user code the simulated GPU
+- ``torch_imports``: imports what torch loads late without the patches
 - ``compiled``: compiles what is under ``torch.compile`` for the simulated GPU
 - ``tracking``: handles each operator
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import ON_A_GPU, MeasurementError
+from .patches import applied
 from .workspace.layout import is_dense
 
 aten = torch.ops.aten
@@ -68,13 +69,8 @@ class EngineWatch:
                     self._numbers_of_gradients.append(range(first, torch._C._autograd._get_sequence_nr()))
 
         holders = [m for m in (torch.autograd.graph, torch.autograd) if getattr(m, "_engine_run_backward", None) is run]
-        for module in holders:
-            module._engine_run_backward = run_watched  # type: ignore[attr-defined]
-        try:
+        with applied([(module, "_engine_run_backward", run_watched) for module in holders]):
             yield
-        finally:
-            for module in holders:
-                module._engine_run_backward = run  # type: ignore[attr-defined]
 
     def _watch_order(self, numbers: list[int]) -> None:
         """Add a note if a GPU may run these nodes in another order: there a separate thread numbers the nodes that

@@ -18,6 +18,7 @@ from .fake_result_cache import FakeResultCache
 from .gpus import GPU
 from .patches import Patches, applied
 from .prebuilt import weights_restored
+from .torch_imports import torch_imported_unpatched
 from .tracking import StorageTracker
 
 _OTHER_MODE = "another dispatch mode is active in the step, and what it keeps is not known"
@@ -56,8 +57,9 @@ def simulated_gpu(
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
     unlike_torch = Patches(python_patches.unlike_torch(tracker))
-    compiler = Compiler(tracker, patches, unlike_torch, runs_eager)
+    compiler = Compiler(tracker, unlike_torch, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [
+        torch_imported_unpatched(),
         # storages must die in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),
         only_our_own_cycles(),

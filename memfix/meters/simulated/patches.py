@@ -13,7 +13,7 @@ _INHERITED = object()
 
 
 class Patches:
-    """A context manager that applies patches, and that can take them off for a while.
+    """A context manager that applies patches. :func:`suspended` takes them off for a while.
 
     Some builds of torch lack an attribute: it is left out, or with ``adds`` it is there inside.
     """
@@ -23,6 +23,7 @@ class Patches:
         self._before: list[Patch] = []
 
     def __enter__(self) -> None:
+        _APPLIED.append(self)
         for owner, name, value in self._patches:
             if self._adds or hasattr(owner, name):
                 # not by getattr, which unwraps static methods and finds inherited attributes
@@ -30,6 +31,8 @@ class Patches:
                 setattr(owner, name, value)
 
     def __exit__(self, *exception: object) -> None:
+        if self in _APPLIED:
+            _APPLIED.remove(self)
         while self._before:
             owner, name, value = self._before.pop()
             if value is _INHERITED:
@@ -37,16 +40,22 @@ class Patches:
             else:
                 setattr(owner, name, value)
 
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Inside, the attributes are as they were before."""
-        is_applied = bool(self._before)
-        self.__exit__()
-        try:
-            yield
-        finally:
-            if is_applied:
-                self.__enter__()
+
+_APPLIED: list[Patches] = []
+"""In the order in which they were applied."""
+
+
+@contextlib.contextmanager
+def suspended(*some: Patches) -> Iterator[None]:
+    """Inside, these patches are off, or all if none is named, unless they are off already."""
+    were_on = [patches for patches in _APPLIED if not some or patches in some]
+    for patches in reversed(were_on):
+        patches.__exit__()
+    try:
+        yield
+    finally:
+        for patches in were_on:
+            patches.__enter__()
 
 
 @contextlib.contextmanager

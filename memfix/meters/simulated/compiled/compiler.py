@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ....errors import MeasurementError
-from ..patches import Patches, applied
+from ..patches import Patches, applied, suspended
 from ..source_lines import TORCH
 from ..tracking import StorageTracker
 from . import inductor, process_state
@@ -37,12 +37,9 @@ class Compiler:
     """The compilers of one simulation.
 
     ``unlike_torch`` are the patches of the simulation that would mislead a compiler: they are off while one runs.
-    ``patches`` are all others, which are off only while the compilers are imported.
     """
 
-    def __init__(
-        self, tracker: StorageTracker, patches: Patches, unlike_torch: Patches, runs_eager: str | None = None
-    ) -> None:
+    def __init__(self, tracker: StorageTracker, unlike_torch: Patches, runs_eager: str | None = None) -> None:
         self.tracker = tracker
         self.doubts: dict[str, None] = {}
         """The notes of all compiled regions, made when they were compiled."""
@@ -53,7 +50,7 @@ class Compiler:
         """Why compiled regions run eagerly; None if they are compiled."""
         self.is_running = False
         """Whether a compiler runs: the dispatch modes are then its own."""
-        self._patches, self._unlike_torch = patches, unlike_torch
+        self._unlike_torch = unlike_torch
         self._entry = Patches([(torch, "compile", self._loaded_before(torch.compile))])
         self._frames = process_state.CompiledFrames()
         self._backends: dict[int, tuple[Any, _Backend]] = {}
@@ -116,8 +113,7 @@ class Compiler:
         folder = self._prepare()
         noted = dict(self.tracker.notes)
         with (
-            self._unlike_torch.suspended(),
-            self._entry.suspended(),
+            suspended(self._unlike_torch, self._entry),
             _disable_current_modes(),
             _constants_begin_on_cpu(),
             inductor.settings(folder),
@@ -143,7 +139,7 @@ class Compiler:
     def _prepare(self) -> str:
         """Import the compilers and part their state from the process's, at the first compilation."""
         if self._folder is None:
-            self._load()
+            _load()
             self.asked_for = inductor.doubtful_settings()
             self._folder = self._open.enter_context(process_state.separate())
             self._open.enter_context(warnings.catch_warnings())
@@ -152,20 +148,12 @@ class Compiler:
             self._open.enter_context(applied(inductor.while_running(self)))
         return self._folder
 
-    def _load(self) -> None:
-        patched = (self._unlike_torch, self._patches, self._entry)
-        with contextlib.ExitStack() as stack:
-            for patches in patched:
-                stack.enter_context(patches.suspended())
-            with _disable_current_modes():
-                inductor.load()
-
     def _loaded_before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.compile`` itself looks into Dynamo's tables."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.runs_eager is None:
-                self._load()
+                _load()
             return function(*args, **kwargs)
 
         return run
@@ -204,6 +192,11 @@ class Compiler:
 
     def _note_eager(self, reason: str | None) -> None:
         self.tracker.note(RAN_EAGER if reason is None else f"{RAN_EAGER} ({reason})")
+
+
+def _load() -> None:
+    with suspended(), _disable_current_modes():
+        inductor.load()
 
 
 @contextlib.contextmanager
