@@ -24,14 +24,15 @@ class Coverage:
     loops: dict[Place, int] = field(default_factory=dict)
     """The most rounds of one run."""
     branches: dict[Place, set[bool]] = field(default_factory=dict)
-    """What the condition was; a branch that has no ``else`` need not be False."""
+    """What the condition has not been yet. It need not be False where nothing is run only then."""
     masks: dict[Place, bool] = field(default_factory=dict)
     """Whether it masked some elements and not others."""
 
     def missing(self) -> list[str]:
         """What no call has run, as sentences in the order of the source."""
         found = [(place, "no call comes round this loop twice") for place, rounds in self.loops.items() if rounds < 2]
-        found += [(place, "no call takes this branch") for place, taken in self.branches.items() if True not in taken]
+        found += [(place, "no call takes this branch") for place, left in self.branches.items() if True in left]
+        found += [(place, "every call takes this branch") for place, left in self.branches.items() if False in left]
         found += [(place, "this mask is all true or all false") for place, cuts in self.masks.items() if not cuts]
         return [f"{Path(file).name}:{line}: {what}" for (file, line), what in sorted(found)]
 
@@ -82,7 +83,8 @@ def _watching(transformer: Any) -> Any:
             return _visited(self, node)
 
         def visit_If(self, node: ast.If | ast.While) -> ast.If | ast.While:
-            node.test = _called("memfix_taken", node.test)
+            leaves = isinstance(node, ast.If) and isinstance(node.body[-1], (ast.Return, ast.Break, ast.Continue))
+            node.test = _called("memfix_taken", node.test, ast.Constant(bool(node.orelse) or leaves))
             return _visited(self, node)
 
         visit_While = visit_If
@@ -95,9 +97,9 @@ def _visited(transformer: Any, node: Any) -> Any:
     return node
 
 
-def _called(function: str, argument: ast.expr) -> ast.expr:
-    call = ast.Call(ast.Name(function, ast.Load()), [argument], [])
-    return ast.copy_location(call, argument)
+def _called(function: str, *arguments: ast.expr) -> ast.expr:
+    call = ast.Call(ast.Name(function, ast.Load()), [*arguments], [])
+    return ast.copy_location(call, arguments[0])
 
 
 def _rounds(every: Iterable[Any]) -> Iterator[Any]:
@@ -112,10 +114,10 @@ def _counted(every: Iterable[Any], place: Place) -> Iterator[Any]:
     WATCH.now.loops[place] = max(number, WATCH.now.loops.get(place, 0))
 
 
-def _taken(condition: Any) -> bool:
+def _taken(condition: Any, has_other: bool) -> bool:
     caller = sys._getframe(1)
-    taken = bool(condition)
-    WATCH.now.branches.setdefault((caller.f_code.co_filename, caller.f_lineno), set()).add(taken)
+    taken, place = bool(condition), (caller.f_code.co_filename, caller.f_lineno)
+    WATCH.now.branches.setdefault(place, {True, False} if has_other else {True}).discard(taken)
     return taken
 
 
