@@ -54,7 +54,7 @@ class Storages:
             if known[0].bytes != storage.nbytes():
                 self._ledger.resize(known[0], storage.nbytes())
             return
-        if _writes_into_arguments(operator):
+        if writes_into_arguments(operator):
             return  # the fake kernel returned a new tensor; on a GPU the result is the argument itself
         entry = Entry(storage.nbytes(), name_of(operator), site, self._ledger.phase)
         self._follow(storage, entry)
@@ -107,7 +107,8 @@ def _refuse_sparse(tensor: torch.Tensor) -> None:
 
 
 @functools.cache
-def _writes_into_arguments(operator: torch._ops.OpOverload) -> bool:
+def writes_into_arguments(operator: torch._ops.OpOverload) -> bool:
     """Whether every result is one of the arguments, as for in-place operators and ``out=``."""
-    results = operator._schema.returns
-    return bool(results) and all(r.alias_info is not None and r.alias_info.is_write for r in results)
+    schema = operator._schema
+    named = schema.returns or [argument for argument in schema.arguments if argument.alias_info is not None]
+    return bool(named) and all(one.alias_info is not None and one.alias_info.is_write for one in named)

@@ -27,7 +27,7 @@ from .launches import Launch
 from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
-from .storages import Storages, is_on_gpu, name_of
+from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
 from .values import Values, is_small
 from .workspace import Call, Workspace
 from .workspace.indexing import is_mask, is_masked_fill
@@ -272,6 +272,9 @@ class StorageTracker(TorchDispatchMode):
             if is_sent:
                 self.values.state_sent(given)
             return result
+        real = self._written_in_place(func, args, kwargs, given)
+        if real is not UNKNOWN:
+            return real
         for tensor in given:
             self.storages.add_argument(tensor)
         self.cublas.take(func, args)
@@ -290,6 +293,13 @@ class StorageTracker(TorchDispatchMode):
             for tensor, value in self.decisions.of_results(func.overloadpacket, args, result, site):
                 self.values.keep(tensor, value)
         return result
+
+    def _written_in_place(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """Run an operator that only writes into small real tensors, such as the step counts of an optimizer. Without
+        this, FakeTensorMode would make a fake of each of them first."""
+        if not writes_into_arguments(func) or not given or any(isinstance(tensor, FakeTensor) for tensor in given):
+            return UNKNOWN
+        return self.values.really(func, args, kwargs, given, given)
 
     def _count_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:
         if not any(map(is_on_gpu, tensors)):

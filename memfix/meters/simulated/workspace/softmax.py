@@ -22,7 +22,8 @@ def _log_softmax_backward(call: Call) -> list[int]:
 @rule("_softmax_backward_data")
 def _softmax_backward(call: Call) -> list[int]:
     """The kernel makes the product of gradient and output, then reduces it."""
-    product = torch.mul(*(_without_values(call[name]) for name in ("grad_output", "output")))
+    with torch._C._DisableTorchDispatch():
+        product = torch.mul(*(_without_values(call[name]) for name in ("grad_output", "output")))
     return [size_of(product), *copies_unless_contiguous(product, call["output"])]
 
 
