@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..contract import Contract
 from ..laws import Scaling
-from ..meters.base import Meter
+from ..meters.base import Meter, Reading
 from ..units import format_bytes
 from .finding import Finding, Status
 from .form_call import FormCall
@@ -19,19 +19,37 @@ from .phase_bytes import bytes_of
 TOLERATED_EXCESS = 0.05
 
 
-def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
-    """Measure the form at two sizes of the law's dims, and judge the exponent between them."""
+@dataclass(frozen=True)
+class Grown:
+    """A form measured at two sizes, and the exponent between them."""
+
+    calls: list[FormCall]
+    readings: list[Reading]
+    exponent: float
+
+    def holds(self, law: Scaling) -> bool:
+        return self.exponent <= law.at_most + TOLERATED_EXCESS
+
+
+def measure_growth(contract: Contract, law: Scaling, meter: Meter) -> Grown:
+    """Measure the form at two sizes of the law's dims."""
     case = contract.cases[law.case]
     # in the lower half constants hide the growth; the two ends of the upper half give its slope
     doublings = ((law.doublings + 1) // 2, law.doublings)
     sizes = [{dim: case.dims[dim] << times for dim in law.dims} for times in doublings]
     calls = [FormCall(contract, law.form, Draw(replace(case, dims={**case.dims, **size}))) for size in sizes]
     readings = [measure_phases(call, [law.phase], meter)[law.phase] for call in calls]
-    peaks = [bytes_of(reading, law.phase) for reading in readings]
     grain = readings[0].granularity_bytes  # below it bytes are no growth
-    exponent = math.log2(max(grain, peaks[1]) / max(grain, peaks[0])) / (doublings[1] - doublings[0])
-    holds = exponent <= law.at_most + TOLERATED_EXCESS
-    first, last = (", ".join(f"{dim}={size[dim]}" for dim in law.dims) for size in sizes)
+    first, last = (max(grain, bytes_of(reading, law.phase)) for reading in readings)
+    return Grown(calls, readings, math.log2(last / first) / (doublings[1] - doublings[0]))
+
+
+def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
+    """Judge the exponent by which a form grows."""
+    grown = measure_growth(contract, law, meter)
+    calls, readings, exponent, holds = grown.calls, grown.readings, grown.exponent, grown.holds(law)
+    peaks = [bytes_of(reading, law.phase) for reading in readings]
+    first, last = (", ".join(f"{dim}={call.draw.case.dims[dim]}" for dim in law.dims) for call in calls)
     message = (
         f"grows like {law.power(f'{exponent:.2f}')} from {first} ({format_bytes(peaks[0])}) to {last} "
         f"({format_bytes(peaks[-1])}), allowed {law.power(f'{law.at_most:g}')}, meter {readings[0].meter}"

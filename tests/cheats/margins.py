@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -41,7 +42,7 @@ from memfix.checks.measuring import measure_phases
 from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge
 from memfix.checks.plan import meter_of, place_of
 from memfix.checks.reference import NaiveFailed
-from memfix.checks.scaling import check_scaling
+from memfix.checks.scaling import measure_growth
 from memfix.meters import get_meter
 from memfix.provenance import describe
 from memfix.registry import all_contracts
@@ -81,8 +82,9 @@ def load(name: str) -> ModuleType:
 
 def margin(name: str, *, enough: int | None = None) -> Margin:
     """Count where the cheat shows; stop looking where ``enough`` places have shown it."""
-    counted = partial(_counted, name, enough)
-    return in_interpreter(counted) if _contract_with(load(name)).forms[FORM].is_interpreted else counted()
+    counted, cheat = partial(_counted, name, enough), load(name)
+    runs_kernels = cheat.CAUGHT_BY == "equality" and _contract_with(cheat).forms[FORM].is_interpreted
+    return in_interpreter(counted) if runs_kernels else counted()
 
 
 def _contract_with(cheat: ModuleType) -> Contract:
@@ -133,7 +135,8 @@ def _budgets(contract: Contract) -> Iterator[bool]:
         for finding in measure_and_judge(FormCall.at_case(contract, FORM, case), budgets, meter):
             yield finding.status == "fail"
     at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
-    for call in memory_calls(contract, EFFORT.memory_examples):
+    drawn = memory_calls(contract, EFFORT.memory_examples)
+    for call in sorted(drawn, key=lambda call: math.prod(call.draw.case.dims.values())):
         findings = measure_and_judge(FormCall(contract, FORM, call.draw), at_any_shape, meter)
         yield any(finding.status == "fail" for finding in findings)
 
@@ -155,7 +158,7 @@ def _kept(contract: Contract) -> Iterator[bool]:
 def _laws_of_growth(contract: Contract) -> Iterator[bool]:
     for law in contract.scaling:
         if law.form == FORM:
-            yield check_scaling(contract, law, meter_of(contract, get_meter("simulated"))).status == "fail"
+            yield not measure_growth(contract, law, meter_of(contract, get_meter("simulated"))).holds(law)
 
 
 def _bad_inputs(contract: Contract) -> Iterator[bool]:
