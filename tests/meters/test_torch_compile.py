@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfix
 from memfix.errors import MeasurementError
+from memfix.meters.base import Reading
 from memfix.meters.simulated import SimulatedMeter
 from memfix.meters.simulated.compiled import inductor
 from memfix.meters.simulated.compiled.compiler import RAN_EAGER
@@ -38,6 +39,12 @@ def step_of(function: Callable[[torch.Tensor], object], *size: int) -> Callable[
         return lambda: function(x)
 
     return build
+
+
+@functools.cache
+def reading_of(build: Callable[..., Any], *, compiles: bool) -> Reading:
+    """A compilation takes seconds, and several tests look at the same one."""
+    return memfix.peak(functools.partial(build, compiles=compiles))
 
 
 # ---------------------------------------------------------------- what is counted
@@ -63,8 +70,7 @@ def test_a_buffer_that_kernels_share_is_counted_until_it_is_reused() -> None:
 
 @pytest.mark.parametrize("build", [mlp_train, block_train, block_inference])
 def test_a_compiled_step_takes_less_than_eager_where_kernels_are_fused(build: Any) -> None:
-    eager = memfix.peak(functools.partial(build, compiles=False))
-    reading = memfix.peak(build)
+    eager, reading = reading_of(build, compiles=False), reading_of(build, compiles=True)
     assert reading.notes == (COUNTED,)
     assert eager.exact
     assert reading.peak_bytes < 0.85 * eager.peak_bytes
@@ -74,14 +80,14 @@ def test_a_compiled_backward_recomputes_what_a_kernel_can_fuse() -> None:
     """GELU and the norm are recomputed from the first product, so only that is kept for the backward."""
 
     def kept(compiles: bool) -> int:
-        reading = memfix.peak(functools.partial(mlp_train, compiles=compiles))
-        return sum(row.bytes for row in reading.alive_at_peak if "kept for backward" in row.what)
+        rows = reading_of(mlp_train, compiles=compiles).alive_at_peak
+        return sum(row.bytes for row in rows if "kept for backward" in row.what)
 
     assert kept(True) < kept(False) / 2
 
 
 def test_allocations_are_attributed_to_the_line_that_calls_the_region() -> None:
-    for row in memfix.peak(mlp_train).alive_at_peak:
+    for row in reading_of(mlp_train, compiles=True).alive_at_peak:
         assert "compiled_steps.py" in row.place
 
 
@@ -205,7 +211,7 @@ def test_sizes_of_an_earlier_simulation_do_not_make_a_size_dynamic() -> None:
 def test_a_backward_with_dynamic_sizes_is_compiled_when_it_first_runs() -> None:
     reading = memfix.peak(functools.partial(mlp_train, dynamic=True))
     assert reading.notes == (COUNTED, inductor.DYNAMIC)
-    assert reading.peak_bytes < 0.85 * memfix.peak(functools.partial(mlp_train, compiles=False)).peak_bytes
+    assert reading.peak_bytes < 0.85 * reading_of(mlp_train, compiles=False).peak_bytes
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -300,6 +306,13 @@ def test_launches_are_those_of_the_users_kernels() -> None:
 
 
 # ---------------------------------------------------------------- what is left behind
+def small_train(device: str) -> Any:
+    with torch.device(device):
+        layer, x = nn.Linear(64, 64), torch.randn(8, 64)
+    run = torch.compile(nn.Sequential(layer, nn.GELU()))
+    return lambda: run(x).sum().backward()
+
+
 def state_of_torch() -> dict[str, Any]:
     from torch._dynamo import device_interface, eval_frame, pgo, trace_rules
     from torch._inductor import async_compile, compile_fx, output_code, utils
@@ -325,9 +338,9 @@ def state_of_torch() -> dict[str, Any]:
 def test_nothing_stays_patched_and_nothing_stays_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    memfix.peak(mlp_train)
+    memfix.peak(small_train)
     before = state_of_torch()
-    memfix.peak(mlp_train)
+    memfix.peak(small_train)
     memfix.peak(STEPS["adamw_step"])
     after = state_of_torch()
     assert {name for name in before | after if before.get(name) is not after.get(name)} <= {"modules"}
@@ -369,7 +382,7 @@ def test_no_tensor_of_a_simulation_stays_alive() -> None:
         return [fake for fake in fakes if isinstance(fake.fake_mode, _NoDeviceFakeMode)]
 
     before = alive()  # of other tests, in what failed as it should
-    memfix.peak(mlp_train)
+    memfix.peak(small_train)
     assert len(alive()) == len(before)
 
 
@@ -380,7 +393,7 @@ def test_compilers_that_are_first_imported_in_a_simulation_are_as_elsewhere() ->
     fresh = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
-    reading = memfix.peak(classifier_train)
+    reading = reading_of(classifier_train, compiles=True)
     assert int(fresh.stdout) == reading.peak_bytes
     assert reading.peak_bytes < 2 * 2048 * 8192 * FLOAT
 
