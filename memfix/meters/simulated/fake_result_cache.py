@@ -31,12 +31,13 @@ _META = torch.device("meta")
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 _UNPREDICTABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _OTHER_VIEWS = (
-    aten.alias.default, aten.diagonal.default, aten.expand.default, aten.slice.Tensor, aten.split.Tensor,
-    aten.split_with_sizes.default, aten.unbind.int, aten.unfold.default, aten.view.default, aten._unsafe_view.default,
+    aten.alias.default, aten.diagonal.default, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default,
+    aten.unbind.int, aten.unfold.default, aten._unsafe_view.default,
 )  # fmt: skip
 VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     **{operator: operator for operator in _OTHER_VIEWS},
     aten.detach.default: torch.detach,
+    aten.expand.default: torch.Tensor.expand,
     aten.permute.default: torch.permute,
     aten.select.int: torch.select,
     aten.squeeze.default: torch.squeeze,
@@ -45,6 +46,7 @@ VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.t.default: torch.t,
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
+    aten.view.default: torch.Tensor.view,
 }
 """Operators that return a view of their argument, and the fastest function to call for each."""
 _MOST_RECIPES = 50_000

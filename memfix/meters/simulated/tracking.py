@@ -93,12 +93,15 @@ class StorageTracker(TorchDispatchMode):
         self.ledger.settle()
         self.ledger.enter_phase(self.phase.name)
         result = self._view(func, args, kwargs) if func in VIEWS else UNKNOWN
-        if result is UNKNOWN:
+        if result is not UNKNOWN:
+            return result
+        traits = _traits_of(func)
+        if traits.reads_values:
             result = self._answered(func, args, kwargs)
+        if result is UNKNOWN and traits.composite_key is not None:
+            result = self._decomposed(func, args, kwargs, traits.composite_key)
         if result is UNKNOWN:
-            result = self._decomposed(func, args, kwargs)
-        if result is UNKNOWN:
-            result = self._executed(func, args, kwargs)
+            result = self._executed(func, args, kwargs, traits)
         return result
 
     # ---------------------------------------------------------------- ways to run an operator
@@ -111,8 +114,6 @@ class StorageTracker(TorchDispatchMode):
 
     def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that reads values: by those that are known, else by the usual ones."""
-        if not _reads_values(func):
-            return UNKNOWN
         if func is aten.index.Tensor:
             if not any(map(is_mask, args[1])):
                 return UNKNOWN
@@ -241,11 +242,8 @@ class StorageTracker(TorchDispatchMode):
         self.storages.add_result(made, func, self.lines.current(), None)
         return made
 
-    def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _decomposed(self, func: Any, args: Any, kwargs: Any, key: torch._C.DispatchKey) -> Any:
         """Decompose an operator that CUDA runs as a composite: each part is then dispatched on its own."""
-        key = composite_key(func)
-        if key is None:
-            return UNKNOWN
         try:
             with self:
                 result = func._op_dk(key, *args, **kwargs)
@@ -256,25 +254,19 @@ class StorageTracker(TorchDispatchMode):
         others = (tensor for tensor in tensors_in(result) if not isinstance(tensor, FakeTensor))
         return UNKNOWN if any(tensor.device.type == "meta" for tensor in others) else result
 
-    def _executed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _executed(self, func: Any, args: Any, kwargs: Any, traits: _Traits) -> Any:
         """Run an operator that has a kernel, and count its results and its workspace."""
-        given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
-        if _indexes_from_cpu(func, args):
+        if traits.indexes and _indexes_from_cpu(args):
             with self:
                 return func(args[0], [_on_device_of(args[0], index) for index in args[1]], *args[2:], **kwargs)
-        if _writes_by_mask(func, args):
+        if traits.indexes and _writes_by_mask(args):
             with self:
                 return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
-        is_sent = func.namespace in peers.NAMESPACES and not any(isinstance(tensor, FakeTensor) for tensor in given)
-        if is_sent or _is_view_of_real(func, given):
-            with torch._C._DisableTorchDispatch():
-                result = func(*args, **kwargs)
-            if is_sent:
-                self.values.state_sent(given)
-            return result
-        real = self._written_in_place(func, args, kwargs, given)
-        if real is not UNKNOWN:
-            return real
+        given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
+        if (traits.runs_on_real and given or traits.is_sent) and not any(isinstance(one, FakeTensor) for one in given):
+            result = self._run_on_real(func, args, kwargs, given, traits)
+            if result is not UNKNOWN:
+                return result
         for tensor in given:
             self.storages.add_argument(tensor)
         self.cublas.take(func, args)
@@ -294,12 +286,16 @@ class StorageTracker(TorchDispatchMode):
                 self.values.keep(tensor, value)
         return result
 
-    def _written_in_place(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
-        """Run an operator that only writes into small real tensors, such as the step counts of an optimizer. Without
-        this, FakeTensorMode would make a fake of each of them first."""
-        if not writes_into_arguments(func) or not given or any(isinstance(tensor, FakeTensor) for tensor in given):
-            return UNKNOWN
-        return self.values.really(func, args, kwargs, given, given)
+    def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
+        """Make a view of a real tensor, which FakeTensorMode does not do, send real tensors to other ranks, or write into
+        small real tensors, such as the step counts of an optimizer: FakeTensorMode would make a fake of each first."""
+        if not (traits.is_view or traits.is_sent):
+            return self.values.really(func, args, kwargs, given, given)
+        with torch._C._DisableTorchDispatch():
+            result = func(*args, **kwargs)
+        if traits.is_sent:
+            self.values.state_sent(given)
+        return result
 
     def _count_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:
         if not any(map(is_on_gpu, tensors)):
@@ -336,29 +332,37 @@ def _current() -> StorageTracker:
     return tracker
 
 
-@functools.cache
-def _reads_values(operator: Any) -> bool:
-    """Whether the result of an operator, or its shape, depends on values that Python or the allocator gets to see."""
-    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(operator.tags))
+class _Traits:
+    """What decides how an operator is run. Looked up once a call: torch hashes operators in Python."""
+
+    __slots__ = ("composite_key", "indexes", "is_view", "only_writes", "reads_values")
+
+    def __init__(self, operator: Any) -> None:
+        packet, tags = operator.overloadpacket, operator.tags
+        self.composite_key = composite_key(operator)
+        self.indexes = packet in _INDEXES
+        self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
+        """Or changes metadata."""
+        self.is_sent = operator.namespace in peers.NAMESPACES
+        self.runs_on_real = self.is_view or writes_into_arguments(operator)
+        self.reads_values = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(tags))
+        """The result, or its shape, depends on values that Python or the allocator gets to see."""
 
 
-def _indexes_from_cpu(operator: Any, args: Any) -> bool:
+_traits_of = functools.cache(_Traits)
+
+
+def _indexes_from_cpu(args: Any) -> bool:
     """Whether a tensor on the GPU is indexed by tensors on the CPU, which the kernel copies first."""
-    if operator.overloadpacket not in _INDEXES or not is_on_gpu(args[0]):
-        return False
-    return any(isinstance(index, torch.Tensor) and index.device.type == "cpu" for index in args[1])
+    return is_on_gpu(args[0]) and any(
+        isinstance(index, torch.Tensor) and index.device.type == "cpu" for index in args[1]
+    )
 
 
-def _is_view_of_real(operator: Any, given: list[torch.Tensor]) -> bool:
-    """Whether an operator makes a view of a real tensor or changes its metadata, which FakeTensorMode does not do."""
-    is_view = operator.is_view or torch.Tag.inplace_view in operator.tags or operator.overloadpacket is aten.set_
-    return is_view and bool(given) and not any(isinstance(tensor, FakeTensor) for tensor in given)
-
-
-def _writes_by_mask(operator: Any, args: Any) -> bool:
+def _writes_by_mask(args: Any) -> bool:
     """Whether a kernel writes by masks, which it turns into indices first. A scalar from the CPU fills the mask, and an
     addition frees the indices before its own buffers are largest."""
-    if operator.overloadpacket not in _INDEXES or not any(map(is_mask, args[1])) or not is_on_gpu(args[0]):
+    if not any(map(is_mask, args[1])) or not is_on_gpu(args[0]):
         return False
     adds = len(args) > 3 and args[3]
     return not adds and not is_masked_fill(*args[:3])
