@@ -29,7 +29,7 @@ from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
 from .values import Values, is_small
-from .workspace import Call, Workspace
+from .workspace import Call, Workspace, hides_nothing
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
 from .workspace.rules import tensors_in
@@ -279,7 +279,8 @@ class StorageTracker(TorchDispatchMode):
             return real
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
-        self._count_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
+        if not traits.hides_nothing:
+            self._count_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
         self.values.follow(func, args, kwargs, given, results)
         if self.decisions:
             for tensor, value in self.decisions.of_results(func.overloadpacket, args, result, site):
@@ -335,11 +336,12 @@ def _current() -> StorageTracker:
 class _Traits:
     """What decides how an operator is run. Looked up once a call: torch hashes operators in Python."""
 
-    __slots__ = ("composite_key", "indexes", "is_view", "only_writes", "reads_values")
+    __slots__ = ("composite_key", "hides_nothing", "indexes", "is_view", "only_writes", "reads_values")
 
     def __init__(self, operator: Any) -> None:
         packet, tags = operator.overloadpacket, operator.tags
         self.composite_key = composite_key(operator)
+        self.hides_nothing = hides_nothing(operator)
         self.indexes = packet in _INDEXES
         self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
         """Or changes metadata."""

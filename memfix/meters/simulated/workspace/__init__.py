@@ -42,7 +42,17 @@ from . import (  # noqa: F401  each registers its rules
 from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, Estimated, NoRule, Range
 from .signature import signature
 
-__all__ = ["Call", "Estimated", "Hidden", "NoRule", "Range", "Workspace", "hidden_buffers", "storage_bytes"]
+__all__ = [
+    "Call",
+    "Estimated",
+    "Hidden",
+    "NoRule",
+    "Range",
+    "Workspace",
+    "hidden_buffers",
+    "hides_nothing",
+    "storage_bytes",
+]
 
 
 class Hidden(NamedTuple):
@@ -76,7 +86,7 @@ class Workspace:
                 return Hidden([unknown.bytes.usual], str(unknown), unknown.bytes)
             return Hidden([], str(unknown)) if self._table else self._as_on_h200(call, unknown)
         if operator not in self._doubts:
-            self._doubts[operator] = None if _hides_nothing(operator) else self._doubt(operator)
+            self._doubts[operator] = None if hides_nothing(operator) else self._doubt(operator)
         doubt = self._doubts[operator]
         if self._table is not None or doubt is None:
             return Hidden(sizes, doubt)
@@ -127,7 +137,7 @@ def hidden_buffers(call: Call) -> list[int]:
     rule = RULES.get(packet)
     if rule is not None:
         return [size for size in rule(call) if size]
-    if packet in NONE_NEEDED or _hides_nothing(call.operator):
+    if packet in NONE_NEEDED or hides_nothing(call.operator):
         return []
     raise NoRule(f"no workspace rule for {call.operator}")
 
@@ -139,7 +149,7 @@ def storage_bytes(call: Call) -> int | None:
 
 
 @functools.cache
-def _hides_nothing(operator: torch._ops.OpOverload) -> bool:
+def hides_nothing(operator: torch._ops.OpOverload) -> bool:
     """Whether the operator is a view, or a pointwise operator (in place or not), whose kernel needs no workspace."""
     packet = operator.overloadpacket
     if packet in NO_KERNEL:
