@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch.utils.data import DataLoader, TensorDataset
 
 import memfix
@@ -284,3 +285,28 @@ def test_experts_in_float32_and_speech_losses_have_fakes() -> None:
         return step
 
     assert memfix.peak(build).peak_bytes > 2 * 50 * 15 * 4
+
+
+def test_the_step_counts_of_an_optimizer_are_written_without_fakes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are real tensors on the CPU, and FakeTensorMode took longer for their fakes than for the whole update."""
+    made, counts, from_real = [], [], FakeTensorConverter.from_real_tensor
+
+    def noted(converter: Any, mode: Any, tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        made.append(tensor)
+        return from_real(converter, mode, tensor, *args, **options)
+
+    def build(device: str) -> Any:
+        parameters = [nn.Parameter(torch.ones(4, device=device)) for _ in range(3)]
+        optimizer = torch.optim.AdamW(parameters)
+
+        def step() -> None:
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            counts.append([int(state["step"]) for state in optimizer.state.values()])
+
+        return step
+
+    monkeypatch.setattr(FakeTensorConverter, "from_real_tensor", noted)
+    memfix.peak(build)
+    assert (made, counts) == ([], [[1] * 3, [2] * 3])
