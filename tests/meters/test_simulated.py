@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -350,6 +351,6 @@ def test_reading_under_a_newer_torch_is_exact_where_the_users_own_table_was_meas
 
 
 def test_argument_that_a_newer_torch_renamed_makes_an_estimate_and_no_crash(monkeypatch):
-    monkeypatch.setitem(rules.RULES, torch.ops.aten.relu, lambda call: [call["no_such_argument"].numel()])
-    reading = memfix.peak(lambda device: torch.empty(10, device=device).relu)
-    assert reading.notes == (f"aten.relu.default has no argument 'no_such_argument' in torch {torch.__version__}",)
+    monkeypatch.setitem(rules.RULES, torch.ops.aten._softmax, lambda call: [call["no_such_argument"].numel()])
+    reading = memfix.peak(lambda device: partial(torch.empty(10, device=device).softmax, 0))
+    assert reading.notes == (f"aten._softmax.default has no argument 'no_such_argument' in torch {torch.__version__}",)
