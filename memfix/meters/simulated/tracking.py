@@ -263,7 +263,8 @@ class StorageTracker(TorchDispatchMode):
             with self:
                 return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
-        if (traits.runs_on_real and given or traits.is_sent) and not any(isinstance(one, FakeTensor) for one in given):
+        may_be_real = traits.is_sent or (traits.runs_on_real and given)
+        if may_be_real and not any(isinstance(tensor, FakeTensor) for tensor in given):
             result = self._run_on_real(func, args, kwargs, given, traits)
             if result is not UNKNOWN:
                 return result
@@ -288,8 +289,8 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
-        """Make a view of a real tensor, which FakeTensorMode does not do, send real tensors to other ranks, or write into
-        small real tensors, such as the step counts of an optimizer: FakeTensorMode would make a fake of each first."""
+        """Make a view of a real tensor, which FakeTensorMode does not do, send real tensors to other ranks, or write
+        into small real ones, as the step counts of an optimizer: FakeTensorMode would make a fake of each first."""
         if not (traits.is_view or traits.is_sent):
             return self.values.really(func, args, kwargs, given, given)
         with torch._C._DisableTorchDispatch():
@@ -336,7 +337,9 @@ def _current() -> StorageTracker:
 class _Traits:
     """What decides how an operator is run. Looked up once a call: torch hashes operators in Python."""
 
-    __slots__ = ("composite_key", "hides_nothing", "indexes", "is_view", "only_writes", "reads_values")
+    __slots__ = (
+        "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "reads_values", "runs_on_real",
+    )  # fmt: skip
 
     def __init__(self, operator: Any) -> None:
         packet, tags = operator.overloadpacket, operator.tags
