@@ -31,13 +31,13 @@ contract = Contract(
     choices={"scale": (None, 0.3)},
     inputs=inputs("B", "B", dtype=WIDE),
     cases={
-        "incident": {"B": 16, "T": 256, "H": 8, "K": 64, "V": 64, "chunk_size": 64, "dtype": "bfloat16"},
+        "narrow": {"B": 16, "T": 256, "H": 8, "K": 64, "V": 64, "chunk_size": 64, "dtype": "bfloat16"},
         "wide": {"B": 1, "T": 512, "H": 32, "K": 128, "V": 128, "chunk_size": 64, "dtype": "bfloat16"},
     },
     tolerance=Tolerance(rms_factor=1.5),
     budgets=[
-        Budget("cuda", phase="forward", case="incident", times_below_naive=4),
-        Budget("cuda", phase="train", case="incident", times_below_naive=4),
+        Budget("cuda", phase="forward", case="narrow", times_below_naive=4),
+        Budget("cuda", phase="train", case="narrow", times_below_naive=4),
         Budget("cuda", phase="train", case="wide", bytes="72 MiB"),
         Budget("cuda", phase="forward", bytes=f"{_ROWS}*(3*K + V)*e + B*H*T*V*e + {_KEPT} + {_STATES} + {_COPIES}"),
         Budget("cuda", phase="held", bytes=f"B*H*T*V*e + {_STATES}"),
@@ -48,8 +48,8 @@ contract = Contract(
             f" + 2*{_CHUNKS}*K*V*e + {_COPIES}",
         ),
     ],
-    scaling=[Scaling("cuda", dim="T", at_most=1, case="incident")],
-    speed=[SpeedBudget("cuda", case="incident", times_naive=0.05, device="cuda")],
+    scaling=[Scaling("cuda", dim="T", at_most=1, case="narrow")],
+    speed=[SpeedBudget("cuda", case="narrow", times_naive=0.05, device="cuda")],
     bad_inputs=[
         *bad_chunk_sizes("chunk_size"),
         *not_floating("q", "g"),
