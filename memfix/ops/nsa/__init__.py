@@ -30,7 +30,8 @@ from ..arguments import require_shape
 from ..dispatch import Dispatcher
 from .arguments import Blocks
 
-DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked", "triton"), otherwise="chunked", kernels="triton")
+# without kernels: ``triton`` is asked for by name until it has been compared with naive on a GPU
+DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked", "triton"), otherwise="chunked")
 FORMS = DISPATCHER.names
 
 # what the largest tensor of a chunk may take where queries_per_chunk is not given
@@ -61,7 +62,7 @@ def nsa(
     forward and in backward: nothing of size T x T is made or held. Without ``queries_per_chunk`` chunks
     are as large as ``CHUNK_BYTES`` allows, or ``KERNELS_CHUNK_BYTES`` in the form ``triton``.
 
-    ``form="auto"`` takes ``triton`` on a GPU where Triton is installed, and ``chunked`` elsewhere.
+    ``form="auto"`` takes ``chunked``.
     """
     name = DISPATCHER.chosen(form, q)
     require_shape("q", q, "B T H D")
