@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...contract import WIDE, Contract, Cuts, Dim, TensorSpec
 from ...laws import Tolerance
+from ..bad_inputs import bad_chunk_sizes
 from .contract import inputs
 from .kda_wide_contract import FORMS, WIDTHS
 from .naive import naive_kda
@@ -17,5 +18,6 @@ contract = Contract(
     inputs=[*inputs("1", "S", dtype=WIDE), TensorSpec("cu_seqlens", "S+1", dtype="int64", values=Cuts("T"))],
     cases={"batch": {"T": 96, "S": 6, "H": 8, "K": 64, "V": 64, "chunk_size": 64, "dtype": "bfloat16"}},
     tolerance=Tolerance(rms_factor=1.5),
+    bad_inputs=bad_chunk_sizes("chunk_size"),
     repeats_backward=True,
 )
