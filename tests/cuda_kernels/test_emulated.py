@@ -39,6 +39,17 @@ extern "C" __global__ void ends_before_the_barrier(const float* x, float* out) {
     __syncthreads();
     out[threadIdx.x] = x[threadIdx.x];
 }
+extern "C" __global__ void sums_of_warps(const float* x, float* out, int steps) {
+    float sum = x[threadIdx.x];
+    const int lane = threadIdx.x % 32;
+    for (int step = 1; step < (threadIdx.x < 32 ? 32 : steps); step *= 2) sum += from_lane(sum, lane ^ step);
+    __syncthreads();
+    out[threadIdx.x] = sum;
+}
+extern "C" __global__ void parts_a_warp(const float* x, float* out) {
+    if (threadIdx.x % 4 == 0) out[threadIdx.x] = from_lane(x[threadIdx.x], 0);
+}
+extern "C" __global__ void fills(float* out, const float* x) { out[threadIdx.x] = is_there(x) ? float(x[0]) : 7.0f; }
 """
 
 
@@ -134,6 +145,30 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) 
 def test_wrong_arguments_are_refused_before_a_launch(kernel: Named, arguments: tuple, message: str) -> None:
     with emulated(), pytest.raises(TypeError, match=message):
         kernel("shifted").launch((1,), (1,), *arguments)
+
+
+@needs_compiler
+def test_warps_of_a_block_may_go_different_ways(kernel: Named) -> None:
+    x, out = torch.ones(64), torch.zeros(64)
+    with emulated():
+        kernel("sums_of_warps").launch((1,), (64,), x, out, 4)
+    assert out.tolist() == [32.0] * 32 + [4.0] * 32
+
+
+@needs_compiler
+def test_a_warp_whose_threads_part_is_a_fault(kernel: Named) -> None:
+    with emulated(), pytest.raises(KernelFault, match="8 of 32 threads of a warp wait for the others"):
+        kernel("parts_a_warp").launch((1,), (32,), torch.zeros(32), torch.zeros(32))
+
+
+@needs_compiler
+def test_none_is_a_pointer_to_nothing(kernel: Named) -> None:
+    out = torch.zeros(2)
+    with emulated():
+        kernel("fills").launch((1,), (2,), out, None)
+        assert out.tolist() == [7.0, 7.0]
+        kernel("fills").launch((1,), (2,), out, torch.ones(1))
+    assert out.tolist() == [1.0, 1.0]
 
 
 def test_tensors_of_two_devices_are_refused(kernel: Named) -> None:
