@@ -124,11 +124,20 @@ template <typename T> class Global {
     template <typename Bytes> Bytes load_together(int64_t index) const {
         constexpr int64_t number = sizeof(Bytes) / sizeof(T);
         T *first = at(index, "reads"), *last = at(index + number - 1, "reads");
+        check_alignment(first, sizeof(Bytes), "reads", index);
         count_load(first, last);
         traffic->loads += number - 1;
         Bytes bytes;
         std::memcpy(&bytes, first, sizeof bytes);
         return bytes;
+    }
+    template <typename Bytes> void store_together(int64_t index, const Bytes &bytes) const {
+        constexpr int64_t number = sizeof(Bytes) / sizeof(T);
+        T *first = at(index, "writes");
+        at(index + number - 1, "writes");
+        check_alignment(first, sizeof(Bytes), "writes", index);
+        traffic->stores += number;
+        std::memcpy(first, &bytes, sizeof bytes);
     }
 
   private:
@@ -147,6 +156,11 @@ template <typename T> class Global {
         T *address = at(index, "reads");
         count_load(address, address);
         return *address;
+    }
+    void check_alignment(const T *address, size_t bytes, const char *does, int64_t index) const {
+        if (reinterpret_cast<uintptr_t>(address) % bytes)
+            fail(std::string(does) + " " + std::to_string(bytes) + " bytes of " + name_ + " from [" +
+                 std::to_string(index) + "] on, which does not begin at a multiple of them");
     }
     void count_load(T *first, T *last) const {
         traffic->loads++;
@@ -266,15 +280,12 @@ static inline unsigned pack(float low, float high) {
 }
 static inline float power_of_two(float exponent) { return std::exp2(exponent); }
 
-template <typename T, typename Bytes> static inline void store_bytes(const emulation::Global<T> &to, long long at, Bytes bytes) {
-    for (size_t i = 0; i < sizeof bytes / sizeof(T); i++) {
-        T value;
-        std::memcpy(&value, reinterpret_cast<char *>(&bytes) + i * sizeof(T), sizeof(T));
-        to[at + i] = value;
-    }
+template <typename T> static inline void store16(const emulation::Global<T> &to, long long at, uint4 value) {
+    to.store_together(at, value);
 }
-template <typename T> static inline void store16(const emulation::Global<T> &to, long long at, uint4 value) { store_bytes(to, at, value); }
-template <typename T> static inline void store4(const emulation::Global<T> &to, long long at, unsigned value) { store_bytes(to, at, value); }
+template <typename T> static inline void store4(const emulation::Global<T> &to, long long at, unsigned value) {
+    to.store_together(at, value);
+}
 
 template <typename T> static inline bool is_there(const emulation::Global<T> &pointer) { return pointer.is_there(); }
 static inline float from_lane(float value, int lane) {

@@ -49,6 +49,10 @@ extern "C" __global__ void sums_of_warps(const float* x, float* out, int steps) 
 extern "C" __global__ void parts_a_warp(const float* x, float* out) {
     if (threadIdx.x % 4 == 0) out[threadIdx.x] = from_lane(x[threadIdx.x], 0);
 }
+extern "C" __global__ void copies_four(const float* x, float* out) {
+    copy16(16 * threadIdx.x, x, 4 * threadIdx.x);
+    store16(out, 4 * threadIdx.x, take16(16 * threadIdx.x));
+}
 extern "C" __global__ void fills(float* out, const float* x) { out[threadIdx.x] = is_there(x) ? float(x[0]) : 7.0f; }
 """
 
@@ -159,6 +163,18 @@ def test_warps_of_a_block_may_go_different_ways(kernel: Named) -> None:
 def test_a_warp_whose_threads_part_is_a_fault(kernel: Named) -> None:
     with emulated(), pytest.raises(KernelFault, match="8 of 32 threads of a warp wait for the others"):
         kernel("parts_a_warp").launch((1,), (32,), torch.zeros(32), torch.zeros(32))
+
+
+@needs_compiler
+def test_sixteen_bytes_are_loaded_and_stored_at_multiples_of_them(kernel: Named) -> None:
+    x, out = torch.arange(12.0), torch.zeros(12)
+    with emulated():
+        kernel("copies_four").launch((1,), (2,), x, out)
+        assert out[:8].equal(x[:8])
+        with pytest.raises(KernelFault, match=r"reads 16 bytes of x from \[0\] on, which does not begin at a multiple"):
+            kernel("copies_four").launch((1,), (1,), x[1:], out)
+        with pytest.raises(KernelFault, match=r"writes 16 bytes of out from \[0\] on"):
+            kernel("copies_four").launch((1,), (1,), x, out[2:])
 
 
 @needs_compiler

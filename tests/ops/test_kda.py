@@ -15,6 +15,7 @@ from memfix.checks.inputs import Draw, StepOf
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.memory import measure_and_judge
 from memfix.cuda_kernels import CudaKernel
+from memfix.cuda_kernels.emulated import cannot_emulate, emulated
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.simulated import SimulatedMeter
@@ -22,6 +23,7 @@ from memfix.ops.kda import decode_kda, kda
 from memfix.ops.kda.arguments import DEFAULT_CHUNK_SIZE
 from memfix.ops.kda.chunk_layout import MOST_ROWS, rows_per_chunk
 from memfix.ops.kda.contract import contract
+from memfix.ops.kda.cuda import cuda_kda
 from memfix.ops.kda.naive import naive_kda
 from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
@@ -429,6 +431,7 @@ def test_budgets_of_the_wy_form_hold_where_rows_are_short_and_chunks_long(op: st
         ({"K": 64, "V": 96}, True),
         ({"K": 32}, False),
         ({"V": 40}, False),
+        ({"V": 544}, False),
         ({"dtype": torch.float32}, False),
         ({"gates": torch.bfloat16}, False),
     ],
@@ -443,3 +446,18 @@ def test_the_form_cuda_has_kernels_for_wide_keys_in_bfloat16(changed: dict[str, 
 
     languages = {isinstance(launch.kernel, CudaKernel) for launch in SimulatedMeter().launches(build)}
     assert languages == {has_kernels}
+
+
+@pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
+def test_the_form_cuda_takes_inputs_at_any_address() -> None:
+    """Its kernels load 16 bytes at once."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+    q, k, v, g = torch.randn(4, 1, 3, 1, 64)
+    given = [q.bfloat16(), k.bfloat16() / 8, v.bfloat16(), -g.abs(), torch.rand(1, 3, 1)]
+    with emulated():
+        at_multiples = cuda_kda(*given)
+        for one, other in zip(at_multiples, cuda_kda(*map(moved, given)), strict=True):
+            assert torch.equal(one, other)

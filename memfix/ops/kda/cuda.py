@@ -15,9 +15,9 @@ from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
 from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by, triton_kda
 
 WIDTHS = (64, 128)
-"""Of keys; values may have any multiple of ``VALUES``."""
+"""Of keys; values may have any multiple of ``VALUES`` up to ``MOST_VALUES``, for which a block has shared memory."""
 WARPS, STAGES = 2, 3  # as in the source
-VALUES = 16 * WARPS
+VALUES, MOST_VALUES = 16 * WARPS, 512
 GROUP = 32
 _SLOT = 512
 _SOURCE = Path(__file__).with_name("kda.cu")
@@ -31,13 +31,12 @@ _PREPARE, _SCAN, _THERE_AND_BACK, _GRADIENTS = (
 def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals naive. Takes what the form ``triton`` does, and a float32 copy of ``beta`` that is not.
 
-    The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32, on Hopper or
-    later; anything else takes the form ``triton``.
+    The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
+    Hopper or later; anything else takes the form ``triton``.
     """
-    form = _PASSES if _suits(tensors) else None
-    if form is None:
-        return triton_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
-    return kda_by(form, tensors, options)
+    if _suits(tensors):
+        return kda_by(_PASSES, tensors, options)
+    return triton_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
 
 
 def _suits(tensors: KdaTensors) -> bool:
@@ -47,6 +46,7 @@ def _suits(tensors: KdaTensors) -> bool:
         and g_BTHK.dtype == torch.float32
         and q_BTHK.shape[3] in WIDTHS
         and v_BTHV.shape[3] % VALUES == 0
+        and v_BTHV.shape[3] <= MOST_VALUES
         and (not q_BTHK.is_cuda or torch.cuda.get_device_capability(q_BTHK.device) >= (9, 0))
     )
 

@@ -106,7 +106,7 @@ class _Kda(torch.autograd.Function):
         *inputs, initial_SHKV = ctx.saved_tensors
         inputs = _dense(*inputs)
         chunks, scale = ctx.chunks, ctx.scale
-        grad_out_BTHV = torch.zeros_like(inputs[2]) if grad_out_BTHV is None else grad_out_BTHV.contiguous()
+        (grad_out_BTHV,) = _dense(torch.zeros_like(inputs[2]) if grad_out_BTHV is None else grad_out_BTHV)
         grad_final_SHKV = None if grad_final_SHKV is None else grad_final_SHKV.contiguous()
         grad_initial_SHKV = None
         if initial_SHKV is not None:
@@ -126,7 +126,9 @@ class _Kda(torch.autograd.Function):
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor.contiguous() for tensor in tensors)
+    """Contiguous, and at multiples of 16 bytes, which kernels load at once."""
+    dense = (tensor.contiguous() for tensor in tensors)
+    return tuple(tensor.clone() if tensor.storage_offset() * tensor.itemsize % 16 else tensor for tensor in dense)
 
 
 @dataclass(frozen=True)
