@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import resource
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -107,6 +107,10 @@ class EngineWatch:
 def _make_room_to_free(num_nodes: int) -> None:
     """Let the stack grow to what torch needs to free so many nodes: it frees a chain of nodes that Python has seen by
     recursion, and dies where the stack ends."""
+    if sys.platform == "win32":  # a stack is as large there as the program says
+        return
+    import resource
+
     wanted = _STACK_BYTES_OF_THREADS // 2 + num_nodes * _STACK_BYTES_PER_NODE
     limit = most = _STACK_BYTES_OF_THREADS
     if threading.current_thread() is threading.main_thread():
