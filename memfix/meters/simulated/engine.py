@@ -24,7 +24,8 @@ from .workspace.layout import is_dense
 aten = torch.ops.aten
 
 _NODE_KEY = "memfix_node"
-_STACK_BYTES_PER_NODE = 512  # about 250 were seen
+_STACK_BYTES_PER_NODE = 280  # 240 to 280 were seen
+_STACK_BYTES_OF_OTHERS = 256 << 10
 _STACK_BYTES_OF_THREADS = 8 << 20  # what glibc gives one
 
 
@@ -111,15 +112,16 @@ def _make_room_to_free(num_nodes: int) -> None:
         return
     import resource
 
-    wanted = _STACK_BYTES_OF_THREADS // 2 + num_nodes * _STACK_BYTES_PER_NODE
-    limit = most = _STACK_BYTES_OF_THREADS
+    wanted = _STACK_BYTES_OF_OTHERS + num_nodes * _STACK_BYTES_PER_NODE
+    limit = hard = _STACK_BYTES_OF_THREADS
     if threading.current_thread() is threading.main_thread():
-        limit, most = resource.getrlimit(resource.RLIMIT_STACK)
+        limit, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if limit == resource.RLIM_INFINITY or wanted <= limit:
         return
-    if most != resource.RLIM_INFINITY and wanted > most:
+    most = 2 * wanted if hard == resource.RLIM_INFINITY else hard
+    if wanted > most:
         raise MeasurementError(
             f"the step's graph has {num_nodes:,} nodes, and torch needs up to {wanted >> 20:,} MiB of stack to free"
             f" them, of {most >> 20:,}; raise ulimit -Hs and call memfix.peak from the main thread, or {ON_A_GPU}"
         )
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
+    resource.setrlimit(resource.RLIMIT_STACK, (min(2 * wanted, most), hard))
