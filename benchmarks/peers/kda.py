@@ -104,7 +104,7 @@ COMPARISON = Comparison(
     peers={
         "fla": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=False), ("fla", "triton")),
         "fla_safe_gate": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=True), ("fla", "triton")),
-        "cudnn": Peer("nvidia-cudnn-frontend", _cudnn, ("cudnn", "cuda.bindings")),
+        "cudnn": Peer("nvidia-cudnn-frontend", _cudnn, ("cudnn", "cuda")),
     },
     tables={
         "shapes": Table(
