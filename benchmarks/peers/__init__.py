@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,6 +117,13 @@ def not_installed(packages: Sequence[str]) -> str | None:
     """Which of ``packages`` cannot be imported here, in words, or None."""
     absent = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"{' and '.join(absent)} not installed" if absent else None
+
+
+def fla_operators(package: str) -> Any:
+    """A package of flash-linear-attention's ``fla.ops``. Its layers and models, which need transformers, stay out."""
+    for name in ("fla.layers", "fla.models"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    return importlib.import_module(f"fla.ops.{package}")
 
 
 def trouble_of(error: Exception) -> str:

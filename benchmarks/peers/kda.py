@@ -8,7 +8,6 @@ Everybody makes the final state, through which no gradient comes in. g is float3
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from memfix.contract import Form
 from memfix.ops.kda.cuda import cuda_kda
 
-from . import Comparison, Entry, Peer, Table, Tensors
+from . import Comparison, Entry, Peer, Table, Tensors, fla_operators
 
 LEAST_GATE = -5.0  # flash-linear-attention's safe_gate asks for gates in [-5, 0]
 
@@ -48,10 +47,7 @@ def steep(tensors: Tensors, generator: torch.Generator) -> None:
 
 
 def _fla(*, safe_gate: bool) -> Callable[..., Any]:
-    # only fla.ops is wanted; its layers and models would need transformers
-    for name in ("fla.layers", "fla.models"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    from fla.ops.kda import chunk_kda
+    chunk_kda = fla_operators("kda").chunk_kda
 
     def kda(
         q: torch.Tensor,

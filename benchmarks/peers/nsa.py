@@ -13,13 +13,12 @@ Errors are taken where every block is selected: it scores them in 16 bits, and o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import Comparison, Entry, Peer, Table
+from . import Comparison, Entry, Peer, Table, fla_operators
 
 HEADS = 16
 """Query heads for a key-value head that it takes, or a multiple of them."""
@@ -31,12 +30,7 @@ def repeats(heads: int) -> int:
 
 
 def _fla() -> Callable[..., Any]:
-    # only fla.ops is wanted; its layers and models would need transformers
-    for name in ("fla.layers", "fla.models"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    from fla.ops.nsa import parallel_nsa
-
-    return in_its_words(parallel_nsa)
+    return in_its_words(fla_operators("nsa").parallel_nsa)
 
 
 def in_its_words(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:

@@ -739,11 +739,10 @@ template <int N> __device__ void as_operands(unsigned (&operands)[N / 2][4], con
     }
 }
 
-// sums[values, tokens] += operand[values, channels] @ rows[tokens, channels]^T, in two sums that do not wait for each other
+// sums[values, tokens] += operand[values, channels] @ rows[tokens, channels]^T
 template <int WIDTH>
 __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4], unsigned rows, int lane) {
     const unsigned at = rows + at_part<WIDTH / 8>(lane & 7, lane >> 3);
-    float others[4][4] = {};
 #pragma unroll
     for (int k = 0; k < WIDTH / 32; ++k)
 #pragma unroll
@@ -751,12 +750,8 @@ __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[
             unsigned b[4];
             load_matrices(b, (at ^ 64 * k) + 16 * WIDTH * n);  // stages begin at multiples of 256, so part 4*k is a bit
             multiply(sums[n], operand[2 * k], b[0], b[1]);
-            multiply(others[n], operand[2 * k + 1], b[2], b[3]);
+            multiply(sums[n], operand[2 * k + 1], b[2], b[3]);
         }
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[n][e] += others[n][e];
 }
 // state[values, channels] += operand[values, tokens] @ rows[tokens, channels]
 template <int WIDTH>
