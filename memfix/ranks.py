@@ -25,6 +25,8 @@ class RankReadings:
 
     world: World
     readings: Mapping[int, Reading]
+    are_named: bool = False
+    """Whether the caller said which ranks to measure. Otherwise every rank that was not lies between alike ones."""
 
     @property
     def largest_rank(self) -> int:
@@ -46,7 +48,8 @@ class RankReadings:
             lines.append(f"  {rank:>6}  {self._spelled(rank):<24}  {columns}{mark}")
         left_out = self.world.size - len(self.readings)
         if left_out:
-            lines.append(f"  {left_out:,} of {self.world.size:,} ranks were not measured: each lies between alike ones")
+            why = "" if self.are_named else ": each lies between alike ones"
+            lines.append(f"  {left_out:,} of {self.world.size:,} ranks were not measured{why}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def peak_of_ranks(
         chosen = [rank_at(place, world.sizes) for place in itertools.product(*along)]
     for rank in chosen:
         reading_of(rank)
-    return RankReadings(world, found)
+    return RankReadings(world, found, are_named=ranks is not None)
 
 
 def _reader(reading_of: Callable[[int], Reading], sizes: Place, dim: int) -> Callable[[int], tuple[int, ...]]:

@@ -222,6 +222,7 @@ def test_uneven_shards_are_found_between_ranks_that_differ() -> None:
 def test_ranks_can_be_named() -> None:
     found = memfix.peak_of_ranks(staged, mesh={"data": 2, "stage": 4}, ranks=[3, 7])
     assert {rank: reading.peak_bytes for rank, reading in found.readings.items()} == {3: 1000, 7: 1000}
+    assert found.table().endswith("  6 of 8 ranks were not measured")
 
 
 @pytest.mark.parametrize(
