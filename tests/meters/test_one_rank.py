@@ -79,6 +79,26 @@ def test_tensor_parallel_layers_hold_a_part_of_each_weight() -> None:
     assert reading.base_bytes == pytest.approx(LAYERS * LAYER_BYTES / 4, rel=0.05)
 
 
+@pytest.mark.parametrize("gives_room", [False, True])
+def test_a_functional_collective_takes_its_result_once(gives_room: bool) -> None:
+    def build(device: str) -> Any:
+        mine = torch.randn(1024, 1024, device=device)
+        room = torch.empty(4096, 1024, device=device) if gives_room else None
+
+        def step() -> None:
+            group = dist.group.WORLD.group_name
+            if room is None:
+                gathered = torch.ops._c10d_functional.all_gather_into_tensor(mine, 4, group)
+            else:
+                gathered = torch.ops._c10d_functional.all_gather_into_tensor_out(mine, 4, group, out=room)
+            torch.ops._c10d_functional.wait_tensor(gathered).zero_()
+
+        return step
+
+    reading = memfix.peak(build, world_size=4)
+    assert reading.peak_bytes == (0 if gives_room else 16 * 2**20)
+
+
 # ---------------------------------------------------------------- meshes
 def both_ways(device: str, mesh: DeviceMesh) -> Any:
     model = layers(device)

@@ -16,13 +16,22 @@ _GATHERS = ("allgather_", "_allgather_base_", "all_gather_into_tensor")
 _SWAPS = ("alltoall_base_", "all_to_all_single")
 
 
+def given_back(operator: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """The tensor that a functional collective was given and returns, where torch's fake kernels make another."""
+    if operator.namespace != NAMESPACES[1]:
+        return None
+    is_wait = operator.overloadpacket.__name__ == "wait_tensor"
+    returned: torch.Tensor | None = args[0] if is_wait else kwargs.get("out")
+    return returned
+
+
 def received(
     operator: Any, args: Any, results: list[Any], values_of: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
     """Each tensor that a collective writes, and its values; None if they are not known."""
     name = operator.overloadpacket.__name__
     is_functional = operator.namespace == NAMESPACES[1]
-    if name == "broadcast_":  # from a rank that has the same
+    if name in ("broadcast_", "wait_tensor"):  # from a rank that has the same; and nothing new
         return
     written = results if is_functional else tensors_in(args[0])
     sent = None
