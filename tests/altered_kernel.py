@@ -10,13 +10,11 @@ from unittest.mock import patch
 from memfix.cuda_kernels import CudaKernel
 from memfix.ops.kda import cuda
 
-_KERNELS = {"prepare": cuda._PREPARE, "gradients": cuda._GRADIENTS}
-
 
 @dataclass(frozen=True)
 class AlteredKernel(CudaKernel):
-    honest: str
-    altered: str
+    honest: str = ""
+    altered: str = ""
 
     @property
     def source(self) -> str:
@@ -28,12 +26,17 @@ class AlteredKernel(CudaKernel):
 def altered_kda(honest: str, altered: str, *passes: str) -> Callable[..., Any]:
     """The form ``cuda`` of KDA with other kernels in some of its passes, forward and backward."""
 
+    honest_kernel = cuda.kernel
+
+    def other(*which: Any) -> CudaKernel:
+        it = honest_kernel(*which)
+        return AlteredKernel(it.path, it.name, it.constants, honest, altered)
+
     def altered_pass(name: str) -> Callable[..., None]:
-        kernels, run = _KERNELS[name], getattr(cuda._PASSES, name)
-        others = {width: AlteredKernel(it.path, it.name, honest, altered) for width, it in kernels.items()}
+        run = getattr(cuda._PASSES, name)
 
         def cheating(*given: Any) -> Any:
-            with patch.dict(kernels, others):
+            with patch.object(cuda, "kernel", other):
                 return run(*given)
 
         return cheating

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,8 @@ class CudaKernel:
 
     path: Path
     name: str
+    constants: tuple[tuple[str, int], ...] = ()
+    """What the source is compiled for, defined before its first line."""
 
     def launch(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
         """Launch on the current stream of the tensors' device. Every argument is a tensor or a number, as the kernel
@@ -82,11 +84,13 @@ class CudaKernel:
     @property
     def first_line(self) -> int:
         """Of its declaration."""
-        return self.source[: _declaration(self.source, self.name).start()].count("\n") + 1
+        text = self.path.read_text(encoding="utf-8")
+        return text[: _declaration(text, self.name).start()].count("\n") + 1
 
     @property
     def source(self) -> str:
-        return self.path.read_text(encoding="utf-8")
+        lines = [f"#define {name} {value}" for name, value in self.constants]
+        return "\n".join([*lines, f'#line 1 "{self.path.name}"', self.path.read_text(encoding="utf-8")])
 
     @functools.cached_property
     def frames(self) -> dict[int, Frame]:
@@ -128,7 +132,7 @@ _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long":
 def parameters_of(source: str, kernel: str) -> tuple[Parameter, ...]:
     """Read the declaration of a kernel."""
     parameters = []
-    for text in filter(None, map(str.strip, _declaration(source, kernel)[1].split(","))):
+    for text in filter(None, map(str.strip, _declaration(source, kernel)["parameters"].split(","))):
         words = text.replace("__restrict__", " ").replace("*", " * ").split()
         parameter = Parameter(" ".join(word for word in words[:-1] if word != "*"), words[-1], "*" in words)
         if parameter.type.removeprefix("const ") not in _DTYPES or words.count("*") > 1:
@@ -137,8 +141,14 @@ def parameters_of(source: str, kernel: str) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
+def declarations(source: str) -> Iterator[re.Match[str]]:
+    """Of all kernels in a source, with ``name`` and ``parameters``."""
+    bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
+    return re.finditer(rf'extern\s+"C"\s+__global__\s+void\s+{bounds}(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)', source)
+
+
 def _declaration(source: str, kernel: str) -> re.Match[str]:
-    found = re.search(rf'extern\s+"C"\s+__global__\s+void\s+{re.escape(kernel)}\s*\(([^)]*)\)', source)
+    found = next((found for found in declarations(source) if found["name"] == kernel), None)
     if found is None:
         raise ValueError(f'no kernel {kernel!r}: declare it extern "C" __global__ void {kernel}(...)')
     return found

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PACKED = {"int": "i4x", "long long": "q", "float": "f4x", "double": "d"}
 """Numbers of C for ``struct``, filled up to eight bytes."""
+_HEADER = Path(__file__).with_name("instructions.h")
 _OPTIONS = ("--std=c++17",)
 _MOST_FILES = 16  # whose binaries are kept
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -40,13 +41,14 @@ def no_compiler() -> str | None:
 
 def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
     """The binary of the kernel's file for a GPU. Raises ``CompilerRefused`` with what the compiler said."""
-    return _cubin_of(kernel.path, kernel.source, "sm_{}{}".format(*capability))
+    return _cubin_of(kernel.path.name, kernel.source, "sm_{}{}".format(*capability))
 
 
 @functools.lru_cache(_MOST_FILES)
-def _cubin_of(path: Path, source: str, architecture: str) -> bytes:
+def _cubin_of(name: str, source: str, architecture: str) -> bytes:
     nvrtc = _nvrtc()
-    return _by_nvcc(path, architecture) if nvrtc is None else _by_nvrtc(nvrtc, path, source, architecture)
+    compiled = _by_nvcc if nvrtc is None else functools.partial(_by_nvrtc, nvrtc)
+    return compiled(name, _HEADER.read_text(encoding="utf-8") + source, architecture)
 
 
 def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
@@ -78,10 +80,10 @@ def _nvrtc() -> ctypes.CDLL | None:
     return None
 
 
-def _by_nvrtc(nvrtc: ctypes.CDLL, path: Path, source: str, architecture: str) -> bytes:
+def _by_nvrtc(nvrtc: ctypes.CDLL, name: str, source: str, architecture: str) -> bytes:
     program = ctypes.c_void_p()
     options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS)]
-    named = source.encode(), path.name.encode()
+    named = source.encode(), name.encode()
     _ok(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *named, 0, None, None), "NVRTC")
     try:
         failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
@@ -100,13 +102,14 @@ def _read(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def _by_nvcc(path: Path, architecture: str) -> bytes:
+def _by_nvcc(name: str, source: str, architecture: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="memfix-nvcc-") as folder:
-        out = Path(folder, "kernels.cubin")
+        path, out = Path(folder, name), Path(folder, "kernels.cubin")
+        path.write_text(source, encoding="utf-8")
         command = ["nvcc", "--cubin", f"-arch={architecture}", *_OPTIONS, "-o", str(out), str(path)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise CompilerRefused((ended.stderr or ended.stdout).strip())
+            raise CompilerRefused((ended.stderr or ended.stdout).replace(f"{folder}/", "").strip())
         return out.read_bytes()
 
 

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import CudaKernel, Parameter, parameters_of
+from . import CudaKernel, Parameter, declarations, parameters_of
 from .compiled import as_c, three
 
 if TYPE_CHECKING:
@@ -113,12 +112,12 @@ def host_source(kernel: CudaKernel) -> str:
     and every kernel has a function that runs it. All else is as it was."""
     source = kernel.source
     runners = []
-    for declaration, name in re.findall(r'(extern\s+"C"\s+__global__\s+void\s+(\w+)\s*\([^)]*\))', source):
-        parameters = parameters_of(source, name)
+    for declaration in declarations(kernel.source):
+        name, parameters = declaration["name"], parameters_of(kernel.source, declaration["name"])
         typed = ", ".join(f"{_host_type(parameter)} {parameter.name}" for parameter in parameters)
-        source = source.replace(declaration, f'extern "C" void {name}({typed})')
+        source = source.replace(declaration[0], f'extern "C" void {name}({typed})')
         runners.append(_runner(name, parameters))
-    return "\n".join(['#include "emulation.h"', f'#line 1 "{kernel.path.name}"', source, *runners])
+    return "\n".join(['#include "emulation.h"', source, *runners])
 
 
 def _host_type(parameter: Parameter) -> str:

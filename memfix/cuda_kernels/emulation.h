@@ -30,6 +30,9 @@ struct dim3 {
 };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+struct bfloat16 {
+    unsigned short bits;
+};
 struct uint2 {
     unsigned x, y;
 };
@@ -382,5 +385,14 @@ static inline uint4 take16(unsigned at) {
 }
 static inline void put4(unsigned at, unsigned value) { std::memcpy(shared + at, &value, sizeof value); }
 static inline void put16(unsigned at, uint4 value) { std::memcpy(shared + at, &value, sizeof value); }
+static inline void publish(const emulation::Global<int> &ready, long long at) {
+    __syncthreads();
+    if (threadIdx.x == 0) ready[at] = 1;
+}
+// blocks run one after the other
+static inline void await_published(const emulation::Global<int> &ready, long long at) {
+    if (threadIdx.x == 0 && ready[at] == 0) emulation::fail("awaits what no block before it has published");
+    __syncthreads();
+}
 static inline void end_copies() {}
 template <int LATER> static inline void await_copies() {}

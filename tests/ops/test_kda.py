@@ -19,7 +19,7 @@ from memfix.cuda_kernels.emulated import cannot_emulate, emulated
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.simulated import SimulatedMeter
-from memfix.ops.kda import decode_kda, kda
+from memfix.ops.kda import cuda, decode_kda, kda
 from memfix.ops.kda.arguments import DEFAULT_CHUNK_SIZE
 from memfix.ops.kda.chunk_layout import MOST_ROWS, rows_per_chunk
 from memfix.ops.kda.contract import contract
@@ -27,7 +27,7 @@ from memfix.ops.kda.cuda import cuda_kda
 from memfix.ops.kda.naive import naive_kda
 from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
-from memfix.ops.kda.triton import triton_kda
+from memfix.ops.kda.triton import Chunks, triton_kda
 from memfix.ops.kda.wy import wy_kda
 from memfix.registry import all_contracts
 
@@ -461,3 +461,65 @@ def test_the_form_cuda_takes_inputs_at_any_address() -> None:
         at_multiples = cuda_kda(*given)
         for one, other in zip(at_multiples, cuda_kda(*map(moved, given)), strict=True):
             assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------- the segments that the form cuda cuts sequences into
+def _grown_keys(k: torch.Tensor) -> torch.Tensor:
+    """So long that the delta rule lengthens a state by more than a gate of -1 shortens it."""
+    return 2 * k / k.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
+@pytest.mark.parametrize("V", [64, 96])
+@pytest.mark.parametrize("cuts", [None, [0, 5, 5, 170, 230]])
+@pytest.mark.parametrize(
+    ("gates", "has_long_keys"), [((-0.02, 0.0), False), ((-9.0, -4.0), False), ((-1.0, -1.0), True)]
+)
+def test_segments_begin_as_if_the_sequence_was_whole(
+    monkeypatch: pytest.MonkeyPatch, gates: tuple[float, float], has_long_keys: bool, cuts: list[int] | None, V: int
+) -> None:
+    """Weak gates hand a state on, strong ones forget it, and long keys make it grow whatever the gates."""
+    monkeypatch.setattr(cuda, "JOINED", 1)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 230, 1, width, generator=generator) for width in (64, 64, V))
+    g = torch.empty(1, 230, 1, 64).uniform_(*gates, generator=generator)
+    states = torch.randn(1 if cuts is None else len(cuts) - 1, 1, 64, V, generator=generator)
+    beta = torch.rand(1, 230, 1, generator=generator) / 2 + 0.5
+    given = [x.bfloat16() for x in (q, _grown_keys(k) if has_long_keys else k / 8, v)] + [g, beta, states]
+    packed = None if cuts is None else torch.tensor(cuts)
+
+    def answers(form: Callable[..., Any], inputs: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
+        inputs = [tensor.clone().requires_grad_() for tensor in inputs]
+        outputs = form(*inputs, packed, **options)
+        upstream = [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype) for out in outputs]
+        return [*outputs, *torch.autograd.grad(outputs, inputs, upstream)]
+
+    with emulated():
+        got = answers(cuda_kda, given, chunk_size=8)
+    for one, other in zip(got, answers(naive_kda, [tensor.double() for tensor in given]), strict=True):
+        assert (one - other).norm() <= 0.01 * other.norm()
+
+
+@pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
+@pytest.mark.parametrize("spoilt", [1, 2, 3], ids="k v g".split())
+def test_a_nan_reaches_segments_that_have_forgotten_all_else(spoilt: int) -> None:
+    q, k, v = torch.randn(3, 1, 160, 1, 64).bfloat16()
+    given = [q, k / 8, v, torch.full((1, 160, 1, 64), -9.0), torch.rand(1, 160, 1)]
+    given[spoilt][0, 3, 0, 7] = torch.nan
+    with emulated():
+        got = cuda_kda(*given, chunk_size=8)
+    for one, other in zip(got, naive_kda(*given), strict=True):
+        assert other[..., 7].isnan().any()
+        assert one[other.isnan()].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "heads", "forward", "backward"),
+    [(1, 8192, 32, 4, 1), (1, 65536, 16, 8, 2), (4, 4096, 16, 1, 1), (1, 256, 8, 1, 1), (1, 4096, 1, 16, 4)],
+)
+def test_few_long_sequences_are_cut_into_segments(
+    batch: int, length: int, heads: int, forward: int, backward: int
+) -> None:
+    chunks = Chunks(heads, 128, 128, batch, batch * length // 32, length, DEFAULT_CHUNK_SIZE)
+    assert cuda._num_segments(chunks, 1) == forward
+    assert cuda._num_segments(chunks, cuda.JOINED) == backward

@@ -42,6 +42,7 @@ _COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # of inputs that are no
 IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 there, where the form is wy, and 0 elsewhere
 
 _GATES = ("float32", "bfloat16")  # gates and strengths often stay float32 where the rest is 16-bit
+_ALL_GATES = {"values": LogUniform(-1000.0, -0.001), "sometimes": 0.0, "also_in": _GATES}
 
 ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3, operand_ulps=1)
 """Of kernels whose products have operands of the working dtype, where naive works in float32 throughout: of a state,
@@ -65,21 +66,14 @@ FORMS = {
 
 
 def inputs(batch: str, sequences: str, **gates: Any) -> list[TensorSpec]:
-    """The tensors of a call, by the names of its batch and of its states. ``gates``: of which dtypes they are."""
+    """The tensors of a call, by the names of its batch and of its states. ``gates``: what is special of them."""
     return [
         TensorSpec("q", f"{batch} T H K", grad=True),
         # small: where beta |k|^2 is above 2 the delta rule itself diverges
         TensorSpec("k", f"{batch} T H K", grad=True, values=Uniform(-0.3, 0.3)),
         TensorSpec("v", f"{batch} T H V", grad=True),
         # the strongest are those that reset a state: after them a cumulative sum has few digits left for weak ones
-        TensorSpec(
-            "g",
-            f"{batch} T H K",
-            grad=True,
-            values=LogUniform(-1000.0, -0.001),
-            sometimes=0.0,
-            **(gates or {"also_in": _GATES}),
-        ),
+        TensorSpec("g", f"{batch} T H K", grad=True, **(gates or _ALL_GATES)),
         TensorSpec("beta", f"{batch} T H", grad=True, values=Uniform(-0.5, 2.0), also_in=_GATES),
         TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
     ]

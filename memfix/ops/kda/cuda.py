@@ -1,11 +1,17 @@
 """The form ``triton`` in CUDA C++ where inputs are bfloat16: a warp keeps a chunk, or 16 values of the state, in
 registers, so that no product waits for shared memory. ``kda.cu`` holds the kernels: two forward, three in backward.
+
+Few long sequences are cut into segments, so that they fill a GPU. A segment whose gates have forgotten what was long
+before it begins a little earlier from nothing; others await the state. What is forgotten is decided by a bound, not by
+a guess: less than 2^-40 of a state is left out.
 """
 
-# S sequences, N chunks, C tokens of a chunk
+# S sequences, N chunks, C tokens of a chunk, G segments of a sequence but the last
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,16 +21,28 @@ from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
 from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by, triton_kda
 
 WIDTHS = (64, 128)
-"""Of keys; values may have any multiple of ``VALUES`` up to ``MOST_VALUES``, for which a block has shared memory."""
-WARPS, STAGES = 2, 3  # as in the source
-VALUES, MOST_VALUES = 16 * WARPS, 512
-GROUP = 32
-_SLOT = 512
+"""Of keys; values may have any multiple of 32 up to ``MOST_VALUES``, for which a block has shared memory."""
+MOST_VALUES = 512
+STAGES, GROUP, _SLOT = 3, 32, 512  # as in the source
+BLOCKS_AT_ONCE = 264
+"""That walk from chunk to chunk, on the 132 SMs of an H200."""
+JOINED = 4
+"""Segments that a backward pass walks through as one: it goes both ways at once, and is short of bandwidth. Fewer are
+not worth it in forward."""
+LEAST_CHUNKS = 4
+"""Of a segment, of the size that was asked for."""
 _SOURCE = Path(__file__).with_name("kda.cu")
-_PREPARE, _SCAN, _THERE_AND_BACK, _GRADIENTS = (
-    {width: CudaKernel(_SOURCE, f"kda_{name}_{width}") for width in WIDTHS}
-    for name in ("prepare", "scan", "there_and_back", "gradients")
-)
+
+
+def values_of_block(width_v: int) -> int:
+    """That a block walks with, 16 a warp."""
+    return 64 if width_v % 64 == 0 else 32
+
+
+@functools.cache
+def kernel(name: str, width_k: int, width_v: int) -> CudaKernel:
+    constants = ("WIDTH", width_k), ("WARPS", values_of_block(width_v) // 16)
+    return CudaKernel(_SOURCE, f"kda_{name}", constants)
 
 
 @kda_form
@@ -45,7 +63,7 @@ def _suits(tensors: KdaTensors) -> bool:
         q_BTHK.dtype == torch.bfloat16
         and g_BTHK.dtype == torch.float32
         and q_BTHK.shape[3] in WIDTHS
-        and v_BTHV.shape[3] % VALUES == 0
+        and v_BTHV.shape[3] % 32 == 0
         and v_BTHV.shape[3] <= MOST_VALUES
         and (not q_BTHK.is_cuda or torch.cuda.get_device_capability(q_BTHK.device) >= (9, 0))
     )
@@ -54,11 +72,13 @@ def _suits(tensors: KdaTensors) -> bool:
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     length, per_sequence, *_ = chunks.counts
-    _PREPARE[chunks.width_k].launch(
+    is_cut = _num_segments(chunks, 1 if terms.inverse_NHCC is None else JOINED) > 1
+    kernel("prepare", chunks.width_k, chunks.width_v).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
         chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
         terms.scores_NHCC, terms.inverse_NHCC, terms.decay_NHK,
-        scale, length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=16 * _SLOT * chunks.width_k // 32,
+        terms.growth_NH if is_cut else None, scale, length, per_sequence, chunks.num_heads, chunks.width_v,
+        shared_bytes=(34 + chunks.width_k // 8) * _SLOT,
     )  # fmt: skip
 
 
@@ -68,26 +88,68 @@ def _scan(
     initial_SHKV: torch.Tensor | None,
     final_SHKV: torch.Tensor,
     out_BTHV: torch.Tensor,
-) -> None:
-    (length, per_sequence, *_), width = chunks.counts, chunks.width_k
-    _SCAN[width].launch(
-        (chunks.num_sequences * chunks.num_heads, chunks.width_v // VALUES), (32 * WARPS,),
+) -> torch.Tensor | None:
+    (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, final_SHKV)
+    kernel("scan", chunks.width_k, chunks.width_v).launch(
+        (*segments.blocks, segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
-        initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES * _stage_bytes(width),
+        terms.growth_NH, initial_SHKV, final_SHKV, segments.ends_GSHKV, segments.ready,
+        out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
+        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES * segments.stage_bytes,
     )  # fmt: skip
+    return segments.ends_GSHKV if _num_segments(chunks, JOINED) > 1 else None
 
 
 def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
-    (length, per_sequence, *_), width = chunks.counts, chunks.width_k
-    _THERE_AND_BACK[width].launch(
-        (chunks.num_sequences * chunks.num_heads, chunks.width_v // VALUES, 2), (32 * WARPS,),
+    (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED)
+    kernel("there_and_back", chunks.width_k, chunks.width_v).launch(
+        (*segments.blocks, 2 * segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
-        walk.initial_SHKV, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV,
+        terms.growth_NH, walk.initial_SHKV, walk.ends_GSHKV, walk.states_NHVK,
+        walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV, segments.ends_GSHKV, segments.ready,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
-        length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=STAGES * _stage_bytes(width) + 2 * VALUES * width,
+        segments.joined, length, per_sequence, chunks.num_heads, chunks.width_v,
+        shared_bytes=STAGES * segments.stage_bytes + 2 * values_of_block(chunks.width_v) * chunks.width_k,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """Of sequences, which blocks walk through at once, and where they leave a state for each other."""
+
+    number: int
+    joined: int
+    """Of those that forward walked through."""
+    blocks: tuple[int, int]
+    threads: tuple[int]
+    stage_bytes: int
+    """Of a chunk on its way: weights, queries, keys, values and scores of its tokens, and its decay."""
+    ends_GSHKV: torch.Tensor | None = None
+    ready: torch.Tensor | None = None
+
+    @staticmethod
+    def of(chunks: Chunks, like: torch.Tensor, joined: int = 1) -> _Segments:
+        width_k, width_v, values = chunks.width_k, chunks.width_v, values_of_block(chunks.width_v)
+        blocks = chunks.num_sequences * chunks.num_heads, width_v // values
+        number = _num_segments(chunks, joined)
+        stage_bytes = 2 * TOKENS_PER_CHUNK * (3 * width_k + values + TOKENS_PER_CHUNK) + 4 * width_k
+        sizes = number, _num_segments(chunks, 1) // number, blocks, (2 * values,), stage_bytes
+        if number == 1:
+            return _Segments(*sizes)
+        size_GSHKV = (number - 1, chunks.num_sequences, chunks.num_heads, width_k, width_v)
+        ready = like.new_zeros((number - 1, *blocks), dtype=torch.int32)
+        return _Segments(*sizes, like.new_empty(size_GSHKV), ready)
+
+
+def _num_segments(chunks: Chunks, joined: int) -> int:
+    """Of each sequence: a power of two, so that a backward pass can join them."""
+    num_blocks = chunks.num_sequences * chunks.num_heads * chunks.width_v // values_of_block(chunks.width_v)
+    most = BLOCKS_AT_ONCE // num_blocks
+    if most < JOINED:
+        return 1
+    num_tokens = TOKENS_PER_CHUNK * (chunks.num_chunks // chunks.num_sequences)
+    most = min(most, num_tokens // (LEAST_CHUNKS * chunks.chunk_size)) // joined
+    return 1 << max(1, most).bit_length() - 1
 
 
 def _gradients(
@@ -97,7 +159,7 @@ def _gradients(
     num_groups = chunks.width_k // GROUP
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
     parts_PBTH = beta_BTH.new_empty((num_groups, *beta_BTH.shape), dtype=torch.float32)
-    _GRADIENTS[chunks.width_k].launch(
+    kernel("gradients", chunks.width_k, chunks.width_v).launch(
         (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
         chunks.bounds_N2, *kept, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
         grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH, scale, beta_BTH.numel(),
@@ -107,9 +169,4 @@ def _gradients(
     return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
 
 
-def _stage_bytes(width: int) -> int:
-    """Of a chunk on its way: weights, queries, keys, values and scores of its tokens, and its decay."""
-    return 2 * TOKENS_PER_CHUNK * (3 * width + VALUES + TOKENS_PER_CHUNK) + 4 * width
-
-
-_PASSES = Passes(_prepare, _scan, _there_and_back, _gradients)
+_PASSES = Passes(_prepare, _scan, _there_and_back, _gradients, bounds_growth=True)

@@ -4,6 +4,8 @@
 // A warp takes a chunk of a head and keeps it in registers. A thread has the rows r, r+8, r+16 and r+24, r = lane/4, and
 // of every 32 channels the 8 from 8*(lane%4) on: 16 bytes of a row, whose pairs are operands of the tensor cores as they
 // are, because a product may sum over channels in any order.
+//
+// It is compiled for one WIDTH of keys, and WARPS of a block that walks from chunk to chunk.
 
 #define TOKENS 32
 #define ROWS 4        // of a thread
@@ -13,107 +15,7 @@
 #define LOWEST_GATE -300.0f   // its power of two is 0; -inf itself would leave sums as NaN
 #define LOG2_E 1.4426950408889634f
 #define ONES 0x3f803f80u      // two ones in bfloat16
-
-struct bfloat16 {
-    unsigned short bits;
-};
-
-// ---------------------------------------------------------------- what the GPU has instructions for
-#ifndef MEMFIX_EMULATION
-template <typename T> __device__ void store16(T* to, long long at, uint4 value) {
-    *reinterpret_cast<uint4*>(to + at) = value;
-}
-__device__ void store4(bfloat16* to, long long at, unsigned value) { *reinterpret_cast<unsigned*>(to + at) = value; }
-// two floats as bfloat16, the first in the low half
-__device__ unsigned pack(float low, float high) {
-    unsigned both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-__device__ float power_of_two(float exponent) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-    return power;
-}
-// sums[16, 8] += a[16, 16] @ b[16, 8]
-__device__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ unsigned with_ten_digits(float value) {
-    unsigned rounded;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-    return rounded;
-}
-// sums[16, 8] += a[16, 8] @ b[8, 8] with ten binary digits
-__device__ void multiply_floats(float (&sums)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(with_ten_digits(a0)), "r"(with_ten_digits(a1)), "r"(with_ten_digits(a2)), "r"(with_ten_digits(a3)),
-          "r"(with_ten_digits(b0)), "r"(with_ten_digits(b1)));
-}
-// an 8 x 8 matrix, two elements of row lane/4 in each thread
-__device__ unsigned transposed(unsigned pair) {
-    unsigned turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-    return turned;
-}
-template <typename T> __device__ bool is_there(const T* pointer) { return pointer != nullptr; }
-__device__ float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
-__device__ bool any_lane(bool flag) { return __any_sync(0xffffffffu, flag); }
-// four 8 x 8 matrices from shared memory; of each, eight lanes say where a row begins
-__device__ void load_matrices(unsigned (&matrices)[4], unsigned at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-                 : "r"(at));
-}
-__device__ void load_transposed(unsigned (&matrices)[4], unsigned at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-                 : "r"(at));
-}
-// four 8 x 8 matrices into shared memory
-__device__ void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(matrices[0]),
-                 "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]));
-}
-__device__ void await_warp() { __syncwarp(); }
-// 16 bytes of global memory, or zeros
-template <typename T> __device__ void copy16(unsigned to, const T* from, long long at, bool exists = true) {
-    const T* source = exists ? from + at : from;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "r"(exists ? 16 : 0));
-}
-template <typename T> __device__ void copy8(unsigned to, const T* from, long long at) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from + at));
-}
-__device__ uint2 take8(unsigned at) {
-    uint2 value;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(at));
-    return value;
-}
-__device__ uint4 take16(unsigned at) {
-    uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(at));
-    return value;
-}
-__device__ void put16(unsigned at, uint4 value) {
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(value.x), "r"(value.y), "r"(value.z),
-                 "r"(value.w));
-}
-__device__ void put4(unsigned at, unsigned value) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(value)); }
-__device__ float shared_float(unsigned at) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at));
-    return value;
-}
-__device__ void end_copies() { asm volatile("cp.async.commit_group;"); }
-template <int LATER> __device__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER)); }
-extern __shared__ __align__(256) char shared[];
-__device__ unsigned start_of_shared() { return static_cast<unsigned>(__cvta_generic_to_shared(shared)); }
-#endif
+#define INFINITE __int_as_float(0x7f800000)
 
 __device__ float low_of(unsigned both) { return __int_as_float(both << 16); }
 __device__ float high_of(unsigned both) { return __int_as_float(both & 0xffff0000u); }
@@ -121,6 +23,11 @@ __device__ uint4 as_bits(float a, float b, float c, float d) {
     return uint4{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
 __device__ int least(int a, int b) { return a < b ? a : b; }
+// over the threads that have the same rows
+__device__ float sum_over_quads(float value, int lane) {
+    value += from_lane(value, lane ^ 1);
+    return value + from_lane(value, lane ^ 2);
+}
 
 // ---------------------------------------------------------------- tiles
 // of a lower triangular 32 x 32 matrix six tiles of 16 x 8: rows 16*m.., columns 8*n.., n < 2*m + 2
@@ -258,7 +165,7 @@ __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, in
 // A thread fetches ahead what it will need itself, so a warp waits for nobody: its 16 bytes lie in slots, of 512 bytes for
 // all lanes. Where there is no token there are zeros.
 #define SLOT 512
-#define GROUP_SLOTS 16  // of a group of channels: 4 of queries, 4 of keys, 8 of gates
+#define STAGE_SLOTS 16  // of a group of channels: 4 of queries, 4 of keys, 8 of gates; or of the values of four groups
 
 template <typename Tensor>
 __device__ void fetch_rows(unsigned slots, Tensor tensor, const Chunk& chunk, int width, int column, int r) {
@@ -473,17 +380,61 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
             }
 }
 
-// 32 channels of a chunk: their part in its pairs, its queries and keys, and its weights before they are solved, in the
-// slots of the queries
+// A bound on how much of a state is left after a chunk, as an exponent of 2. A token leaves of no channel more than its
+// largest gate does, and I - beta*k*k^T makes nothing longer than |1 - beta*|k|^2| times, if that is more than 1.
+struct Growth {
+    unsigned slots;                  // of a token's largest gates, which would be too many registers
+    float length[ROWS] = {0, 0, 0, 0};  // of a token's key, squared
+    __device__ void add_gates(const float (&gates)[8][4], bool is_first) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float most[4];
+            const uint4 before = take16(slots + half * SLOT);
+            const unsigned bits[4] = {before.x, before.y, before.z, before.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                        const float (&of_token)[4] = gates[4 * half + i];
+                most[i] = fmaxf(fmaxf(of_token[0], of_token[1]), fmaxf(of_token[2], of_token[3]));
+                if (!is_first) most[i] = fmaxf(most[i], __int_as_float(bits[i]));
+            }
+            put16(slots + half * SLOT, as_bits(most[0], most[1], most[2], most[3]));
+        }
+    }
+    __device__ float bound(const float (&strength)[ROWS], int lane) const {
+        float sum = 0.0f, longer = 1.0f;
+#pragma unroll
+        for (int t = 0; t < 8; ++t) {
+            float most = shared_float(slots + (t >> 2) * SLOT + 4 * (t & 3));
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) most = fmaxf(most, from_lane(most, lane ^ step));
+            sum += most;
+        }
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            const float stretch = fabsf(1.0f - strength[m] * sum_over_quads(length[m], lane));
+            longer *= stretch <= 1.0f ? 1.0f : stretch;
+        }
+        float stretched = log2f(longer);
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) stretched += from_lane(stretched, lane ^ step);
+        sum = sum_over_quads(sum, lane) + stretched;
+        return sum == sum ? sum : INFINITE;
+    }
+};
+
+// 32 channels of a chunk: their part in its pairs, its queries and keys, its weights before they are solved, and what a
+// bound on its growth needs of them
 template <typename Out, typename Decay>
 __device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], float (&own)[ROWS],
-                                unsigned slots, Out queries, Out keys, Decay decay, const Chunk& chunk, int width, int group, const float (&strength)[ROWS], float scale, int lane) {
+                                Growth& growth, unsigned slots, unsigned to_solve, Out queries, Out keys, Decay decay,
+                                const Chunk& chunk, int group, const float (&strength)[ROWS], float scale, int lane) {
     const int r = lane >> 2, quad = lane & 3, column = GROUP * group + CHANNELS * quad;
     float gates[8][4], sums[ROWS][CHANNELS];
     unsigned query[ROWS][4], key[ROWS][4];
     take_rows(query, slots);
     take_rows(key, slots + 4 * SLOT);
     take_gates(gates, slots + 8 * SLOT);
+    growth.add_gates(gates, group == 0);
     sum_gates(sums, gates, r, quad);
     float middle[CHANNELS];
     const bool is_steep = any_lane(find_middle(middle, sums, quad));
@@ -516,6 +467,7 @@ __device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TI
             const float rise0 = power_of_two(sums[m][c] - since[c]), rise1 = power_of_two(sums[m][d] - since[d]);
             const float fall0 = power_of_two(until[c] - sums[m][c]), fall1 = power_of_two(until[d] - sums[m][d]);
             own[m] += q0 * k0 + q1 * k1;
+            growth.length[m] += k0 * k0 + k1 * k1;
             later_query[m][p] = pack(q0 * rise0, q1 * rise1);
             later_key[m][p] = pack(k0 * rise0, k1 * rise1);
             earlier_key[m][p] = pack(k0 * fall0, k1 * fall1);
@@ -524,13 +476,13 @@ __device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TI
             of_key[p] = pack(k0 * fall0 * to_end[c], k1 * fall1 * to_end[d]);
             of_weight[p] = pack(k0 * whole[c] * strength[m], k1 * whole[d] * strength[m]);
         }
-        const long long at = (chunk.index * TOKENS + r + 8 * m) * width + column;
+        const long long at = (chunk.index * TOKENS + r + 8 * m) * WIDTH + column;
         store16(queries, at, uint4{of_query[0], of_query[1], of_query[2], of_query[3]});
         store16(keys, at, uint4{of_key[0], of_key[1], of_key[2], of_key[3]});
-        put16(slots + m * SLOT, uint4{of_weight[0], of_weight[1], of_weight[2], of_weight[3]});
+        put16(to_solve + m * SLOT, uint4{of_weight[0], of_weight[1], of_weight[2], of_weight[3]});
         if (m == 3 && r == 7) {
-            store16(decay, chunk.index * width + column, as_bits(whole[0], whole[1], whole[2], whole[3]));
-            store16(decay, chunk.index * width + column + 4, as_bits(whole[4], whole[5], whole[6], whole[7]));
+            store16(decay, chunk.index * WIDTH + column, as_bits(whole[0], whole[1], whole[2], whole[3]));
+            store16(decay, chunk.index * WIDTH + column + 4, as_bits(whole[4], whole[5], whole[6], whole[7]));
         }
     }
     if (!is_steep) add_flat_pairs(overlaps, weighed, later_query, later_key, earlier_key);
@@ -539,54 +491,61 @@ __device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TI
 
 // a NaN gate: the queries are NaN from its token on, and the decay of the whole chunk
 template <typename Out, typename Decay>
-__device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int width, int first_nan, int lane) {
+__device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int first_nan, int lane) {
     const int r = lane >> 2, quad = lane & 3;
     const unsigned nan = 0x7fff7fffu, wide_nan = 0x7fffffffu;
-    for (int column = CHANNELS * quad; column < width; column += GROUP) {
+    for (int column = CHANNELS * quad; column < WIDTH; column += GROUP) {
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
             if (r + 8 * m >= first_nan)
-                store16(queries, (chunk.index * TOKENS + r + 8 * m) * width + column, uint4{nan, nan, nan, nan});
+                store16(queries, (chunk.index * TOKENS + r + 8 * m) * WIDTH + column, uint4{nan, nan, nan, nan});
         if (r == 7) {
-            store16(decay, chunk.index * width + column, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
-            store16(decay, chunk.index * width + column + 4, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
+            store16(decay, chunk.index * WIDTH + column, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
+            store16(decay, chunk.index * WIDTH + column + 4, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
         }
     }
 }
 
-template <int WIDTH, typename In, typename Gates, typename Beta, typename Bounds, typename Out, typename Decay>
-__device__ void prepare(In q, In k, In v, Gates g, Beta beta, Bounds bounds, Out weights, Out values, Out queries, Out keys,
-                        Out scores, Out inverse_out, Decay decay, float scale, int length,
-                        int chunks_per_sequence, int heads, int width_v) {
+extern "C" __global__ void kda_prepare(
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
+    bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse_out,
+    float* decay, float* growth, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x, r = lane >> 2, quad = lane & 3, groups = WIDTH / GROUP;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
-    const auto slots_of = [&](int group) { return start_of_shared() + 16 * lane + group * GROUP_SLOTS * SLOT; };
-    for (int group = 0; group < groups; ++group) {
-        const int column = GROUP * group + CHANNELS * quad;
-        fetch_rows(slots_of(group), q, chunk, WIDTH, column, r);
-        fetch_rows(slots_of(group) + 4 * SLOT, k, chunk, WIDTH, column, r);
-        fetch_gates(slots_of(group) + 8 * SLOT, g, chunk, WIDTH, GROUP * group + 4 * r, quad);
+    const unsigned own_slots = start_of_shared() + 16 * lane, to_solve = own_slots + 2 * STAGE_SLOTS * SLOT;
+    const auto stage_of = [&](int i) { return own_slots + i % 2 * STAGE_SLOTS * SLOT; };
+    // one group of channels after the other, then values by four groups
+    const auto fetch = [&](int i) {
+        const int column = GROUP * i + CHANNELS * quad;
+        if (i < groups) {
+            fetch_rows(stage_of(i), q, chunk, WIDTH, column, r);
+            fetch_rows(stage_of(i) + 4 * SLOT, k, chunk, WIDTH, column, r);
+            fetch_gates(stage_of(i) + 8 * SLOT, g, chunk, WIDTH, GROUP * i + 4 * r, quad);
+        } else {
+            const int first = 4 * (i - groups), end = least(first + 4, width_v / GROUP);
+            for (int group = first; group < end; ++group)
+                fetch_rows(stage_of(i) + (group - first) * ROWS * SLOT, v, chunk, width_v, GROUP * group + CHANNELS * quad, r);
+        }
         end_copies();
-    }
+    };
+    fetch(0);
+    fetch(1);
     float strength[ROWS], own[ROWS] = {};
+    Growth growing = {to_solve + groups * ROWS * SLOT};
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) strength[m] = chunk.has(r + 8 * m) ? beta[chunk.row(r + 8 * m)] : 0.0f;
     float overlaps[TILES][4] = {}, weighed[TILES][4] = {};
     int first_nan = TOKENS;
 #pragma unroll 1
     for (int group = 0; group < groups; ++group) {
-        await_copies<groups - 1>();
-        first_nan = least(first_nan, prepare_channels(overlaps, weighed, own, slots_of(group), queries, keys, decay, chunk,
-                                                      WIDTH, group, strength, scale, lane));
-        if (GROUP * group < width_v)  // values in the place of keys, which were used up
-            fetch_rows(slots_of(group) + 4 * SLOT, v, chunk, width_v, GROUP * group + CHANNELS * quad, r);
-        end_copies();
+        await_copies<1>();
+        first_nan = least(first_nan, prepare_channels(overlaps, weighed, own, growing, stage_of(group),
+                                                      to_solve + group * ROWS * SLOT, queries, keys, decay, chunk, group,
+                                                      strength, scale, lane));
+        fetch(group + 2);
     }
 #pragma unroll
-    for (int m = 0; m < ROWS; ++m) {
-        own[m] += from_lane(own[m], lane ^ 1);
-        own[m] += from_lane(own[m], lane ^ 2);
-    }
+    for (int m = 0; m < ROWS; ++m) own[m] = sum_over_quads(own[m], lane);
     store_pairs(scores, chunk, weighed, own, scale, lane);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -601,40 +560,51 @@ __device__ void prepare(In q, In k, In v, Gates g, Beta beta, Bounds bounds, Out
     if (is_there(inverse_out)) store_inverse(inverse_out, chunk, inverse, lane);
     unsigned rows[ROWS][4];
     uint4 solved[ROWS];
+    float nothing = 0.0f;  // or NaN
 #pragma unroll 1
     for (int group = 0; group < groups; ++group) {
-        take_rows(rows, slots_of(group));
+        take_rows(rows, to_solve + group * ROWS * SLOT);
         solve(inverse, rows, solved);
         store_rows(weights, chunk, WIDTH, GROUP * group + CHANNELS * quad, solved, r);
     }
 #pragma unroll 1
     for (int group = 0; group * GROUP < width_v; ++group) {
-        if (group >= groups) {
-            fetch_rows(slots_of(group % groups) + 4 * SLOT, v, chunk, width_v, GROUP * group + CHANNELS * quad, r);
-            end_copies();
+        if (group % 4 == 0) {
+            if (group >= 4) fetch(groups + group / 4 + 1);
+            await_copies<1>();
         }
-        await_copies<0>();
-        take_rows(rows, slots_of(group % groups) + 4 * SLOT);
+        take_rows(rows, stage_of(groups + group / 4) + group % 4 * ROWS * SLOT);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
 #pragma unroll
-            for (int p = 0; p < 4; ++p)
-                rows[m][p] = pack(low_of(rows[m][p]) * strength[m], high_of(rows[m][p]) * strength[m]);
+            for (int p = 0; p < 4; ++p) {
+                const float low = low_of(rows[m][p]) * strength[m], high = high_of(rows[m][p]) * strength[m];
+                rows[m][p] = pack(low, high);
+                nothing += low * 0.0f + high * 0.0f;
+            }
         solve(inverse, rows, solved);
         store_rows(values, chunk, width_v, GROUP * group + CHANNELS * quad, solved, r);
     }
-    if (first_nan < TOKENS) spread_nan(queries, decay, chunk, WIDTH, first_nan, lane);
+    if (is_there(growth)) {
+        const float bound = growing.bound(strength, lane);
+        const bool is_odd = any_lane(first_nan < TOKENS || nothing != nothing);
+        if (lane == 0) growth[chunk.index] = is_odd ? INFINITE : bound;
+    }
+    if (first_nan < TOKENS) spread_nan(queries, decay, chunk, first_nan, lane);
 }
 
 // ---------------------------------------------------------------- from chunk to chunk
 // A warp walks with 16 values of the state, all channels of them in registers: a sum of products is at once an operand of
 // the next product, so warps meet only where the next chunk arrives in shared memory.
+//
+// A sequence is cut into segments, which blocks walk at once. Where the chunks before a segment leave next to nothing of
+// an earlier state, its block walks through them first; elsewhere it awaits the state from the block before.
 #define STAGES 3
-#define WARPS 2
+#define FORGOTTEN -40.0f  // as an exponent of 2: float32 has 24 digits
 #define VALUES (16 * WARPS)  // of a block
 
 // of a chunk in shared memory; TURNED are its values, or the gradients of its outputs
-template <int WIDTH> struct Stage {
+struct Stage {
     static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, TURNED = 3 * QUERIES;
     static const int SCORES = TURNED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
     static const int BYTES = DECAY + WIDTH * 4;
@@ -660,29 +630,34 @@ __device__ void copy_rows(unsigned to, Tensor from, long long at, long long row_
             copy16(to + i * rows * PARTS * 16 + j * 128, from, at + i * rows * row_width + j * 64,
                    row + i * rows < num_rows);
 }
-template <int WIDTH, typename In> __device__ void copy_keys(unsigned to, In from, long long chunk) {
+template <typename In> __device__ void copy_keys(unsigned to, In from, long long chunk) {
     copy_rows<WIDTH / 8>(to, from, chunk * (TOKENS * WIDTH), WIDTH);
 }
-template <int WIDTH, typename Decay> __device__ void copy_decay(unsigned stage, Decay decay, long long chunk) {
+template <typename Decay> __device__ void copy_decay(unsigned stage, Decay decay, long long chunk) {
     if (threadIdx.x < WIDTH / 4)
-        copy16(stage + Stage<WIDTH>::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
+        copy16(stage + Stage::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
 }
 
-// the way of a warp: 16 values of one sequence and head, through its chunks
+// the way of a warp: 16 values of one sequence and head, through a segment of its chunks, or so many joined
 template <typename Bounds> struct Way {
     Bounds bounds;
-    int length, heads, width_v, num_chunks, lane, r, q, value;
+    int length, heads, width_v, num_chunks, segment, joined, first, end, lane, r, q, value;
     long long sequence, head, begin;
 
-    __device__ Way(Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence, int heads,
-                   int width_v)
-        : bounds(bounds), length(length), heads(heads), width_v(width_v) {
+    __device__ Way(Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence, int heads, int width_v,
+                   int segment, int num_segments, int joined = 1)
+        : bounds(bounds), length(length), heads(heads), width_v(width_v), segment(segment), joined(joined) {
         lane = threadIdx.x & 31, r = lane >> 2, q = lane & 3;
         value = blockIdx.y * VALUES + 16 * (threadIdx.x >> 5);
         sequence = blockIdx.x / heads, head = blockIdx.x % heads;
         begin = length == 0 ? first_chunk[sequence] : sequence * chunks_per_sequence;
         num_chunks = length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence;
+        const int num_parts = num_segments * joined, per_segment = (num_chunks + num_parts - 1) / num_parts * joined;
+        first = least(segment * per_segment, num_chunks), end = least(first + per_segment, num_chunks);
     }
+    __device__ bool is_first() const { return segment == 0; }
+    __device__ bool is_last() const { return end == num_chunks; }
+    __device__ bool is_empty() const { return first == end && segment > 0; }
     __device__ long long chunk(int step) const { return (begin + step) * heads + head; }
     // a chunk's first token, and how many it has
     __device__ long long first_token(int step, int& num_tokens) const {
@@ -691,31 +666,75 @@ template <typename Bounds> struct Way {
         num_tokens = end - first < TOKENS ? int(end - first) : TOKENS;
         return first;
     }
-    // of the thread's first element in a state of its sequence, and of one of its elements from there
-    __device__ long long state_at(int width) const { return (long long)blockIdx.x * width * width_v + value + r; }
+    // whether all chunks from one on, before it or behind, leave numbers
+    template <typename Floats> __device__ bool is_finite(Floats growth, int from, int direction) const {
+        bool is_odd = false;
+        for (int i = lane; i < (direction < 0 ? from + 1 : num_chunks - from); i += 32)
+            is_odd |= growth[chunk(from + direction * i)] == INFINITE;
+        return !any_lane(is_odd);
+    }
+    // how many chunks from one on leave next to nothing of a state; 0 where a segment's do not, or one leaves NaN
+    template <typename Floats> __device__ int num_to_forget(Floats growth, int from, int direction) const {
+        const int most = least(end - first, direction < 0 ? from + 1 : num_chunks - from);
+        float before = 0.0f;
+        for (int done = 0; done < most; done += 32) {
+            const bool exists = done + lane < most;
+            float sum = exists ? growth[chunk(from + direction * (done + lane))] : INFINITE;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const float earlier = from_lane(sum, lane - step & 31);
+                sum += lane < step ? 0.0f : earlier;
+            }
+            int found = sum + before <= FORGOTTEN ? lane : 32;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) found = least(found, int(from_lane(float(found), lane ^ step)));
+            if (found < 32) return is_finite(growth, from, direction) ? done + found + 1 : 0;
+            before += from_lane(sum, 31);
+        }
+        return 0;
+    }
+    // of the state between a segment and the next
+    __device__ long long number_of(int segment) const { return (long long)segment * gridDim.x + blockIdx.x; }
+    __device__ long long flag_of(int segment) const { return number_of(segment) * gridDim.y + blockIdx.y; }
+    // of the thread's first element in a state, and of one of its elements from there
+    __device__ long long state_at(long long number) const { return number * WIDTH * width_v + value + r; }
     __device__ long long element_at(int n, int e) const { return (long long)column_of(n, e, q) * width_v + 8 * (e >> 1); }
 };
 
-template <int WIDTH, typename Walk, typename In>
-__device__ void take_state(float (&state)[WIDTH / 8][4], const Walk& way, In from, bool exists) {
+template <typename Walk, typename In>
+__device__ void take_state(float (&state)[WIDTH / 8][4], const Walk& way, In from, long long number) {
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state[n][e] = exists ? from[way.state_at(WIDTH) + way.element_at(n, e)] : 0.0f;
+        for (int e = 0; e < 4; ++e) state[n][e] = from[way.state_at(number) + way.element_at(n, e)];
 }
-template <int WIDTH, typename Walk, typename Out>
-__device__ void give_state(Out to, const Walk& way, const float (&state)[WIDTH / 8][4]) {
+template <typename Walk, typename Out>
+__device__ void give_state(Out to, const Walk& way, long long number, const float (&state)[WIDTH / 8][4]) {
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) to[way.state_at(WIDTH) + way.element_at(n, e)] = state[n][e];
+        for (int e = 0; e < 4; ++e) to[way.state_at(number) + way.element_at(n, e)] = state[n][e];
+}
+// how many chunks a block walks through before its segment, which begins at from; state holds zeros
+template <typename Walk, typename Floats, typename States, typename Flags>
+__device__ int find_state(float (&state)[WIDTH / 8][4], const Walk& way, Floats growth, States states, Flags ready, int from,
+                          int direction) {
+    const int num_before = way.num_to_forget(growth, from + direction, direction);
+    if (num_before == 0) {
+        const int border = direction < 0 ? way.segment - 1 : way.segment;
+        await_published(ready, way.flag_of(border));
+        take_state(state, way, states, way.number_of(border));
+    }
+    return num_before;
 }
 
-// steps of a walk with copies ahead of it
-template <int BYTES, typename Copy, typename Step> __device__ void walk(int num_chunks, Copy copy, Step step) {
+// from chunk to chunk, with copies ahead of it
+template <typename Copy, typename Step>
+__device__ void walk(int from, int num_chunks, int direction, Copy copy, Step step) {
+    const auto stage_of = [](int i) { return start_of_shared() + i % STAGES * Stage::BYTES; };
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
-        if (ahead < num_chunks) copy(start_of_shared() + ahead * BYTES, ahead);
+        if (ahead < num_chunks) copy(stage_of(ahead), from + direction * ahead);
         end_copies();
     }
 #pragma unroll 1
@@ -723,9 +742,9 @@ template <int BYTES, typename Copy, typename Step> __device__ void walk(int num_
         await_copies<STAGES - 2>();
         __syncthreads();
         const int ahead = i + STAGES - 1;
-        if (ahead < num_chunks) copy(start_of_shared() + ahead % STAGES * BYTES, ahead);
+        if (ahead < num_chunks) copy(stage_of(ahead), from + direction * ahead);
         end_copies();
-        step(start_of_shared() + i % STAGES * BYTES, i);
+        step(stage_of(i), from + direction * i);
     }
 }
 
@@ -740,7 +759,6 @@ template <int N> __device__ void as_operands(unsigned (&operands)[N / 2][4], con
 }
 
 // sums[values, tokens] += operand[values, channels] @ rows[tokens, channels]^T
-template <int WIDTH>
 __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4], unsigned rows, int lane) {
     const unsigned at = rows + at_part<WIDTH / 8>(lane & 7, lane >> 3);
 #pragma unroll
@@ -754,7 +772,6 @@ __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[
         }
 }
 // state[values, channels] += operand[values, tokens] @ rows[tokens, channels]
-template <int WIDTH>
 __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned (&operand)[2][4], unsigned rows, int lane) {
     const unsigned at = rows + at_part<WIDTH / 8>(lane, 0);
 #pragma unroll
@@ -765,27 +782,25 @@ __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned
         multiply(state[n], operand[1], b[2], b[3]);
     }
 }
-template <int WIDTH> __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q) {
+__device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q) {
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n)
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const float kept = shared_float(stage + Stage<WIDTH>::DECAY + 4 * column_of(n, side, q));
+            const float kept = shared_float(stage + Stage::DECAY + 4 * column_of(n, side, q));
             state[n][side] *= kept, state[n][2 + side] *= kept;
         }
 }
 
 // V' = values - state @ weights^T, as an operand and as a product leaves it
-template <int WIDTH>
 __device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4],
                          unsigned stage, int lane) {
-    typedef Stage<WIDTH> At;
     float known[4][4] = {};
-    multiply_by_rows<WIDTH>(known, operand, stage + At::WEIGHTS, lane);
+    multiply_by_rows(known, operand, stage + Stage::WEIGHTS, lane);
     const int part = 2 * (threadIdx.x >> 5);
     unsigned upper[4], lower[4];
-    load_transposed(upper, stage + At::TURNED + at_part<VALUES / 8>(lane, part));
-    load_transposed(lower, stage + At::TURNED + at_part<VALUES / 8>(lane, part + 1));
+    load_transposed(upper, stage + Stage::TURNED + at_part<VALUES / 8>(lane, part));
+    load_transposed(lower, stage + Stage::TURNED + at_part<VALUES / 8>(lane, part + 1));
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
         sums[n][0] = low_of(upper[n]) - known[n][0], sums[n][1] = high_of(upper[n]) - known[n][1];
@@ -810,36 +825,42 @@ __device__ void store_turned(Out out, long long at, long long row_width, int num
     }
 }
 
-template <int WIDTH, typename In, typename Decay, typename Final, typename Out, typename Bounds>
-__device__ void scan(In weights, In values, In queries, In keys, In scores, Decay decay, Decay initial, Final final,
-                     Out out, Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence,
-                     int heads, int width_v) {
-    typedef Stage<WIDTH> At;
-    const Way<Bounds> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v);
+extern "C" __global__ void kda_scan(
+    const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
+    const float* decay, const float* growth, const float* initial, float* final, float* ends, int* ready, bfloat16* out,
+    const long long* bounds, const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
+    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v, blockIdx.z, gridDim.z);
+    if (way.is_empty()) return;
     const int lane = way.lane;
-    float state[WIDTH / 8][4];
-    take_state<WIDTH>(state, way, initial, is_there(initial));
+    float state[WIDTH / 8][4] = {};
+    int num_before = 0;
+    if (!way.is_first())
+        num_before = find_state(state, way, growth, ends, ready, way.first, -1);
+    else if (is_there(initial))
+        take_state(state, way, initial, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
-        copy_keys<WIDTH>(stage + At::WEIGHTS, weights, chunk);
-        copy_keys<WIDTH>(stage + At::QUERIES, queries, chunk);
-        copy_keys<WIDTH>(stage + At::KEYS, keys, chunk);
-        copy_rows<VALUES / 8>(stage + At::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
-        copy_rows<TOKENS / 8>(stage + At::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
-        copy_decay<WIDTH>(stage, decay, chunk);
+        copy_keys(stage + Stage::WEIGHTS, weights, chunk);
+        copy_keys(stage + Stage::KEYS, keys, chunk);
+        copy_rows<VALUES / 8>(stage + Stage::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
+        copy_decay(stage, decay, chunk);
+        if (step < way.first) return;
+        copy_keys(stage + Stage::QUERIES, queries, chunk);
+        copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
     };
-    walk<At::BYTES>(way.num_chunks, copy, [&](unsigned stage, int step) {
+    walk(way.first - num_before, way.end - way.first + num_before, 1, copy, [&](unsigned stage, int step) {
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         as_operands<WIDTH / 8>(operand, state);
         float sums[4][4], answer[4][4] = {};
-        find_new<WIDTH>(fresh, sums, operand, stage, lane);
-        decay_state<WIDTH>(state, stage, way.q);
-        multiply_by_columns<WIDTH>(state, fresh, stage + At::KEYS, lane);
-        multiply_by_rows<WIDTH>(answer, operand, stage + At::QUERIES, lane);
+        find_new(fresh, sums, operand, stage, lane);
+        decay_state(state, stage, way.q);
+        multiply_by_columns(state, fresh, stage + Stage::KEYS, lane);
+        if (step < way.first) return;
+        multiply_by_rows(answer, operand, stage + Stage::QUERIES, lane);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
-            load_matrices(b, stage + At::SCORES + at_part<TOKENS / 8>(lane & 7, lane >> 3) + 512 * n);
+            load_matrices(b, stage + Stage::SCORES + at_part<TOKENS / 8>(lane & 7, lane >> 3) + 512 * n);
             multiply(answer[n], fresh[0], b[0], b[1]);
             multiply(answer[n], fresh[1], b[2], b[3]);
         }
@@ -848,14 +869,19 @@ __device__ void scan(In weights, In values, In queries, In keys, In scores, Deca
         store_turned(out, (first * heads + way.head) * width_v + way.value, (long long)heads * width_v, num_tokens, answer,
                      lane);
     });
-    give_state<WIDTH>(final, way, state);
+    if (way.is_last()) {
+        give_state(final, way, blockIdx.x, state);
+    } else {
+        give_state(ends, way, way.number_of(way.segment), state);
+        publish(ready, way.flag_of(way.segment));
+    }
 }
 
 // ---------------------------------------------------------------- there and back, for a backward pass
 // 16 values of a state, by way of shared memory that only this warp uses
-template <int WIDTH, typename Out>
+template <typename Out>
 __device__ void keep_state(Out states, long long at, const unsigned (&operand)[WIDTH / 16][4], int lane) {
-    const unsigned mine = start_of_shared() + STAGES * Stage<WIDTH>::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
+    const unsigned mine = start_of_shared() + STAGES * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
         store_matrices(mine + at_part<WIDTH / 8>(lane & 15, 2 * k + (lane >> 4)), operand[k]);
@@ -869,84 +895,115 @@ __device__ void keep_state(Out states, long long at, const unsigned (&operand)[W
     await_warp();
 }
 
-// from the first chunk to the last: each one's first state, and V' in the place of its values
-template <int WIDTH, typename Walk, typename In, typename Decay, typename Out>
-__device__ void go_there(const Walk& way, In weights, Out values, In keys, Decay decay, Decay initial, Out states) {
-    typedef Stage<WIDTH> At;
+// forward through the chunks: each one's first state, and V' in the place of its values
+template <typename Walk, typename In, typename Floats, typename Out>
+__device__ void go_there(const Walk& way, In weights, Out values, In keys, Floats decay, Floats initial, Floats ends,
+                         Out states) {
     const int lane = way.lane, width_v = way.width_v;
-    float state[WIDTH / 8][4];
-    take_state<WIDTH>(state, way, initial, is_there(initial));
+    float state[WIDTH / 8][4] = {};
+    if (!way.is_first())
+        take_state(state, way, ends, way.number_of(way.segment * way.joined - 1));
+    else if (is_there(initial))
+        take_state(state, way, initial, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
-        copy_keys<WIDTH>(stage + At::WEIGHTS, weights, chunk);
-        copy_keys<WIDTH>(stage + At::KEYS, keys, chunk);
-        copy_rows<VALUES / 8>(stage + At::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
-        copy_decay<WIDTH>(stage, decay, chunk);
+        copy_keys(stage + Stage::WEIGHTS, weights, chunk);
+        copy_keys(stage + Stage::KEYS, keys, chunk);
+        copy_rows<VALUES / 8>(stage + Stage::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
+        copy_decay(stage, decay, chunk);
     };
-    walk<At::BYTES>(way.num_chunks, copy, [&](unsigned stage, int step) {
+    walk(way.first, way.end - way.first, 1, copy, [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         float sums[4][4];
         as_operands<WIDTH / 8>(operand, state);
-        keep_state<WIDTH>(states, (chunk * width_v + way.value) * WIDTH, operand, lane);
-        find_new<WIDTH>(fresh, sums, operand, stage, lane);
-        decay_state<WIDTH>(state, stage, way.q);
-        multiply_by_columns<WIDTH>(state, fresh, stage + At::KEYS, lane);
+        keep_state(states, (chunk * width_v + way.value) * WIDTH, operand, lane);
+        find_new(fresh, sums, operand, stage, lane);
+        decay_state(state, stage, way.q);
+        multiply_by_columns(state, fresh, stage + Stage::KEYS, lane);
         store_turned(values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
     });
 }
 
-// from the last chunk to the first: the gradient of each one's last state, and of its V'
-template <int WIDTH, typename Walk, typename In, typename Decay, typename Initial, typename Out>
-__device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Decay decay, In grad_out,
-                        Decay grad_final, Initial grad_initial, Out grad_values, Out grad_states) {
-    typedef Stage<WIDTH> At;
-    const int lane = way.lane, width_v = way.width_v, last = way.num_chunks - 1;
-    float grad[WIDTH / 8][4];
-    take_state<WIDTH>(grad, way, grad_final, is_there(grad_final));
+// backward through the chunks: the gradient of each one's last state, and of its V'
+template <typename Walk, typename In, typename Floats, typename Wide, typename Flags, typename Out>
+__device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Floats decay, Floats growth, In grad_out,
+                        Floats grad_final, Wide grad_initial, Wide grad_ends, Flags ready, Out grad_values, Out grad_states) {
+    const int lane = way.lane, width_v = way.width_v;
+    float grad[WIDTH / 8][4] = {};
+    int num_before = 0;
+    if (!way.is_last())
+        num_before = find_state(grad, way, growth, grad_ends, ready, way.end - 1, 1);
+    else if (is_there(grad_final))
+        take_state(grad, way, grad_final, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(last - step);
+        const long long chunk = way.chunk(step);
         int num_tokens;
-        const long long first = way.first_token(last - step, num_tokens);
-        copy_keys<WIDTH>(stage + At::WEIGHTS, weights, chunk);
-        copy_keys<WIDTH>(stage + At::QUERIES, queries, chunk);
-        copy_keys<WIDTH>(stage + At::KEYS, keys, chunk);
-        copy_rows<VALUES / 8>(stage + At::TURNED, grad_out,
+        const long long first = way.first_token(step, num_tokens);
+        copy_keys(stage + Stage::WEIGHTS, weights, chunk);
+        copy_keys(stage + Stage::QUERIES, queries, chunk);
+        copy_keys(stage + Stage::KEYS, keys, chunk);
+        copy_rows<VALUES / 8>(stage + Stage::TURNED, grad_out,
                               (first * way.heads + way.head) * width_v + blockIdx.y * VALUES,
                               (long long)way.heads * width_v, num_tokens);
-        copy_rows<TOKENS / 8>(stage + At::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
-        copy_decay<WIDTH>(stage, decay, chunk);
+        copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
+        copy_decay(stage, decay, chunk);
     };
-    walk<At::BYTES>(way.num_chunks, copy, [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(last - step);
+    walk(way.end - 1 + num_before, way.end - way.first + num_before, -1, copy, [&](unsigned stage, int step) {
+        const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], of_out[2][4], of_values[2][4];
         float sums[4][4] = {};
         as_operands<WIDTH / 8>(operand, grad);
-        keep_state<WIDTH>(grad_states, (chunk * width_v + way.value) * WIDTH, operand, lane);
+        if (step < way.end) keep_state(grad_states, (chunk * width_v + way.value) * WIDTH, operand, lane);
 #pragma unroll
         for (int k = 0; k < 2; ++k)
-            load_transposed(of_out[k], stage + At::TURNED +
+            load_transposed(of_out[k], stage + Stage::TURNED +
                                            at_part<VALUES / 8>(16 * k + 8 * (lane >> 4) + (lane & 7),
                                                                2 * (threadIdx.x >> 5) + (lane >> 3 & 1)));
-        multiply_by_rows<WIDTH>(sums, operand, stage + At::KEYS, lane);
+        multiply_by_rows(sums, operand, stage + Stage::KEYS, lane);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
-            load_transposed(b, stage + At::SCORES + at_part<TOKENS / 8>(lane, n));
+            load_transposed(b, stage + Stage::SCORES + at_part<TOKENS / 8>(lane, n));
             multiply(sums[n], of_out[0], b[0], b[1]);
             multiply(sums[n], of_out[1], b[2], b[3]);
         }
-        store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
+        if (step < way.end)
+            store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
         as_operands<4>(of_values, sums);
 #pragma unroll
         for (int k = 0; k < 2; ++k)
 #pragma unroll
             for (int e = 0; e < 4; ++e) of_values[k][e] ^= 0x80008000u;  // what comes of them is subtracted
-        decay_state<WIDTH>(grad, stage, way.q);
-        multiply_by_columns<WIDTH>(grad, of_values, stage + At::WEIGHTS, lane);
-        multiply_by_columns<WIDTH>(grad, of_out, stage + At::QUERIES, lane);
+        decay_state(grad, stage, way.q);
+        multiply_by_columns(grad, of_values, stage + Stage::WEIGHTS, lane);
+        multiply_by_columns(grad, of_out, stage + Stage::QUERIES, lane);
     });
-    if (is_there(grad_initial)) give_state<WIDTH>(grad_initial, way, grad);
+    if (!way.is_first()) {
+        give_state(grad_ends, way, way.number_of(way.segment - 1), grad);
+        publish(ready, way.flag_of(way.segment - 1));
+    } else if (is_there(grad_initial)) {
+        give_state(grad_initial, way, blockIdx.x, grad);
+    }
+}
+
+// half of the blocks go there and the others back: neither needs what the other finds
+extern "C" __global__ void kda_there_and_back(
+    const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
+    const float* decay, const float* growth, const float* initial, const float* ends, bfloat16* states,
+    const bfloat16* grad_out, const float* grad_final, float* grad_initial, float* grad_ends, int* ready,
+    bfloat16* grad_values, bfloat16* grad_states, const long long* bounds, const long long* first_chunk, int joined,
+    int length, int chunks_per_sequence, int heads, int width_v) {
+    const int num_segments = gridDim.z / 2, nth = blockIdx.z / 2;
+    const bool goes_there = blockIdx.z % 2 == 1;
+    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v,
+                                    goes_there ? nth : num_segments - 1 - nth, num_segments, joined);
+    if (way.is_empty()) return;
+    if (goes_there)
+        go_there(way, weights, values, keys, decay, initial, ends, states);
+    else
+        go_back(way, weights, queries, keys, scores, decay, growth, grad_out, grad_final, grad_initial, grad_ends, ready,
+                grad_values, grad_states);
 }
 
 // ---------------------------------------------------------------- gradients inside a chunk
@@ -1141,11 +1198,12 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
     }
 }
 
-template <int WIDTH, typename In, typename Floats, typename Bounds, typename Out, typename Wide>
-__device__ void gradients(In q, In k, In v, Floats g, Floats beta, Bounds bounds, In inverse, Floats decay, In values,
-                          In states, In grad_out, In grad_values, In grad_states, Out grad_q, Out grad_k, Out grad_v,
-                          Wide grad_g, Wide grad_beta, float scale, long long num_rows, int length,
-                          int chunks_per_sequence, int heads, int width_v) {
+extern "C" __global__ void kda_gradients(
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
+    const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
+    const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
+    float* grad_g, float* grad_beta, float scale, long long num_rows, int length, int chunks_per_sequence, int heads,
+    int width_v) {
     const int lane = threadIdx.x & 31, r = lane >> 2, quad = lane & 3, warp = threadIdx.x >> 5, warps = WIDTH / GROUP;
     const int groups = width_v / GROUP, column = GROUP * warp + CHANNELS * quad;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
@@ -1280,8 +1338,7 @@ __device__ void gradients(In q, In k, In v, Floats g, Floats beta, Bounds bounds
     for (int m = 0; m < ROWS; ++m) own[m] = diagonal_of(pairs, r + 8 * m);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-        of_decay[c] += from_lane(of_decay[c], lane ^ 1);
-        of_decay[c] += from_lane(of_decay[c], lane ^ 2);
+        of_decay[c] = sum_over_quads(of_decay[c], lane);
     }
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -1336,8 +1393,7 @@ __device__ void gradients(In q, In k, In v, Floats g, Floats beta, Bounds bounds
     }
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
-        of_strength[m] += from_lane(of_strength[m], lane ^ 1);
-        of_strength[m] += from_lane(of_strength[m], lane ^ 2);
+        of_strength[m] = sum_over_quads(of_strength[m], lane);
         if (!chunk.has(r + 8 * m)) continue;
         const long long row = chunk.row(r + 8 * m), at = row * WIDTH + column;
         const auto pair_of = [&](Sums& sums, int p) { return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison); };
@@ -1349,82 +1405,4 @@ __device__ void gradients(In q, In k, In v, Floats g, Floats beta, Bounds bounds
                                             z.at(m, c + 3) + poison));
         if (quad == 0) grad_beta[warp * num_rows + row] = of_strength[m] + poison;
     }
-}
-
-extern "C" __global__ void kda_prepare_64(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
-    bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse,
-    float* decay, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
-    prepare<64>(q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay, scale, length,
-                chunks_per_sequence, heads, width_v);
-}
-
-extern "C" __global__ void kda_prepare_128(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
-    bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse,
-    float* decay, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
-    prepare<128>(q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay, scale, length,
-                 chunks_per_sequence, heads, width_v);
-}
-
-extern "C" __global__ void kda_scan_64(
-    const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
-    const float* decay, const float* initial, float* final, bfloat16* out, const long long* bounds,
-    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
-    scan<64>(weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk, length,
-             chunks_per_sequence, heads, width_v);
-}
-
-extern "C" __global__ void kda_scan_128(
-    const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
-    const float* decay, const float* initial, float* final, bfloat16* out, const long long* bounds,
-    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
-    scan<128>(weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk, length,
-             chunks_per_sequence, heads, width_v);
-}
-
-// half of the blocks go there and the others back: neither needs what the other finds
-extern "C" __global__ void kda_there_and_back_64(
-    const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
-    const float* decay, const float* initial, bfloat16* states, const bfloat16* grad_out, const float* grad_final,
-    float* grad_initial, bfloat16* grad_values, bfloat16* grad_states, const long long* bounds,
-    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
-    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v);
-    if (blockIdx.z == 0)
-        go_there<64>(way, weights, values, keys, decay, initial, states);
-    else
-        go_back<64>(way, weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states);
-}
-
-// half of the blocks go there and the others back: neither needs what the other finds
-extern "C" __global__ void kda_there_and_back_128(
-    const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
-    const float* decay, const float* initial, bfloat16* states, const bfloat16* grad_out, const float* grad_final,
-    float* grad_initial, bfloat16* grad_values, bfloat16* grad_states, const long long* bounds,
-    const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
-    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v);
-    if (blockIdx.z == 0)
-        go_there<128>(way, weights, values, keys, decay, initial, states);
-    else
-        go_back<128>(way, weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states);
-}
-
-extern "C" __global__ void kda_gradients_64(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
-    const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
-    const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
-    float* grad_g, float* grad_beta, float scale, long long num_rows, int length, int chunks_per_sequence, int heads,
-    int width_v) {
-    gradients<64>(q, k, v, g, beta, bounds, inverse, decay, values, states, grad_out, grad_values, grad_states, grad_q,
-                  grad_k, grad_v, grad_g, grad_beta, scale, num_rows, length, chunks_per_sequence, heads, width_v);
-}
-
-extern "C" __global__ void kda_gradients_128(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
-    const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
-    const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
-    float* grad_g, float* grad_beta, float scale, long long num_rows, int length, int chunks_per_sequence, int heads,
-    int width_v) {
-    gradients<128>(q, k, v, g, beta, bounds, inverse, decay, values, states, grad_out, grad_values, grad_states, grad_q,
-                  grad_k, grad_v, grad_g, grad_beta, scale, num_rows, length, chunks_per_sequence, heads, width_v);
 }

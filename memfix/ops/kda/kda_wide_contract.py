@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
+
 from ...contract import WIDE, Contract, Dim, Form
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
@@ -12,24 +16,35 @@ from .naive import naive_kda
 _CHUNKS = "B*H*ceil_div(T, 32)"
 _ROWS = f"{_CHUNKS}*32"
 _STATES = "B*H*K*V*4"
-_KEPT = f"{_CHUNKS}*(2048 + K*4)"  # scores and decays
+_ENDS = f"{_STATES}*min(ceil_div(T, 32)*8//chunk_size, 16896//(B*H*V))"  # of segments
+_KEPT = f"{_CHUNKS}*(2052 + K*4)"  # scores, decays and bounds on growth
 _COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # of inputs that are not contiguous, and of strengths
 FORMS = {"cuda": Form(cuda_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, language="cuda")}
 WIDTHS = {
     "H": Dim(1, 2),
     "K": Dim(64, 128, multiple_of=64),
-    "V": Dim(32, 64, multiple_of=32),
-    "chunk_size": Dim(64, 64),
+    "V": Dim(64, 64),
+    "chunk_size": Dim(8, 8),  # so small that sequences are cut into segments
 }
+
+
+def _gates(shape: Sequence[int], generator: torch.Generator, dims: Mapping[str, int]) -> torch.Tensor:
+    """As in ``kda``, but every second channel remembers all of a sequence, or it would not matter how it is cut."""
+    strongest = torch.full(shape, 1000.0)
+    strongest[..., ::2] = 0.01
+    return -torch.exp(torch.rand(shape, generator=generator) * torch.log(strongest / 0.001)) * 0.001
+
+
+GATES = {"values": _gates, "dtype": WIDE}
 
 contract = Contract(
     "kda_wide",
     naive=naive_kda,
     forms=FORMS,
-    dims={"B": Dim(1, 2), "T": Dim(1, 40), **WIDTHS},
+    dims={"B": Dim(1, 2), "T": Dim(1, 132), **WIDTHS},
     dtypes=("bfloat16",),
     choices={"scale": (None, 0.3)},
-    inputs=inputs("B", "B", dtype=WIDE),
+    inputs=inputs("B", "B", **GATES),
     cases={
         "narrow": {"B": 16, "T": 256, "H": 8, "K": 64, "V": 64, "chunk_size": 64, "dtype": "bfloat16"},
         "wide": {"B": 1, "T": 512, "H": 32, "K": 128, "V": 128, "chunk_size": 64, "dtype": "bfloat16"},
@@ -39,13 +54,17 @@ contract = Contract(
         Budget("cuda", phase="forward", case="narrow", times_below_naive=4),
         Budget("cuda", phase="train", case="narrow", times_below_naive=4),
         Budget("cuda", phase="train", case="wide", bytes="72 MiB"),
-        Budget("cuda", phase="forward", bytes=f"{_ROWS}*(3*K + V)*e + B*H*T*V*e + {_KEPT} + {_STATES} + {_COPIES}"),
+        Budget(
+            "cuda",
+            phase="forward",
+            bytes=f"{_ROWS}*(3*K + V)*e + B*H*T*V*e + {_KEPT} + {_STATES} + {_ENDS} + {_COPIES}",
+        ),
         Budget("cuda", phase="held", bytes=f"B*H*T*V*e + {_STATES}"),
         Budget(
             "cuda",
             phase="train",
             bytes=f"{_ROWS}*(3*K + 4*V)*e + B*H*T*(K*4 + 4*ceil_div(K, 64) + 12) + 3*{_KEPT} + 2*{_STATES}"
-            f" + 2*{_CHUNKS}*K*V*e + {_COPIES}",
+            f" + 2*{_CHUNKS}*K*V*e + 2*{_ENDS} + {_COPIES}",
         ),
     ],
     scaling=[Scaling("cuda", dim="T", at_most=1, case="narrow")],

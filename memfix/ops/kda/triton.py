@@ -6,7 +6,7 @@ with every gradient inside every chunk at once. Between the passes nothing but t
 """
 
 # B batch, T tokens, H heads, K key width, V value width, S sequences, N chunks of all sequences, C tokens of a chunk,
-# P parts of a sum
+# P parts of a sum, G segments of a sequence but the last
 
 from __future__ import annotations
 
@@ -69,15 +69,17 @@ class Passes:
     """The kernels that a form has of its own."""
 
     prepare: Callable[[tuple[torch.Tensor, ...], Terms, Chunks, float], None]
-    scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], None]
+    scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], torch.Tensor | None]
+    """Answers states on the way, where a backward pass may begin."""
     there_and_back: Callable[[Terms, Chunks, Walk], None]
     gradients: Callable[[tuple[torch.Tensor, ...], Chunks, Walk, Kept, float], tuple[torch.Tensor, ...]]
     """Of all inputs."""
+    bounds_growth: bool = False
 
 
 def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
     q_BTHK = tensors.q_BTHK
-    chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans)
+    chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans, options.chunk_size)
     given = (*tensors.inputs, tensors.initial_state_SHKV, chunks, scale_of(q_BTHK, options.scale), passes)
     with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
         out_BTHV, final_SHKV = _Kda.apply(*given)
@@ -90,20 +92,21 @@ class _Kda(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
         *inputs, initial_SHKV, chunks, scale, passes = given
-        ctx.save_for_backward(*inputs, initial_SHKV)
         ctx.chunks, ctx.scale, ctx.passes = chunks, scale, passes
         ctx.set_materialize_grads(False)
         terms = Terms.of(passes, _dense(*inputs), chunks, scale, keeps_inverse=False)
         out_BTHV = inputs[2].new_empty(inputs[2].shape)
         size_SHKV = (chunks.num_sequences, chunks.num_heads, chunks.width_k, chunks.width_v)
         final_SHKV = out_BTHV.new_empty(size_SHKV, dtype=torch.float32)
-        passes.scan(terms, chunks, None if initial_SHKV is None else initial_SHKV.contiguous(), final_SHKV, out_BTHV)
+        dense_initial_SHKV = None if initial_SHKV is None else initial_SHKV.contiguous()
+        ends_GSHKV = passes.scan(terms, chunks, dense_initial_SHKV, final_SHKV, out_BTHV)
+        ctx.save_for_backward(*inputs, initial_SHKV, ends_GSHKV)
         return out_BTHV, final_SHKV
 
     @staticmethod
     @first_derivative_only("kda")
     def backward(ctx: Any, grad_out_BTHV: torch.Tensor | None, grad_final_SHKV: torch.Tensor | None) -> Any:
-        *inputs, initial_SHKV = ctx.saved_tensors
+        *inputs, initial_SHKV, ends_GSHKV = ctx.saved_tensors
         inputs = _dense(*inputs)
         chunks, scale = ctx.chunks, ctx.scale
         (grad_out_BTHV,) = _dense(torch.zeros_like(inputs[2]) if grad_out_BTHV is None else grad_out_BTHV)
@@ -115,7 +118,7 @@ class _Kda(torch.autograd.Function):
         terms = Terms.of(ctx.passes, inputs, chunks, scale, keeps_inverse=True)
         states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
         walk = Walk(
-            initial_SHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
+            initial_SHKV, ends_GSHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
             states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_NHCV),
         )  # fmt: skip
         ctx.passes.there_and_back(terms, chunks, walk)
@@ -142,23 +145,25 @@ class Chunks:
     num_chunks: int
     length: int
     """Of each sequence, where they are equally long."""
+    chunk_size: int
+    """That was asked for."""
     bounds_N2: torch.Tensor | None = None
     """Of packed sequences: each chunk's first row, and the row behind its sequence's last."""
     first_chunk_S1: torch.Tensor | None = None
     """Of packed sequences: each one's first chunk, and the number of chunks."""
 
     @staticmethod
-    def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span]) -> Chunks:
+    def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span], chunk_size: int) -> Chunks:
         batch, length, num_heads, width_k = q_BTHK.shape
         sizes = num_heads, width_k, v_BTHV.shape[3]
         if len(spans) == 1:
-            return Chunks(*sizes, batch, batch * _parts(length, TOKENS_PER_CHUNK), length)
+            return Chunks(*sizes, batch, batch * _parts(length, TOKENS_PER_CHUNK), length, chunk_size)
         bounds, first_chunk = [], [0]
         for span in spans:
             bounds += [(chunk.start, span.tokens.stop) for chunk in span.cut(TOKENS_PER_CHUNK)]
             first_chunk.append(len(bounds))
         tables = (torch.tensor(table, device=q_BTHK.device, dtype=torch.int64) for table in (bounds, first_chunk))
-        return Chunks(*sizes, len(spans), len(bounds), 0, *tables)
+        return Chunks(*sizes, len(spans), len(bounds), 0, chunk_size, *tables)
 
     def empty(self, like: torch.Tensor, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Room for so much of every chunk and head."""
@@ -194,6 +199,8 @@ class Terms:
     scores_NHCC: torch.Tensor
     inverse_NHCC: torch.Tensor | None
     decay_NHK: torch.Tensor
+    growth_NH: torch.Tensor | None
+    """At most so many times as long, as an exponent of 2, is what a chunk leaves of a state."""
 
     @staticmethod
     def of(
@@ -210,6 +217,7 @@ class Terms:
             chunks.empty(q_BTHK, *size_CC),
             chunks.empty(q_BTHK, *size_CC) if keeps_inverse else None,
             chunks.empty(q_BTHK, chunks.width_k, dtype=torch.float32),
+            chunks.empty(q_BTHK, dtype=torch.float32) if passes.bounds_growth else None,
         )
         passes.prepare(inputs, terms, chunks, scale)
         return terms
@@ -250,6 +258,8 @@ class Walk:
     """What a backward pass is given for its way through the chunks, and finds there. States are values by channels."""
 
     initial_SHKV: torch.Tensor | None
+    ends_GSHKV: torch.Tensor | None
+    """Of the segments that forward cut sequences into."""
     grad_out_BTHV: torch.Tensor
     grad_final_SHKV: torch.Tensor | None
     grad_initial_SHKV: torch.Tensor | None
