@@ -330,6 +330,23 @@ def _outcome(row: dict[str, Any]) -> str:
     return "near" if is_near or row.get("at_least", predicted) <= measured <= row.get("at_most", predicted) else "off"
 
 
+def ranks_table() -> list[str]:
+    """One rank of eight, predicted and measured in the same run on the H200."""
+    data = json.loads((RESULTS / "ranks.json").read_text())
+    where = data["surroundings"]
+    lines = [
+        f"On {where['gpu']} (torch {where['torch']}, {where['date'][:10]}); bytes above what is there before the step.",
+        "",
+        "| rank 0 of 8 | predicted | measured | off by |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, row in data["workloads"].items():
+        kind = "" if row["exact"] else ", an estimate"
+        off = row["predicted"] - row["measured"]
+        lines.append(f"| {name} | {row['predicted']:,}{kind} | {row['measured']:,} | {off:+,} |")
+    return lines
+
+
 def oracle_table() -> list[str]:
     """Time and memory of the simulated meter itself."""
     data = json.loads((ROOT / "benchmarks/results/cpu/oracle.json").read_text())
@@ -567,31 +584,40 @@ def _largest_error(checks: list[dict[str, Any]], name: str, kind: str = "") -> s
 
 
 def kda_speed_table() -> list[str]:
-    """KDA beside flash-linear-attention on the H200: both times, peak and error; and streamed over dense."""
-    data = json.loads((RESULTS / "kda_shapes.json").read_text())
-    where, entries = data["surroundings"], data["speed"]
-    dtypes = list(dict.fromkeys(entry["dtype"] for entry in entries))
-    headings = [f"{_kda_shape(entry['dims'])}, {entry['dtype']}" for entry in entries]
-    headings += [f"error, {dtype}" for dtype in dtypes]
+    """KDA beside its peers on the H200: times, peaks and errors; and streamed over dense."""
+    tables = {table: json.loads((RESULTS / f"kda_{table}.json").read_text()) for table in _KDA_GATES}
+    data = tables["shapes"]
+    where, errors = data["surroundings"], [check for table in tables.values() for check in table["errors"]]
+    entries = {
+        f"{_kda_shape(entry['dims'])}, {entry['dtype']}{gates}": entry
+        for table, gates in _KDA_GATES.items()
+        for entry in tables[table]["speed"]
+    }
+    dtypes = list(dict.fromkeys(entry["dtype"] for entry in entries.values()))
+    headings = [*entries, *(f"error, {dtype}" for dtype in dtypes)]
     lines = [
-        f"Train step / forward alone, and the train step's peak above its inputs, on {where['gpu']} "
-        f"(torch {where['torch']}, triton {where['triton']}, {where['date'][:10]}). g is float32; "
+        "Train step, and forward alone, each with its peak above the inputs, "
+        f"on {where['gpu']} (torch {where['torch']}, triton {where['triton']}, {where['date'][:10]}). g is float32; "
         "errors are the largest of o, the final state and all gradients, against float64.",
         "",
         f"| | {' | '.join(headings)} |",
         "|---|" + "--:|" * len(headings),
     ]
     for name, source in data["sources"].items():
-        cells = [_kda_cell(entry, name) for entry in entries]
+        cells = [_kda_cell(entry, name) for entry in entries.values()]
         cells += [
-            _largest_error([check["rows"] for check in data["errors"] if check["dtype"] == dtype], name)
-            for dtype in dtypes
+            _largest_error([check["rows"] for check in errors if check["dtype"] == dtype], name) for dtype in dtypes
         ]
-        lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
+        if any(cells):
+            lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
     chunks = json.loads((RESULTS / "kda_chunks.json").read_text())
     (at_64,) = (entry for entry in chunks["speed"] if entry["dims"]["chunk_size"] == 64)
     spreads = [f"{phase} {_over_naive(of['rows']['streamed'])}" for phase, of in at_64["phases"].items()]
     return [*lines, "", f"`streamed` in chunks of 64 over dense `naive`, float32: {', '.join(spreads)}."]
+
+
+_KDA_GATES = {"shapes": "", "weak_gates": ", gates above -0.05", "steep_gates": ", gates down to -20"}
+"""By table of the comparison, what is said of its gates."""
 
 
 def _kda_shape(dims: dict[str, int]) -> str:
@@ -606,13 +632,16 @@ def _over_naive(row: dict[str, Any]) -> str:
 
 
 def _kda_cell(entry: dict[str, Any], name: str) -> str:
-    train, forward = (entry["phases"][phase]["rows"].get(name) for phase in ("train", "forward"))
-    if train is None:
+    rows = [entry["phases"][phase]["rows"].get(name) for phase in ("train", "forward")]
+    if rows[0] is None:
         return ""
-    if "trouble" in train:
-        return train["trouble"]
-    alone = forward.get("trouble") or format_seconds(forward["seconds"])
-    return f"{format_seconds(train['seconds'])} / {alone}, {format_bytes(train['peak_bytes'])}"
+    told = [
+        row["trouble"].split(":")[0]
+        if "trouble" in row
+        else f"{format_seconds(row['seconds'])}, {format_bytes(row['peak_bytes'])}"
+        for row in rows
+    ]
+    return "<br>".join(dict.fromkeys(told))
 
 
 def rope_speed_table() -> list[str]:
@@ -792,6 +821,7 @@ TABLES = {
     "pythia_profile": pythia_profile_table,
     "agreement": agreement_table,
     "third_party": third_party_table,
+    "ranks": ranks_table,
     "oracle": oracle_table,
     "cheats": cheats_table,
     "selftest": selftest_table,
