@@ -49,6 +49,7 @@ def everything() -> dict[str, Any]:
         found: dict[str, Any] = {name: errors(*call) for name, call in CALLS.items()}
         found["selected"] = {call: selections(*call) for call in SELECTIONS}
         found["selected by 16 bits"] = [selected_by_16_bits(size) for size in MAGNITUDES[1:]]
+        found["selected by rough scores"] = [selected_by_rough_scores(settles) for settles in (False, True)]
         found["doubtful"] = [num_doubtful(size) for size in MAGNITUDES[:2]]
         found["twice"] = [gradients(triton_nsa, inputs(**SMALL), {**SIZES, "queries_per_chunk": 16}) for _ in range(2)]
         found["second derivative"] = second_derivative()
@@ -76,15 +77,15 @@ def errors(shape: dict[str, int], sizes: dict[str, int]) -> list[tuple[float, fl
     ]
 
 
-def selections(dtype: torch.dtype, magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
+def selections(dtype: torch.dtype, magnitude: float, tokens: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks of the blocks that the kernels select and that naive selects."""
     masks: list[torch.Tensor] = []
     honest = naive._selected
-    tensors = inputs(48, 3, 8, dtype, magnitude)
+    tensors = inputs(tokens, 3, 8, dtype, magnitude)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naive, "_selected", lambda *arguments: masks.append(honest(*arguments)) or masks[-1])
         naive.naive_nsa(*tensors, **SIZES)
-    out = triton_nsa(*tensors, **SIZES, queries_per_chunk=48)
+    out = triton_nsa(*tensors, **SIZES, queries_per_chunk=tokens)
     assert out.grad_fn is not None
     selected = out.grad_fn.saved_tensors[-1].long()  # type: ignore[attr-defined]
     mask = torch.zeros(*selected.shape[:2], masks[0].shape[-1] + 1, dtype=torch.bool)
@@ -108,20 +109,49 @@ def selected_by_16_bits(magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
         return selections(torch.bfloat16, magnitude)
 
 
-def num_doubtful(magnitude: float) -> int:
-    """Queries that were scored twice."""
-    counted: list[torch.Tensor] = []
+def selected_by_rough_scores(settles: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, by quick scores that are off by up to one in fifty and say so, and never scored again altogether: of
+    all queries, or of those that are no longer doubtful when the blocks near the last have been compared."""
     honest = triton._Selection._score
+    is_sure: list[torch.Tensor] = []
 
-    def noted(self: Any, *arguments: Any, exact: bool) -> None:
+    def rough(self: Any, *arguments: Any, exact: bool) -> None:
         if exact:
-            counted.append(self.num_doubtful_N.clone())
-        honest(self, *arguments, exact=exact)
+            is_sure.append(self.is_doubtful_NC == 0 if settles else torch.ones_like(self.is_doubtful_NC, dtype=bool))
+            self.num_doubtful_N.zero_()
+        else:
+            honest(self, *arguments, exact=False)
+            made = torch.Generator().manual_seed(2)
+            self.scores_NCS.mul_(1 + 0.019 * (2 * torch.rand(self.scores_NCS.shape, generator=made) - 1))
+            self.doubt_NC.fill_(0.02)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton._Selection, "_score", noted)
+        patch.setattr(triton._Selection, "_score", rough)
+        if not settles:
+            patch.setattr(triton._Selection, "_settle", lambda *_: None)
+        ours, theirs = selections(torch.bfloat16, 1.0, tokens=100)
+    return ours[is_sure[0]], theirs[is_sure[0]]
+
+
+def num_doubtful(magnitude: float) -> tuple[int, int]:
+    """Queries whose blocks near the last were compared in float64, and those that were scored again altogether."""
+    counted: dict[str, int] = {}
+
+    def counting(name: str) -> Any:
+        honest = getattr(triton._Selection, name)
+
+        def noted(self: Any, *arguments: Any, exact: bool = True) -> None:
+            if exact:
+                counted[name] = int(self.num_doubtful_N.sum())
+            honest(self, *arguments, **({"exact": exact} if name == "_score" else {}))
+
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_settle", "_score"):
+            patch.setattr(triton._Selection, name, counting(name))
         triton_nsa(*inputs(100, 3, 8, torch.bfloat16, magnitude), **SIZES, queries_per_chunk=100)
-    return int(sum(counted).sum())  # type: ignore[union-attr]
+    return counted["_settle"], counted["_score"]
 
 
 def second_derivative() -> str:

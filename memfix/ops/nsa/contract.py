@@ -35,11 +35,11 @@ _TRAIN = (
 _GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
 
 # of the kernels: output; copies of inputs that are not contiguous; compressed keys, in float64 where they select, and
-# values; scores of a chunk; the selection, sorted by block
+# values; scores of a chunk and their denominators in float64; the selection, sorted by block
 _OUT = "B*T*G*R*D*e"
 _COPIES = "B*T*G*(R*D + 2*D + 3*R)*e"
 _COMPRESSED = f"B*G*D*{_M}*(24 + 4*e)"
-_SCORES = f"{_CHUNK}*(4*(T/select_block + 1) + 4*R + 12 + 4*num_selected)"
+_SCORES = f"{_CHUNK}*(4*(T/select_block + 1) + max(16*R, 2*(T/select_block + 1)) + 4*R + 12 + 4*num_selected)"
 _SORTED = "40*B*T*G*num_selected + 8*B*G*(T/select_block + 2)"
 # in float64, where the form is chunked; 0 elsewhere
 _IN_FLOAT64 = (

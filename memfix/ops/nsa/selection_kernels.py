@@ -1,9 +1,14 @@
 """The Triton kernels that select blocks: quick scores for all queries, float64 for those where they leave a doubt.
 
-``selection.py`` says which blocks are the best: by scores in float64, compared in float32. Quick scores, of compressed
-keys in two pieces and float32 sums, are off by a share that is known. Where the last block that is taken is ahead of
-the first that is not by more, the same blocks are the best in float64. The other queries, about one in a hundred of
-random ones and all where scores tie, are listed and scored again.
+``selection.py`` says which blocks are the best: by scores in float64, compared in float32. Three steps give the same:
+
+1. Quick scores, of compressed keys in two pieces and float32 sums, are off by a share that is known. Where the last
+   block that is taken is ahead of the first that is not by more, the same blocks are the best in float64. The other
+   queries are doubtful: a tenth of random ones, and all where scores tie.
+2. In a doubtful query the few blocks near the last one are compared in float64, but with the denominators that the
+   quick scores had. A denominator belongs to a head, not to a block: where two blocks get nearly the same from each
+   head, its error nearly cancels. That settles all but about one in a hundred of random queries.
+3. The rest is scored in float64 altogether.
 """
 
 # N batch x key-value heads, C queries of a chunk, R query heads of a key-value head, X rows of a tile, K compressed
@@ -15,16 +20,26 @@ import triton
 import triton.language as tl
 
 from ..kernels import power_of_two, product
-from .kernels import inner, num_complete, of_item, rows_of, vectors
+from .kernels import NO_BLOCK, inner, num_complete, of_item, rows_of, vectors
 
 ERROR = tl.constexpr(2.0**-15)
 """Of a quick score, as a share of it: half of it for the two pieces of a key (2**-17 each way, times the product of
 lengths), the rest for two pieces of a weight, sums of thousands of weights, and the exponential."""
 SMALLEST = tl.constexpr(2.0**-90)
 """Quick scores below it may have lost terms that are no float32."""
+ROUNDING = tl.constexpr(2.0**-21)
+"""Scores that are further apart, as a share of them, are no equal float32."""
+LEAST = tl.constexpr(-(2.0**1000))
+LN_2 = tl.constexpr(0.6931471805599453)
 FORCED = tl.constexpr(2**31 - 3)
 """Ranks from here on are of blocks that are read whatever their scores."""
 LAST_PLACE = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def first_met(selectable, compress_block, compress_stride, select_block):
+    """The first compressed block that ends behind the first token of a selection block."""
+    return tl.maximum(selectable * select_block - compress_block + compress_stride, 0) // compress_stride
 
 
 @triton.jit
@@ -51,19 +66,72 @@ def inner_in_float64(left, right):
 
 
 @triton.jit
+def queries_at(place, doubtful, number, n, num_queries, EXACT: tl.constexpr):
+    """The queries of a chunk at ``place``, or those among them that are doubtful, and whether there are any."""
+    is_query, query = place < number, place
+    if EXACT:
+        query = tl.load(doubtful + n * num_queries + place, mask=is_query, other=0)
+    return query, is_query
+
+
+@triton.jit
+def exact_totals(
+    q, keys, doubtful, num_doubtful, tops, totals,
+    first, stop, num_tokens, groups, num_compressed, compress_block, compress_stride, natural_scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Of doubtful queries the largest score of a part of the compressed blocks, and the sum of weights relative to it:
+    ``[N, C, R, PARTS]`` each, in float64. -2**1000 and 0 where nothing is seen."""
+    n = tl.program_id(1)
+    number = tl.load(num_doubtful + n)
+    if tl.program_id(0) * BLOCK_TOKENS >= number:
+        return
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    keys = of_item(keys, n, num_compressed, WIDTH)
+    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
+    head, num_queries = row % BLOCK_HEADS, stop - first
+    place = tl.program_id(0) * BLOCK_TOKENS + row // BLOCK_HEADS
+    local, counts = queries_at(place, doubtful, number, n, num_queries, True)
+    token = first + local
+    at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
+    seen = num_complete(token, compress_block, compress_stride)
+    most = tl.minimum(tl.max(tl.where(counts, seen, 0), 0), num_compressed)
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], LEAST, tl.float64)
+    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
+    of_part = tl.cdiv(tl.cdiv(most, BLOCK_KEYS), PARTS) * BLOCK_KEYS
+    begin = tl.program_id(2) * of_part
+    for start in range(begin, tl.minimum(begin + of_part, most), BLOCK_KEYS):
+        block = start + tl.arange(0, BLOCK_KEYS)
+        keys_KD = vectors(keys, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+        products = inner_in_float64(q_XD, keys_KD) * natural_scale
+        is_seen = block[None, :] < seen[:, None]
+        new_top = tl.maximum(top, tl.max(tl.where(is_seen, products, LEAST), 1))
+        weights = tl.where(is_seen, tl.exp(products - new_top[:, None]), 0.0)
+        total = total * tl.exp(top - new_top) + tl.sum(weights, 1)
+        top = new_top
+    at_part = ((n * num_queries + local) * HEADS + head).to(tl.int64) * PARTS + tl.program_id(2)
+    tl.store(tops + at_part, top, mask=is_there)
+    tl.store(totals + at_part, total, mask=is_there)
+
+
+@triton.jit
 def score_blocks(
-    q, high, low, largest, lse, doubtful, num_doubtful, scores, doubt,
+    q, high, low, largest, lse, tops, totals, doubtful, num_doubtful, scores, doubt,
     first, stop, num_tokens, groups, num_compressed, num_selectable,
     compress_block, compress_stride, select_block, step, scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, EXACT: tl.constexpr, NUM_TILES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
 
     ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the
-    queries in ``doubtful`` in float64, ``high`` being the keys; otherwise ``doubt`` (``[N, C]``) gets the share by
-    which scores may be off.
+    queries in ``doubtful`` in float64, ``high`` being the keys and ``tops`` and ``totals`` those of ``exact_totals``;
+    otherwise ``doubt`` (``[N, C]``) gets the share by which scores may be off. One of ``PARTS`` programs takes a part
+    of the blocks.
     """
     n = tl.program_id(1)
     item, group = n // groups, n % groups
@@ -73,51 +141,40 @@ def score_blocks(
         low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     head, num_queries = row % BLOCK_HEADS, stop - first
-    place = tl.program_id(0) * BLOCK_TOKENS + row // BLOCK_HEADS
-    query_place = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    if EXACT:
-        number = tl.load(num_doubtful + n)
-        if tl.program_id(0) * BLOCK_TOKENS >= number:
-            return
-        counts, is_query = place < number, query_place < number
-        local = tl.load(doubtful + n * num_queries + place, mask=counts, other=0)
-        query = tl.load(doubtful + n * num_queries + query_place, mask=is_query, other=0)
-    else:
-        counts, is_query = place < num_queries, query_place < num_queries
-        local, query = place, query_place
+    number = tl.load(num_doubtful + n) if EXACT else num_queries
+    if tl.program_id(0) * BLOCK_TOKENS >= number:
+        return
+    begin = tl.program_id(0) * BLOCK_TOKENS
+    local, counts = queries_at(begin + row // BLOCK_HEADS, doubtful, number, n, num_queries, EXACT)
+    query, is_query = queries_at(begin + tl.arange(0, BLOCK_TOKENS), doubtful, number, n, num_queries, EXACT)
     token = first + local
     at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
     last = tl.max(tl.where(counts, token, 0), 0)
     seen = num_complete(token, compress_block, compress_stride)
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    at_row = (n * num_queries + local) * HEADS + head
     if EXACT:
-        top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], float("-inf"), tl.float64)
-        total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
-        for start in range(0, most, BLOCK_KEYS):
-            block = start + tl.arange(0, BLOCK_KEYS)
-            keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
-            products = inner_in_float64(q_XD, keys) * natural_scale
-            products = tl.where(block[None, :] < seen[:, None], products, float("-inf"))
-            new_top = tl.maximum(top, tl.max(products, 1))
-            above = tl.where(new_top == float("-inf"), 0.0, new_top)
-            total = total * tl.exp(top - above) + tl.sum(tl.exp(products - above[:, None]), 1)
-            top = new_top
-        shift = tl.where(top == float("-inf"), 0.0, top)
+        at_parts = at_row.to(tl.int64)[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
+        part_tops = tl.load(tops + at_parts, mask=is_there[:, None], other=0.0)
+        shift = tl.max(part_tops, 1)
+        part_totals = tl.load(totals + at_parts, mask=is_there[:, None], other=0.0)
+        total = tl.sum(part_totals * tl.exp(part_tops - shift[:, None]), 1)
         total = tl.where(total == 0, 1.0, total)
     else:
-        at_lse = (n * num_queries + local) * HEADS + head
-        shift = tl.load(lse + at_lse, mask=is_there, other=float("inf"))
+        shift = tl.load(lse + at_row, mask=is_there, other=float("inf"))
         squares = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
         for i in tl.static_range(len(q_XD)):
             squares += tl.sum(q_XD[i].to(tl.float32) * q_XD[i].to(tl.float32), 1)
         length = tl.sqrt(tl.max(tl.reshape(squares, [BLOCK_TOKENS, BLOCK_HEADS]), 1))
         off = ERROR * (1 + tl.load(largest + n).to(tl.float32) * length * natural_scale)
         tl.store(doubt + n * num_queries + query, off, mask=is_query)
-    for begin in range(0, last // select_block + 1, step):
+    num_begun = last // select_block + 1
+    of_part = tl.cdiv(tl.cdiv(num_begun, step), PARTS) * step
+    first_begun = tl.program_id(2) * of_part
+    for begin in range(first_begun, tl.minimum(first_begun + of_part, num_begun), step):
         selectable = begin + tl.arange(0, BLOCK_SELECTABLE)
-        # the first compressed block that ends behind the first token of the selection block
-        start = tl.maximum(begin * select_block - compress_block + compress_stride, 0) // compress_stride
+        start = first_met(begin, compress_block, compress_stride, select_block)
         of_rows = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_SELECTABLE], tl.float64 if EXACT else tl.float32)
         for tile in tl.static_range(NUM_TILES):
             block = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
@@ -154,15 +211,11 @@ def choose_blocks(
     place; -1 where there are fewer. A query is doubtful where another order of nearly equal scores would change that.
     """
     n = tl.program_id(1)
-    query = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
-    if EXACT:
-        number = tl.load(num_doubtful + n)
-        if tl.program_id(0) * BLOCK_QUERIES >= number:
-            return
-        is_query = query < number
-        query = tl.load(doubtful + n * num_queries + query, mask=is_query, other=0)
-    else:
-        is_query = query < num_queries
+    number = tl.load(num_doubtful + n) if EXACT else num_queries
+    if tl.program_id(0) * BLOCK_QUERIES >= number:
+        return
+    place = tl.program_id(0) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    query, is_query = queries_at(place, doubtful, number, n, num_queries, EXACT)
     own = tl.where(is_query, (first + query) // select_block, 0)
     at_query = (n * num_queries + query).to(tl.int64)
     place = tl.arange(0, BLOCK_SELECTED)[None, :]
@@ -196,6 +249,99 @@ def choose_blocks(
         near = next_score >= last_score * (1 - 2 * tl.load(doubt + at_query, mask=is_query, other=0.0))
         doubts = (next_rank >= 0) & (last_rank < FORCED) & (near | (last_score < SMALLEST))
         tl.store(is_doubtful + at_query, doubts.to(tl.int32), mask=is_query)
+
+
+@triton.jit
+def settle_blocks(
+    q, keys, lse, doubt, scores, doubtful, num_doubtful, is_doubtful, selected,
+    first, num_queries, num_tokens, groups, num_compressed, num_selectable,
+    compress_block, compress_stride, select_block, offset, num_listed, natural_scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, NUM_SELECTED: tl.constexpr, NUM_TILES: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
+    BLOCK_NEAR: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Put the best of the blocks near the last one into ``selected``, or leave the query doubtful. One program a query.
+
+    Blocks are near where the quick scores leave open whether they are ahead of the last: those above are taken in any
+    case, those below are not. Of each the shares ``p`` of the heads are computed in float64, by denominators that are
+    off by a share of at most ``doubt``, ``o``. The difference of two scores is then off by ``o * sum(abs(p - p'))``
+    at most. Differences are taken from the first of the blocks, and two blocks are ordered where these differ by more
+    than both are off and than float32 rounds. More than ``BLOCK_NEAR`` blocks are not looked at.
+    """
+    n = tl.program_id(1)
+    if tl.program_id(0) >= tl.load(num_doubtful + n):
+        return
+    query = tl.load(doubtful + n * num_queries + tl.program_id(0))
+    item, group, token = n // groups, n % groups, first + query
+    own = token // select_block
+    at_query = (n * num_queries + query).to(tl.int64)
+    scores += at_query * num_selectable
+    off = tl.load(doubt + at_query)
+
+    slot, number = tl.arange(0, BLOCK_SELECTED), tl.arange(0, BLOCK_NEAR)
+    at_slot = selected + (n * num_listed + token - offset).to(tl.int64) * NUM_SELECTED + slot
+    listed = tl.load(at_slot, mask=slot < NUM_SELECTED, other=-1)
+    is_chosen = (listed > 0) & (listed < own - 1)
+    chosen_score = tl.load(scores + listed, mask=is_chosen, other=float("inf"))
+    last = tl.min(chosen_score, 0)
+    is_open = is_chosen & (chosen_score * (1 - off) <= last * (1 + off))
+    num_open = tl.sum(is_open.to(tl.int32), 0)
+
+    num_near = 0
+    near = tl.full([BLOCK_NEAR], 0, tl.int32)
+    is_settled = last >= SMALLEST
+    for start in range(0, own - 1, BLOCK_SELECTABLE):
+        block = start + tl.arange(0, BLOCK_SELECTABLE)
+        is_scored = (block > 0) & (block < own - 1)
+        score = tl.load(scores + block, mask=is_scored, other=0.0)
+        is_one = is_scored & (score * (1 - off) <= last * (1 + off)) & (score * (1 + off) >= last * (1 - off))
+        left = tl.where(is_one, block, NO_BLOCK)
+        first_left = tl.min(left, 0)
+        while (first_left < NO_BLOCK) & (num_near < BLOCK_NEAR):
+            near = tl.where(number == num_near, first_left, near)
+            left = tl.where(left == first_left, NO_BLOCK, left)
+            num_near, first_left = num_near + 1, tl.min(left, 0)
+        is_settled = is_settled & (first_left == NO_BLOCK)
+    if not is_settled:
+        return
+
+    head = tl.arange(0, BLOCK_HEADS)
+    at, is_there = rows_of(token, head, head < HEADS, group, num_tokens, groups, HEADS)
+    q_XD = vectors(of_item(q, item, num_tokens * groups * HEADS, WIDTH), at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    keys = of_item(keys, n, num_compressed, WIDTH)
+    shift = tl.load(lse + at_query * HEADS + head, mask=is_there, other=float("inf")).to(tl.float64) * LN_2
+    seen = tl.minimum(num_complete(token, compress_block, compress_stride), num_compressed)
+    of_first = tl.zeros([BLOCK_HEADS], tl.float64)
+    ahead = tl.zeros([BLOCK_NEAR], tl.float64)
+    off_by = tl.zeros([BLOCK_NEAR], tl.float64)
+    for i in range(0, num_near):
+        selectable = tl.sum(tl.where(number == i, near, 0), 0)
+        start = first_met(selectable, compress_block, compress_stride, select_block)
+        of_heads = tl.zeros([BLOCK_HEADS], tl.float64)
+        for tile in range(0, NUM_TILES):
+            met = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+            keys_KD = vectors(keys, met, met < seen, WIDTH, BLOCK_D, BLOCK_E)
+            products = inner_in_float64(q_XD, keys_KD) * natural_scale
+            begin = tl.maximum(met * compress_stride, selectable * select_block)
+            end = tl.minimum(met * compress_stride + compress_block, (selectable + 1) * select_block)
+            shared = tl.where(met < seen, tl.maximum(end - begin, 0), 0).to(tl.float64)[None, :]
+            of_heads += tl.sum(tl.where(shared > 0, tl.exp(products - shift[:, None]) * shared, 0.0), 1)
+        of_first = tl.where(i == 0, of_heads, of_first)
+        ahead = tl.where(number == i, tl.sum(of_heads - of_first, 0), ahead)
+        off_by = tl.where(number == i, tl.sum(tl.abs(of_heads - of_first), 0) * off, off_by)
+
+    is_near = number < num_near
+    least, most = ahead - off_by, ahead + off_by + (last * ROUNDING).to(tl.float64)
+    is_pair = is_near[:, None] & is_near[None, :]
+    num_below = tl.sum((is_pair & (least[:, None] > most[None, :])).to(tl.int32), 1)
+    num_above = tl.sum((is_pair & (least[None, :] > most[:, None])).to(tl.int32), 1)
+    is_best = is_near & (num_near - num_below <= num_open)
+    is_settled = tl.sum((is_near & (num_above < num_open)).to(tl.int32), 0) == tl.sum(is_best.to(tl.int32), 0)
+    from_slot = tl.cumsum(is_open.to(tl.int32), 0)
+    from_best = tl.cumsum(is_best.to(tl.int32), 0)
+    is_put = (from_slot[:, None] == from_best[None, :]) & is_best[None, :]
+    tl.store(at_slot, tl.sum(tl.where(is_put, near[None, :], 0), 1), mask=is_open & is_settled)
+    tl.store(is_doubtful + at_query, 0, mask=is_settled)
 
 
 @triton.jit

@@ -54,6 +54,11 @@ WINDOW = Tiles(rows=32, keys=32, stages=2, warps=2)
 SELECTED = Tiles(rows=16, keys=32, stages=2, warps=1)
 SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
 EXACT = Tiles(rows=32, keys=32, stages=1, warps=4)
+EXACT_PARTS = 8
+"""Programs that share the blocks of the same doubtful queries: these are few, and the rows of one program long."""
+SETTLE = Tiles(rows=16, keys=16, stages=1, warps=1)
+MOST_NEAR = 8
+"""Blocks of a doubtful query that are compared; where there are more, its scores tie."""
 CHOOSE = Tiles(rows=1, keys=1024, stages=1, warps=1)
 COMPRESSED_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
@@ -84,10 +89,10 @@ def triton_nsa(
     Peak above inputs in a train step, ``H = G*R``, ``e`` the item size, ``M`` compressed and ``S`` selection blocks:
     output and gradient of q, ``2*B*T*H*D*e``; gradients of k and v, ``2*B*T*G*D*e``; the selection sorted by
     block, ``12*B*T*G*num_selected``; six numbers a row, ``24*B*T*H``; compressed keys, values and their gradients,
-    ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for scores instead. Held between the
-    passes: the selection. Products have operands of the working dtype and float32 sums. float64, widths above 256, more
-    than 64 query heads for a key-value head, and blocks that share more than 256 tokens or meet more than
-    512 compressed blocks take the form ``chunked``.
+    ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for scores instead, and at most half of that for
+    denominators in float64. Held between the passes: the selection. Products have operands of the working dtype and
+    float32 sums. float64, widths above 256, more than 64 query heads for a key-value head, and blocks that share more
+    than 256 tokens or meet more than 512 compressed blocks take the form ``chunked``.
     """
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
     require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
@@ -361,6 +366,7 @@ class _Selection:
     is_doubtful_NC: torch.Tensor
     doubtful_NC: torch.Tensor
     num_doubtful_N: torch.Tensor
+    totals_2NCRP: torch.Tensor  # in float64: largest scores, and sums of weights, of P parts of the blocks
     selected_NTn: torch.Tensor
 
     @staticmethod
@@ -380,11 +386,14 @@ class _Selection:
         doubt_NC = k_NMD.new_empty(size_NC, dtype=torch.float32)
         is_doubtful_NC, doubtful_NC = (k_NMD.new_empty(size_NC, dtype=torch.int32) for _ in range(2))
         num_doubtful_N = k_NMD.new_empty(num_items, dtype=torch.int32)
-        size_NCS = (*size_NC, call.blocks.num_selectable(call.num_tokens))
-        scores_NCS = k_NMD.new_empty(size_NCS, dtype=torch.float32)
+        num_selectable, heads = call.blocks.num_selectable(call.num_tokens), call.q_BTGRD.shape[3]
+        scores_NCS = k_NMD.new_empty((*size_NC, num_selectable), dtype=torch.float32)
+        # half as many bytes as the scores have, or one part
+        num_parts = 1 << max(1, min(EXACT_PARTS, num_selectable // (8 * heads))).bit_length() - 1
+        totals_2NCRP = k_NMD.new_empty((2, *size_NC, heads, num_parts))
         return _Selection(
             call, compressed, k_NMD, largest_N, scores_NCS, doubt_NC, is_doubtful_NC, doubtful_NC, num_doubtful_N,
-            selected_NTn,
+            totals_2NCRP, selected_NTn,
         )  # fmt: skip
 
     def select(self, lse_NCR: torch.Tensor, first: int, stop: int, offset: int) -> None:
@@ -393,11 +402,10 @@ class _Selection:
 
         blocks, num_items = self.call.blocks, self.call.num_items
         num_queries, num_selectable = stop - first, blocks.num_selectable(stop)
-        num_blocks = blocks.num_selectable(self.call.num_tokens)
         self._score(lse_NCR, first, stop, num_selectable, exact=False)
         choice = {
             "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": power_of_two(blocks.num_selected + 1),
-            "BLOCK_QUERIES": CHOOSE.rows, "BLOCK_SELECTABLE": min(CHOOSE.keys, power_of_two(num_blocks)),
+            "BLOCK_QUERIES": CHOOSE.rows, "BLOCK_SELECTABLE": self._most_at_once,
             "num_warps": CHOOSE.warps, "num_stages": CHOOSE.stages,
         }  # fmt: skip
         choosing = (
@@ -405,31 +413,58 @@ class _Selection:
             self.selected_NTn, first, num_queries, num_selectable, blocks.select_block, offset,
             self.selected_NTn.shape[1],
         )  # fmt: skip
+        listing = (self.is_doubtful_NC, self.doubtful_NC, self.num_doubtful_N, num_queries)
         grid = (_parts(num_queries, CHOOSE.rows), num_items)
         launch(kernels.choose_blocks, grid, *choosing, EXACT=False, **choice)
-        launch(
-            kernels.list_doubtful, (num_items,), self.is_doubtful_NC, self.doubtful_NC, self.num_doubtful_N,
-            num_queries, BLOCK=1024,
-        )  # fmt: skip
+        launch(kernels.list_doubtful, (num_items,), *listing, BLOCK=1024)
+        self._settle(lse_NCR, first, stop, num_selectable, offset)
+        launch(kernels.list_doubtful, (num_items,), *listing, BLOCK=1024)
         self._score(lse_NCR, first, stop, num_selectable, exact=True)
         launch(kernels.choose_blocks, grid, *choosing, EXACT=True, **choice)
 
+    @property
+    def _most_at_once(self) -> int:
+        return min(CHOOSE.keys, power_of_two(self.call.blocks.num_selectable(self.call.num_tokens)))
+
+    def _settle(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, offset: int) -> None:
+        from .selection_kernels import settle_blocks
+
+        call, blocks, cut = self.call, self.call.blocks, self.call.cut(SETTLE)
+        del cut["BLOCK_TOKENS"]
+        met = blocks.compress_block + blocks.select_block
+        launch(
+            settle_blocks, (stop - first, call.num_items),
+            call.q_BTGRD, self.k_NMD, lse_NCR, self.doubt_NC, self.scores_NCS, self.doubtful_NC, self.num_doubtful_N,
+            self.is_doubtful_NC, self.selected_NTn, first, stop - first, *call.counts, call.num_compressed,
+            num_selectable, *call.compression, blocks.select_block, offset, self.selected_NTn.shape[1], call.scale,
+            NUM_SELECTED=blocks.num_selected, NUM_TILES=_parts(met, cut["BLOCK_KEYS"] * blocks.compress_stride),
+            BLOCK_SELECTABLE=self._most_at_once, BLOCK_SELECTED=power_of_two(blocks.num_selected),
+            BLOCK_NEAR=MOST_NEAR, **cut | {"BLOCK_HEADS": max(LEAST_ROWS, cut["BLOCK_HEADS"])},
+        )  # fmt: skip
+
     def _score(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, *, exact: bool) -> None:
-        from .selection_kernels import score_blocks
+        from .selection_kernels import exact_totals, score_blocks
 
         call, blocks = self.call, self.call.blocks
         cut = call.cut(EXACT if exact else SCORE)
+        num_parts = self.totals_2NCRP.shape[-1] if exact else 1
+        grid = (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items, num_parts)
+        doubtful = (self.doubtful_NC, self.num_doubtful_N)
+        if exact:
+            launch(
+                exact_totals, grid, call.q_BTGRD, self.k_NMD, *doubtful, *self.totals_2NCRP, first, stop, *call.counts,
+                call.num_compressed, *call.compression, call.scale, PARTS=num_parts, **cut,
+            )  # fmt: skip
         tokens = cut["BLOCK_KEYS"] * blocks.compress_stride
         num_tiles = _parts(blocks.compress_block + blocks.select_block, tokens)
         step = (num_tiles * tokens - blocks.compress_block) // blocks.select_block
         keys = (self.k_NMD, None) if exact else (self.compressed.high_NMD, self.compressed.low_NMD)
         launch(
-            score_blocks, (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items),
-            call.q_BTGRD, *keys, self.largest_N, lse_NCR, self.doubtful_NC, self.num_doubtful_N, self.scores_NCS,
-            self.doubt_NC, first, stop, *call.counts, call.num_compressed, num_selectable,
+            score_blocks, grid, call.q_BTGRD, *keys, self.largest_N, lse_NCR, *self.totals_2NCRP, *doubtful,
+            self.scores_NCS, self.doubt_NC, first, stop, *call.counts, call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
             PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_tiles,
-            BLOCK_SELECTABLE=max(16, power_of_two(step)), **cut,
+            BLOCK_SELECTABLE=max(16, power_of_two(step)), PARTS=num_parts, **cut,
         )  # fmt: skip
 
 
