@@ -64,7 +64,7 @@ COMPRESSED_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 SELECTED_BACKWARD = Tiles(rows=16, keys=32, stages=2, warps=1)
 COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
-TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=4)
+TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
 MOST_MET = 512
 """Compressed blocks that meet a selection block."""
 
