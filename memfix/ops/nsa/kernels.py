@@ -410,16 +410,17 @@ def gradients_of_compressed(
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     block = tl.program_id(0) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     is_block = block < num_compressed
+    last = block * compress_stride + compress_block - 1
     k_KD = vectors(compressed_k, block, is_block, WIDTH, BLOCK_D, BLOCK_E)
     v_KD = vectors(compressed_v, block, is_block, WIDTH, BLOCK_D, BLOCK_E)
     grad_k_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
     grad_v_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
-    for begin in range(tl.program_id(0) * BLOCK_KEYS * compress_stride + compress_block - 1, num_tokens, BLOCK_TOKENS):
+    for begin in range(tl.min(last, 0), num_tokens, BLOCK_TOKENS):
         token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
         at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
         q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
         up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-        is_seen = block[:, None] < num_complete(token, compress_block, compress_stride)[None, :]
+        is_seen = last[:, None] <= token[None, :]
         weights, grad_scores = weights_and_gradients(
             inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen & is_there[None, :],
             stats, gates, COMPRESSED, at, is_there, num_rows,
