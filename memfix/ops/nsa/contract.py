@@ -126,7 +126,7 @@ contract = Contract(
         Budget(
             "triton",
             phase="train",
-            bytes=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 24*B*T*G*R + {_SORTED}) + 64*KiB"
+            bytes=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 36*B*T*G*R + {_SORTED}) + 64*KiB"
             f" + {_IN_FLOAT64}",
         ),
     ],

@@ -190,13 +190,16 @@ def write_rows(
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """The output of a branch by its gate, zeros where nothing is seen; in backward the gradients of q and of the gate,
-    and ``stats``: the logarithm of the denominator and the mean of the weights' gradients, which is the gate's."""
+    and ``stats``: the logarithm of the denominator, the mean of the weights' gradients, which is the gate's gradient,
+    and the gate in float32: loads of 16 bits are not made ahead."""
     gate = tl.load(gates + at * 3 + branch, mask=is_there, other=0.0).to(tl.float32)
     if BACKWARD:
         top, total, moment, sums, _ = known
         mean = mean_of(moment, total)
-        tl.store(stats + 2 * branch * num_rows + at, logarithm(top, total), mask=is_there)
-        tl.store(stats + (2 * branch + 1) * num_rows + at, mean, mask=is_there)
+        of_branch = stats + branch * 3 * num_rows + at
+        tl.store(of_branch, logarithm(top, total), mask=is_there)
+        tl.store(of_branch + num_rows, mean, mask=is_there)
+        tl.store(of_branch + 2 * num_rows, gate, mask=is_there)
         tl.store(grad_gates + at * 3 + branch, mean.to(grad_gates.dtype.element_ty), mask=is_there)
         gate *= natural_scale
     else:
@@ -379,18 +382,19 @@ def selected_rows(
 
 # ---------------------------------------------------------------- gradients of keys and values
 @triton.jit
-def weights_and_gradients(scores_KX, grad_weights_KX, seen_KX, stats, gates, branch, at, is_there, num_rows):
+def weights_and_gradients(scores_KX, grad_weights_KX, seen_KX, stats, branch, at, is_there, num_rows):
     """``[K, X]`` each: weights by the gate, as values' gradients need them, and the gradients of scores."""
-    lse = tl.load(stats + 2 * branch * num_rows + at, mask=is_there, other=float("inf"))
-    mean = tl.load(stats + (2 * branch + 1) * num_rows + at, mask=is_there, other=0.0)
-    gate = tl.load(gates + at * 3 + branch, mask=is_there, other=0.0).to(tl.float32)
+    of_branch = stats + branch * 3 * num_rows + at
+    lse = tl.load(of_branch, mask=is_there, other=float("inf"))
+    mean = tl.load(of_branch + num_rows, mask=is_there, other=0.0)
+    gate = tl.load(of_branch + 2 * num_rows, mask=is_there, other=0.0)
     weights_KX = tl.where(seen_KX, power_of_two(scores_KX - lse[None, :]) * gate[None, :], 0.0)
     return weights_KX, tl.where(seen_KX, weights_KX * (grad_weights_KX - mean[None, :]), 0.0)
 
 
 @triton.jit
 def gradients_of_compressed(
-    q, gates, upstream, compressed_k, compressed_v, stats, grad_k, grad_v,
+    q, upstream, compressed_k, compressed_v, stats, grad_k, grad_v,
     num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -401,7 +405,6 @@ def gradients_of_compressed(
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
     upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
     compressed_k = of_item(compressed_k, n, num_compressed, WIDTH)
     compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
     grad_k = of_item(grad_k, n, num_compressed, WIDTH)
@@ -423,7 +426,7 @@ def gradients_of_compressed(
         is_seen = last[:, None] <= token[None, :]
         weights, grad_scores = weights_and_gradients(
             inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen & is_there[None, :],
-            stats, gates, COMPRESSED, at, is_there, num_rows,
+            stats, COMPRESSED, at, is_there, num_rows,
         )  # fmt: skip
         grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
         grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
@@ -433,7 +436,7 @@ def gradients_of_compressed(
 
 @triton.jit
 def gradients_of_tokens(
-    q, k, v, gates, upstream, stats, order, bounds, compressed_grad_k, compressed_grad_v, places, grad_k, grad_v,
+    q, k, v, upstream, stats, order, bounds, compressed_grad_k, compressed_grad_v, places, grad_k, grad_v,
     num_tokens, groups, num_compressed, num_rows, num_selectable, compress_block, compress_stride, window,
     scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, NUM_SELECTED: tl.constexpr,
@@ -451,7 +454,6 @@ def gradients_of_tokens(
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
     upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
     k = of_item(k, item, num_tokens * groups, WIDTH)
     v = of_item(v, item, num_tokens * groups, WIDTH)
     grad_k = of_item(grad_k, item, num_tokens * groups, WIDTH)
@@ -482,7 +484,7 @@ def gradients_of_tokens(
         is_seen = (key[:, None] <= token[None, :]) & is_there[None, :]
         weights, grad_scores = weights_and_gradients(
             inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen,
-            stats, gates, SELECTED, at, is_there, num_rows,
+            stats, SELECTED, at, is_there, num_rows,
         )  # fmt: skip
         grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
         grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
@@ -497,7 +499,7 @@ def gradients_of_tokens(
         is_seen = (age >= 0) & (age < window) & is_there[None, :]
         weights, grad_scores = weights_and_gradients(
             inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen,
-            stats, gates, WINDOW, at, is_there, num_rows,
+            stats, WINDOW, at, is_there, num_rows,
         )  # fmt: skip
         grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
         grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)

@@ -88,7 +88,7 @@ def triton_nsa(
 
     Peak above inputs in a train step, ``H = G*R``, ``e`` the item size, ``M`` compressed and ``S`` selection blocks:
     output and gradient of q, ``2*B*T*H*D*e``; gradients of k and v, ``2*B*T*G*D*e``; the selection sorted by
-    block, ``12*B*T*G*num_selected``; six numbers a row, ``24*B*T*H``; compressed keys, values and their gradients,
+    block, ``12*B*T*G*num_selected``; nine numbers a row, ``36*B*T*H``; compressed keys, values and their gradients,
     ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for scores instead, and at most half of that for
     denominators in float64. Held between the passes: the selection. Products have operands of the working dtype and
     float32 sums. float64, widths above 256, more than 64 query heads for a key-value head, and blocks that share more
@@ -479,7 +479,7 @@ def _backward(
     order_NTn, bounds_NS = _by_block(selected_NTn, blocks.num_selectable(num_tokens))
     compressed = _Compressed.of(call, _compressed(call.k_BTGD, call, torch.float32), pieces=1)
     grad_q, grad_k, grad_v, grad_gates = (torch.empty_like(tensor) for tensor in call.inputs)
-    stats = call.q_BTGRD.new_empty((NUM_BRANCHES, 2, call.num_rows), dtype=torch.float32)
+    stats = call.q_BTGRD.new_empty((NUM_BRANCHES, 3, call.num_rows), dtype=torch.float32)
     rows = _Rows(call, grad_q, upstream_BTGRD, grad_gates, stats)
     rows.compressed(COMPRESSED_BACKWARD, compressed, 0, num_tokens, None)
     rows.window(WINDOW_BACKWARD, 0, num_tokens)
@@ -489,16 +489,15 @@ def _backward(
     if call.num_compressed:
         launch(
             kernels.gradients_of_compressed, (_parts(call.num_compressed, COMPRESSED_KEYS.keys), num_items),
-            call.q_BTGRD, call.gates_BTGR3, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats,
-            grad_k_NMD, grad_v_NMD,
+            call.q_BTGRD, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats, grad_k_NMD, grad_v_NMD,
             *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
         )  # fmt: skip
     num_parts = bounds_NS.shape[1] - 1
     launch(
         kernels.gradients_of_tokens, (num_parts * _parts(blocks.select_block, of_tokens["BLOCK_KEYS"]), num_items),
-        *call.inputs, upstream_BTGRD, stats, order_NTn, bounds_NS, grad_k_NMD, grad_v_NMD, call.places(torch.float32),
-        grad_k, grad_v, *call.counts, call.num_compressed, call.num_rows, num_parts, *call.compression,
-        blocks.window, *call.scales, **of_tokens,
+        *call.inputs[:3], upstream_BTGRD, stats, order_NTn, bounds_NS, grad_k_NMD, grad_v_NMD,
+        call.places(torch.float32), grad_k, grad_v, *call.counts, call.num_compressed, call.num_rows, num_parts,
+        *call.compression, blocks.window, *call.scales, **of_tokens,
     )  # fmt: skip
     grad_places = None
     if wants_places:
