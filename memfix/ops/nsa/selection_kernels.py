@@ -190,10 +190,10 @@ def score_blocks(
                 if PIECES == 2:
                     products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
-                rounded = weights.to(tl.bfloat16)
-                rest = (weights - rounded.to(tl.float32)).to(tl.bfloat16)
+                # cut off, not rounded: the instruction that rounds a single number has an eighth of the speed of others
+                begun = (weights.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
                 few = shared.to(tl.float32).to(tl.bfloat16)  # of integers the interpreter makes no bfloat16
-                of_rows += product(rounded, few) + product(rest, few)
+                of_rows += product(begun.to(tl.bfloat16), few) + product((weights - begun).to(tl.bfloat16), few)
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
         is_score = is_query[:, None] & ((selectable < begin + step) & (selectable < num_selectable))[None, :]
