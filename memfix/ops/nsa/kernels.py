@@ -82,6 +82,15 @@ def inner(left, right):
 
 
 @triton.jit
+def plus_inner(products, left, right):
+    """``products + left @ right.T``, one product at a time: each adds to the sum before it as it is made."""
+    products += product(left[0], tl.trans(right[0]))
+    if len(left) == 2:
+        products += product(left[1], tl.trans(right[1]))
+    return products
+
+
+@triton.jit
 def plus_product(sums, weights, tiles):
     """``sums + weights @ tiles``"""
     first = sums[0] + product(weights.to(tiles[0].dtype), tiles[0])
@@ -251,7 +260,7 @@ def compressed_rows(
         keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
         products = inner(q_XD, keys)
         if PIECES == 2:
-            products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
+            products = plus_inner(products, q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
         scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
         values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
         if BACKWARD:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import power_of_two, product
-from .kernels import NO_BLOCK, inner, num_complete, of_item, rows_of, vectors
+from .kernels import NO_BLOCK, inner, num_complete, of_item, plus_inner, rows_of, vectors
 
 ERROR = tl.constexpr(2.0**-15)
 """Of a quick score, as a share of it: half of it for the two pieces of a key (2**-17 each way, times the product of
@@ -188,7 +188,8 @@ def score_blocks(
             else:
                 products = inner(q_XD, keys)
                 if PIECES == 2:
-                    products += inner(q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
+                    low_KD = vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+                    products = plus_inner(products, q_XD, low_KD)
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
                 # cut off, not rounded: the instruction that rounds a single number has an eighth of the speed of others
                 begun = (weights.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
