@@ -46,6 +46,7 @@ def everything() -> dict[str, Any]:
     """In one go: a child that interprets kernels takes seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton, "CHOOSE", Tiles(rows=16, keys=16, stages=1, warps=1))
+        patch.setattr(triton, "FIRST_SEGMENT", 2)
         found: dict[str, Any] = {name: errors(*call) for name, call in CALLS.items()}
         found["selected"] = {call: selections(*call) for call in SELECTIONS}
         found["selected by 16 bits"] = [selected_by_16_bits(size) for size in MAGNITUDES[1:]]

@@ -35,11 +35,13 @@ _TRAIN = (
 _GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
 
 # of the kernels: output; copies of inputs that are not contiguous; compressed keys, in float64 where they select, and
-# values; scores of a chunk and their denominators in float64; the selection, sorted by block
+# values; scores of a chunk and their denominators in float64; sums of the first
+# block's gradients; the selection, sorted by block
 _OUT = "B*T*G*R*D*e"
 _COPIES = "B*T*G*(R*D + 2*D + 3*R)*e"
 _COMPRESSED = f"B*G*D*{_M}*(24 + 4*e)"
 _SCORES = f"{_CHUNK}*(4*(T/select_block + 1) + max(16*R, 2*(T/select_block + 1)) + 4*R + 12 + 4*num_selected)"
+_FIRST = "B*G*D*(T/8 + 8*select_block)"
 _SORTED = "40*B*T*G*num_selected + 8*B*G*(T/select_block + 2)"
 # in float64, where the form is chunked; 0 elsewhere
 _IN_FLOAT64 = (
@@ -54,6 +56,7 @@ _CUT = (
 )  # fmt: skip
 _SMALL_TILES = {
     f"{_KERNELS}.CHOOSE": Tiles(rows=16, keys=8, stages=1, warps=4),
+    f"{_KERNELS}.FIRST_SEGMENT": 6,
     **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=4) for name in _CUT},
 }
 
@@ -126,7 +129,7 @@ contract = Contract(
         Budget(
             "triton",
             phase="train",
-            bytes=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 36*B*T*G*R + {_SORTED}) + 64*KiB"
+            bytes=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 36*B*T*G*R + {_FIRST} + {_SORTED}) + 64*KiB"
             f" + {_IN_FLOAT64}",
         ),
     ],

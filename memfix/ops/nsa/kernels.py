@@ -391,14 +391,21 @@ def selected_rows(
 
 # ---------------------------------------------------------------- gradients of keys and values
 @triton.jit
-def weights_and_gradients(scores_KX, grad_weights_KX, seen_KX, stats, branch, at, is_there, num_rows):
-    """``[K, X]`` each: weights by the gate, as values' gradients need them, and the gradients of scores."""
+def plus_gradients(
+    grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, branch, at, is_there, seen_KX, num_rows, scale,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """What rows add to the gradients of keys, over the natural scale, and of values in a branch."""
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
     of_branch = stats + branch * 3 * num_rows + at
     lse = tl.load(of_branch, mask=is_there, other=float("inf"))
     mean = tl.load(of_branch + num_rows, mask=is_there, other=0.0)
     gate = tl.load(of_branch + 2 * num_rows, mask=is_there, other=0.0)
-    weights_KX = tl.where(seen_KX, power_of_two(scores_KX - lse[None, :]) * gate[None, :], 0.0)
-    return weights_KX, tl.where(seen_KX, weights_KX * (grad_weights_KX - mean[None, :]), 0.0)
+    weights_KX = power_of_two(inner(k_KD, q_XD) * scale - lse[None, :]) * gate[None, :]
+    weights_KX = tl.where(seen_KX & is_there[None, :], weights_KX, 0.0)
+    grad_scores_KX = tl.where(weights_KX == 0, 0.0, weights_KX * (inner(v_KD, up_XD) - mean[None, :]))
+    return plus_product(grad_k_KD, grad_scores_KX, q_XD), plus_product(grad_v_KD, weights_KX, up_XD)
 
 
 @triton.jit
@@ -430,23 +437,55 @@ def gradients_of_compressed(
     for begin in range(tl.min(last, 0), num_tokens, BLOCK_TOKENS):
         token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
         at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-        is_seen = last[:, None] <= token[None, :]
-        weights, grad_scores = weights_and_gradients(
-            inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen & is_there[None, :],
-            stats, COMPRESSED, at, is_there, num_rows,
+        grad_k_KD, grad_v_KD = plus_gradients(
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, COMPRESSED, at, is_there,
+            last[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
-        grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
-        grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
     write_vectors(grad_k, block, is_block, times(grad_k_KD, natural_scale), WIDTH)
     write_vectors(grad_v, block, is_block, grad_v_KD, WIDTH)
 
 
 @triton.jit
+def gradients_of_first_block(
+    q, k, v, upstream, stats, grad_k, grad_v,
+    num_tokens, groups, num_rows, segment_tokens, scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """``[N, segments, SELECT_BLOCK, D]`` each, in float32 and over the natural scale: what the tokens of a segment add
+    in the selected branch. All tokens select the first block: one program would go through all rows."""
+    n, segment, first_key = tl.program_id(1), tl.program_id(2), tl.program_id(0) * BLOCK_KEYS
+    item, group = n // groups, n % groups
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+    k = of_item(k, item, num_tokens * groups, WIDTH)
+    v = of_item(v, item, num_tokens * groups, WIDTH)
+    stats += item.to(tl.int64) * num_tokens * groups * HEADS
+    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
+    key = first_key + tl.arange(0, BLOCK_KEYS)
+    is_key = (key < SELECT_BLOCK) & (key < num_tokens)
+    k_KD = vectors(k, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
+    v_KD = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
+    grad_k_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
+    grad_v_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
+    stop = tl.minimum((segment + 1) * segment_tokens, num_tokens)
+    for begin in range(segment * segment_tokens, stop, BLOCK_TOKENS):
+        token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
+        at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
+        grad_k_KD, grad_v_KD = plus_gradients(
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED, at, is_there,
+            key[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
+        )  # fmt: skip
+    at_sum = (n * tl.num_programs(2) + segment) * SELECT_BLOCK + key
+    write_vectors(grad_k, at_sum, is_key, grad_k_KD, WIDTH)
+    write_vectors(grad_v, at_sum, is_key, grad_v_KD, WIDTH)
+
+
+@triton.jit
 def gradients_of_tokens(
-    q, k, v, upstream, stats, order, bounds, compressed_grad_k, compressed_grad_v, places, grad_k, grad_v,
-    num_tokens, groups, num_compressed, num_rows, num_selectable, compress_block, compress_stride, window,
+    q, k, v, upstream, stats, order, bounds, first_grad_k, first_grad_v, compressed_grad_k, compressed_grad_v, places,
+    grad_k, grad_v,
+    num_tokens, groups, num_compressed, num_rows, num_selectable, num_segments, compress_block, compress_stride, window,
     scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, NUM_SELECTED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -455,8 +494,9 @@ def gradients_of_tokens(
     """Of keys and values: a program takes a selection block, or a part of it, and all rows that read it.
 
     Those that selected it are listed: ``order`` (``[N, T*n]``) has the places of ``selected`` sorted by block and then
-    by token, ``bounds`` (``[N, S + 1]``) where each block begins there. Each row of a gradient is one program's alone,
-    summed in the order of the tokens: the same every time.
+    by token, ``bounds`` (``[N, S + 1]``) where each block begins there. Of the first block ``num_segments`` sums are
+    given, where there are any. Each row of a gradient is one program's alone, summed in the order of the tokens: the
+    same every time.
     """
     PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
@@ -483,35 +523,30 @@ def gradients_of_tokens(
 
     at_bounds = bounds + n * (num_selectable + 1) + selectable
     listed = order + n.to(tl.int64) * num_tokens * NUM_SELECTED
+    is_summed = (selectable == 0) & (num_segments > 0)
     end = tl.load(at_bounds + 1)
-    for begin in range(tl.load(at_bounds), end, BLOCK_TOKENS):
+    for begin in range(tl.where(is_summed, end, tl.load(at_bounds)), end, BLOCK_TOKENS):
         entry = begin + row // BLOCK_HEADS
         token = tl.load(listed + entry, mask=entry < end, other=0) // NUM_SELECTED
         at, is_there = rows_of(token, head, entry < end, group, num_tokens, groups, HEADS)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-        is_seen = (key[:, None] <= token[None, :]) & is_there[None, :]
-        weights, grad_scores = weights_and_gradients(
-            inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen,
-            stats, SELECTED, at, is_there, num_rows,
+        grad_k_KD, grad_v_KD = plus_gradients(
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED, at, is_there,
+            key[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
-        grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
-        grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
+    for segment in range(0, tl.where(is_summed, num_segments, 0)):
+        at_sum = (n * num_segments + segment) * SELECT_BLOCK + place
+        grad_k_KD = plus(grad_k_KD, vectors(first_grad_k, at_sum, is_key, WIDTH, BLOCK_D, BLOCK_E))
+        grad_v_KD = plus(grad_v_KD, vectors(first_grad_v, at_sum, is_key, WIDTH, BLOCK_D, BLOCK_E))
 
     first_key = selectable * SELECT_BLOCK + part * BLOCK_KEYS
     for begin in range(first_key, tl.minimum(first_key + BLOCK_KEYS + window - 1, num_tokens), BLOCK_TOKENS):
         token = begin + row // BLOCK_HEADS
         at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
         age = token[None, :] - key[:, None]
-        is_seen = (age >= 0) & (age < window) & is_there[None, :]
-        weights, grad_scores = weights_and_gradients(
-            inner(k_KD, q_XD) * scale, inner(v_KD, up_XD), is_seen,
-            stats, WINDOW, at, is_there, num_rows,
+        grad_k_KD, grad_v_KD = plus_gradients(
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, WINDOW, at, is_there,
+            (age >= 0) & (age < window), num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
-        grad_v_KD = plus_product(grad_v_KD, weights, up_XD)
-        grad_k_KD = plus_product(grad_k_KD, grad_scores, q_XD)
     grad_k_KD = times(grad_k_KD, natural_scale)
 
     # what compressed blocks got, by the place of the token in each of them

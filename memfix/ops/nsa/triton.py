@@ -65,6 +65,8 @@ WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 SELECTED_BACKWARD = Tiles(rows=16, keys=32, stages=2, warps=1)
 COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
 TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
+FIRST_SEGMENT = 64
+"""Selection blocks of tokens of which one program sums the gradients of the first block, which all tokens read."""
 MOST_MET = 512
 """Compressed blocks that meet a selection block."""
 
@@ -88,11 +90,12 @@ def triton_nsa(
 
     Peak above inputs in a train step, ``H = G*R``, ``e`` the item size, ``M`` compressed and ``S`` selection blocks:
     output and gradient of q, ``2*B*T*H*D*e``; gradients of k and v, ``2*B*T*G*D*e``; the selection sorted by
-    block, ``12*B*T*G*num_selected``; nine numbers a row, ``36*B*T*H``; compressed keys, values and their gradients,
-    ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for scores instead, and at most half of that for
-    denominators in float64. Held between the passes: the selection. Products have operands of the working dtype and
-    float32 sums. float64, widths above 256, more than 64 query heads for a key-value head, and blocks that share more
-    than 256 tokens or meet more than 512 compressed blocks take the form ``chunked``.
+    block, ``12*B*T*G*num_selected``; nine numbers a row, ``36*B*T*H``; sums of the first block, ``B*T*G*D/8``;
+    compressed keys, values and their gradients, ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for
+    scores instead, and at most half of that for denominators in float64. Held between the passes: the selection.
+    Products have operands of the working dtype and float32 sums. float64, widths above 256, more than 64 query heads
+    for a key-value head, and blocks that share more than 256 tokens or meet more than 512 compressed blocks take the
+    form ``chunked``.
     """
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
     require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
@@ -492,12 +495,25 @@ def _backward(
             call.q_BTGRD, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats, grad_k_NMD, grad_v_NMD,
             *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
         )  # fmt: skip
-    num_parts = bounds_NS.shape[1] - 1
+    # with one block alone a token selects its own
+    segment_tokens = FIRST_SEGMENT * blocks.select_block
+    num_segments = _parts(num_tokens, segment_tokens) if blocks.num_selected > 1 else 0
+    size = (2, num_items, num_segments, blocks.select_block, call.q_BTGRD.shape[4])
+    first_grads = call.q_BTGRD.new_empty(size, dtype=torch.float32)
+    num_parts = _parts(blocks.select_block, of_tokens["BLOCK_KEYS"])
+    read = (*call.inputs[:3], upstream_BTGRD, stats)
+    if num_segments:
+        of_first = {name: value for name, value in of_tokens.items() if name != "NUM_SELECTED"}
+        launch(
+            kernels.gradients_of_first_block, (num_parts, num_items, num_segments), *read, *first_grads,
+            *call.counts, call.num_rows, segment_tokens, call.scales[0], **of_first,
+        )  # fmt: skip
+    num_selectable = bounds_NS.shape[1] - 1
     launch(
-        kernels.gradients_of_tokens, (num_parts * _parts(blocks.select_block, of_tokens["BLOCK_KEYS"]), num_items),
-        *call.inputs[:3], upstream_BTGRD, stats, order_NTn, bounds_NS, grad_k_NMD, grad_v_NMD,
-        call.places(torch.float32), grad_k, grad_v, *call.counts, call.num_compressed, call.num_rows, num_parts,
-        *call.compression, blocks.window, *call.scales, **of_tokens,
+        kernels.gradients_of_tokens, (num_selectable * num_parts, num_items),
+        *read, order_NTn, bounds_NS, *first_grads, grad_k_NMD, grad_v_NMD, call.places(torch.float32), grad_k, grad_v,
+        *call.counts, call.num_compressed, call.num_rows, num_selectable, num_segments, *call.compression,
+        blocks.window, *call.scales, **of_tokens,
     )  # fmt: skip
     grad_places = None
     if wants_places:
