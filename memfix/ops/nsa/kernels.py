@@ -195,17 +195,20 @@ def logarithm(top, total):
 
 @triton.jit
 def write_rows(
-    known, to, gates, grad_gates, stats, branch, at, is_there, num_rows, natural_scale,
+    known, to, gates, grad_gates, stats, branch, at, is_there, rows_of_item, num_rows, natural_scale, item,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """The output of a branch by its gate, zeros where nothing is seen; in backward the gradients of q and of the gate,
     and ``stats``: the logarithm of the denominator, the mean of the weights' gradients, which is the gate's gradient,
     and the gate in float32: loads of 16 bits are not made ahead."""
+    to = of_item(to, item, rows_of_item, WIDTH)
+    gates = of_item(gates, item, rows_of_item, 3)
     gate = tl.load(gates + at * 3 + branch, mask=is_there, other=0.0).to(tl.float32)
     if BACKWARD:
         top, total, moment, sums, _ = known
         mean = mean_of(moment, total)
-        of_branch = stats + branch * 3 * num_rows + at
+        grad_gates = of_item(grad_gates, item, rows_of_item, 3)
+        of_branch = of_item(stats, item, rows_of_item, 1) + branch * 3 * num_rows + at
         tl.store(of_branch, logarithm(top, total), mask=is_there)
         tl.store(of_branch + num_rows, mean, mask=is_there)
         tl.store(of_branch + 2 * num_rows, gate, mask=is_there)
@@ -221,6 +224,27 @@ def write_rows(
 
 # ---------------------------------------------------------------- rows: output, or gradients of q and of the gates
 @triton.jit
+def rows_of_tile(
+    begin, stop, q, upstream, num_tokens, groups,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, BACKWARD: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The rows of the tokens from ``begin`` on: their token, where they lie in their item and whether they are there,
+    their q, and in backward their upstream gradient."""
+    item, group = tl.program_id(1) // groups, tl.program_id(1) % groups
+    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
+    token = begin + row // BLOCK_HEADS
+    at, is_there = rows_of(token, row % BLOCK_HEADS, token < stop, group, num_tokens, groups, HEADS)
+    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
+    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    up_XD = q_XD
+    if BACKWARD:
+        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
+        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    return token, at, is_there, q_XD, up_XD
+
+
+@triton.jit
 def compressed_rows(
     q, gates, upstream, high, low, compressed_v, to, grad_gates, stats, lse,
     first, stop, num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, scale, natural_scale,
@@ -233,24 +257,15 @@ def compressed_rows(
     A program takes ``BLOCK_TOKENS`` queries of a key-value head. The last programs begin first: they have most keys.
     """
     n = tl.program_id(1)
-    item, group = n // groups, n % groups
-    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    to = of_item(to, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
     high = of_item(high, n, num_compressed, WIDTH)
     if PIECES == 2:
         low = of_item(low, n, num_compressed, WIDTH)
     compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
-    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = first + (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_TOKENS
-    token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-    if BACKWARD:
-        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-        grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
-        stats = of_item(stats, item, num_tokens * groups * HEADS, 1)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    token, at, is_there, q_XD, up_XD = rows_of_tile(
+        begin, stop, q, upstream, num_tokens, groups,
+        WIDTH, HEADS, BACKWARD, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
     known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
     seen = num_complete(token, compress_block, compress_stride)
     last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
@@ -268,11 +283,11 @@ def compressed_rows(
         else:
             known = absorb(scores, values, known)
     if not BACKWARD:
-        at_lse = (n * (stop - first) + token - first) * HEADS + head
+        at_lse = (n * (stop - first) + token - first) * HEADS + at % HEADS
         tl.store(lse + at_lse, logarithm(known[0], known[1]), mask=is_there)
     write_rows(
-        known, to, gates, grad_gates, stats, COMPRESSED, at, is_there, num_rows, natural_scale,
-        WIDTH, BLOCK_D, BLOCK_E, BACKWARD, False,
+        known, to, gates, grad_gates, stats, COMPRESSED, at, is_there, num_tokens * groups * HEADS, num_rows,
+        natural_scale, n // groups, WIDTH, BLOCK_D, BLOCK_E, BACKWARD, False,
     )  # fmt: skip
 
 
@@ -287,21 +302,13 @@ def window_rows(
     """The same of the window branch, added to what is there."""
     n = tl.program_id(1)
     item, group = n // groups, n % groups
-    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    to = of_item(to, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
     k = of_item(k, item, num_tokens * groups, WIDTH)
     v = of_item(v, item, num_tokens * groups, WIDTH)
-    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = first + tl.program_id(0) * BLOCK_TOKENS
-    token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-    if BACKWARD:
-        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-        grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
-        stats = of_item(stats, item, num_tokens * groups * HEADS, 1)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    token, at, is_there, q_XD, up_XD = rows_of_tile(
+        begin, stop, q, upstream, num_tokens, groups,
+        WIDTH, HEADS, BACKWARD, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
     known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
     last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
     for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
@@ -315,8 +322,8 @@ def window_rows(
         else:
             known = absorb(scores, values, known)
     write_rows(
-        known, to, gates, grad_gates, stats, WINDOW, at, is_there, num_rows, natural_scale,
-        WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
+        known, to, gates, grad_gates, stats, WINDOW, at, is_there, num_tokens * groups * HEADS, num_rows,
+        natural_scale, item, WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
     )  # fmt: skip
 
 
@@ -341,21 +348,13 @@ def selected_rows(
     PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
     item, group = n // groups, n % groups
-    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    to = of_item(to, item, num_tokens * groups * HEADS, WIDTH)
-    gates = of_item(gates, item, num_tokens * groups * HEADS, 3)
     k = of_item(k, item, num_tokens * groups, WIDTH)
     v = of_item(v, item, num_tokens * groups, WIDTH)
-    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     begin = first + tl.program_id(0) * BLOCK_TOKENS
-    token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-    at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-    if BACKWARD:
-        upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-        grad_gates = of_item(grad_gates, item, num_tokens * groups * HEADS, 3)
-        stats = of_item(stats, item, num_tokens * groups * HEADS, 1)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    token, at, is_there, q_XD, up_XD = rows_of_tile(
+        begin, stop, q, upstream, num_tokens, groups,
+        WIDTH, HEADS, BACKWARD, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
     known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
 
     listed, slot = begin + tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_SELECTED)
@@ -384,8 +383,8 @@ def selected_rows(
             known = absorb(scores, values, known)
         block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
     write_rows(
-        known, to, gates, grad_gates, stats, SELECTED, at, is_there, num_rows, natural_scale,
-        WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
+        known, to, gates, grad_gates, stats, SELECTED, at, is_there, num_tokens * groups * HEADS, num_rows,
+        natural_scale, item, WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
     )  # fmt: skip
 
 
