@@ -70,10 +70,10 @@ def test_users_get_the_same_from_both_forms(answers: dict[str, Any]) -> None:
     torch.testing.assert_close(*answers["as users call it"])
 
 
-def test_kernels_that_no_gpu_has_compared_are_asked_for_by_name() -> None:
+def test_auto_takes_the_kernels_on_a_gpu() -> None:
     with FakeTensorMode():
-        q = torch.empty(1, 1, 1, 2, device="cuda")
-        assert [op.DISPATCHER.chosen(form, q) for form in ("auto", "triton")] == ["chunked", "triton"]
+        tensors = [torch.empty(1, 1, 1, 2, device=device) for device in ("cuda", "cpu")]
+        assert [op.DISPATCHER.chosen("auto", tensor) for tensor in tensors] == ["triton", "chunked"]
 
 
 def test_the_kernels_refuse_a_cpu() -> None:
@@ -103,6 +103,21 @@ def test_what_the_kernels_do_not_take_goes_to_the_other_form(
     gates = torch.rand(*shape[:4], 3, dtype=dtype)
     out = triton.triton_nsa(q, k, k, gates, **{**calls.SIZES, **sizes}, queries_per_chunk=4)
     assert out.shape == q.shape
+
+
+def test_default_chunk_is_that_of_the_form_which_computes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float64 goes from the kernels to ``chunked``, whose queries take more bytes."""
+    chunks: list[int] = []
+    honest = triton.chunked_nsa
+    monkeypatch.setattr(
+        triton,
+        "chunked_nsa",
+        lambda *args, **options: chunks.append(options["queries_per_chunk"]) or honest(*args, **options),
+    )
+    monkeypatch.setattr(op, "CHUNK_BYTES", 2**16)
+    q, k, v, gates = (tensor.flatten(2, 3) if tensor.dim() == 5 else tensor for tensor in calls.inputs(100, 1, 8))
+    op.nsa(q.double(), k.double(), v.double(), gates.double(), **calls.SIZES, form="triton")
+    assert chunks == [op._fitting_chunk(q, 2, Blocks(**calls.SIZES))] != [100]
 
 
 def test_default_chunk_keeps_its_scores_within_the_bound() -> None:

@@ -28,10 +28,9 @@ import torch
 
 from ..arguments import require_shape
 from ..dispatch import Dispatcher
-from .arguments import Blocks
+from .arguments import Blocks, takes_kernels
 
-# without kernels: ``triton`` is asked for by name until it has been compared with naive on a GPU
-DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked", "triton"), otherwise="chunked")
+DISPATCHER = Dispatcher("nsa", __name__, forms=("chunked", "triton"), otherwise="chunked", kernels="triton")
 FORMS = DISPATCHER.names
 
 # what the largest tensor of a chunk may take where queries_per_chunk is not given
@@ -60,9 +59,9 @@ def nsa(
 
     ``position_embedding`` is ``[compress_block, D]``. ``scale`` is ``D**-0.5`` unless given. Memory grows like T in
     forward and in backward: nothing of size T x T is made or held. Without ``queries_per_chunk`` chunks
-    are as large as ``CHUNK_BYTES`` allows, or ``KERNELS_CHUNK_BYTES`` in the form ``triton``.
+    are as large as ``CHUNK_BYTES`` allows, or ``KERNELS_CHUNK_BYTES`` where kernels run.
 
-    ``form="auto"`` takes ``chunked``.
+    ``form="auto"`` takes ``triton`` on a GPU where Triton is installed, and ``chunked`` elsewhere.
     """
     name = DISPATCHER.chosen(form, q)
     require_shape("q", q, "B T H D")
@@ -74,10 +73,12 @@ def nsa(
     if gates.shape[2] != num_heads:
         raise ValueError(f"gates must have a row for each of {num_heads} heads of q, got {gates.shape[2]}")
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
+    q_BTGRD = q.unflatten(2, (groups, -1))
     if queries_per_chunk is None:
-        queries_per_chunk = (_scored_chunk if name == "triton" else _fitting_chunk)(q, groups, blocks)
+        has_kernels = name == "triton" and takes_kernels(q_BTGRD, blocks)
+        queries_per_chunk = (_scored_chunk if has_kernels else _fitting_chunk)(q, groups, blocks)
     out_BTGRD: torch.Tensor = DISPATCHER.function(name)(
-        q.unflatten(2, (groups, -1)),
+        q_BTGRD,
         k,
         v,
         gates.unflatten(2, (groups, -1)),

@@ -10,6 +10,15 @@ from ..arguments import require_at_least_one, require_floating, require_same, re
 
 NUM_BRANCHES = 3  # in the order of the gates: compressed, selected, window
 
+# of a call that the kernels take
+WIDEST = 256
+MOST_HEADS = 64
+"""Of queries, for one key-value head."""
+MOST_SHARED = 256
+"""Tokens that a compressed and a selection block have in common: larger counts are no 16-bit floats."""
+MOST_MET = 512
+"""Compressed blocks that meet a selection block."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -68,3 +77,17 @@ def require_nsa(
     if q_BTGRD.numel() == 0:
         raise ValueError(f"q must have at least one element, got shape {list(q_BTGRD.shape)}")
     require_at_least_one("queries_per_chunk", queries_per_chunk)
+
+
+def takes_kernels(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
+    """Whether kernels compute this call; otherwise the form ``triton`` does what ``chunked`` does."""
+    heads, width = q_BTGRD.shape[3:]
+    shared = min(blocks.compress_block, blocks.select_block)
+    met = blocks.compress_block + blocks.select_block
+    return (
+        q_BTGRD.dtype != torch.float64
+        and width <= WIDEST
+        and heads <= MOST_HEADS
+        and shared <= MOST_SHARED
+        and met <= MOST_MET * blocks.compress_stride
+    )

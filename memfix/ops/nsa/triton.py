@@ -20,15 +20,10 @@ import torch
 from ..derivatives import first_derivative_only
 from ..dispatch import require_kernels
 from ..launches import launch
-from .arguments import NUM_BRANCHES, Blocks, require_nsa
+from .arguments import NUM_BRANCHES, Blocks, require_nsa, takes_kernels
 from .chunked import chunked_nsa
 from .compression import add_gradient_of_places, compress, place_weights
 
-WIDEST = 256
-MOST_HEADS = 64
-"""Of queries, for one key-value head."""
-MOST_SHARED = 256
-"""Tokens that a compressed and a selection block have in common: larger counts are no 16-bit floats."""
 LEAST_CHANNELS = LEAST_ROWS = 16
 """Of a tile, for a product."""
 FEW_CHANNELS = 96
@@ -67,8 +62,6 @@ COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
 TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
 FIRST_SEGMENT = 64
 """Selection blocks of tokens of which one program sums the gradients of the first block, which all tokens read."""
-MOST_MET = 512
-"""Compressed blocks that meet a selection block."""
 
 
 def triton_nsa(
@@ -100,7 +93,7 @@ def triton_nsa(
     blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
     require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
     tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
-    if not _is_taken(q_BTGRD, blocks):
+    if not takes_kernels(q_BTGRD, blocks):
         return chunked_nsa(*tensors, **vars(blocks), queries_per_chunk=queries_per_chunk, scale=scale)
     require_kernels(q_BTGRD, instead="chunked")
     scale = q_BTGRD.shape[-1] ** -0.5 if scale is None else scale
@@ -108,19 +101,6 @@ def triton_nsa(
     wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     with torch.cuda.device_of(q_BTGRD):  # kernels are launched on the current device; backward's is the tensors'
         return _Nsa.apply(*tensors, blocks, min(queries_per_chunk, q_BTGRD.shape[1]), scale, wants_gradient)
-
-
-def _is_taken(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
-    heads, width = q_BTGRD.shape[3:]
-    shared = min(blocks.compress_block, blocks.select_block)
-    met = blocks.compress_block + blocks.select_block
-    return (
-        q_BTGRD.dtype != torch.float64
-        and width <= WIDEST
-        and heads <= MOST_HEADS
-        and shared <= MOST_SHARED
-        and met <= MOST_MET * blocks.compress_stride
-    )
 
 
 class _Nsa(torch.autograd.Function):
