@@ -33,12 +33,12 @@ SELECTIONS = [
 
 
 def inputs(tokens: int, heads: int, width: int, dtype: torch.dtype = torch.float32, magnitude: float = 1.0) -> Any:
-    """q of two key-value heads, k, v and gates: all leaves."""
+    """q of two key-value heads, k, v and gates, a quarter of them below zero: all leaves."""
     made = torch.Generator().manual_seed(0)
     q = magnitude * torch.randn(2, tokens, 2, heads, width, generator=made)
     k = magnitude * torch.randn(2, tokens, 2, width, generator=made)
     v = torch.randn(2, tokens, 2, width, generator=made)
-    gates = torch.rand(2, tokens, 2, heads, 3, generator=made)
+    gates = torch.rand(2, tokens, 2, heads, 3, generator=made) - 0.25
     return [tensor.to(dtype).requires_grad_() for tensor in (q, k, v, gates)]
 
 

@@ -40,7 +40,7 @@ _GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
 _OUT = "B*T*G*R*D*e"
 _COPIES = "B*T*G*(R*D + 2*D + 3*R)*e"
 _COMPRESSED = f"B*G*D*{_M}*(24 + 4*e)"
-_SCORES = f"{_CHUNK}*(4*(T/select_block + 1) + max(16*R, 2*(T/select_block + 1)) + 4*R + 12 + 4*num_selected)"
+_SCORES = f"{_CHUNK}*(6*(T/select_block + 1) + 20*R + 12 + 4*num_selected)"
 _FIRST = "B*G*D*(T/8 + 8*select_block)"
 _SORTED = "40*B*T*G*num_selected + 8*B*G*(T/select_block + 2)"
 # in float64, where the form is chunked; 0 elsewhere
