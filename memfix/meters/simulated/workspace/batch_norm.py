@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 
+from .layout import merges_into_one
 from .memory_formats import (
     accumulator_bytes,
     copies_unless_in,
@@ -144,8 +143,7 @@ def _staging(tensor: torch.Tensor, *, values_per_channel: int) -> list[int]:
 
 def _pixels_merge(tensor: torch.Tensor) -> bool:
     """Whether ``tensor.reshape(N, C, -1)`` can be a view."""
-    pixels = [(size, step) for size, step in zip(tensor.shape[2:], tensor.stride()[2:], strict=True) if size != 1]
-    return all(step == size * inner for (_, step), (size, inner) in itertools.pairwise(pixels))
+    return merges_into_one(tensor.shape[2:], tensor.stride()[2:])
 
 
 def _last_power_of_two(value: int) -> int:

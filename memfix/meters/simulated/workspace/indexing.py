@@ -17,6 +17,7 @@ from .rules import (
     none_needed,
     rule,
     size_of,
+    unknown,
     worst_moment,
 )
 from .scanning import whole_scan_buffers
@@ -188,9 +189,7 @@ def _nonzero(call: Call) -> list[int]:
     return worst_moment(before_results(counting, size_of(call.outputs)), selecting)
 
 
-@rule("nonzero_static", "masked_select")
-def _by_value(call: Call) -> list[int]:
-    raise NoRule(f"{call.operator.overloadpacket.__name__}, whose buffers depend on the values")
+unknown("{name}, whose buffers depend on the values", "nonzero_static", "masked_select")
 
 
 # ---------------------------------------------------------------- refusals

@@ -48,12 +48,15 @@ def strides_with_last(shape: Sequence[int], strides: Sequence[int], last: int) -
     return tuple(found)
 
 
+def merges_into_one(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a single stride reaches the elements of all these dimensions in order."""
+    axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    return all(stride == size * inner for (_, stride), (size, inner) in itertools.pairwise(axes))
+
+
 def flattens_without_copy(tensor: torch.Tensor) -> bool:
     """Whether ``tensor.reshape(-1)`` is a view."""
-    axes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
-    return tensor.numel() == 0 or all(
-        stride == next_size * next_stride for (_, stride), (next_size, next_stride) in itertools.pairwise(axes)
-    )
+    return tensor.numel() == 0 or merges_into_one(tensor.shape, tensor.stride())
 
 
 def extent(tensor: torch.Tensor) -> int:

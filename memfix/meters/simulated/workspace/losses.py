@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from .memory_formats import require_contiguous
-from .rules import Call, NoRule, no_kernel, none_needed, rule, size_of, storage
+from .memory_formats import contiguous_only, require_contiguous
+from .rules import Call, NoRule, no_kernel, none_needed, rule, size_of, storage, unknown
 from .sums_inside import buffers_of_sum
 
 none_needed("mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward")
@@ -55,18 +55,9 @@ def _margin_loss(call: Call) -> list[int]:
     return _made_and_reduced(call, tensor.shape[:1], tensor.dtype)
 
 
-@rule("multi_margin_loss_backward", "multilabel_margin_loss_backward")
-def _margin_loss_backward(call: Call) -> list[int]:
-    require_contiguous(call, "grad_output", "self", "target")
-    return []
-
-
+contiguous_only("grad_output self target", "multi_margin_loss_backward", "multilabel_margin_loss_backward")
 no_kernel("_use_cudnn_ctc_loss _use_miopen_ctc_loss")
-
-
-@rule("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss")
-def _ctc_loss(call: Call) -> list[int]:
-    raise NoRule(f"{call.operator}: the lengths of the sequences decide")
+unknown("{operator}: the lengths of the sequences decide", "_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss")
 
 
 def _made_and_reduced(call: Call, shape: torch.Size, dtype: torch.dtype) -> list[int]:
@@ -100,10 +91,7 @@ def _cdist_backward(call: Call) -> list[int]:
     return [size_of(by_pair), *buffers_of_sum(call.gpu, by_pair, [1])]
 
 
-@rule("_pdist_forward")
-def _pdist(call: Call) -> list[int]:
-    require_contiguous(call, "self")
-    return []
+contiguous_only("self", "_pdist_forward")
 
 
 @rule("_pdist_backward")

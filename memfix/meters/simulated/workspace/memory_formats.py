@@ -6,7 +6,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from .layout import extent
-from .rules import Call, NoRule, size_of
+from .rules import Call, NoRule, copies_unless_contiguous, rule, size_of
 
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
@@ -29,6 +29,30 @@ def require_contiguous(call: Call, *names: str, memory_format: torch.memory_form
         tensor = call[name]
         if tensor is not None and not tensor.is_contiguous(memory_format=memory_format):
             raise NoRule(f"{call.operator} of a {name} that is not contiguous, shape {list(tensor.shape)}")
+
+
+def contiguous_only(arguments: str, *names: str) -> None:
+    """Register operators that need no workspace where these ``arguments`` are contiguous, and no rule elsewhere.
+
+    In ``"self indices?"`` the second is an argument that only some of the operators have.
+    """
+
+    @rule(*names)
+    def require(call: Call) -> list[int]:
+        require_contiguous(call, *_present(call, arguments))
+        return []
+
+
+def copied_unless_contiguous(arguments: str, *names: str) -> None:
+    """Register operators whose only workspace is the contiguous copies of these ``arguments``."""
+
+    @rule(*names)
+    def copy(call: Call) -> list[int]:
+        return copies_unless_contiguous(*(call[argument] for argument in _present(call, arguments)))
+
+
+def _present(call: Call, arguments: str) -> list[str]:
+    return [a.removesuffix("?") for a in arguments.split() if not a.endswith("?") or call.has(a[:-1])]
 
 
 def fits_32bit_indices(tensor: torch.Tensor) -> bool:

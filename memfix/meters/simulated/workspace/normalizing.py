@@ -6,20 +6,19 @@ import math
 
 import torch
 
-from .memory_formats import accumulator_bytes, require_contiguous
+from .memory_formats import accumulator_bytes, contiguous_only, copied_unless_contiguous
 from .rules import Call, NoRule, ceil_div, copies_unless_contiguous, none_needed, rule
 from .sums_inside import buffers_of_sum
 
 none_needed("_weight_norm_interface")
+contiguous_only("grad_w", "_weight_norm_interface_backward")
 
 _TILE_COLUMNS, _TILE_ROWS = 32, 32
 _MANY_ROWS = 65536  # with more, rows are split over blocks too if the columns alone leave half of the GPU idle
 _MAX_BLOCKS = 32768
 
 
-@rule("native_layer_norm", "_fused_rms_norm")
-def _layer_norm(call: Call) -> list[int]:
-    return copies_unless_contiguous(call["input"], call["weight"], call["bias"] if call.has("bias") else None)
+copied_unless_contiguous("input weight bias?", "native_layer_norm", "_fused_rms_norm")
 
 
 @rule("native_layer_norm_backward")
@@ -91,10 +90,3 @@ def _group_norm_backward(call: Call) -> list[int]:
 def _group_buffers(call: Call, tensor: torch.Tensor) -> tuple[int, int]:
     item = accumulator_bytes(tensor.dtype)
     return call["N"] * call["group"] * item, call["N"] * call["C"] * item
-
-
-# ---------------------------------------------------------------- weight norm
-@rule("_weight_norm_interface_backward")
-def _weight_norm_backward(call: Call) -> list[int]:
-    require_contiguous(call, "grad_w")
-    return []

@@ -10,7 +10,18 @@ import torch
 from ..gpus import GPU
 from . import cub
 from .layout import contiguous_strides, dense_strides, flattens_without_copy, is_dense, strides_with_last
-from .rules import Call, NoRule, before_results, ceil_div, copies_unless_contiguous, rule, size_of, worst_moment
+from .memory_formats import copied_unless_contiguous
+from .rules import (
+    Call,
+    NoRule,
+    before_results,
+    ceil_div,
+    copies_unless_contiguous,
+    rule,
+    size_of,
+    unknown,
+    worst_moment,
+)
 from .scanning import whole_scan_buffers
 from .split_reduction import Accumulator, partial_result_buffers
 
@@ -139,9 +150,7 @@ def _selected_sort_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> 
 
 
 # ---------------------------------------------------------------- one value by its rank
-@rule("kthvalue")
-def _kthvalue(call: Call) -> list[int]:
-    return copies_unless_contiguous(call["self"])
+copied_unless_contiguous("self", "kthvalue")
 
 
 @rule("median", "nanmedian")
@@ -239,6 +248,7 @@ def _multinomial(call: Call) -> list[int]:
     return [size_of(weights), *_CHECKED, drawn, *worst_moment(selecting, sorting)]
 
 
-@rule("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
-def _unique(call: Call) -> list[int]:
-    raise NoRule(f"{call.operator.overloadpacket.__name__}, whose buffers depend on how many values differ")
+unknown(
+    "{name}, whose buffers depend on how many values differ",
+    *"_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive".split(),
+)

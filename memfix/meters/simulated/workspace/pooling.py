@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from .memory_formats import copies_unless_in, require_contiguous, suggested_format
+from .memory_formats import (
+    contiguous_only,
+    copied_unless_contiguous,
+    copies_unless_in,
+    require_contiguous,
+    suggested_format,
+)
 from .rules import Call, NoRule, copies_unless_contiguous, none_needed, rule, size_of, storage
 
-none_needed("grid_sampler_3d grid_sampler_3d_backward")
-
-
 # ---------------------------------------------------------------- pooling over windows
+contiguous_only(
+    "self",
+    *"max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d".split(),
+    "adaptive_max_pool2d",
+)
+contiguous_only("self indices?", *"fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d".split())
+contiguous_only(
+    "grad_output self indices?",
+    *"_adaptive_avg_pool3d_backward adaptive_max_pool3d_backward".split(),
+    *"fractional_max_pool2d_backward fractional_max_pool3d_backward".split(),
+)
+
+
 @rule("max_pool2d_with_indices", "avg_pool2d")
 def _pool2d(call: Call) -> list[int]:
     tensor = call["self"]
@@ -26,33 +42,10 @@ def _pool2d_backward(call: Call) -> list[int]:
     return copies_unless_in(memory_format, tensor, call["grad_output"])
 
 
-@rule("max_pool3d_with_indices", "avg_pool3d", "adaptive_avg_pool3d", "_adaptive_avg_pool3d", "adaptive_max_pool3d")
-def _pool3d(call: Call) -> list[int]:
-    require_contiguous(call, "self")
-    return []
-
-
-@rule("max_pool3d_with_indices_backward", "avg_pool3d_backward")
-def _pool3d_backward(call: Call) -> list[int]:
+@rule("max_pool3d_with_indices_backward", "avg_pool3d_backward", "adaptive_max_pool2d_backward")
+def _pool_backward(call: Call) -> list[int]:
     require_contiguous(call, "self", *(["indices"] if call.has("indices") else []))
     return copies_unless_contiguous(call["grad_output"])
-
-
-@rule("fractional_max_pool2d", "fractional_max_pool3d", "max_unpool2d", "max_unpool3d")
-def _pool_at_indices(call: Call) -> list[int]:
-    require_contiguous(call, "self", *(["indices"] if call.has("indices") else []))
-    return []
-
-
-@rule(
-    "_adaptive_avg_pool3d_backward",
-    "adaptive_max_pool3d_backward",
-    "fractional_max_pool2d_backward",
-    "fractional_max_pool3d_backward",
-)
-def _pool_at_indices_backward(call: Call) -> list[int]:
-    require_contiguous(call, "grad_output", "self", *(["indices"] if call.has("indices") else []))
-    return []
 
 
 # ---------------------------------------------------------------- pooling to a size
@@ -71,18 +64,6 @@ def _adaptive_average_backward(call: Call) -> list[int]:
     return (
         [] if suggested_format(call["self"]) == torch.channels_last else copies_unless_contiguous(call["grad_output"])
     )
-
-
-@rule("adaptive_max_pool2d")
-def _adaptive_maximum(call: Call) -> list[int]:
-    require_contiguous(call, "self")
-    return []
-
-
-@rule("adaptive_max_pool2d_backward")
-def _adaptive_maximum_backward(call: Call) -> list[int]:
-    require_contiguous(call, "self", "indices")
-    return copies_unless_contiguous(call["grad_output"])
 
 
 # ---------------------------------------------------------------- resizing
@@ -113,32 +94,18 @@ def _resize(call: Call) -> list[int]:
     return []
 
 
-@rule(*(f"{name}_backward" for name in _RESIZES))
-def _resize_backward(call: Call) -> list[int]:
-    return copies_unless_contiguous(call["grad_output"])
+copied_unless_contiguous("grad_output", *(f"{name}_backward" for name in _RESIZES))
 
 
 # ---------------------------------------------------------------- sampling at given places
-none_needed("grid_sampler_2d grid_sampler_2d_backward")
-
-
-@rule("cudnn_grid_sampler", "cudnn_grid_sampler_backward")
-def _cudnn_grid_sampler(call: Call) -> list[int]:
-    require_contiguous(call, "self", "grid", *(["grad_output"] if call.has("grad_output") else []))
-    return []
+none_needed("grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward")
+contiguous_only("self grid grad_output?", "cudnn_grid_sampler", "cudnn_grid_sampler_backward")
 
 
 # ---------------------------------------------------------------- padding and unfolding
-@rule(*(f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)))
-def _pad(call: Call) -> list[int]:
-    require_contiguous(call, "self")
-    return []
-
-
-@rule(*(f"{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
-def _pad_backward(call: Call) -> list[int]:
-    require_contiguous(call, "grad_output", "self")
-    return []
+_PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
+contiguous_only("self", *_PADS)
+contiguous_only("grad_output self", *(f"{name}_backward" for name in _PADS))
 
 
 @rule("im2col", "col2im")

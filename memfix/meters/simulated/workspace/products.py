@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .layout import is_column_major, is_dense, is_row_major
-from .rules import Call, NoRule, none_needed, rule, size_of
+from .rules import Call, none_needed, rule, size_of, unknown
 
 none_needed("dot vdot addr addr_")
 
@@ -65,15 +65,16 @@ def _addmv(call: Call) -> list[int]:
     return [size_of(vector) if repeated else 0, 0 if fits else size_of(matrix)]
 
 
+_by_cutlass = unknown(
+    "the workspace of the kernel that torch picks for {operator}",
+    *"_scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2 _foreach_mm".split(),
+)
+
+
 @rule("_grouped_mm")
 def _grouped(call: Call) -> list[int]:
     """In float32 the groups are products one after the other, into the result."""
     return [] if call["self"].dtype == torch.float32 else _by_cutlass(call)
-
-
-@rule("_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_foreach_mm")
-def _by_cutlass(call: Call) -> list[int]:
-    raise NoRule(f"the workspace of the kernel that torch picks for {call.operator}")
 
 
 # ---------------------------------------------------------------- copies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .rules import Call, NoRule, none_needed, rule
+from .rules import Call, NoRule, none_needed, rule, unknown
 from .sums_inside import buffers_of_sum
 
 none_needed("_thnn_fused_lstm_cell _thnn_fused_gru_cell")
@@ -30,6 +30,4 @@ def _cudnn_rnn(call: Call) -> list[int]:
     raise NoRule(f"{call.operator} of {list(call['input'].shape)}: cuDNN chooses its workspace and its reserve")
 
 
-@rule("_cudnn_rnn_flatten_weight", "_cudnn_init_dropout_state")
-def _cudnn_rnn_state(call: Call) -> list[int]:
-    raise NoRule(f"{call.operator}: cuDNN chooses the size of its result")
+unknown("{operator}: cuDNN chooses the size of its result", "_cudnn_rnn_flatten_weight", "_cudnn_init_dropout_state")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import torch
 
 from ..gpus import GPU
+from .layout import merges_into_one
 from .rules import Call, NoRule, copies_unless_contiguous, none_needed, rule, size_of
 from .split_reduction import Accumulator, partial_result_buffers
 
@@ -289,7 +289,7 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 def _flattened(tensor: torch.Tensor) -> tuple[list[int], torch.Tensor]:
     """The tensor with a single axis, and the bytes of a copy if the strides do not allow a view."""
-    axes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
-    if all(stride == size_next * next_ for (_, stride), (size_next, next_) in itertools.pairwise(axes)):
-        return [], tensor.as_strided((tensor.numel(),), (axes[-1][1] if axes else 1,))
+    if merges_into_one(tensor.shape, tensor.stride()):
+        steps = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+        return [], tensor.as_strided((tensor.numel(),), (steps[-1] if steps else 1,))
     return [size_of(tensor)], torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")

@@ -102,6 +102,16 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def unknown(why: str, *names: str) -> Rule:
+    """Register aten operators whose workspace nobody knows. ``why`` may have ``{operator}``, or its ``{name}``."""
+
+    @rule(*names)
+    def refuse(call: Call) -> list[int]:
+        raise NoRule(why.format(operator=call.operator, name=call.operator.overloadpacket.__name__))
+
+    return refuse
+
+
 NO_KERNEL: set[torch._ops.OpOverloadPacket] = set()
 """Operators that run no kernel on the GPU, so there is nothing to measure."""
 

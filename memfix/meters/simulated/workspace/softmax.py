@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from .memory_formats import copied_unless_contiguous
 from .rules import Call, copies_unless_contiguous, none_needed, rule, size_of
 
 none_needed("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward")
-
-
-@rule("_softmax", "_log_softmax")
-def _softmax(call: Call) -> list[int]:
-    return copies_unless_contiguous(call["self"])
-
-
-@rule("_log_softmax_backward_data")
-def _log_softmax_backward(call: Call) -> list[int]:
-    return copies_unless_contiguous(call["grad_output"], call["output"])
+copied_unless_contiguous("self", "_softmax", "_log_softmax")
+copied_unless_contiguous("grad_output output", "_log_softmax_backward_data")
 
 
 @rule("_softmax_backward_data")

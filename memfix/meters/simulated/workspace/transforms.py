@@ -6,10 +6,19 @@ import math
 
 import torch
 
-from .rules import Call, NoRule, rule, size_of
+from .rules import Call, NoRule, rule, size_of, unknown
 
 _POINTER_BYTES = 8
 _FEW_MATRICES, _LARGE_MATRIX = 8, 64  # so few that are so large are solved one after the other
+
+
+_factorization = unknown(
+    "the workspace that cuSOLVER asks for in {operator}",
+    *"""cholesky cholesky_solve cholesky_inverse geqrf ormqr _linalg_eigh _linalg_eigvals linalg_eig _linalg_svd
+    linalg_qr linalg_householder_product linalg_inv_ex linalg_lstsq linalg_lu_factor_ex linalg_lu linalg_lu_solve
+    linalg_ldl_factor_ex linalg_ldl_solve _linalg_solve_ex _linalg_det _linalg_slogdet triangular_solve lu_unpack
+    linalg_matrix_exp""".split(),
+)
 
 
 @rule("_fft_c2c", "_fft_r2c", "_fft_c2r")
@@ -50,13 +59,3 @@ def _cholesky(call: Call) -> list[int]:
 
 def _is_by_column(matrix: torch.Tensor) -> bool:
     return matrix.mT.is_contiguous()
-
-
-@rule(
-    *"""cholesky cholesky_solve cholesky_inverse geqrf ormqr _linalg_eigh _linalg_eigvals linalg_eig _linalg_svd
-    linalg_qr linalg_householder_product linalg_inv_ex linalg_lstsq linalg_lu_factor_ex linalg_lu linalg_lu_solve
-    linalg_ldl_factor_ex linalg_ldl_solve _linalg_solve_ex _linalg_det _linalg_slogdet triangular_solve lu_unpack
-    linalg_matrix_exp""".split()
-)
-def _factorization(call: Call) -> list[int]:
-    raise NoRule(f"the workspace that cuSOLVER asks for in {call.operator}")
