@@ -9,7 +9,7 @@ import torch
 from memfix.meters.base import Step, StepBuilder
 
 from .language import model_of
-from .training import padded, tokens, train
+from .training import padded_text, train
 
 
 def adapted(config_name: str, *, checkpointed: bool = False, **settings: Any) -> StepBuilder:
@@ -21,9 +21,7 @@ def adapted(config_name: str, *, checkpointed: bool = False, **settings: Any) ->
         if checkpointed:
             model.gradient_checkpointing_enable()
             model.enable_input_require_grads()
-        ids, mask = tokens(4, 256, 8000), padded(4, 256)
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-        return train(peft.get_peft_model(model, config), batch, device, autocast=torch.bfloat16)
+        return train(peft.get_peft_model(model, config), padded_text(4, 256), device, autocast=torch.bfloat16)
 
     return build
 

@@ -8,18 +8,15 @@ import torch
 
 from memfix.meters.base import Step, StepBuilder
 
-from .training import tokens, train
+from .training import tokens, train, transformer
 
 
 def _whisper() -> Any:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    config = WhisperConfig(
-        d_model=192, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3,
-        encoder_ffn_dim=384, decoder_ffn_dim=384, vocab_size=8000, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        decoder_start_token_id=1,
+    return transformer(
+        "Whisper", "ForConditionalGeneration", d_model=192, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=384, decoder_ffn_dim=384,
+        vocab_size=8000, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
-    return WhisperForConditionalGeneration(config)
 
 
 def whisper(device: str) -> Step:
@@ -36,14 +33,11 @@ def speech(name: str, **settings: Any) -> StepBuilder:
     """Connectionist temporal classification of recordings of different lengths."""
 
     def build(device: str) -> Step:
-        import transformers
-
-        config = getattr(transformers, f"{name}Config")(
-            hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=384, vocab_size=32,
-            conv_dim=(64,) * 7, num_conv_pos_embeddings=32, num_conv_pos_embedding_groups=4, mask_time_prob=0.0,
-            ctc_loss_reduction="mean", **settings,
+        model = transformer(
+            name, "ForCTC", hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=384,
+            vocab_size=32, conv_dim=(64,) * 7, num_conv_pos_embeddings=32, num_conv_pos_embedding_groups=4,
+            mask_time_prob=0.0, ctc_loss_reduction="mean", **settings,
         )  # fmt: skip
-        model = getattr(transformers, f"{name}ForCTC")(config)
         mask = torch.ones(2, 16_000, dtype=torch.long)
         mask[1, 12_000:] = 0
         labels = torch.randint(1, 32, (2, 12))

@@ -8,12 +8,11 @@ import torch
 
 from memfix.meters.base import Step, StepBuilder
 
-from .training import padded, tokens, train
+from .training import VOCABULARY, full_text, padded, padded_text, text, tokens, train, transformer
 
-_VOCABULARY = 8000
 _SMALL: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": _VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
 
@@ -43,55 +42,38 @@ def qwen3(device: str, *, checkpointed: bool) -> Step:
 
 def model_of(name: str, **settings: Any) -> Any:
     """A small causal language model with random weights: ``Llama`` is LlamaForCausalLM of a LlamaConfig."""
-    import transformers
-
-    config = getattr(transformers, f"{name}Config")(**{**_SMALL, **settings})
-    return getattr(transformers, f"{name}ForCausalLM")(config)
+    return transformer(name, "ForCausalLM", **{**_SMALL, **settings})
 
 
 def trained(name: str, **settings: Any) -> StepBuilder:
     """A train step on a full batch with its attention mask."""
-
-    def build(device: str) -> Step:
-        ids = tokens(4, 256, _VOCABULARY)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-        return train(model_of(name, **settings), batch, device)
-
-    return build
+    return lambda device: train(model_of(name, **settings), full_text(4, 256), device)
 
 
 def padded_llama(device: str) -> Step:
-    """Rows of different lengths, padded on the right; padding is left out of the loss."""
-    ids, mask = tokens(4, 256, _VOCABULARY), padded(4, 256)
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-    return train(model_of("Llama", num_key_value_heads=2), batch, device)
+    return train(model_of("Llama", num_key_value_heads=2), padded_text(4, 256), device)
 
 
 def llama_autocast(device: str, dtype: torch.dtype) -> Step:
-    ids = tokens(4, 256, _VOCABULARY)
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return train(model_of("Llama"), batch, device, autocast=dtype)
+    return train(model_of("Llama"), full_text(4, 256), device, autocast=dtype)
 
 
 def llama_checkpointed(device: str) -> Step:
     model = model_of("Llama", num_hidden_layers=4)
     model.gradient_checkpointing_enable()
-    ids = tokens(4, 256, _VOCABULARY)
-    batch = {"input_ids": ids, "attention_mask": padded(4, 256), "labels": ids}
-    return train(model, batch, device, optimizer=torch.optim.SGD)
+    return train(model, text(4, 256, padded(4, 256)), device, optimizer=torch.optim.SGD)
 
 
 def llama_adafactor(device: str) -> Step:
     """Adafactor reads norms of the parameters and of the updates."""
     from transformers import Adafactor
 
-    ids = tokens(4, 256, _VOCABULARY)
-    return train(model_of("Llama"), {"input_ids": ids, "labels": ids}, device, optimizer=Adafactor, relative_step=True)
+    return train(model_of("Llama"), text(4, 256), device, optimizer=Adafactor, relative_step=True)
 
 
 def prefill(device: str) -> Step:
     model = model_of("Llama", num_key_value_heads=2).to(device, torch.bfloat16).eval()
-    ids = tokens(2, 1024, _VOCABULARY)
+    ids = tokens(2, 1024, VOCABULARY)
 
     @torch.no_grad()
     def step() -> Any:
@@ -103,7 +85,7 @@ def prefill(device: str) -> Step:
 def generate(device: str, name: str, **options: Any) -> Step:
     """Tokens one after another from prompts of different lengths, padded on the left."""
     model = model_of(name, num_key_value_heads=2).to(device).eval()
-    ids, mask = tokens(4, 256, _VOCABULARY), padded(4, 256).flip(1)
+    ids, mask = tokens(4, 256, VOCABULARY), padded(4, 256).flip(1)
 
     def step() -> None:
         model.generate(ids.to(device), attention_mask=mask.to(device), max_new_tokens=8, **options)

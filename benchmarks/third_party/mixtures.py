@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import torch
-
 from memfix.meters.base import Step, StepBuilder
 
 from .language import model_of
-from .training import tokens, train
+from .training import full_text, text, train
 
 
 def qwen3_moe(device: str) -> Step:
     """Experts by grouped matrix products."""
     model = model_of("Qwen3Moe", moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
-    ids = tokens(2, 256, 8000)
-    return train(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}, device)
+    return train(model, full_text(2, 256), device)
 
 
 def mixtral(device: str) -> Step:
     """A loop over the experts that have tokens, and the loss that balances them."""
     model = model_of("Mixtral", num_local_experts=4, num_key_value_heads=2, output_router_logits=True)
     model.set_experts_implementation("eager")
-    ids = tokens(2, 256, 8000)
-    return train(model, {"input_ids": ids, "labels": ids}, device)
+    return train(model, text(2, 256), device)
 
 
 def mamba(device: str) -> Step:
     """The scan in plain torch, one position after another."""
-    model = model_of("Mamba", state_size=8, use_cache=False)
-    ids = tokens(2, 48, 8000)
-    return train(model, {"input_ids": ids, "labels": ids}, device)
+    return train(model_of("Mamba", state_size=8, use_cache=False), text(2, 48), device)
 
 
 def mamba2(device: str) -> Step:
     """The scan in chunks, in plain torch."""
     model = model_of("Mamba2", state_size=16, head_dim=64, num_heads=8, n_groups=1, chunk_size=64, use_cache=False)
-    ids = tokens(2, 128, 8000)
-    return train(model, {"input_ids": ids, "labels": ids}, device)
+    return train(model, text(2, 128), device)
 
 
 STEPS: dict[str, tuple[str, StepBuilder]] = {

@@ -8,7 +8,7 @@ import torch
 
 from memfix.meters.base import Step, StepBuilder
 
-from .training import padded, tokens, train
+from .training import padded, tokens, train, transformer
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 3,
@@ -17,10 +17,7 @@ _SMALL: dict[str, Any] = {
 
 def classifier(name: str, **settings: Any) -> StepBuilder:
     def build(device: str) -> Step:
-        import transformers
-
-        config = getattr(transformers, f"{name}Config")(num_labels=10, **settings)
-        model = getattr(transformers, f"{name}ForImageClassification")(config)
+        model = transformer(name, "ForImageClassification", num_labels=10, **settings)
         batch = {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(0, 10, (4,))}
         return train(model, batch, device)
 
@@ -29,47 +26,41 @@ def classifier(name: str, **settings: Any) -> StepBuilder:
 
 def detr(device: str) -> Step:
     """Boxes are matched to objects on the CPU, by costs that the model computes."""
-    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+    from transformers import ResNetConfig
 
-    config = DetrConfig(
-        use_timm_backbone=False, backbone_config=ResNetConfig(out_features=["stage4"]), backbone=None,
-        use_pretrained_backbone=False, encoder_layers=2, decoder_layers=2, num_queries=50, num_labels=10,
+    model = transformer(
+        "Detr", "ForObjectDetection", use_timm_backbone=False, use_pretrained_backbone=False, backbone=None,
+        backbone_config=ResNetConfig(out_features=["stage4"]), encoder_layers=2, decoder_layers=2, num_queries=50,
+        num_labels=10,
     )  # fmt: skip
     objects = [{"class_labels": torch.tensor([1, 2, 5]), "boxes": torch.rand(3, 4)} for _ in range(2)]
-    return train(
-        DetrForObjectDetection(config), {"pixel_values": torch.randn(2, 3, 256, 256), "labels": objects}, device
-    )
+    return train(model, {"pixel_values": torch.randn(2, 3, 256, 256), "labels": objects}, device)
 
 
 def segformer(device: str) -> Step:
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation
-
-    model = SegformerForSemanticSegmentation(SegformerConfig(num_labels=10))
+    model = transformer("Segformer", "ForSemanticSegmentation", num_labels=10)
     batch = {"pixel_values": torch.randn(2, 3, 128, 128), "labels": torch.randint(0, 10, (2, 128, 128))}
     return train(model, batch, device)
 
 
 def clip(device: str) -> Step:
-    from transformers import CLIPConfig, CLIPModel
-
     text = {**_SMALL, "vocab_size": 8000, "projection_dim": 128, "eos_token_id": 2}
-    config = CLIPConfig(text_config=text, vision_config={**_SMALL, "projection_dim": 128}, projection_dim=128)
+    vision = {**_SMALL, "projection_dim": 128}
+    model = transformer("CLIP", "Model", text_config=text, vision_config=vision, projection_dim=128)
     batch = {
         "input_ids": tokens(8, 64, 8000), "attention_mask": padded(8, 64), "pixel_values": torch.randn(8, 3, 224, 224),
         "return_loss": True,
     }  # fmt: skip
-    return train(CLIPModel(config), batch, device)
+    return train(model, batch, device)
 
 
 def vit_mae(device: str) -> Step:
     """Random patches are left out, reconstructed and compared."""
-    from transformers import ViTMAEConfig, ViTMAEForPreTraining
-
-    config = ViTMAEConfig(
-        **_SMALL, decoder_hidden_size=128, decoder_num_hidden_layers=1, decoder_num_attention_heads=4,
-        decoder_intermediate_size=256,
+    model = transformer(
+        "ViTMAE", "ForPreTraining", **_SMALL, decoder_hidden_size=128, decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=4, decoder_intermediate_size=256,
     )  # fmt: skip
-    return train(ViTMAEForPreTraining(config), {"pixel_values": torch.randn(4, 3, 224, 224)}, device)
+    return train(model, {"pixel_values": torch.randn(4, 3, 224, 224)}, device)
 
 
 STEPS: dict[str, tuple[str, StepBuilder]] = {

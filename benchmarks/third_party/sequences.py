@@ -8,7 +8,7 @@ import torch
 
 from memfix.meters.base import Step, StepBuilder
 
-from .training import padded, tokens, train
+from .training import padded, tokens, train, transformer
 
 _ENCODER: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 8000,
@@ -19,10 +19,7 @@ def encoder(name: str, task: str, **settings: Any) -> StepBuilder:
     """An encoder with a head on a padded batch."""
 
     def build(device: str) -> Step:
-        import transformers
-
-        config = getattr(transformers, f"{name}Config")(**{**_ENCODER, **settings})
-        model = getattr(transformers, f"{name}For{task}")(config)
+        model = transformer(name, f"For{task}", **{**_ENCODER, **settings})
         ids, mask = tokens(4, 128, 8000), padded(4, 128)
         labels = {
             "MaskedLM": torch.where(torch.rand(4, 128) < 0.15, ids, -100),
@@ -35,20 +32,18 @@ def encoder(name: str, task: str, **settings: Any) -> StepBuilder:
 
 
 def _t5() -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(d_model=256, d_ff=512, num_layers=2, num_heads=4, vocab_size=8000, decoder_start_token_id=0)
-    return T5ForConditionalGeneration(config)
+    return transformer(
+        "T5", "ForConditionalGeneration", d_model=256, d_ff=512, num_layers=2, num_heads=4, vocab_size=8000,
+        decoder_start_token_id=0,
+    )  # fmt: skip
 
 
 def _bart() -> Any:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    config = BartConfig(
-        d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=512, decoder_ffn_dim=512, vocab_size=8000, encoder_layerdrop=0.1, decoder_layerdrop=0.1,
+    return transformer(
+        "Bart", "ForConditionalGeneration", d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=512, decoder_ffn_dim=512, vocab_size=8000, encoder_layerdrop=0.1,
+        decoder_layerdrop=0.1,
     )  # fmt: skip
-    return BartForConditionalGeneration(config)
 
 
 def translate(device: str, model: Any) -> Step:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from memfix.meters.base import Step, StepBuilder
 
 from .language import model_of
-from .training import padded, tokens
+from .training import padded_text
 
 
 def _classifier() -> nn.Sequential:
@@ -28,12 +28,8 @@ def _loader() -> DataLoader[Any]:
 def transformers_trainer(device: str, **settings: Any) -> Step:
     from transformers import Trainer, TrainingArguments
 
-    ids, mask = tokens(16, 128, 8000), padded(16, 128)
-    data = [
-        {"input_ids": row, "attention_mask": kept, "labels": row.masked_fill(kept == 0, -100)}
-        for row, kept in zip(ids, mask, strict=True)
-    ]
-
+    batch = padded_text(16, 128)
+    data = [{name: tensor[row] for name, tensor in batch.items()} for row in range(16)]
     model = model_of("Llama")
 
     def step() -> None:

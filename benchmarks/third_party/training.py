@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from memfix.meters.base import Step
 
 Batch = Mapping[str, Any]
+VOCABULARY = 8000
 
 
 def tokens(num_rows: int, num_tokens: int, vocabulary: int = 1000) -> torch.Tensor:
@@ -26,6 +27,30 @@ def padded(num_rows: int, num_tokens: int) -> torch.Tensor:
     for row in range(1, num_rows):
         mask[row, num_tokens - row * num_tokens // (2 * num_rows) :] = 0
     return mask
+
+
+def text(num_rows: int, num_tokens: int, mask: torch.Tensor | None = None) -> Batch:
+    """Token ids that are their own labels, with an attention mask where one is given."""
+    ids = tokens(num_rows, num_tokens, VOCABULARY)
+    return {"input_ids": ids, **({} if mask is None else {"attention_mask": mask}), "labels": ids}
+
+
+def full_text(num_rows: int, num_tokens: int) -> Batch:
+    return text(num_rows, num_tokens, torch.ones(num_rows, num_tokens, dtype=torch.long))
+
+
+def padded_text(num_rows: int, num_tokens: int) -> Batch:
+    """Rows of different lengths; padding is left out of the loss."""
+    mask = padded(num_rows, num_tokens)
+    ids = tokens(num_rows, num_tokens, VOCABULARY)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def transformer(name: str, task: str, **settings: Any) -> Any:
+    """A model of ``transformers`` with random weights, such as ``T5ForConditionalGeneration`` of a ``T5Config``."""
+    import transformers
+
+    return getattr(transformers, name + task)(getattr(transformers, f"{name}Config")(**settings))
 
 
 def moved(value: Any, device: str) -> Any:
