@@ -89,48 +89,31 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
     registered = all_contracts()
     # what takes longest first, so that the last to end is not one that began late
     batches = sorted(batches, key=lambda batch: (_ORDER.index(batch.kind), -len(registered[batch.op].forms)))
-    waiting = Counter(batch.op for batch in batches)
-    found: dict[str, Found] = {op: {} for op in waiting}
-    method = start_method()
-    if method == "fork":
-        import_for_equality()
-    if any(batch.kind == _INTERPRETED for batch in batches):
-        start_interpreter(method)  # before there are workers
-    if method == "fork":
-        import_for_meters()
-        _draw_once(batches, effort)
-
-    def note(op: str, more: Found) -> None:
-        found[op] |= more
-        waiting[op] -= 1
-        if not waiting[op]:
-            others = [name for name, number in waiting.items() if number]
-            say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
-
+    collected = _Collected(batches, say)
+    method = _prepare_processes(batches, effort)
     answers: SimpleQueue[tuple[Batch, Future[Found] | None]] = SimpleQueue()
     lost: list[Batch] = []
+    left = _Left([batch for batch in batches if batch.kind != _INTERPRETED])
+
+    def ask(pool: Executor, batch: Batch, then: Callable[[], None] = lambda: None) -> None:
+        def answered(future: Future[Found]) -> None:
+            answers.put((batch, future))
+            then()
+
+        try:
+            pool.submit(_run_batch, batch, effort.name).add_done_callback(answered)
+        except BrokenExecutor:
+            answers.put((batch, None))
+
     with (
         _started_pool(num_workers - 1, method) as workers,
         # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
         ThreadPoolExecutor(1) as waiting_for_child,
     ):
-        left = _Left([batch for batch in batches if batch.kind != _INTERPRETED])
-
-        def ask(pool: Executor, batch: Batch | None, then: Callable[[], None] = lambda: None) -> None:
-            if batch is None:
-                return
-
-            def answered(future: Future[Found]) -> None:
-                answers.put((batch, future))
-                then()
-
-            try:
-                pool.submit(_run_batch, batch, effort.name).add_done_callback(answered)
-            except BrokenExecutor:
-                answers.put((batch, None))
 
         def ask_worker() -> None:  # what a worker is not asked yet this process may do itself
-            ask(workers, left.next(), then=ask_worker)
+            if (batch := left.next()) is not None:
+                ask(workers, batch, then=ask_worker)
 
         for _ in range(num_workers):  # one more than there are workers, so that none waits for this process
             ask_worker()
@@ -141,17 +124,46 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
             own = left.next(_fits_here)
             if own is not None:
                 say(f"{own.op}: {own.kind} of {', '.join(own.forms)}")
-                note(own.op, own.run(effort))
+                collected.add(own.op, own.run(effort))
             else:
                 batch, future = answers.get()
                 if (answer := _found_by(future)) is None:
                     lost.append(batch)
                 else:
-                    note(batch.op, answer)
+                    collected.add(batch.op, answer)
     for batch in lost:
         say(f"{batch.op}: {batch.kind} here, because a worker was lost")
-        note(batch.op, batch.run(effort))
-    return found
+        collected.add(batch.op, batch.run(effort))
+    return collected.found
+
+
+def _prepare_processes(batches: Sequence[Batch], effort: Effort) -> StartMethod:
+    """Do what comes before the first worker starts; how workers are started."""
+    method = start_method()
+    if method == "fork":
+        import_for_equality()
+    if any(batch.kind == _INTERPRETED for batch in batches):
+        start_interpreter(method)
+    if method == "fork":
+        import_for_meters()
+        _draw_once(batches, effort)
+    return method
+
+
+class _Collected:
+    """What was found so far, by op. Says so when the last batch of an op has ended."""
+
+    def __init__(self, batches: Sequence[Batch], say: Say) -> None:
+        self._waiting = Counter(batch.op for batch in batches)
+        self._say = say
+        self.found: dict[str, Found] = {op: {} for op in self._waiting}
+
+    def add(self, op: str, more: Found) -> None:
+        self.found[op] |= more
+        self._waiting[op] -= 1
+        if not self._waiting[op]:
+            others = [name for name, number in self._waiting.items() if number]
+            self._say(f"{op} is examined" + (f"; still at {', '.join(others)}" if others else ""))
 
 
 class _Left:
