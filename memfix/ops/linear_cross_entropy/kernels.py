@@ -61,6 +61,22 @@ def target_logits(
 
 
 @triton.jit
+def _product_of_tiles(
+    hidden_CD, weight_VD, first_token, first_class, steps,
+    TOKENS: tl.constexpr, CLASSES: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    logits = tl.zeros((TOKENS, CLASSES), tl.float32)
+    for step in range(steps):
+        left = hidden_CD.load([first_token, step * DEPTH])
+        right = weight_VD.load([first_class, step * DEPTH])
+        if INTERPRETED:
+            left = left.to(tl.float32)
+            right = right.to(tl.float32)
+        logits = tl.dot(left, right.T, logits)
+    return logits
+
+
+@triton.jit
 def exponentials(
     hidden_CD, weight_VD, out_CV, bias, reference, parts, strays,
     num_tokens, vocabulary, width, num_parts, inverse_temperature,
@@ -88,14 +104,7 @@ def exponentials(
         own_steps = steps
         if STRAYS_ONLY:
             own_steps = tl.where(tl.load(strays + 1 + block) == 0, 0, steps)
-        logits = tl.zeros((TOKENS, CLASSES), tl.float32)
-        for step in range(own_steps):
-            left = hidden_CD.load([first_token, step * DEPTH])
-            right = weight_VD.load([first_class, step * DEPTH])
-            if INTERPRETED:
-                left = left.to(tl.float32)
-                right = right.to(tl.float32)
-            logits = tl.dot(left, right.T, logits)
+        logits = _product_of_tiles(hidden_CD, weight_VD, first_token, first_class, own_steps, TOKENS, CLASSES, DEPTH)
         tokens = first_token + tl.arange(0, TOKENS)
         classes = first_class + tl.arange(0, CLASSES)
         writes = tokens < num_tokens
