@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UsageError
-from ..meters.base import Reading
-from ..watch import WatchReport
-from .training_watch import Say, TrainingWatch
+from .training_watch import WatchOptions
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -24,28 +22,12 @@ def _callback_classes() -> tuple[type, ...]:
     return tuple(importlib.import_module(name).Callback for name in names)
 
 
-class WatchCallback(*_callback_classes()):  # type: ignore[misc]
+class WatchCallback(WatchOptions, *_callback_classes()):  # type: ignore[misc]
     """Watches ``fit``: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
 
     The stages are ``forward``, ``backward`` and ``optimizer`` of each batch, and ``validation``. The report goes to
     ``say`` where ``fit`` ends, on the first rank. After an out-of-memory error the report is a note of the exception.
     """
-
-    def __init__(
-        self,
-        *,
-        predicted: Reading | None = None,
-        enabled: bool | Literal["auto"] = "auto",
-        lines: bool = True,
-        max_entries: int = 100_000,
-        say: Say = print,
-    ) -> None:
-        self._training = TrainingWatch(say, predicted=predicted, enabled=enabled, lines=lines, max_entries=max_entries)
-
-    @property
-    def report(self) -> WatchReport:
-        """The report of the last ``fit`` that ended."""
-        return self._training.report
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._training.begin()

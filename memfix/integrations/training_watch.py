@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from ..meters.base import Reading
 from ..units import format_bytes
 from ..watch import Watch, WatchReport
 
@@ -50,6 +51,30 @@ class TrainingWatch:
     def _close(self, error: BaseException | None) -> None:
         self.watch.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         self.report = self.watch.report()
+
+
+class WatchOptions:
+    """What the callbacks of all trainers share: their options, and the report."""
+
+    _on_failure: Callable[[WatchReport], None] | None = None
+
+    def __init__(
+        self,
+        *,
+        predicted: Reading | None = None,
+        enabled: bool | Literal["auto"] = "auto",
+        lines: bool = True,
+        max_entries: int = 100_000,
+        say: Say = print,
+    ) -> None:
+        self._training = TrainingWatch(
+            say, predicted=predicted, enabled=enabled, lines=lines, max_entries=max_entries, on_failure=self._on_failure
+        )
+
+    @property
+    def report(self) -> WatchReport:
+        """The report of the last training that ended."""
+        return self._training.report
 
 
 def _of_all_ranks(peak_bytes: int) -> list[int]:

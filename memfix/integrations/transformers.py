@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal
+from typing import Any
 
 from transformers import TrainerCallback
 
-from ..meters.base import Reading
 from ..watch import WatchReport
-from .training_watch import Say, TrainingWatch
+from .training_watch import WatchOptions
 
 
-class WatchCallback(TrainerCallback):
+class WatchCallback(WatchOptions, TrainerCallback):
     """Watches training: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
 
     The stages are ``forward``, ``backward`` and ``optimizer`` of each step, and ``validation``. The report goes to
@@ -20,34 +19,21 @@ class WatchCallback(TrainerCallback):
     allocation is explained on stderr as it happens.
     """
 
-    def __init__(
-        self,
-        *,
-        predicted: Reading | None = None,
-        enabled: bool | Literal["auto"] = "auto",
-        lines: bool = True,
-        max_entries: int = 100_000,
-        say: Say = print,
-    ) -> None:
-        self._training = TrainingWatch(
-            say, predicted=predicted, enabled=enabled, lines=lines, max_entries=max_entries, on_failure=_explain
-        )
-        self._hooks: list[Any] = []
+    _hooks: tuple[Any, ...] = ()
 
-    @property
-    def report(self) -> WatchReport:
-        """The report of the last training that ended."""
-        return self._training.report
+    @staticmethod
+    def _on_failure(report: WatchReport) -> None:
+        print(report, file=sys.stderr, flush=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._remove_hooks()
         self._training.begin()
         # compiled code would break its graph at the hooks; it has one stage for forward and backward
         if model is not None and not getattr(args, "torch_compile", False):
-            self._hooks = [
+            self._hooks = (
                 model.register_forward_pre_hook(self._before_forward, prepend=True),
                 model.register_forward_hook(self._after_forward),
-            ]
+            )
 
     def _before_forward(self, model: Any, inputs: Any) -> None:
         if model.training:
@@ -92,8 +78,4 @@ class WatchCallback(TrainerCallback):
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
-
-
-def _explain(report: WatchReport) -> None:
-    print(report, file=sys.stderr, flush=True)
+        self._hooks = ()
