@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..meters.simulated.triton_driver import TritonDriver
 from ..meters.timeline import Line
 from .compiling_result import Refused
 from .interpreter import VARIABLE, is_interpreting
@@ -15,8 +16,6 @@ from .interpreter import VARIABLE, is_interpreting
 if TYPE_CHECKING:
     from ..meters.simulated.gpus import GPU
     from ..meters.simulated.launches import Launch
-
-_WARP = 32
 
 
 def no_compiler() -> str | None:
@@ -30,23 +29,9 @@ def no_compiler() -> str | None:
     return None if "nvidia" in backends else "this triton does not compile for NVIDIA"
 
 
-class _Driver:
-    """Answers what Triton asks a driver before it compiles."""
-
-    def __init__(self, gpu: GPU) -> None:
-        major, minor = gpu.capability
-        self._capability = 10 * major + minor
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._capability, _WARP)
-
+class _Driver(TritonDriver):
     def get_current_device(self) -> int:
-        return -self._capability  # Triton caches kernels by this number, and no real device has it
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+        return -self.capability  # Triton caches kernels by this number, and no real device has it
 
 
 def compile_for(gpu: GPU, launch: Launch, stack: contextlib.ExitStack) -> tuple[str, int]:

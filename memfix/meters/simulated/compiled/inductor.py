@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..gpus import GPU
 from ..patches import Patch, Patches, always, nothing
 from ..storages import is_on_gpu
+from ..triton_driver import TritonDriver
 from ..workspace.rules import tensors_in
 from . import generated_code
 from .process_state import cache_folder
@@ -97,6 +97,7 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
     from torch._inductor.constant_folding import ConstantFolder
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from triton.runtime import driver
 
     cuda, guards = torch.cuda, torch._C._dynamo.guards
     names = {**dict(zip(_SAME_NAME, _SAME_NAME, strict=True)), **_OTHER_NAME}
@@ -120,7 +121,7 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
         *_optimizers(compiler),
         *_guards(compiler),
         (torch._inductor.compile_fx, "compile_fx", _compile_fx(compiler)),
-        *_triton_driver(compiler.tracker.gpu),
+        (driver, "_active", TritonDriver(compiler.tracker.gpu)),
     ]
 
 
@@ -292,30 +293,3 @@ def _simulated(compiler: Compiler, function: Callable[..., Any]) -> Callable[...
             return function(*args, **kwargs)
 
     return run
-
-
-def _triton_driver(gpu: GPU) -> list[Patch]:
-    from triton.runtime import driver
-
-    return [(driver, "_active", _Driver(gpu))]
-
-
-class _Driver:
-    """What Inductor asks Triton's driver about the device."""
-
-    def __init__(self, gpu: GPU) -> None:
-        self._capability = gpu.capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._capability[0] * 10 + self._capability[1], 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", 0)
