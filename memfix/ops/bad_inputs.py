@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..contract import BadInput, setting
 
 
@@ -31,6 +33,16 @@ def not_integer(name: str, *, rule: str = "int64 or int32") -> list[BadInput]:
     """Floats in place of an integer input, whose dtype is said by ``rule``."""
     message = f"{name} must be {rule}, got torch.float32"
     return [BadInput(f"floating {name}", setting(**{name: lambda t: t.float()}), message)]
+
+
+def not_classes(name: str) -> list[BadInput]:
+    """Targets that are no classes, where there are five classes and targets."""
+    rule = f"{name} must be at least 0 and below the vocabulary of 5, or ignore_index -100"
+    targets = {"target above the vocabulary": 7, "negative target": -1}
+    return [
+        BadInput(what, setting(**{name: torch.tensor([0, 1, value, 2, 3])}), f"{rule}; got {value} at index 2")
+        for what, value in targets.items()
+    ]
 
 
 def mixed(what: str, *names: str) -> list[BadInput]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform, setting
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
+from ..bad_inputs import bad_chunk_sizes, mixed, not_classes, not_floating, not_integer
 from .auto import auto_linear_cross_entropy
 from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
@@ -49,13 +48,6 @@ _SMALL_TILES = Tiles(
     tokens=16, classes=16, depth=16, scanned=16, many_classes=128,
     summed_tokens=8, summed_classes=16, target_tokens=2, target_width=16, scaled=256,
 )  # fmt: skip
-
-
-def _target_of(value: int) -> Any:
-    def change(arguments: dict[str, Any]) -> None:
-        arguments["target"] = torch.tensor([0, 1, value, 2, 3])
-
-    return change
 
 
 _SMALL_CASE = {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128, "dtype": "float32"}
@@ -203,12 +195,7 @@ contract = Contract(
         BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
         BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
         BadInput("no rows", setting(hidden=lambda t: t[:0]), "must have the same number of rows N"),
-        BadInput(
-            "target above the vocabulary",
-            _target_of(7),
-            "target must be at least 0 and below the vocabulary of 5, or ignore_index -100; got 7 at index 2",
-        ),
-        BadInput("negative target", _target_of(-1), "or ignore_index -100; got -1 at index 2"),
+        *not_classes("target"),
         BadInput("softcap of zero", setting(softcap=0.0), "softcap must be above 0, got 0.0"),
         BadInput("softcap in words", setting(softcap="30"), "softcap must be a number, got '30'", TypeError),
         BadInput("much smoothing", setting(label_smoothing=1.1), "label_smoothing must be between 0 and 1, got 1.1"),
