@@ -5,34 +5,19 @@ A step takes a few MiB to a few GiB. Models have random weights, and their packa
 
 from __future__ import annotations
 
+import importlib
+
 from memfix.meters.base import StepBuilder
 
 from ..peers import not_installed
-from . import (
-    adapters,
-    audio,
-    diffusion,
-    graphs,
-    kernels,
-    language,
-    mixtures,
-    numerics,
-    pictures,
-    sequences,
-    trainers,
-    vision,
-)  # fmt: skip
 
 Steps = dict[str, tuple[str, StepBuilder]]
 """By name: the package that it is about, and how the step is built."""
 
+_SUBJECTS = "language sequences mixtures pictures audio vision graphs adapters numerics trainers diffusion kernels"
 SUBJECTS: dict[str, Steps] = {
-    subject.__name__.rpartition(".")[2]: subject.STEPS
-    for subject in (
-        language, sequences, mixtures, pictures, audio, vision, graphs, adapters, numerics, trainers, diffusion,
-        kernels,
-    )
-}  # fmt: skip
+    subject: importlib.import_module(f"{__name__}.{subject}").STEPS for subject in _SUBJECTS.split()
+}
 WORKLOADS: Steps = {name: workload for steps in SUBJECTS.values() for name, workload in steps.items()}
 
 _ALSO_NEEDED = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import pkgutil
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,29 +18,6 @@ import torch
 
 from ..gpus import GPU, H200
 from ..tables import Table, table_of
-from . import (  # noqa: F401  each registers its rules
-    activating,
-    attending,
-    batch_norm,
-    collectives,
-    convolving,
-    creating,
-    embedding,
-    foreach,
-    indexing,
-    losses,
-    moving,
-    normalizing,
-    ordering,
-    pooling,
-    products,
-    recurrent,
-    reducing,
-    sampling,
-    scanning,
-    softmax,
-    transforms,
-)
 from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, Estimated, NoRule, Range
 from .signature import signature
 
@@ -53,6 +32,9 @@ __all__ = [
     "hides_nothing",
     "storage_bytes",
 ]
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")  # each registers its rules
 
 
 class Hidden(NamedTuple):
