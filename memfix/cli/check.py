@@ -7,21 +7,11 @@ from rich.text import Text
 
 from ..checks.finding import Finding, exit_code_of
 from ..errors import UsageError, did_you_mean
-from .options import (
-    contracts_of,
-    json_option,
-    meter_option,
-    not_loaded,
-    ops_argument,
-    profile_option,
-    progress,
-    repeatable,
-    report_console,
-)
+from . import options
 
 
 @click.command()
-@ops_argument
+@options.ops_argument
 @click.option("--form", "form_name", metavar="FORM", help="Only this form.")
 @click.option("--examples", type=click.IntRange(min=1), help="Drawn calls per form and dtype, other ones every time.")
 @click.option("--at", metavar="N=3,...", help="Only this call, as a failure prints it.")
@@ -33,9 +23,9 @@ from .options import (
     help="Where equality and speed run.",
 )
 @click.option("--speed", is_flag=True, help="Time forms against naive, too.")
-@meter_option
-@profile_option
-@json_option
+@options.meter_option
+@options.profile_option
+@options.json_option
 def check(
     ops: tuple[str, ...],
     form_name: str | None,
@@ -59,7 +49,7 @@ def check(
     from ..provenance import describe
 
     report.require_writable(json_path)
-    chosen = contracts_of(ops)
+    chosen = options.contracts_of(ops)
     if at is not None and len(chosen) != 1:
         raise click.UsageError("--at needs exactly one OP")
     if form_name is not None and not any(form_name in contract.forms for contract in chosen):
@@ -69,11 +59,11 @@ def check(
     if examples is not None:
         effort = Effort("asked", examples, max(1, examples // 5), seed=secrets.randbits(32))
     used_meter, fallback = usable_meter(meter)
-    console = report_console(to_stderr=json_path == "-")
+    console = options.report_console(to_stderr=json_path == "-")
     if fallback:
         console.print(Text(f"note: {fallback}", style="yellow"))
-    findings: list[Finding] = not_loaded(ops)
-    with progress() as say:
+    findings: list[Finding] = options.not_loaded(ops)
+    with options.progress() as say:
         for contract in chosen:
             forms = [form for form in contract.forms if form_name in (None, form)]
             if at is not None:
@@ -83,7 +73,7 @@ def check(
                 made = list(examine(contract, used_meter, effort, say, forms=forms, device=device).findings)
                 timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]
                 made += [check_speed(contract, law) for law in timed]
-            made = list(repeatable(made))
+            made = list(options.repeatable(made))
             for finding in made:
                 style = {"fail": "red", "error": "magenta", "note": "dim"}.get(finding.status, "")
                 console.print(

@@ -7,33 +7,22 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from .options import (
-    call_of,
-    case_option,
-    form_option,
-    gpu_option,
-    json_option,
-    one_op_argument,
-    phase_option,
-    pictures_option,
-    progress,
-    report_console,
-)
+from . import options
 
 if TYPE_CHECKING:
     from ..laws import Phase
 
 
 @click.command()
-@one_op_argument
-@form_option
-@case_option
-@phase_option
-@gpu_option
+@options.one_op_argument
+@options.form_option
+@options.case_option
+@options.phase_option
+@options.gpu_option
 @click.option("--against", metavar="FORM", help="Say what this form's peak has that the other's has not.")
 @click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of the table.")
-@pictures_option
-@json_option
+@options.pictures_option
+@options.json_option
 def explain(
     op: str,
     form_name: str | None,
@@ -58,17 +47,17 @@ def explain(
     report.require_writable(json_path)
     for path in pictures:
         check_path(path)
-    contract, form, case = call_of(op, form_name, case_name)
-    other_form = call_of(op, against, case_name)[1] if against else None
+    contract, form, case = options.call_of(op, form_name, case_name)
+    other_form = options.call_of(op, against, case_name)[1] if against else None
     meter, _ = usable_meter("simulated", gpu)
-    with progress() as say:
+    with options.progress() as say:
         say(f"{op}/{form} [{case.name}, {phase}]")
         reading = measure(FormCall(contract, form, Draw(case)), phase, meter)
         if other_form:
             say(f"{op}/{other_form} [{case.name}, {phase}]")
             other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
     title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
-    console = report_console(to_stderr=json_path == "-")
+    console = options.report_console(to_stderr=json_path == "-")
     capacity_bytes = get_gpu(gpu).memory_bytes
     room = format_room(reading.base_bytes + reading.peak_bytes, capacity_bytes)
     console.print(

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from .options import (
-    call_of,
-    case_option,
-    gpu_option,
-    json_option,
-    phase_option,
-    progress,
-    report_console,
-    with_step_options,
-)
+from . import options
 
 if TYPE_CHECKING:
     from ..contract import Case, Contract
@@ -30,8 +21,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", metavar="OP|INCIDENT")
 @click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: the one with the smallest peak]")
-@case_option
-@phase_option
+@options.case_option
+@options.phase_option
 @click.option(
     "--over",
     metavar="DIM,...|KEY",
@@ -44,9 +35,9 @@ if TYPE_CHECKING:
     help="What must suffice; of an incident also several.  [default: the GPU's memory]",
 )
 @click.option("--high", type=click.IntRange(min=1), help="Try nothing larger.")
-@gpu_option
-@json_option
-@with_step_options
+@options.gpu_option
+@options.json_option
+@options.with_step_options
 @click.pass_context
 def fit(
     context: click.Context,
@@ -113,12 +104,12 @@ def _fit_incident(
     growth, described = None if over == WORLD_SIZE else growth_of(incident, over), get_gpu(gpu)
     key, unit = (WORLD_SIZE, "ranks") if growth is None else (growth.key, growth.unit)
     capacities = [described.memory_bytes] if capacity is None else [part.strip() for part in capacity.split(",")]
-    with progress() as say:
+    with options.progress() as say:
         if growth is None:
             found = fit_world(incident, config, capacities, gpu=gpu, high=high, say=say)
         else:
             found = fit_step(incident, config, growth, capacities, gpu=gpu, high=high, world_size=world_size, say=say)
-    console = report_console(to_stderr=json_path == "-")
+    console = options.report_console(to_stderr=json_path == "-")
     for result in found:
         answer = result.answer("{:,} " + unit)
         title = f"{incident.name} on {described.name}, {format_bytes(result.capacity_bytes)}: {answer}"
@@ -149,14 +140,14 @@ def _fit_op(
     from ..units import format_bytes
 
     report.require_writable(json_path)
-    contract, form, case = call_of(op, form_name, case_name)
+    contract, form, case = options.call_of(op, form_name, case_name)
     described = get_gpu(gpu)
     capacity_bytes = bytes_of_capacity(described.memory_bytes if capacity is None else capacity)
     searches = {dim: _bounds(contract, case, dim, high) for dim in [dim.strip() for dim in over.split(",")]}
-    console = report_console(to_stderr=json_path == "-")
+    console = options.report_console(to_stderr=json_path == "-")
     found: dict[str, Fit] = {}
     failed: dict[str, str] = {}
-    with progress() as say:
+    with options.progress() as say:
         if form_name is None:
             form, sizes = _smallest_form(contract, case, phase, gpu, say)
         for dim, bounds in searches.items():

@@ -12,17 +12,7 @@ import click
 from ..checks.effort import get_effort
 from ..errors import UsageError
 from ..gate.timing.rule import LIMIT_S, MOST_PROCESSES
-from .options import (
-    contracts_of,
-    json_option,
-    meter_option,
-    not_loaded,
-    ops_argument,
-    profile_option,
-    progress,
-    repeatable,
-    report_console,
-)
+from . import options
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -36,7 +26,7 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
 
 
 @click.command()
-@ops_argument
+@options.ops_argument
 @click.option(
     "--base",
     "base_ref",
@@ -75,9 +65,9 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
 @click.option("--update", is_flag=True, help="Write today's bytes to the lock, if all else passes.")
 @click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)
 @click.option("--no-lock", is_flag=True, help="Leave the lock out of it.")
-@meter_option
-@profile_option
-@json_option
+@options.meter_option
+@options.profile_option
+@options.json_option
 @click.option("--md", "md_path", metavar="PATH", help="Write Markdown; - for standard output.")
 @click.option("--junit", "junit_path", metavar="PATH", help="Write JUnit XML; - for standard output.")
 @click.option("--sarif", "sarif_path", metavar="PATH", help="Write SARIF 2.1.0; - for standard output.")
@@ -112,13 +102,13 @@ def gate(
     paths = json_path, md_path, junit_path, sarif_path
     _require_writable(paths)
     lock = None if no_lock else lock_path
-    with progress() as say:
+    with options.progress() as say:
         ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
         is_asked = changed_ref is None or bool(ops)
-        left_out = not_loaded(ops) if is_asked else []
+        left_out = options.not_loaded(ops) if is_asked else []
         if update and left_out:
             raise UsageError(f"--update would drop the lock entries of ops that were left out: {left_out[0].message}")
-        chosen = contracts_of(ops) if is_asked else []
+        chosen = options.contracts_of(ops) if is_asked else []
         if not is_asked:
             verdict = Verdict((), (), meter)
         elif on_time:
@@ -130,7 +120,7 @@ def gate(
                 chosen, meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
                 update=update, whole=not ops, say=say,
             )  # fmt: skip
-    findings = repeatable((*verdict.findings, *left_out))
+    findings = options.repeatable((*verdict.findings, *left_out))
     verdict = replace(verdict, notes=(*notes, *verdict.notes), findings=findings)
     verdict = with_definitions(verdict, chosen)
     _write_reports(verdict, paths)
@@ -186,7 +176,7 @@ def _write_reports(verdict: Verdict, paths: Paths) -> None:
     from ..gate.report.sarif import as_sarif
     from ..gate.report.terminal import print_verdict
 
-    print_verdict(verdict, report_console(to_stderr="-" in paths))
+    print_verdict(verdict, options.report_console(to_stderr="-" in paths))
     formats: tuple[Callable[[Verdict], str], ...] = (
         lambda verdict: as_json(verdict.as_dict()), as_markdown, as_junit, as_sarif
     )  # fmt: skip
