@@ -29,16 +29,7 @@ from memfix.gate.commit import export_package
 from memfix.meters.readiness import ready_within
 from memfix.provenance import gpu_and_driver, installed_version
 
-from .asv_results import (
-    Drift,
-    Listing,
-    Outcome,
-    file_under_versions,
-    keep_gone_benchmarks,
-    listing_of,
-    named,
-    require_whole,
-)
+from . import asv_results
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ("memfix", "benchmarks/history", "asv.conf.json")
@@ -91,10 +82,10 @@ class Walk:
 
     def __init__(self, results: Path, machine: str, asv_options: list[str], wait_s: float) -> None:
         self.results, self.machine, self.asv_options, self.wait_s = results, machine, asv_options, wait_s
-        self.before: Listing = listing_of(results)
-        self.listed: Listing = {}
+        self.before: asv_results.Listing = asv_results.listing_of(results)
+        self.listed: asv_results.Listing = {}
         """Of the commit visited last."""
-        self.ever_listed: Listing = dict(self.before)
+        self.ever_listed: asv_results.Listing = dict(self.before)
         self.troubles: list[str] = []
 
     def visit(self, commit: str) -> None:
@@ -107,11 +98,11 @@ class Walk:
             self.troubles.append(f"{commit[:8]}: ASV saved nothing (its exit code {code}); see its messages above")
             return
         python = platform.python_version().rpartition(".")[0]
-        kept = file_under_versions(found[0], python, installed_version("torch"), readiness=gpu)
+        kept = asv_results.file_under_versions(found[0], python, installed_version("torch"), readiness=gpu)
         self._say_drift(self.listed, commit)
-        outcome = Outcome.of(kept, self.listed)
+        outcome = asv_results.Outcome.of(kept, self.listed)
         if outcome.raised:
-            self.troubles.append(f"{commit[:8]}: raised, see above: {named(outcome.raised)}")
+            self.troubles.append(f"{commit[:8]}: raised, see above: {asv_results.named(outcome.raised)}")
         click.echo(
             f"{commit[:8]}: {outcome.measured} measured, {outcome.not_here} n/a here, {len(outcome.raised)} raised, "
             f"{time.perf_counter() - begin:.0f} s"
@@ -123,12 +114,12 @@ class Walk:
         if last != head:
             self._run_asv(head, ["--bench=just-discover"])
         self._say_drift(self.before, head)
-        keep_gone_benchmarks(self.results, self.ever_listed)
+        asv_results.keep_gone_benchmarks(self.results, self.ever_listed)
 
-    def _say_drift(self, earlier: Listing, commit: str) -> None:
-        self.listed = listing_of(self.results)
+    def _say_drift(self, earlier: asv_results.Listing, commit: str) -> None:
+        self.listed = asv_results.listing_of(self.results)
         self.ever_listed = {**self.ever_listed, **self.listed}
-        for line in Drift.between(earlier, self.listed).lines(commit[:8]):
+        for line in asv_results.Drift.between(earlier, self.listed).lines(commit[:8]):
             click.echo(line)
 
     def _ready_gpu(self) -> dict[str, Any] | None:
@@ -195,7 +186,7 @@ def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str
     require_clean_history()
     commits = commits_of(revisions)
     results = results_folder()
-    require_whole(results)
+    asv_results.require_whole(results)
 
     from .machine import write_machine_file
 

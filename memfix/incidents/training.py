@@ -12,15 +12,7 @@ import torch
 
 from ..errors import MeasurementError, UsageError
 from ..meters.resident import process_peak_bytes
-from .checkpoint_file import (
-    Checkpoint,
-    put_random_state,
-    put_state,
-    random_states,
-    read_checkpoint,
-    whole_state,
-    write_checkpoint,
-)
+from . import checkpoint_file
 from .config import OptimizerConfig, RunConfig
 from .distributed import World
 from .examples import Examples
@@ -143,12 +135,12 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write the run to a file. Every process must call."""
-        model, optimizer = whole_state(self.model, self.optimizer)
-        random = random_states(self.world)
+        model, optimizer = checkpoint_file.whole_state(self.model, self.optimizer)
+        random = checkpoint_file.random_states(self.world)
         if self.world.is_first:
-            write_checkpoint(
+            checkpoint_file.write_checkpoint(
                 path,
-                Checkpoint(
+                checkpoint_file.Checkpoint(
                     incident=self.incident.name,
                     config=self.config.as_dict(),
                     step=self.step,
@@ -163,19 +155,19 @@ class Run:
 
     def resume(self, path: Path) -> list[str]:
         """Load a saved run, and return messages about what changed."""
-        checkpoint = read_checkpoint(path, map_only=self.world.size > 1)
+        checkpoint = checkpoint_file.read_checkpoint(path, map_only=self.world.size > 1)
         changed = self._require_ours(path, checkpoint)
-        put_state(self.model, self.optimizer, checkpoint)
+        checkpoint_file.put_state(self.model, self.optimizer, checkpoint)
         # the loaded state brought the file's own settings
         set_options(self.optimizer, self.config.optimizer)
-        put_random_state(self.world, checkpoint)
+        checkpoint_file.put_random_state(self.world, checkpoint)
         if self.train_step.loss_scale is not None:
             self.train_step.loss_scale = LossScale(**checkpoint.loss_scale)
         self.step, self.examples, self.num_targets = checkpoint.step, checkpoint.examples, checkpoint.num_targets
         lines = [f"resumed from {path} after step {self.step}, {self.num_targets:,} targets"]
         return lines + [f"changed since: {key} {change}" for key, change in changed.items()]
 
-    def _require_ours(self, path: Path, checkpoint: Checkpoint) -> dict[str, str]:
+    def _require_ours(self, path: Path, checkpoint: checkpoint_file.Checkpoint) -> dict[str, str]:
         """Refuse a file of another run. Returns the keys that changed since it was saved."""
         if checkpoint.incident != self.incident.name:
             raise UsageError(f"{path}: a run of {checkpoint.incident}, not of {self.incident.name}")

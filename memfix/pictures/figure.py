@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..meters.timeline import Timeline
 from ..units import BYTE_UNITS, format_bytes, format_room
-from .bands import (
-    Band,
-    Stack,
-    build_stack,
-    largest_first,
-    peak_label,
-    phase_spans,
-    printable,
-    printable_end,
-)
+from .bands import Band, Stack, build_stack, largest_first, peak_label, phase_spans, printable, printable_end
 from .palette import PEAK_COLOR, band_colors, phase_color
 from .stages import ABOUT_ASIDES, ListedStage, aside_spans, draw_stage_starts, listed_stages
 

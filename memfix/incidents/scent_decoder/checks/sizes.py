@@ -8,14 +8,7 @@ import torch
 
 from ...judging import ARITHMETIC, CheckResult, check, compared, decimal, result, sizes
 from ..layers import Attention, FeedForward, ResidualBlock
-from .evidence import (
-    Evidence,
-    count,
-    decoder_parts,
-    naive_attention,
-    naive_feed_forward,
-    num_parameters,
-)
+from .evidence import Evidence, count, decoder_parts, naive_attention, naive_feed_forward, num_parameters
 
 SAVED = "saved tensors, counted"
 COUNTED = "counted over the model"
