@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,6 +29,24 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         out_BTD: torch.Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
         return out_BTD
+
+
+class PreNormLayer(nn.Module):
+    """Attention and then a feed-forward, each of the normalised hidden states and added to them."""
+
+    def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, ffn: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = norm(), attention
+        self.ffn_norm, self.ffn = norm(), ffn
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
+        return x_BTD + ffn_BTD
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @torch.no_grad()

@@ -40,7 +40,6 @@ from .model import (
     SIZES,
     AttentionKind,
     Decoder,
-    Layer,
     ModelSize,
     SparseAttend,
     build_model,
@@ -141,7 +140,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
 
     def put_into(model: torch.nn.Module) -> None:
         for layer in cast(Decoder, model).layers:
-            cast(Layer, layer).attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
+            cast(Any, layer).attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
 
     notes = dict.fromkeys(note for footprint in footprints.values() for note in footprint.notes)
     return StandIns(put_into, footprints, tuple(notes))
@@ -177,7 +176,7 @@ def _warm_up(batch: TokenBatch) -> TokenBatch:
 # ---------------------------------------------------------------- tried on the way, as the report did
 @contextlib.contextmanager
 def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
-    """Between the model's own parts, in a step that does not know of it."""
+    """Hooks between the model's own parts try what the report did, and drop it again."""
     model, num_tokens = cast(Decoder, step.model), batch[0].shape[1] - 1
     weight_VD = model.head.weight
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from ...ops.linear_cross_entropy import FORMS
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.nsa import nsa
 from ...ops.rope import rope
-from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layer
+from ..decoder_parts import FeedForward, PreNormLayer, init_weights, next_token_loss, run_layer
 
 AttentionType = Literal["nsa", "dense"]
 ATTENTION_TYPES: tuple[AttentionType, ...] = get_args(AttentionType)
@@ -79,18 +80,6 @@ SIZES = {
     "4B": ModelSize(2560, 36, 32, 8, 80, 9216, 151_936, 131_072, SparseAttention()),
     "tiny": ModelSize(64, 2, 4, 2, 16, 176, 512, 512, SparseAttention(8, 4, 16, 2, 32, 512)),
 }
-
-
-def get_size(name: str) -> ModelSize:
-    if name not in SIZES:
-        raise UsageError(f"unknown model size {name!r}{did_you_mean(name, SIZES)}")
-    return SIZES[name]
-
-
-def require_attention_type(name: str) -> AttentionType:
-    if name not in ATTENTION_TYPES:
-        raise UsageError(f"unknown attention type {name!r}{did_you_mean(name, ATTENTION_TYPES)}")
-    return name
 
 
 @dataclass(frozen=True)
@@ -156,20 +145,6 @@ class Attention(nn.Module):
         )
 
 
-class Layer(nn.Module):
-    def __init__(self, size: ModelSize, kind: AttentionKind, where: dict[str, Any]) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(size.width, **where)
-        self.attention = Attention(size, kind, where)
-        self.ffn_norm = nn.RMSNorm(size.width, **where)
-        self.ffn = FeedForward(size.width, size.ffn_width, where)
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
-        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
-        return x_BTD + ffn_BTD
-
-
 class Decoder(nn.Module):
     """``decoder(ids_BT)`` gives logits, ``decoder(ids_BT, labels_BT)`` the loss of predicting each next label.
 
@@ -195,8 +170,12 @@ class Decoder(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self.loss_form, self.rows_per_chunk = loss_form, rows_per_chunk
         self.embedding = nn.Embedding(size.vocabulary, size.width, **where)
-        self.layers = nn.ModuleList(Layer(size, attention, where) for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.width, **where)
+        norm = partial(nn.RMSNorm, size.width, **where)
+        self.layers = nn.ModuleList(
+            PreNormLayer(norm, Attention(size, attention, where), FeedForward(size.width, size.ffn_width, where))
+            for _ in range(size.layers)
+        )
+        self.norm = norm()
         self.head = nn.Linear(size.width, size.vocabulary, bias=False, **where)
         init_weights(self, size.layers, ("attention.out.weight", "ffn.down.weight"))
 
@@ -272,9 +251,12 @@ def build_model(
     dtype: torch.dtype | None = None,
 ) -> Decoder:
     """The decoder of the size called ``size``, on ``device``: ``"4B"`` or ``"tiny"``."""
+    for what, name, known in (("model size", size, SIZES), ("attention type", attention_type, ATTENTION_TYPES)):
+        if name not in known:
+            raise UsageError(f"unknown {what} {name!r}{did_you_mean(name, known)}")
     return Decoder(
-        get_size(size),
-        attention=AttentionKind(require_attention_type(attention_type), rotate),
+        SIZES[size],
+        attention=AttentionKind(cast(AttentionType, attention_type), rotate),
         gradient_checkpointing=gradient_checkpointing,
         loss_form=loss_form,
         rows_per_chunk=rows_per_chunk,

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from ...errors import UsageError
 from ...meters.stages import stage
 from ...ops.rope import rope
-from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layer
+from ..decoder_parts import FeedForward, PreNormLayer, init_weights, next_token_loss, run_layer
 from .layer import NptLinear
 
 # stages of the forward pass
@@ -109,20 +109,6 @@ class GeluFeedForward(nn.Module):
         return out_BTD
 
 
-class Layer(nn.Module):
-    def __init__(self, size: ModelSize, where: dict[str, Any]) -> None:
-        super().__init__()
-        self.attention_norm, self.ffn_norm = _norm(size, where), _norm(size, where)
-        self.attention = Attention(size, where)
-        feed_forward: Callable[..., nn.Module] = FeedForward if size.is_llama else GeluFeedForward
-        self.ffn = feed_forward(size.width, size.ffn_width, where)
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
-        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
-        return x_BTD + ffn_BTD
-
-
 class Decoder(nn.Module):
     """``model(ids_BT, target_BT)`` is the sum of the losses of all targets that are not ignored."""
 
@@ -134,8 +120,12 @@ class Decoder(nn.Module):
         self.size, self.gradient_checkpointing = size, gradient_checkpointing
         self.embedding = nn.Embedding(size.vocabulary, size.width, **where)
         self.positions = None if size.is_llama else nn.Embedding(size.positions, size.width, **where)
-        self.layers = nn.ModuleList(Layer(size, where) for _ in range(size.layers))
-        self.norm = _norm(size, where)
+        norm = partial(nn.RMSNorm if size.is_llama else nn.LayerNorm, size.width, **where)
+        feed_forward = partial(FeedForward if size.is_llama else GeluFeedForward, size.width, size.ffn_width, where)
+        self.layers = nn.ModuleList(
+            PreNormLayer(norm, Attention(size, where), feed_forward()) for _ in range(size.layers)
+        )
+        self.norm = norm()
         self.head = nn.Linear(size.width, size.vocabulary, bias=False, **where)
         if not size.is_llama:
             self.head.weight = self.embedding.weight
@@ -163,7 +153,3 @@ class Decoder(nn.Module):
         hidden_BTD = self.hidden_states(ids_BT)
         stage(LOSS)
         return next_token_loss(hidden_BTD, self.head.weight, target_BT)
-
-
-def _norm(size: ModelSize, where: dict[str, Any]) -> nn.Module:
-    return nn.RMSNorm(size.width, **where) if size.is_llama else nn.LayerNorm(size.width, **where)

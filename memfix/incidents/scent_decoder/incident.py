@@ -8,6 +8,7 @@ import torch
 
 from ...errors import UsageError
 from ...units import format_bytes
+from .. import decoder_parts
 from ..config import RunConfig
 from ..incident import Growth, Incident
 from ..measured_step import Measured
@@ -40,7 +41,7 @@ def _loss(model: torch.nn.Module, batch: Images) -> torch.Tensor:
 
 def num_parameters(config: RunConfig) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _build(config).parameters())
+        return decoder_parts.num_parameters(_build(config))
 
 
 def _describe(config: RunConfig) -> list[str]:

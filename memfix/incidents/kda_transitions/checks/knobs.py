@@ -14,6 +14,7 @@ from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
 from ...claims import Claim
 from ...config import find_config, load_config
+from ...decoder_parts import num_parameters
 from ...distributed import World
 from ...evidence import default_of, fixed_seed, raised
 from ...judging import ON_CPU, CheckResult, as_expected, check, result, sizes
@@ -169,7 +170,7 @@ def architecture_unchanged(evidence: Evidence) -> CheckResult:
     return result(
         len(shapes) == 1 and spread < 1e-12,
         ON_CPU,
-        parameters=sum(tensor.numel() for tensor in model.parameters()),
+        parameters=num_parameters(model),
         sets=len(shapes),
         losses="equal" if spread < 1e-12 else f"apart by {spread:.0e}",
     )

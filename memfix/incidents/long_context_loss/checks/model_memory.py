@@ -7,7 +7,7 @@ import inspect
 import torch
 
 from ....units import GiB
-from ...decoder_parts import FeedForward
+from ...decoder_parts import FeedForward, num_parameters
 from ...evidence import fixed_seed
 from ...judging import ARITHMETIC, CheckResult, check, compared, decimal, result, sizes
 from ...profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES
@@ -36,7 +36,7 @@ def parameters_and_tables(evidence: Evidence) -> CheckResult:
 @check("LOG-30")
 def parameter_count(evidence: Evidence) -> CheckResult:
     """How many parameters the rebuilt model has."""
-    count = _num_parameters(evidence.model)
+    count = num_parameters(evidence.model)
     return compared(ON_SHAPES, count, parameters=count)
 
 
@@ -44,13 +44,9 @@ def parameter_count(evidence: Evidence) -> CheckResult:
 def attention_types(evidence: Evidence) -> CheckResult:
     """Both kinds can be built; sparse attention adds its gates and its position embeddings."""
     dense = build_model("4B", attention_type="dense", device="meta", dtype=torch.bfloat16)
-    more = _num_parameters(evidence.model) - _num_parameters(dense)
+    more = num_parameters(evidence.model) - num_parameters(dense)
     gates_and_places = 2 * SIZE.width * SIZE.heads + SIZE.sparse.compress_block * SIZE.head_width
     return result(more == SIZE.layers * gates_and_places, ON_SHAPES, more=more, a_layer=more // SIZE.layers)
-
-
-def _num_parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @check("LOG-40")

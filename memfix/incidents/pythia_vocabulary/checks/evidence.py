@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 
 from ... import evidence
+from ...decoder_parts import num_parameters
 from ...profile import PARAMETERS
 from ..model import LOSS, Pythia, create_pythia_70m
 
@@ -43,7 +44,7 @@ class Evidence(evidence.Evidence):
 
     def parameters(self, words: int = 10_000) -> int:
         """Counted over the model's tensors."""
-        return sum(parameter.numel() for parameter in self.model(words).parameters())
+        return num_parameters(self.model(words))
 
     def kept_for_backward(self, *overrides: str) -> int:
         """What a forward leaves, the log-probabilities included."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from ...decoder_parts import num_parameters
 from ...judging import CheckResult, check, compared, decimal, result
 from ..model import LEARNED, ROTARY, Layer, create_pythia_70m
 from .evidence import ORIGINAL_WORDS, Evidence
@@ -17,7 +18,7 @@ def inflated_model(evidence: Evidence) -> CheckResult:
     """With 50,000 words, and with the report's own layers."""
     model = evidence.model(ORIGINAL_WORDS)
     count = evidence.parameters(ORIGINAL_WORDS)
-    of_layers = sum(parameter.numel() for parameter in model.layers.parameters())
+    of_layers = num_parameters(model.layers)
     own = count - of_layers + len(model.layers) * REPORT_LAYER
     return compared(COUNTED, count, own, count=count, own=own)
 
@@ -43,7 +44,7 @@ def all_parameters(evidence: Evidence, words: int) -> CheckResult:
 @check("PYT-28")
 def six_layers(evidence: Evidence) -> CheckResult:
     layers = evidence.model().layers
-    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    counts = [num_parameters(layer) for layer in layers]
     assert all(isinstance(layer, Layer) for layer in layers)
     size = 4 * sum(counts)
     return compared(COUNTED, sum(counts), one=counts[0], count=sum(counts), megabytes=decimal(size, "MB"))
@@ -58,7 +59,7 @@ def counts_by_config(evidence: Evidence) -> CheckResult:
             words, False, "meta", layers=layers, width=width, heads=2, positions=positions, max_positions=7
         )
         tried += 1
-        same += config.get_total_params() == sum(parameter.numel() for parameter in model.parameters())
+        same += config.get_total_params() == num_parameters(model)
     return result(same == tried, COUNTED, configs=tried, equal=same)
 
 

@@ -86,10 +86,6 @@ def count(model: nn.Module, kind: type[nn.Module]) -> int:
     return sum(isinstance(module, kind) for module in model.modules())
 
 
-def num_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def decoder_parts(model: Any) -> nn.ModuleList:
     """The decoder's blocks, without the latent processor and the query to it."""
     return nn.ModuleList([model.bandwidth_lins, model.modulation_lins, model.hv_lins])

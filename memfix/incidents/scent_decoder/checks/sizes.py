@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import torch
 
+from ...decoder_parts import num_parameters
 from ...judging import ARITHMETIC, CheckResult, check, compared, decimal, result, sizes
 from ..layers import Attention, FeedForward, ResidualBlock
-from .evidence import Evidence, count, decoder_parts, naive_attention, naive_feed_forward, num_parameters
+from .evidence import Evidence, count, decoder_parts, naive_attention, naive_feed_forward
 
 SAVED = "saved tensors, counted"
 COUNTED = "counted over the model"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ...decoder_parts import num_parameters
 from ...judging import METER, CheckResult, check, compared, decimal, result, sizes
 from .behaviour import gradients
-from .evidence import Evidence, num_parameters
+from .evidence import Evidence
 
 CARD_BYTES = 40 * 2**30
 ORIGINAL, FF, CROSS = "original", "1: feed-forwards alone", "2: attention to 256 latents"
