@@ -129,7 +129,7 @@ class Comparing:
         self._put("speed", begun)
 
     def _check(self, work: Workload, names: Sequence[str]) -> None:
-        """Errors, of those that are not known yet: several shapes of a table may come down to one small size."""
+        """Take the errors that are not known yet: several shapes of a table may share one small size."""
         missing = [name for name in names if name not in self._errors_of(work)]
         if missing:
             small = work.at_error_size()
@@ -154,7 +154,7 @@ class Comparing:
         self._write()
 
     def _write(self) -> None:
-        """The shape that is being measured is under ``begun``, for whoever cuts the run off."""
+        """Write all figures; an interrupted run leaves the shape that it was measuring under ``begun``."""
         if self.path is not None:
             write_whole(self.path, json.dumps(self.data, indent=1) + "\n", "the figures")
 

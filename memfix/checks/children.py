@@ -25,7 +25,7 @@ def start_method() -> StartMethod:
 
 
 def _has_autograd_threads() -> bool:
-    """By the name that torch gives them."""
+    """Whether autograd has started its threads, which torch names ``pt_autograd``."""
     names = (task / "comm" for task in Path("/proc/self/task").iterdir())
     return any(name.read_text().startswith("pt_autograd") for name in names)
 

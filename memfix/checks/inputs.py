@@ -257,7 +257,7 @@ class _Steps:
         self._upstreams = []
 
     def _backward(self, results: list[torch.Tensor]) -> None:
-        """What has no gradient stays alive as well: a caller who asked for it keeps it."""
+        """Run the backward. Results without a gradient stay alive as well, as a caller keeps them."""
         outputs = [tensor for tensor in results if tensor.requires_grad]
         if not self._upstreams:  # counted as an input, though its shape is only known after the forward
             with self._as_inputs():

@@ -51,12 +51,12 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _is_interpreter_error(error: BaseException) -> bool:
-    """By its name: a process that runs no kernel has not imported Triton."""
+    """Compares names, because a process that runs no kernel has not imported Triton."""
     return type(error).__name__ == "InterpreterError" and type(error).__module__.startswith("triton.")
 
 
 def _is_interpreters_own(frame: FrameType) -> bool:
-    """Is this code of the interpreter or of numpy? ``triton/language`` is not: it checks what a kernel does."""
+    """Whether this is code of the interpreter or of numpy. ``triton/language`` is neither: it checks a kernel."""
     file = Path(frame.f_code.co_filename)
     interpreter, numpy = (getattr(sys.modules.get(name), "__file__", None) for name in (_INTERPRETER, "numpy"))
     is_numpys = numpy is not None and file.is_relative_to(Path(numpy).parent)

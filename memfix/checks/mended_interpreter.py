@@ -72,7 +72,7 @@ def _make_bfloat16_constants(interpreter: Any) -> None:
 
 
 def _compute_bfloat16_in_float32(interpreter: Any) -> None:
-    """And round the result, as a GPU does; what is no number, such as a comparison, stays as it is."""
+    """Widen bfloat16 operands and round the result, as a GPU does; a comparison's result stays as it is."""
     import numpy as np
     import triton.language as tl
 

@@ -37,7 +37,7 @@ def hurry() -> None:
 
 
 def _prepare_the_language_once(interpreter: Any, tl: Any) -> None:
-    """For all kernels of the process and the functions that they call, and not again for each of them."""
+    """Patch the language once for the whole process, where Triton patches it again for each kernel."""
     prepare: Any = interpreter._patch_lang
     whole_language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     for_good = functools.cache(lambda: prepare(whole_language))
@@ -50,7 +50,7 @@ def _prepare_the_language_once(interpreter: Any, tl: Any) -> None:
 
 
 def _call_the_language_directly(interpreter: Any, tl: Any) -> None:
-    """Without a copy of the keywords at every call, and without the check that comes before every function of it."""
+    """Call functions of the language without copying the keywords and without the check before each of them."""
 
     def call_directly(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         semantic = interpreter.TritonSemantic(builder)
@@ -67,13 +67,13 @@ def _call_the_language_directly(interpreter: Any, tl: Any) -> None:
 
 
 def _trust_widths(interpreter: Any, tl: Any) -> None:
-    """Of every array it is checked that it is no wider than its dtype, which it always is."""
+    """Skip the check that no array is wider than its dtype: none ever is."""
     interpreter.TensorHandle.__post_init__  # noqa: B018 - as above
     interpreter.TensorHandle.__post_init__ = lambda self: None
 
 
 def _leave_out_unread_checks(interpreter: Any, tl: Any) -> None:
-    """An overflow is asserted on only in a debugger's run."""
+    """Skip the computation of overflows, which only a run with debug assertions reads."""
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
@@ -99,7 +99,7 @@ def _find_types_of_shapes_when_asked(interpreter: Any, tl: Any) -> None:
     write_down, type_of = tuple_of_values.__init__, tl.core._type_for_tuple_values
 
     class Asked:
-        """Is looked at only where a tuple has no type of its own yet."""
+        """Finds the type of a tuple that has none yet, when it is first read."""
 
         def __get__(self, values: Any, owner: Any = None) -> Any:
             if values is None:
@@ -117,7 +117,7 @@ def _find_types_of_shapes_when_asked(interpreter: Any, tl: Any) -> None:
 
 
 def _describe_types_once(interpreter: Any, tl: Any) -> None:
-    """What a type of blocks has besides its name follows from that of its elements and the shape."""
+    """Cache the attributes of a block type, which follow from its element type and its shape."""
     block_type: Any = tl.core.block_type
     describe = block_type.__init__
     known: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
@@ -136,7 +136,7 @@ def _describe_types_once(interpreter: Any, tl: Any) -> None:
 
 
 def _describe_tensors_once(interpreter: Any, tl: Any) -> None:
-    """What a tensor has besides its values follows from its type."""
+    """Cache the attributes of a tensor other than its values, which follow from its type."""
     tensor: Any = tl.core.tensor
     describe = tensor.__init__
     known: dict[str, dict[str, Any]] = {}
@@ -154,7 +154,7 @@ def _describe_tensors_once(interpreter: Any, tl: Any) -> None:
 
 
 def _match_types_that_are_one(interpreter: Any, tl: Any) -> None:
-    """Two tensors of one dtype stay what they are, but for 16-bit ones that are divided."""
+    """Skip the promotion of two tensors that have the same dtype, unless they are divided."""
     semantic: Any = interpreter.TritonSemantic
     match, tensor = semantic.binary_op_type_checking_impl, tl.core.tensor
 

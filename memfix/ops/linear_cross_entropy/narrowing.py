@@ -9,7 +9,7 @@ import torch
 from ..products import sum_dtype
 from .logits_gradient import DenseGradient
 
-_FIRST_ELEMENTS = 1 << 20  # narrowed through a copy of their own; what follows lies clear of where it goes
+_FIRST_ELEMENTS = 1 << 20  # narrowed through a copy; later elements no longer overlap their destination
 
 
 class WeightGradient:
@@ -57,7 +57,7 @@ class WeightGradient:
 
 
 def _narrow_in_place(wide: torch.Tensor, narrow: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Element ``i`` goes from byte ``4i`` to ``2i``: those from ``a`` up to ``2a`` go where nothing is waiting."""
+    """Move element ``i`` from byte ``4i`` to ``2i``. Elements ``a`` to ``2a`` overwrite only what was moved before."""
     end = min(_FIRST_ELEMENTS, wide.numel())
     copy = torch.empty_like(narrow[:end])
     _narrow(wide[:end], copy, scale)
