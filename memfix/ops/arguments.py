@@ -70,6 +70,15 @@ def require_number(name: str, value: object, rule: str, holds: Callable[[float],
     return float(value)
 
 
+def require_leading_dims(name: str, tensor: torch.Tensor, *, of: str, whole: torch.Tensor) -> None:
+    """``whole`` is ``[..., D]`` and ``tensor`` is ``[...]``, with the same dims for the dots."""
+    if whole.dim() == 0 or tensor.shape != whole.shape[:-1]:
+        raise ValueError(
+            f"{name} must have the shape of {of} without its last dim, got {list(tensor.shape)} "
+            f"for {of} {list(whole.shape)}"
+        )
+
+
 def require_size(name: str, tensor: torch.Tensor, size: Sequence[int]) -> None:
     if list(tensor.shape) != list(size):
         raise ValueError(f"{name} must have shape {list(size)} to go with q, got {list(tensor.shape)}")

@@ -38,6 +38,11 @@ def launch(
         _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
 
 
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
 def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ...]) -> tuple[object, ...] | None:
     """All that decides which compiled kernel runs, or None where Triton must see the launch itself: in its interpreter,
     in a graph that is traced, and for tensors that stand for others, as those of the simulated meter."""

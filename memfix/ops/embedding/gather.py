@@ -10,6 +10,7 @@ import torch
 
 from ..arguments import require_floating, require_integer, require_same, require_shape
 from ..derivatives import first_derivative_only
+from ..products import sum_dtype
 
 
 def gather_embedding(ids_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
@@ -38,7 +39,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: torch.Tensor) -> tuple[None, torch.Tensor]:
         (ids_N,) = ctx.saved_tensors
         # one id can occur N times, and N roundings to 16 bits would be added up
-        sum_dtype = torch.promote_types(grad_ND.dtype, torch.float32)
-        sum_VD = grad_ND.new_zeros(ctx.vocabulary, grad_ND.shape[1], dtype=sum_dtype)
-        sum_VD.index_add_(0, ids_N, grad_ND.to(sum_dtype))
+        wide = sum_dtype(grad_ND.dtype)
+        sum_VD = grad_ND.new_zeros(ctx.vocabulary, grad_ND.shape[1], dtype=wide)
+        sum_VD.index_add_(0, ids_N, grad_ND.to(wide))
         return None, sum_VD.to(grad_ND.dtype)

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 
 from ...units import parse_bytes
+from ..arguments import require_leading_dims
 from ..dispatch import AUTO, Dispatcher
 from ..products import as_rows
 from .chunk_size import Chunks, product_dtype, require_one_bound, usual_rows
 from .log_probabilities import token_log_probabilities
 from .module import LinearCrossEntropy
-from .options import Options, require_leading_dims
+from .options import Options
 from .vocabulary_parallel import vocabulary_parallel_linear_cross_entropy
 
 __all__ = [
@@ -76,7 +77,7 @@ def linear_cross_entropy(
     With every target ignored ``mean`` is NaN and all gradients are zero, as in torch. An empty batch is refused. What
     is in the hidden row of an ignored token does not matter in a chunked form, not even NaN.
     """
-    require_leading_dims("target", hidden, target)
+    require_leading_dims("target", target, of="hidden", whole=hidden)
     require_one_bound(rows_per_chunk, max_bytes)
     options = Options(
         ignore_index=ignore_index,

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import torch
 
+from ..arguments import require_leading_dims
 from ..dispatch import Dispatcher
 from ..products import as_rows, sum_dtype
 from .chunk_size import Chunks, require_one_bound
 from .chunks import Passes, chunked_linear_cross_entropy
-from .options import ROWS_PER_CHUNK, LossTensors, Options, require_leading_dims
+from .options import ROWS_PER_CHUNK, LossTensors, Options
 from .recompute import TiledPass
 from .triton import KERNELS
 
@@ -43,7 +44,7 @@ def token_log_probabilities(
     ``reduction="none"``. ``form``: ``auto`` is ``triton`` on a GPU that has it, else ``recompute``.
     """
     form = DISPATCHER.chosen(form, hidden)
-    require_leading_dims("token", hidden, token)
+    require_leading_dims("token", token, of="hidden", whole=hidden)
     require_one_bound(rows_per_chunk, max_bytes)
     options = Options(
         ignore_index=ignore_index,

@@ -136,12 +136,3 @@ class LossTensors(NamedTuple):
 loss_form: Callable[[Callable[[LossTensors, Options], torch.Tensor]], Callable[..., torch.Tensor]]
 loss_form = takes(LossTensors, Options)
 """Decorates a form of the loss: called with five tensors in order and the options by name."""
-
-
-def require_leading_dims(name: str, hidden: torch.Tensor, target: torch.Tensor) -> None:
-    """``hidden`` is ``[..., D]`` and ``target`` is ``[...]``, with the same dims for the dots."""
-    if hidden.dim() == 0 or target.shape != hidden.shape[:-1]:
-        raise ValueError(
-            f"{name} must have the shape of hidden without its last dim, got {list(target.shape)} "
-            f"for hidden {list(hidden.shape)}"
-        )

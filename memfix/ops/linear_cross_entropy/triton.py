@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..dispatch import is_interpreted, require_kernels
-from ..launches import launch
+from ..launches import launch, next_power_of_two
 from ..products import product_into
 from .chunks import Head, Passes, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
 from .options import LossTensors, Options, loss_form
@@ -177,7 +177,7 @@ class ExponentialsPass:
             weight_VD, weight_VD.stride(0), head.bias_V, counted.target_K, sums.surprise_K, strays,
             num_tokens, head.vocabulary, width, rows_per_chunk, num_flags, 1 / head.options.temperature,
             HAS_ROWS=rows_K is not None, HAS_BIAS=head.bias_V is not None,
-            TOKENS=at_once, WIDTH=_power_of_two(width), BLOCK=TILES.tokens,
+            TOKENS=at_once, WIDTH=next_power_of_two(width), BLOCK=TILES.tokens,
         )  # fmt: skip
 
     def __call__(
@@ -229,7 +229,7 @@ class ExponentialsPass:
             mine.scaled_hidden_CD if mine else None, num_tokens, width,
             HAS_LOGSUMEXP=sums.logsumexp_K is not None, HAS_COEFFICIENTS=parts is not None,
             HAS_SQUARE=parts is not None and parts.square_K is not None, STORES=self.wants_gradient,
-            TOKENS=at_once, PARTS=_power_of_two(self.num_parts), WIDTH=_power_of_two(width), BLOCK=TILES.tokens,
+            TOKENS=at_once, PARTS=next_power_of_two(self.num_parts), WIDTH=next_power_of_two(width), BLOCK=TILES.tokens,
         )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ class ExponentialsGradient:
         launch(
             made_by.kernels.finish_hidden, (-(-num_tokens // at_once),),
             made_by.product_CD, made_by.scale_C, self.share_C, self.target_C, weight_VD, weight_VD.stride(0),
-            out_CD, out_CD.stride(0), num_tokens, width, alpha, TOKENS=at_once, WIDTH=_power_of_two(width),
+            out_CD, out_CD.stride(0), num_tokens, width, alpha, TOKENS=at_once, WIDTH=next_power_of_two(width),
         )  # fmt: skip
 
     def summed(self) -> torch.Tensor:
@@ -308,7 +308,7 @@ class ExponentialsWeightSum:
         sorted_target_K, order_K = self.counted.target_K.int().sort(stable=True)  # half the passes of 64 bits
         rows_K = self.counted.rows_K
         width = self.out_VD.shape[1]
-        block = min(_power_of_two(width), TILES.target_width)
+        block = min(next_power_of_two(width), TILES.target_width)
         launch(
             subtract_targets, (order_K.shape[0], -(-width // block)),
             sorted_target_K, order_K if rows_K is None else rows_K.index_select(0, order_K),
@@ -367,8 +367,4 @@ def _num_processors(device: torch.device) -> int:
 
 def _tokens_at_once(num_tokens: int) -> int:
     """A program takes one token; in the interpreter, where a program costs more than its work, all of them."""
-    return _power_of_two(num_tokens) if is_interpreted() else 1
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return next_power_of_two(num_tokens) if is_interpreted() else 1

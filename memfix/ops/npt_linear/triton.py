@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..dispatch import require_kernels
-from ..launches import launch
+from ..launches import launch, next_power_of_two
 from .arguments import NptTensors
 from .factored import TORCH, LowRank, Narrow, apply_factored
 
@@ -102,7 +102,7 @@ def _widen(out_NC: torch.Tensor, scaled_NR: torch.Tensor, narrow_RC: torch.Tenso
 
 def _tile_of(rank: int) -> int:
     """A power of two, and at least what a product on tensor cores takes."""
-    return max(16, 1 << (rank - 1).bit_length())
+    return max(16, next_power_of_two(rank))
 
 
 KERNELS = LowRank(_down, _back, _widen)

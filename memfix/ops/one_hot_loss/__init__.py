@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import require_leading_dims
 from ..dispatch import Dispatcher
 from ..products import as_rows
 
@@ -24,11 +25,7 @@ def one_hot_loss(
     ``logits`` is ``[..., V]`` and ``target`` is ``[...]``. Where the logits are a matrix product, take
     :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`: it does not make them at all.
     """
-    if logits.dim() == 0 or target.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"target must have the shape of logits without its last dim, got {list(target.shape)} "
-            f"for logits {list(logits.shape)}"
-        )
+    require_leading_dims("target", target, of="logits", whole=logits)
     compute = DISPATCHER.function(form, logits)
     logits_NV = as_rows(logits)
     loss: torch.Tensor = compute(logits_NV, target.reshape(-1), ignore_index=ignore_index, reduction=reduction)

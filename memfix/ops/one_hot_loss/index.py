@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..derivatives import first_derivative_only
+from ..products import sum_dtype
 from .arguments import reduced, require_loss_arguments
 
 TILE_BYTES = 32 * 2**20
@@ -39,7 +40,7 @@ class _Surprise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
-        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        wide = sum_dtype(logits_NV.dtype)
         log_p_N = logits_NV.new_empty(column_N.shape, dtype=wide)
         rows = _rows_of_a_tile(logits_NV)
         buffer_RV = logits_NV.new_empty(rows, logits_NV.shape[1], dtype=wide)

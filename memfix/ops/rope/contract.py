@@ -12,11 +12,13 @@ from .shared_table import shared_table_rope
 from .triton import Tiles, triton_rope
 
 _FROM_THE_START = {"offset": 0, "dtype": "bfloat16"}
-_X = "B*T*H*D*e"
+X = "B*T*H*D*e"
 # in 16 bits one chunk's half is worked on in float32; wider dtypes are written straight into the output
-_SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
-SMALL_TILES = Tiles(pairs=8)  # small calls then have several programs, and heads and tokens beyond the last
+SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
+# small calls then have several programs, and heads and tokens beyond the last
+KERNEL = Form(triton_rope, has_kernels=True, compared_with={f"{__package__}.triton.TILES": Tiles(pairs=8)})
 _TABLE = "max(2048, 2*(T + offset))*D*max(e, 4)"
+DIMS = {"B": Dim(1, 3), "T": Dim(1, 20), "H": Dim(1, 3), "D": Dim(2, 10, multiple_of=2)}
 
 contract = Contract(
     "rope",
@@ -34,17 +36,10 @@ contract = Contract(
             },
         ),
         "shared_table": shared_table_rope,
-        "triton": Form(triton_rope, has_kernels=True, compared_with={f"{__package__}.triton.TILES": SMALL_TILES}),
+        "triton": KERNEL,
     },
     # the last position is 131,071 at most: every width that is drawn would pay for the next doubling of its table
-    dims={
-        "B": Dim(1, 3),
-        "T": Dim(1, 20),
-        "H": Dim(1, 3),
-        "D": Dim(2, 10, multiple_of=2),
-        "offset": Dim(0, 131_052),
-        "positions_per_chunk": Dim(1, 24),
-    },
+    dims={**DIMS, "offset": Dim(0, 131_052), "positions_per_chunk": Dim(1, 24)},
     choices={"base": (10_000.0, 500_000.0)},
     inputs=[TensorSpec("x", "B T H D", grad=True)],
     cases={
@@ -57,17 +52,17 @@ contract = Contract(
         Budget("shared_table", phase="saved", bytes="0"),
         Budget("shared_table", phase="forward", case="incident", times_below_naive=15),
         Budget("shared_table", phase="train", case="incident", times_below_naive=8),
-        Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH}"),
-        Budget("shared_table", phase="held", bytes=_X),  # the output alone
-        Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH}"),
+        Budget("shared_table", phase="forward", bytes=f"{X} + {SCRATCH}"),
+        Budget("shared_table", phase="held", bytes=X),  # the output alone
+        Budget("shared_table", phase="train", bytes=f"2*{X} + {SCRATCH}"),
         Budget("shared_table", phase="kept", bytes=_TABLE),  # the table of all calls
         # one kernel: no scratch, and no byte beside the results
         Budget("triton", phase="saved", bytes="0"),
         Budget("triton", phase="forward", case="incident", times_below_naive=16),
         Budget("triton", phase="train", case="incident", times_below_naive=8),
-        Budget("triton", phase="forward", bytes=_X),
-        Budget("triton", phase="held", bytes=_X),
-        Budget("triton", phase="train", bytes=f"2*{_X}"),
+        Budget("triton", phase="forward", bytes=X),
+        Budget("triton", phase="held", bytes=X),
+        Budget("triton", phase="train", bytes=f"2*{X}"),
         Budget("triton", phase="kept", bytes=_TABLE),
     ],
     scaling=[

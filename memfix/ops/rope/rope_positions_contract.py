@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, Integers, TensorSpec, setting
+from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
-from .contract import SMALL_TILES
+from .contract import DIMS, KERNEL, SCRATCH, X
 from .naive import naive_rope
 from .shared_table import shared_table_rope
 from .triton import triton_rope
 
-_X = "B*T*H*D*e"
-_SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
 _ROWS = "B*T*D*max(e, 4)"  # the table's rows of these positions
 
 
@@ -71,49 +70,31 @@ contract = Contract(
     naive=naive_rope_positions,
     forms={
         "shared_table": shared_table_rope_positions,
-        "triton": Form(
-            triton_rope_positions,
-            has_kernels=True,
-            compared_with={f"{__package__}.triton.TILES": SMALL_TILES},
-        ),
+        "triton": replace(KERNEL, function=triton_rope_positions),
     },
-    dims={
-        "B": Dim(1, 3),
-        "T": Dim(1, 20),
-        "H": Dim(1, 3),
-        "D": Dim(2, 10, multiple_of=2),
-        "max_positions": Dim(1, 131_072),
-        "positions_per_chunk": Dim(1, 24),
-    },
+    dims={**DIMS, "max_positions": Dim(1, 131_072), "positions_per_chunk": Dim(1, 24)},
     choices={"base": (10_000.0, 500_000.0), "is_shared": (False, True), "is_promised": (True, False)},
     inputs=[
         TensorSpec("x", "B T H D", grad=True),
         TensorSpec("positions", "B T", dtype="int64", values=Integers("max_positions")),
     ],
     cases={
-        "packed": {
-            "B": 2,
-            "T": 4096,
-            "H": 32,
-            "D": 128,
-            "max_positions": 4096,
-            "positions_per_chunk": 1024,
-            "dtype": "bfloat16",
-        },
+        "packed": {"B": 2, "T": 4096, "H": 32, "D": 128, "max_positions": 4096, "positions_per_chunk": 1024}
+        | {"dtype": "bfloat16"},
         "small": {"B": 2, "T": 128, "H": 4, "D": 32, "max_positions": 128, "positions_per_chunk": 64},
     },
     budgets=[
         Budget("shared_table", phase="forward", case="packed", times_below_naive=8),
-        Budget("shared_table", phase="forward", bytes=f"{_X} + {_SCRATCH} + {_ROWS}"),
-        Budget("shared_table", phase="held", bytes=f"{_X} + {_ROWS}"),
-        Budget("shared_table", phase="train", bytes=f"2*{_X} + {_SCRATCH} + {_ROWS}"),
+        Budget("shared_table", phase="forward", bytes=f"{X} + {SCRATCH} + {_ROWS}"),
+        Budget("shared_table", phase="held", bytes=f"{X} + {_ROWS}"),
+        Budget("shared_table", phase="train", bytes=f"2*{X} + {SCRATCH} + {_ROWS}"),
         Budget("shared_table", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),  # the table of all calls
         # the kernel reads the table's rows where they lie
         Budget("triton", phase="forward", case="packed", times_below_naive=16),
         Budget("triton", phase="saved", bytes="B*T*8"),
-        Budget("triton", phase="forward", bytes=f"{_X}"),
-        Budget("triton", phase="held", bytes=f"{_X}"),
-        Budget("triton", phase="train", bytes=f"2*{_X}"),
+        Budget("triton", phase="forward", bytes=X),
+        Budget("triton", phase="held", bytes=X),
+        Budget("triton", phase="train", bytes=f"2*{X}"),
         Budget("triton", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),
     ],
     scaling=[

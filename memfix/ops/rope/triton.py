@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..dispatch import require_kernels
-from ..launches import launch
+from ..launches import launch, next_power_of_two
 from .arguments import num_positions_of, require_positions, require_rope
 from .tables import RopeTables, default_tables
 
@@ -86,8 +86,8 @@ def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | N
     if not x.numel():
         return out_BTHD.view(x.shape)
     num_sequences, length, num_heads, width = x_BTHD.shape
-    pairs = _power_of_two(width // 2)
-    heads = min(_power_of_two(num_heads), max(1, TILES.pairs // pairs))
+    pairs = next_power_of_two(width // 2)
+    heads = min(next_power_of_two(num_heads), max(1, TILES.pairs // pairs))
     tokens = max(1, TILES.pairs // (pairs * heads))
     num_tokens = num_sequences * length
     strides = (0, 0) if positions_BT is None else positions_BT.stride()
@@ -99,7 +99,3 @@ def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | N
         TOKENS=tokens, HEADS=heads, PAIRS=pairs, num_warps=TILES.num_warps, num_stages=1,
     )  # fmt: skip
     return out_BTHD.view(x.shape)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

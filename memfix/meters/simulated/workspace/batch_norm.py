@@ -12,7 +12,7 @@ from .memory_formats import (
     require_contiguous,
     suggested_format,
 )
-from .rules import Call, NoRule, ceil_div, none_needed, rule, size_of
+from .rules import Call, NoRule, ceil_div, last_power_of_two, none_needed, rule, size_of
 
 none_needed("batch_norm_gather_stats_with_counts")
 
@@ -130,10 +130,10 @@ def _staging(tensor: torch.Tensor, *, values_per_channel: int) -> list[int]:
     """Partial results per row block, and a semaphore per block of channels; [] if one row block suffices."""
     channels = tensor.shape[1]
     rows = tensor.numel() // channels
-    block_x = min(_last_power_of_two(channels), _TILE_CHANNELS)
-    block_y = min(_last_power_of_two(ceil_div(rows, _ROWS_PER_THREAD)), _BLOCK_THREADS // block_x)
+    block_x = min(last_power_of_two(channels), _TILE_CHANNELS)
+    block_y = min(last_power_of_two(ceil_div(rows, _ROWS_PER_THREAD)), _BLOCK_THREADS // block_x)
     if block_x * block_y != _BLOCK_THREADS:
-        block_x = min(_last_power_of_two(channels), _BLOCK_THREADS // block_y)
+        block_x = min(last_power_of_two(channels), _BLOCK_THREADS // block_y)
     row_blocks = min(ceil_div(rows, block_y * _ROWS_PER_THREAD), _MAX_ROW_BLOCKS)
     if row_blocks < _MIN_ROW_BLOCKS:
         return []
@@ -144,7 +144,3 @@ def _staging(tensor: torch.Tensor, *, values_per_channel: int) -> list[int]:
 def _pixels_merge(tensor: torch.Tensor) -> bool:
     """Whether ``tensor.reshape(N, C, -1)`` can be a view."""
     return merges_into_one(tensor.shape[2:], tensor.stride()[2:])
-
-
-def _last_power_of_two(value: int) -> int:
-    return 1 << (max(1, value).bit_length() - 1)

@@ -175,6 +175,10 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
+def last_power_of_two(value: int) -> int:
+    return 1 << (max(1, value).bit_length() - 1)
+
+
 def worst_moment(*moments: list[int]) -> list[int]:
     """The buffers of the moment within a call that has the most bytes."""
     return max(moments, key=sum)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..gpus import GPU
-from .rules import ceil_div
+from .rules import ceil_div, last_power_of_two
 
 _MAX_THREADS = 512
 _MAX_THREADS_COMPLEX128 = 256
@@ -107,7 +107,7 @@ def _buffers_of_one_kernel(gpu: GPU, piece: _Piece, accumulator_bytes: int, max_
             width //= output_vector
 
     threads = max_threads // output_vector
-    width_pow2, height_pow2 = (min(_last_power_of_two(n), threads) for n in (width, height))
+    width_pow2, height_pow2 = (min(last_power_of_two(n), threads) for n in (width, height))
     block_x = min(width_pow2, _WARP)
     block_y = min(height_pow2, threads // block_x)
     block_x = min(width_pow2, threads // block_y)
@@ -132,10 +132,6 @@ def _buffers_of_one_kernel(gpu: GPU, piece: _Piece, accumulator_bytes: int, max_
     if not along_fastest:
         partial *= block_x * output_vector
     return [partial, _SEMAPHORE_BYTES * grid]
-
-
-def _last_power_of_two(value: int) -> int:
-    return 1 << (max(1, value).bit_length() - 1)
 
 
 def _output_vector(piece: _Piece, fastest: int) -> int:
