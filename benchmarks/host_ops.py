@@ -37,10 +37,6 @@ BLOCK = 250_000  # words or tokens that are generated at once
 
 
 # ---------------------------------------------------------------- contenders: the work, and how many words or tokens
-def _counter(path: Path) -> int:
-    return Counter(path.read_text(encoding="utf-8").split()).total()
-
-
 def _counter_by_line(path: Path) -> int:
     counts: Counter[str] = Counter()
     with path.open(encoding="utf-8") as file:
@@ -72,7 +68,7 @@ def _tokens(made: Callable[..., object], seed: int | None) -> Callable[[Path], i
 
 
 CONTENDERS: dict[str, Callable[[Path], int]] = {
-    "Counter(text.split())": _counter,
+    "Counter(text.split())": lambda path: Counter(path.read_text(encoding="utf-8").split()).total(),
     "Counter by line": _counter_by_line,
     "vocabulary/streaming": _form("streaming"),
     "vocabulary/bounded": _form("bounded"),

@@ -38,10 +38,6 @@ def num_examples(batch: Batch) -> int:
     return len(next(leaf for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)))
 
 
-def _one(config: RunConfig) -> int:
-    return 1
-
-
 @dataclass(frozen=True)
 class Growth:
     """A key of the config that ``memfix fit`` can grow: ``Growth("model.layers", unit="layers")``.
@@ -52,7 +48,7 @@ class Growth:
 
     key: str
     unit: str
-    multiple_of: Callable[[RunConfig], int] = _one
+    multiple_of: Callable[[RunConfig], int] = lambda config: 1
     keeps_stand_ins: bool = False
 
 

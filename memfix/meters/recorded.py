@@ -234,7 +234,8 @@ def _phase(frames: Frames) -> str:
     """The phase of an allocation. Autograd's threads have no Python frames, or begin with torch's own."""
     if not frames or _is_torch(frames[-1]) or any(frame["name"] == "_engine_run_backward" for frame in frames):
         return "backward"
-    return "optimizer" if any(_is_optimizer(frame) for frame in frames) else "forward"
+    optimizers = os.path.join(_torch_folder(), "optim", "")
+    return "optimizer" if any(frame["filename"].startswith(optimizers) for frame in frames) else "forward"
 
 
 def _what(frames: Frames) -> str:
@@ -265,10 +266,6 @@ def _is_torch(frame: Mapping[str, Any]) -> bool:
     """Whether the frame is torch's own, or of code that its compiler wrote."""
     file = frame["filename"]
     return file.startswith((_torch_folder(), "<eval_with_key>")) or f"{os.sep}torchinductor_" in file
-
-
-def _is_optimizer(frame: Mapping[str, Any]) -> bool:
-    return frame["filename"].startswith(os.path.join(_torch_folder(), "optim", ""))
 
 
 @cache

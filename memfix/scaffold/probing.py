@@ -53,9 +53,8 @@ def _with_dims(contract: Contract) -> Contract:
     )
     dims = {dim: _range(contract, [NAIVE], dim, base, sizes[dim]) for dim in axes}
     for dim in contract.dims.keys() - {*axes}:
-        dims[dim] = _range(
-            contract, [form for form in contract.forms if _takes(contract, form, dim)], dim, base, sizes[dim]
-        )
+        forms = [form for form in contract.forms if dim in contract.options(form, contract.cases[CASE])]
+        dims[dim] = _range(contract, forms, dim, base, sizes[dim])
     return replace(contract, dims={dim: dims[dim] for dim in contract.dims})
 
 
@@ -75,10 +74,6 @@ def _extremes(contract: Contract) -> list[dict[str, int]]:
     """Each axis at its largest where the others are small: an index of the wrong dim is out of range there."""
     low = {dim: spec.low for dim, spec in contract.dims.items()}
     return [{**low, dim: contract.dims[dim].high} for dim in contract.shape_dims()]
-
-
-def _takes(contract: Contract, form: str, dim: str) -> bool:
-    return dim in contract.options(form, contract.cases[CASE])
 
 
 def _fault(contract: Contract, form: str, sizes: Mapping[str, int]) -> str | None:

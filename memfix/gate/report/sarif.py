@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -68,7 +67,8 @@ def _result(finding: Finding, checks: list[str], seen: Counter[str]) -> dict[str
     subject = f"{finding.check}: {finding.subject}"
     seen[subject] += 1
     fingerprint = f"{hashlib.sha256(subject.encode()).hexdigest()[:16]}:{seen[subject]}"
-    place = place_in_repository(finding.source) or _registration()
+    registration = f"{repository_root() / 'pyproject.toml'}:1"
+    place = place_in_repository(finding.source) or place_in_repository(registration)
     return {
         "ruleId": _rule_id(finding.check),
         "ruleIndex": checks.index(finding.check),
@@ -84,7 +84,3 @@ def _result(finding: Finding, checks: list[str], seen: Counter[str]) -> dict[str
 def _location(path: str, line: int) -> dict[str, Any]:
     artifact = {"uri": quote(path), "uriBaseId": "%SRCROOT%"}
     return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line}}}
-
-
-def _registration() -> tuple[str, int] | None:
-    return place_in_repository(f"{Path(repository_root(), 'pyproject.toml')}:1")

@@ -99,14 +99,10 @@ def _enabled() -> dict[Kernel, bool]:
 
 
 def _doubt(kernel: Kernel) -> str | None:
-    if kernel is Kernel.FLASH and _other_flash_is_active():
+    current = getattr(torch.nn.attention, "current_flash_attention_impl", None)
+    if kernel is Kernel.FLASH and current is not None and current() not in (None, "FA2"):
         return "attention by another FlashAttention than torch's own, whose workspace is not known"
     return None
-
-
-def _other_flash_is_active() -> bool:
-    current = getattr(torch.nn.attention, "current_flash_attention_impl", None)
-    return current is not None and current() not in (None, "FA2")
 
 
 # ---------------------------------------------------------------- what each kernel can run
@@ -228,17 +224,14 @@ def _mask_fits_cudnn(request: Request) -> bool:
 
 
 # ---------------------------------------------------------------- order of preference
-def _prefers_cudnn(gpu: GPU) -> bool:
-    return gpu.prefers_cudnn_attention and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
-
-
 @contextlib.contextmanager
 def preferences_of(gpu: GPU) -> Iterator[None]:
     """Set torch's order of preference, as torch does when attention first sees a GPU. A user's own order is kept."""
     before = torch._C._get_sdp_priority_order()
     chosen = tuple(number for number in before if number in _CAN_RUN)
     if chosen in (_TORCH_ORDER, _CUDNN_FIRST_ORDER):
-        order = _CUDNN_FIRST_ORDER if _prefers_cudnn(gpu) else _TORCH_ORDER
+        is_first = gpu.prefers_cudnn_attention and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+        order = _CUDNN_FIRST_ORDER if is_first else _TORCH_ORDER
         torch._C._set_sdp_priority_order([int(kernel) for kernel in order])
     try:
         yield

@@ -258,7 +258,8 @@ class StorageTracker(TorchDispatchMode):
         """Run an operator that has a kernel, and count its results and its workspace."""
         if traits.indexes and _indexes_from_cpu(args):
             with self:
-                return func(args[0], [_on_device_of(args[0], index) for index in args[1]], *args[2:], **kwargs)
+                moved = [i.to(args[0].device) if isinstance(i, torch.Tensor) else i for i in args[1]]
+                return func(args[0], moved, *args[2:], **kwargs)
         if traits.indexes and _writes_by_mask(args):
             with self:
                 return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
@@ -371,10 +372,6 @@ def _writes_by_mask(args: Any) -> bool:
         return False
     adds = len(args) > 3 and args[3]
     return not adds and not is_masked_fill(*args[:3])
-
-
-def _on_device_of(tensor: torch.Tensor, index: Any) -> Any:
-    return index.to(tensor.device) if isinstance(index, torch.Tensor) else index
 
 
 def _without_masks(indices: Any) -> list[Any]:

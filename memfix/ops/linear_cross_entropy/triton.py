@@ -117,7 +117,7 @@ class ExponentialsPass:
             and (weight_VD.shape[1] * weight_VD.itemsize) % _ALIGNED_BYTES == 0
             and options.is_plain_softmax
             and _has_aligned_rows(weight_VD)
-            and _copies_tiles(weight_VD.device)
+            and (is_interpreted() or torch.cuda.get_device_capability(weight_VD.device)[0] >= 9)
         )
 
     @staticmethod
@@ -355,10 +355,6 @@ def _has_aligned_rows(tensor: torch.Tensor) -> bool:
     return (
         tensor.stride(1) == 1 and (tensor.stride(0) * tensor.itemsize) % _ALIGNED_BYTES == 0 == begins % _ALIGNED_BYTES
     )
-
-
-def _copies_tiles(device: torch.device) -> bool:
-    return is_interpreted() or torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _num_processors(device: torch.device) -> int:

@@ -73,7 +73,10 @@ class Workspace:
         if self._table is not None or doubt is None:
             return Hidden(sizes, doubt)
         within = self._with_other_multiprocessors(call, sum(sizes))
-        return Hidden(sizes, doubt if within.is_exact else f"{by_multiprocessors(self.gpu)}: {operator}", within)
+        if not within.is_exact:
+            bounds = f"half and twice the {self.gpu.multiprocessors} of {self.gpu.name}"
+            doubt = f"workspace by the number of multiprocessors, bounded by {bounds}: {operator}"
+        return Hidden(sizes, doubt, within)
 
     def _with_other_multiprocessors(self, call: Call, usual: int) -> Range:
         """The bytes that a rule gives, and what it gives for half and for twice as many multiprocessors."""
@@ -104,13 +107,6 @@ class Workspace:
 def _measured(table: Table | None, call: Call) -> int | None:
     """The hidden bytes of a call that was measured on the GPU of a table."""
     return table.measured.get(signature(call.operator, call.args, call.kwargs)) if table else None
-
-
-def by_multiprocessors(gpu: GPU) -> str:
-    """The note for workspace on a GPU that was never measured, without the operator's name."""
-    return (
-        f"workspace by the number of multiprocessors, bounded by half and twice the {gpu.multiprocessors} of {gpu.name}"
-    )
 
 
 def hidden_buffers(call: Call) -> list[int]:

@@ -1,9 +1,10 @@
-"""Creating, filling, joining and selecting: most of these kernels write their result directly."""
+"""Creating, filling, joining, selecting and activating: most of these kernels write their result directly."""
 
 from __future__ import annotations
 
 import torch
 
+from .memory_formats import contiguous_only
 from .rules import Call, copies_unless_contiguous, no_kernel, none_needed, rule, size_of, storage
 
 no_kernel("_efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
@@ -16,7 +17,8 @@ none_needed(
     repeat constant_pad_nd flip _local_scalar_dense masked_fill masked_fill_
     complex polar _conj_physical transpose_ t_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_"""
 )
-
+none_needed("_prelu_kernel _prelu_kernel_backward glu glu_backward log_sigmoid_forward log_sigmoid_backward")
+contiguous_only("self noise", "rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional")
 
 # pointwise operators that torch does not tag as such
 none_needed(

@@ -90,11 +90,6 @@ def reduce(gpu: GPU, num_items: int, item_bytes: int) -> int:
     return _laid_out(gpu.multiprocessors * _REDUCE_BLOCKS * item_bytes)
 
 
-def num_bits(largest_key: int) -> int:
-    """The number of key bits that torch sorts by if it knows the largest key."""
-    return max(1, largest_key.bit_length())
-
-
 # ---------------------------------------------------------------- tiles and layout
 def _sort_tile(key_bytes: int, value_bytes: int) -> tuple[int, int]:
     if key_bytes == 8:

@@ -111,7 +111,7 @@ def _add_by_index(
     strides = contiguous_strides(tensor.shape)
     if not is_contiguous([tensor.shape[dim] for dim in order], [strides[dim] for dim in order]):
         copies.append(size_of(tensor))
-    bits = cub.num_bits((tensor.numel() - 1) // slice_size)
+    bits = max(1, ((tensor.numel() - 1) // slice_size).bit_length())  # of the largest key
     temporary = cub.radix_sort(call.gpu, num_indices, _LONG_BYTES, _LONG_BYTES, bits)
     return [*copies, *[num_indices * _LONG_BYTES] * 4, temporary]
 

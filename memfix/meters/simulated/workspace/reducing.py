@@ -48,7 +48,7 @@ def sum_buffers(
     jitted: bool = False,
 ) -> list[int]:
     """The buffers of a sum or a product. Integers and masks are first cast to int64."""
-    result = dtype or (tensor.dtype if _is_inexact(tensor.dtype) else torch.int64)
+    result = dtype or (tensor.dtype if tensor.is_floating_point() or tensor.is_complex() else torch.int64)
     cast, summed = _cast_before(tensor, result)
     if summed.dtype == torch.complex32:
         jitted = True
@@ -261,10 +261,6 @@ def _dims_of(call: Call) -> list[int] | None:
 
 def _keepdim_of(call: Call) -> bool:
     return bool(call["keepdim"]) if call.has("keepdim") else False
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _summed_in(dtype: torch.dtype) -> int:
