@@ -59,7 +59,8 @@ def _chunks_kept(site: Site) -> str | None:
     row = site.row
     if row.count < _MANY or KEPT not in row.what:
         return None
-    kept = f"each of {row.count} passes keeps its {_maker(row)} for backward"
+    maker = row.what.split(",")[0].lstrip("_").split(".")[0]
+    kept = f"each of {row.count} passes keeps its {maker} for backward"
     if "checkpoint(" in row.code:
         return f"{kept}, because it is made before the checkpoint; make it inside, where it is computed again"
     advice = "recompute it (torch.utils.checkpoint), or compute the gradient in the forward"
@@ -109,7 +110,3 @@ _HINTS: tuple[Callable[[Site], str | None], ...] = (
     _probabilities_kept,
     _accumulated,
 )
-
-
-def _maker(row: Allocation) -> str:
-    return row.what.split(",")[0].lstrip("_").split(".")[0]

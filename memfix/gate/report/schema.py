@@ -86,16 +86,15 @@ def _refuse(where: str, rule: str, value: Any) -> NoReturn:
     raise UsageError(f"{where or 'it'} must be {rule}, got {reprlib.repr(value)}")
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str and len(value) <= _LONGEST_TEXT
-
-
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 2**63 and math.isfinite(value)
 
 
 _SIMPLE: dict[Any, tuple[Callable[[Any], bool], str]] = {
-    str: (_is_text, f"text of at most {_LONGEST_TEXT:,} characters"),
+    str: (
+        lambda value: type(value) is str and len(value) <= _LONGEST_TEXT,
+        f"text of at most {_LONGEST_TEXT:,} characters",
+    ),
     int: (lambda value: type(value) is int and _is_number(value), "a whole number of at most 63 bits"),
     float: (_is_number, "a number of at most 63 bits"),
     bool: (lambda value: type(value) is bool, "true or false"),

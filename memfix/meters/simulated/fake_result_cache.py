@@ -195,26 +195,21 @@ def _recipe_of(result: Any, places: _Places, *, is_view: bool) -> Recipe | None:
     if isinstance(result, (list, tuple)):
         parts = [_recipe_of(part, places, is_view=is_view) for part in result]
         recipes = [part for part in parts if part is not None]
-        return _several(type(result), recipes) if len(recipes) == len(parts) else None
+        if len(recipes) < len(parts):
+            return None
+        kind: Any = type(result)
+        return lambda cache, given: kind([recipe(cache, given) for recipe in recipes])
     if result is None:
         return lambda cache, given: None
-    place = places.of_tensor.get(id(result))
-    if place is not None:
-        return _argument(place)
+    if id(result) in places.of_tensor:
+        place = places.of_tensor[id(result)]
+        return lambda cache, given: given[place]
     if type(result) is not FakeTensor or result.requires_grad or not _is_plain(result):
         return None
-    place = places.of_storage.get(result.untyped_storage()._cdata)
-    if place is not None:
-        return _same_memory(place, result) if is_view else None  # keys of other operators have no offset
+    shared = places.of_storage.get(result.untyped_storage()._cdata)
+    if shared is not None:
+        return _same_memory(shared, result) if is_view else None  # keys of other operators have no offset
     return _new_memory(result)
-
-
-def _argument(place: int) -> Recipe:
-    return lambda cache, given: given[place]
-
-
-def _several(kind: type, recipes: Sequence[Recipe]) -> Recipe:
-    return lambda cache, given: kind([recipe(cache, given) for recipe in recipes])
 
 
 def _same_memory(place: int, result: torch.Tensor) -> Recipe:

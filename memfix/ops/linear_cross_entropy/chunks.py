@@ -248,7 +248,8 @@ class _Gradients:
         if upstream is not None:
             factor = upstream.to(sum_dtype(upstream.dtype)).reshape(1)
             if hidden_ND is not None:
-                scale_(hidden_ND, self._with_pending(factor, hidden_ND.dtype))
+                is_pending = hidden_ND.dtype == torch.float16 and self.pending != 1
+                scale_(hidden_ND, factor * self.pending if is_pending else factor)
             if isinstance(weight, torch.Tensor):
                 scale_(weight, factor)
             elif weight is not None:
@@ -258,9 +259,6 @@ class _Gradients:
         bias_V = None if bias_V is None or self.bias_dtype is None else bias_V.to(self.bias_dtype)
         finished = weight if weight is None or isinstance(weight, torch.Tensor) else weight.finished()
         return hidden_ND, finished, bias_V
-
-    def _with_pending(self, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return factor * self.pending if dtype == torch.float16 and self.pending != 1 else factor
 
 
 def _visit(
