@@ -1,4 +1,4 @@
-"""First derivatives only, said in words: a gradient that silently has no graph would make a penalty on it vanish."""
+"""What the autograd functions of ops share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 
 def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For the ``backward`` of a ``torch.autograd.Function``: refuse ``create_graph=True`` by the name of the op."""
+    """For the ``backward`` of a ``torch.autograd.Function``: refuse ``create_graph=True`` by the name of the op.
+
+    A gradient that silently has no graph would make a penalty on it vanish.
+    """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
@@ -24,3 +27,11 @@ def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..
         return checked
 
     return decorate
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply``, for one with ``setup_context``: torch reads the signature of its ``forward`` in every call,
+    which takes the host three times as long as the rest, and only ``torch.func`` and ``torch.compile`` need it."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+        return function.apply(*arguments)
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]

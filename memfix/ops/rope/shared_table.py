@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..arguments import require_at_least_one
+from ..derivatives import apply
 from .arguments import num_positions_of, require_positions, require_rope
 from .tables import RopeTables, default_tables
 
@@ -45,7 +46,7 @@ def shared_table_rope(
     else:
         require_positions(positions, x, offset)
         rows = tables.rows(x, base=base, num_positions=num_positions_of(positions, max_positions))[positions]
-    return _Turn.apply(x, rows.unsqueeze(-2), 1, positions_per_chunk or _positions_that_fit(x))
+    return apply(_Turn, x, rows.unsqueeze(-2), 1, positions_per_chunk or _positions_that_fit(x))
 
 
 def _positions_that_fit(x: torch.Tensor) -> int:
@@ -68,7 +69,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (rows_T1D,) = ctx.saved_tensors
-        return _Turn.apply(grad, rows_T1D, -ctx.direction, ctx.positions_per_chunk), None, None, None
+        return apply(_Turn, grad, rows_T1D, -ctx.direction, ctx.positions_per_chunk), None, None, None
 
 
 def _turned(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_per_chunk: int) -> torch.Tensor:

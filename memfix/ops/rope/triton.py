@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..derivatives import apply
 from ..dispatch import require_kernels
 from ..launches import launch, next_power_of_two
 from .arguments import num_positions_of, require_positions, require_rope
@@ -54,7 +55,7 @@ def triton_rope(
     table = tables.rows(x, base=base, num_positions=max(needed, max_positions or 0))
     positions_BT = None if positions is None else positions.expand(x.shape[:-2]).reshape(-1, x.shape[-3])
     # from its first row on: an offset among the kernel's arguments would make every launch of a decoder a new one
-    return _Turn.apply(x, table[offset:], positions_BT, False)
+    return apply(_Turn, x, table[offset:], positions_BT, False)
 
 
 class _Turn(torch.autograd.Function):
@@ -75,7 +76,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         table, positions_BT = ctx.saved_tensors
-        return _Turn.apply(grad, table, positions_BT, not ctx.turns_back), None, None, None
+        return apply(_Turn, grad, table, positions_BT, not ctx.turns_back), None, None, None
 
 
 def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool) -> torch.Tensor:
