@@ -636,7 +636,7 @@ def _kda_cell(entry: dict[str, Any], name: str) -> str:
     if rows[0] is None:
         return ""
     told = [
-        row["trouble"].split(":")[0]
+        ("wrong" if row["trouble"].startswith("wrong") else "not taken")
         if "trouble" in row
         else f"{format_seconds(row['seconds'])}, {format_bytes(row['peak_bytes'])}"
         for row in rows
