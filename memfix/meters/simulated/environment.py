@@ -99,5 +99,6 @@ def _own_random_numbers(number: int) -> Iterator[None]:
     """Inside, seeds give other random numbers for another ``number``."""
     seed = torch.random.manual_seed
     with torch.random.fork_rng(devices=[]), applied([(torch, "manual_seed", lambda value: seed(value + number))]):
-        torch.manual_seed(0)
+        # torch.manual_seed would seed every other device too, and format the stack for each
+        torch.default_generator.manual_seed(number)
         yield
