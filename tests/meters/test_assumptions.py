@@ -121,6 +121,32 @@ def test_a_number_that_decides_what_is_allocated_gives_bounds() -> None:
     assert reading.at_least == reading.peak_bytes
 
 
+@pytest.mark.parametrize(
+    ("question", "num_runs"),
+    [
+        (lambda x, mask: None, 1),
+        (lambda x, mask: mask.sum().item(), 2),
+        (lambda x, mask: len(x[mask]), 2),
+        (lambda x, mask: bool(mask.all()), 2),
+        (lambda x, mask: bool(mask.any()), 3),
+        (lambda x, mask: (mask.sum().item(), x.sum().item()), 3),
+        (lambda x, mask: (mask.sum().item(), bool(torch.rand((), device=x.device) < 0.5)), 3),
+        (lambda x, mask: (mask.sum().item(), torch.rand(3)), 3),  # code may read its real memory unnoticed
+    ],
+)
+def test_the_most_is_tried_only_where_the_usual_answers_are_not_it(question: Any, num_runs: int) -> None:
+    num_built = 0
+
+    def build(device: str) -> Any:
+        nonlocal num_built
+        num_built += 1
+        x = torch.empty(10, 20, device=device)
+        return lambda: question(x, x > 0)
+
+    memfix.peak(build)
+    assert num_built == num_runs
+
+
 def test_an_answer_that_ends_the_step_is_not_among_its_runs() -> None:
     def check(x: Any, mask: Any) -> Any:
         if x.sum() > 1:

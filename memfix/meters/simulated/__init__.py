@@ -66,7 +66,8 @@ class SimulatedMeter:
         """
         runs = [self._run(build, warmup, "usual")]
         if runs[0].assumed:
-            runs += [self._run(build, warmup, "most"), self._run(build, warmup, "least")]
+            others: list[Extent] = ["least"] if runs[0].is_most else ["most", "least"]
+            runs += [self._run(build, warmup, extent) for extent in others]
         measured = [run for run in runs if run.reading is not None]
         if not measured:
             raise _common_error(runs)
@@ -120,10 +121,11 @@ class SimulatedMeter:
             except Exception as error:
                 if not tracker.assumed or isinstance(error, (CompiledCodeError, UsageError)):
                     raise
-                return _Run(None, tuple(tracker.assumed), error)
+                return _Run(None, tuple(tracker.assumed), error, is_most=tracker.answers.are_most)
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
             unbounded = frozenset(tracker.notes) - tracker.bounded
-            return _Run(reading, tuple(tracker.assumed), None, tracker.answers.in_a_loop, unbounded)
+            answers = tracker.answers
+            return _Run(reading, tuple(tracker.assumed), None, answers.in_a_loop, unbounded, answers.are_most)
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Readings of several steps on the same state. Each step runs once, without a warm-up."""
@@ -216,6 +218,8 @@ class _Run:
     in_a_loop: bool = False
     unbounded: frozenset[str] = frozenset()
     """The doubts that the reading's bounds do not cover."""
+    is_most: bool = False
+    """Whether the answers are also those of "most"."""
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:

@@ -74,6 +74,8 @@ class Answers:
 
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
+        self.are_most = True
+        """Whether all that was answered would be the same under "most", which then need not be tried."""
         self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
         self._num_made = 0
@@ -109,6 +111,7 @@ class Answers:
         Computed flags are tried the other way too, under the other answers. After many reads at one place the answer
         changes, so that a loop which waits for a change ends.
         """
+        self.are_most = False
         self._num_asked[place] += 1
         number = self._num_asked[place] - _PATIENCE
         if computed is not None and number <= 0 and (self.extent == "usual" or dtype != torch.bool):
@@ -121,11 +124,13 @@ class Answers:
     def count(self, num_elements: int, share: float) -> int:
         """How many of a mask's elements are set, where ``share`` of them usually are."""
         if self.extent == "usual":
+            self.are_most &= share == 1
             return math.ceil(num_elements * share)
         return num_elements if self.extent == "most" else 0
 
     def shares(self, num_elements: int, num_shares: int) -> torch.Tensor:
         """How many elements each share has: evenly many, or the first has all."""
+        self.are_most = False
         with torch._C._DisableTorchDispatch():
             if self.extent == "most":
                 return torch.tensor([num_elements, *[0] * (num_shares - 1)])
@@ -137,6 +142,7 @@ class Answers:
         if packet is aten.all:
             return ALL_SET, self.extent != "least"
         if packet is aten.any:
+            self.are_most = False
             return NONE_SET, self.extent == "most"
         return COUNTED if share == 1 else EVEN, self.count(num_elements, share)
 

@@ -186,6 +186,7 @@ class StorageTracker(TorchDispatchMode):
             how = self.answers.extent
         if how in ("most", "worst"):
             return self.values.most_picked(mask)
+        self.answers.are_most &= share == 1
         return 0 if how == "least" else math.ceil(mask.numel() * share)
 
     def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -208,6 +209,7 @@ class StorageTracker(TorchDispatchMode):
         if peers.SAME in assumed:  # other answers are not tried
             self.note(peers.SAME)
         self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, peers.SAME}))
+        self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, assumptions.DRAWN))
         return assumptions.UNDECIDED in assumed
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:

@@ -125,6 +125,7 @@ class Values:
         if value is UNKNOWN:
             return self._filled(operator, args, kwargs, results)
         if assumed := self._assumed_by(operator, given):
+            self._answers.are_most &= DRAWN not in assumed
             for tensor in tensors_in(value):
                 if operator.overloadpacket in _DRAWS_UP_TO_1 and tensor.numel() == 1:
                     self._answers.draw(tensor)
