@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from forked_python import forked_python
 
 import memfix
 from memfix.errors import MeasurementError
@@ -170,7 +169,7 @@ import memfix
 from tests.meters.test_engine import chain
 print(memfix.peak(chain(5000)).peak_bytes)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = forked_python("-c", code)
     # two values: the next one and the one before, which it needs no more
     assert (ended.stdout, ended.returncode) == (f"{2 * 4 * N}\n", 0), ended.stderr
 
