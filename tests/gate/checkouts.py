@@ -40,8 +40,8 @@ OTHER_OP = "other/form [small, train] 7 bytes"
 
 def copy_package(folder: Path) -> None:
     """memfix as it is, compiled modules included: no process of a copy compiles them again."""
-    # a .pyc that another process writes just now has a name with a number at its end
-    shutil.copytree(ROOT / "memfix", folder / "memfix", ignore=shutil.ignore_patterns("*.pyc.*"))
+    # a .pyc that another process writes just now has a name with a number at its end; pytest's are for sessions only
+    shutil.copytree(ROOT / "memfix", folder / "memfix", ignore=shutil.ignore_patterns("*.pyc.*", "*-pytest-*.pyc"))
     (folder / ".gitignore").write_text("__pycache__/\n")
 
 
@@ -52,6 +52,7 @@ def make_checkout(folder: Path) -> Path:
     for name in ("memory.lock", "memory.peaks.json"):
         shutil.copy(ROOT / "benchmarks" / name, folder / "benchmarks")
     commit_all(folder)
+    pack(folder)
     return folder
 
 
@@ -71,13 +72,19 @@ def make_toy_checkout(folder: Path) -> Path:
     lock = folder / "benchmarks/memory.lock"
     lock.write_text(lock.read_text() + f"\n{OTHER_OP}\n")
     commit_all(folder)
+    pack(folder)
     return folder
 
 
 def commit_all(folder: Path) -> None:
-    git(folder, "init", "-q", "-b", "main")
+    git(folder, "init", "-q", "-b", "main", "--template=")
     git(folder, "add", "-A")
     git(folder, "-c", "user.name=memfix", "-c", "user.email=memfix@example.com", "commit", "-q", "-m", "all")
+
+
+def pack(folder: Path) -> None:
+    """Put git's hundreds of small files into one: each test copies them."""
+    git(folder, "repack", "-a", "-d", "-q")
 
 
 def git(folder: Path, *arguments: str) -> None:
