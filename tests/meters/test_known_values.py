@@ -120,6 +120,13 @@ def test_random_numbers_are_drawn_and_leave_the_callers_generator_alone() -> Non
     assert not reading.exact
 
 
+def test_a_simulation_leaves_the_generators_of_real_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    memfix.peak(lambda device: lambda: torch.randn(3, device=device))
+    assert seeds == []
+
+
 def test_ones_like_random_numbers_rest_on_nothing() -> None:
     _, reading = answered(lambda d: bool(torch.ones_like(torch.randint(0, 9, (2, 5))).to(d).all()))
     assert reading.notes == ()
