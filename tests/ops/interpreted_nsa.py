@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memfix.ops.nsa import naive, nsa, triton
-from memfix.ops.nsa.triton import Tiles, triton_nsa
+from memfix.ops.nsa.triton import triton_nsa
 
 SIZES: dict[str, Any] = {"compress_block": 4, "compress_stride": 2, "select_block": 6, "num_selected": 4, "window": 7}
 SMALL = {"tokens": 40, "heads": 2, "width": 8}
@@ -45,7 +45,8 @@ def inputs(tokens: int, heads: int, width: int, dtype: torch.dtype = torch.float
 def everything() -> dict[str, Any]:
     """In one go: a child that interprets kernels takes seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton, "CHOOSE", Tiles(rows=16, keys=16, stages=1, warps=1))
+        patch.setattr(triton, "CHOSEN_AT_ONCE", 16)
+        patch.setattr(triton, "SETTLED_AT_ONCE", 16)
         patch.setattr(triton, "FIRST_SEGMENT", 2)
         found: dict[str, Any] = {name: errors(*call) for name, call in CALLS.items()}
         found["selected"] = {call: selections(*call) for call in SELECTIONS}

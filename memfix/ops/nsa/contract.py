@@ -55,7 +55,8 @@ _CUT = (
     "SELECTED_BACKWARD", "COMPRESSED_KEYS", "TOKEN_KEYS",
 )  # fmt: skip
 _SMALL_TILES = {
-    f"{_KERNELS}.CHOOSE": Tiles(rows=16, keys=8, stages=1, warps=4),
+    f"{_KERNELS}.CHOSEN_AT_ONCE": 16,
+    f"{_KERNELS}.SETTLED_AT_ONCE": 8,
     f"{_KERNELS}.FIRST_SEGMENT": 6,
     **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=4) for name in _CUT},
 }

@@ -31,9 +31,8 @@ ROUNDING = tl.constexpr(2.0**-21)
 """Scores that are further apart, as a share of them, are no equal float32."""
 LEAST = tl.constexpr(-(2.0**1000))
 LN_2 = tl.constexpr(0.6931471805599453)
-FORCED = tl.constexpr(2**31 - 3)
-"""Ranks from here on are of blocks that are read whatever their scores."""
-LAST_PLACE = tl.constexpr(2**31 - 1)
+HIGHEST = tl.constexpr(2**31 - 1)
+"""No rank is so high."""
 
 
 @triton.jit
@@ -208,8 +207,12 @@ def choose_blocks(
     NUM_SELECTED: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
 ):  # fmt: skip
-    """``selected`` (``[N, C, n]``): the query's own block, the first, the one before its own, then by score, then by
-    place; -1 where there are fewer. A query is doubtful where another order of nearly equal scores would change that.
+    """``selected`` (``[N, C, n]``): the query's own block, the first, the one before its own, then the best of the
+    others in order of place, of equal ones the first; -1 where there are fewer. A query is doubtful where another order
+    of nearly equal scores would change that.
+
+    The rank of the last block is found by halving the range it lies in until as many ranks reach it as are taken. That
+    is 10 times or so; taking one block after the other goes through all of them ``NUM_SELECTED`` times.
     """
     n = tl.program_id(1)
     number = tl.load(num_doubtful + n) if EXACT else num_queries
@@ -219,36 +222,42 @@ def choose_blocks(
     query, is_query = queries_at(place, doubtful, number, n, num_queries, EXACT)
     own = tl.where(is_query, (first + query) // select_block, 0)
     at_query = (n * num_queries + query).to(tl.int64)
-    place = tl.arange(0, BLOCK_SELECTED)[None, :]
-    best = tl.full([BLOCK_QUERIES, BLOCK_SELECTED], -1, tl.int64)
-    for start in range(0, tl.max(own, 0) + 1, BLOCK_SELECTABLE):
-        block = start + tl.arange(0, BLOCK_SELECTABLE)[None, :]
-        is_begun = (block <= own[:, None]) & is_query[:, None]
-        score = tl.load(scores + at_query[:, None] * num_selectable + block, mask=is_begun, other=0.0)
-        # the bits of floats that are not negative are ordered as the floats are; the place goes below them
-        rank = score.to(tl.int32, bitcast=True)
-        rank = tl.where(block == own[:, None] - 1, FORCED, rank)
-        rank = tl.where(block == 0, FORCED + 1, rank)
-        rank = tl.where(block == own[:, None], FORCED + 2, rank).to(tl.int64)
-        left = tl.where(is_begun, (rank << 32) + (LAST_PLACE - block), -1)
-        before = best
-        best = tl.full([BLOCK_QUERIES, BLOCK_SELECTED], -1, tl.int64)
-        for taken in range(0, NUM_SELECTED + 1):
-            largest = tl.maximum(tl.max(left, 1), tl.max(before, 1))[:, None]
-            best = tl.where(place == taken, largest, best)
-            left = tl.where(left == largest, -1, left)
-            before = tl.where(before == largest, -1, before)
-    chosen = tl.where(best < 0, -1, LAST_PLACE - (best & 0x7FFFFFFF)).to(tl.int32)
-    at_selected = (n * num_listed + first - offset + query).to(tl.int64)[:, None] * NUM_SELECTED + place
-    tl.store(selected + at_selected, chosen, mask=is_query[:, None] & (place < NUM_SELECTED))
+    block = tl.broadcast_to(tl.arange(0, BLOCK_SELECTABLE)[None, :], [BLOCK_QUERIES, BLOCK_SELECTABLE])
+    is_scored = (block > 0) & (block < own[:, None] - 1)
+    # the bits of floats that are not negative are ordered as the floats are
+    ranks = scores.to(tl.pointer_type(tl.int32), bitcast=True)
+    rank = tl.load(ranks + at_query[:, None] * num_selectable + block, mask=is_scored, other=-1)
+
+    # at least as many ranks as are taken reach low, if there are as many, and fewer reach high
+    low, high = tl.min(tl.where(is_scored, rank, HIGHEST), 1), tl.max(rank, 1) + 1
+    reaching = tl.maximum(own - 2, 0)
+    while tl.max(((reaching > NUM_SELECTED - 3) & (high - low > 1)).to(tl.int32), 0) > 0:
+        middle = low + (high - low) // 2
+        reaching_it = tl.sum((rank >= middle[:, None]).to(tl.int32), 1)
+        is_low = reaching_it >= NUM_SELECTED - 3
+        reaching = tl.where(is_low, reaching_it, reaching)
+        low, high = tl.where(is_low, middle, low), tl.where(is_low, high, middle)
+    is_chosen = rank >= low[:, None]
+    if tl.max(reaching, 0) > NUM_SELECTED - 3:
+        ties = (rank == low[:, None]).to(tl.int32)
+        too_many = (reaching - (NUM_SELECTED - 3))[:, None]
+        is_chosen = is_chosen & ((ties == 0) | (tl.cumsum(ties, 1) <= tl.sum(ties, 1)[:, None] - too_many))
+
+    selected += (n * num_listed + first - offset + query).to(tl.int64)[:, None] * NUM_SELECTED
+    slot = tl.arange(0, BLOCK_SELECTED)[None, :]
+    forced = tl.where(slot == 0, own[:, None], tl.where(slot == 1, 0, own[:, None] - 1))
+    forced = tl.where(slot <= own[:, None], forced, -1)
+    is_forced = (slot < NUM_SELECTED) & ((slot < 3) | (slot > own[:, None])) & is_query[:, None]
+    tl.store(selected + slot, forced, mask=is_forced)
+    if NUM_SELECTED > 3:
+        tl.store(selected + tl.cumsum(is_chosen.to(tl.int32), 1) + 2, block, mask=is_chosen)
     if not EXACT:
-        rank = (best >> 32).to(tl.int32)
-        last_rank = tl.max(tl.where(place == NUM_SELECTED - 1, rank, -1), 1)
-        next_rank = tl.max(tl.where(place == NUM_SELECTED, rank, -1), 1)
+        last_rank = tl.min(tl.where(is_chosen, rank, HIGHEST), 1)
+        next_rank = tl.max(tl.where(is_chosen, -1, rank), 1)
         last_score = last_rank.to(tl.float32, bitcast=True)
         next_score = next_rank.to(tl.float32, bitcast=True)
         near = next_score >= last_score * (1 - 2 * tl.load(doubt + at_query, mask=is_query, other=0.0))
-        doubts = (next_rank >= 0) & (last_rank < FORCED) & (near | (last_score < SMALLEST))
+        doubts = (next_rank >= 0) & (NUM_SELECTED > 3) & (near | (last_score < SMALLEST))
         tl.store(is_doubtful + at_query, doubts.to(tl.int32), mask=is_query)
 
 

@@ -54,7 +54,13 @@ EXACT_PARTS = 8
 SETTLE = Tiles(rows=16, keys=16, stages=1, warps=1)
 MOST_NEAR = 8
 """Blocks of a doubtful query that are compared; where there are more, its scores tie."""
-CHOOSE = Tiles(rows=1, keys=1024, stages=1, warps=1)
+SETTLED_AT_ONCE = 1024
+"""Selection blocks."""
+CHOSEN_AT_ONCE = 1
+"""Queries."""
+CHOSEN_BY_WARP = 2048
+"""Selection blocks of a query that one warp looks at; all of them are in registers."""
+MOST_WARPS = 32
 COMPRESSED_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 SELECTED_BACKWARD = Tiles(rows=16, keys=32, stages=2, warps=1)
@@ -386,10 +392,11 @@ class _Selection:
         blocks, num_items = self.call.blocks, self.call.num_items
         num_queries, num_selectable = stop - first, blocks.num_selectable(stop)
         self._score(lse_NCR, first, stop, num_selectable, exact=False)
+        block_selectable = power_of_two(self.scores_NCS.shape[2])
         choice = {
-            "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": power_of_two(blocks.num_selected + 1),
-            "BLOCK_QUERIES": CHOOSE.rows, "BLOCK_SELECTABLE": self._most_at_once,
-            "num_warps": CHOOSE.warps, "num_stages": CHOOSE.stages,
+            "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": power_of_two(blocks.num_selected),
+            "BLOCK_QUERIES": CHOSEN_AT_ONCE, "BLOCK_SELECTABLE": block_selectable,
+            "num_warps": min(MOST_WARPS, max(1, block_selectable // CHOSEN_BY_WARP)), "num_stages": 1,
         }  # fmt: skip
         choosing = (
             self.scores_NCS, self.doubt_NC, self.doubtful_NC, self.num_doubtful_N, self.is_doubtful_NC,
@@ -397,17 +404,13 @@ class _Selection:
             self.selected_NTn.shape[1],
         )  # fmt: skip
         listing = (self.is_doubtful_NC, self.doubtful_NC, self.num_doubtful_N, num_queries)
-        grid = (_parts(num_queries, CHOOSE.rows), num_items)
+        grid = (_parts(num_queries, CHOSEN_AT_ONCE), num_items)
         launch(kernels.choose_blocks, grid, *choosing, EXACT=False, **choice)
         launch(kernels.list_doubtful, (num_items,), *listing, BLOCK=1024)
         self._settle(lse_NCR, first, stop, num_selectable, offset)
         launch(kernels.list_doubtful, (num_items,), *listing, BLOCK=1024)
         self._score(lse_NCR, first, stop, num_selectable, exact=True)
         launch(kernels.choose_blocks, grid, *choosing, EXACT=True, **choice)
-
-    @property
-    def _most_at_once(self) -> int:
-        return min(CHOOSE.keys, power_of_two(self.call.blocks.num_selectable(self.call.num_tokens)))
 
     def _settle(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, offset: int) -> None:
         from .selection_kernels import settle_blocks
@@ -421,7 +424,8 @@ class _Selection:
             self.is_doubtful_NC, self.selected_NTn, first, stop - first, *call.counts, call.num_compressed,
             num_selectable, *call.compression, blocks.select_block, offset, self.selected_NTn.shape[1], call.scale,
             NUM_SELECTED=blocks.num_selected, NUM_TILES=_parts(met, cut["BLOCK_KEYS"] * blocks.compress_stride),
-            BLOCK_SELECTABLE=self._most_at_once, BLOCK_SELECTED=power_of_two(blocks.num_selected),
+            BLOCK_SELECTABLE=min(SETTLED_AT_ONCE, power_of_two(self.scores_NCS.shape[2])),
+            BLOCK_SELECTED=power_of_two(blocks.num_selected),
             BLOCK_NEAR=MOST_NEAR, **cut | {"BLOCK_HEADS": max(LEAST_ROWS, cut["BLOCK_HEADS"])},
         )  # fmt: skip
 
