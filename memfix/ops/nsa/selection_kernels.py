@@ -83,55 +83,49 @@ def exact_totals(
     """Of doubtful queries the largest score of a part of the compressed blocks, and the sum of weights relative to it:
     ``[N, C, R, PARTS]`` each, in float64. -2**1000 and 0 where nothing is seen."""
     n = tl.program_id(1)
-    number = tl.load(num_doubtful + n)
-    if tl.program_id(0) * BLOCK_TOKENS >= number:
-        return
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
     keys = of_item(keys, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     head, num_queries = row % BLOCK_HEADS, stop - first
-    place = tl.program_id(0) * BLOCK_TOKENS + row // BLOCK_HEADS
-    local, counts = queries_at(place, doubtful, number, n, num_queries, True)
-    token = first + local
-    at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
-    seen = num_complete(token, compress_block, compress_stride)
-    most = tl.minimum(tl.max(tl.where(counts, seen, 0), 0), num_compressed)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-    top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], LEAST, tl.float64)
-    total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
-    of_part = tl.cdiv(tl.cdiv(most, BLOCK_KEYS), PARTS) * BLOCK_KEYS
-    begin = tl.program_id(2) * of_part
-    for start in range(begin, tl.minimum(begin + of_part, most), BLOCK_KEYS):
-        block = start + tl.arange(0, BLOCK_KEYS)
-        keys_KD = vectors(keys, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
-        products = inner_in_float64(q_XD, keys_KD) * natural_scale
-        is_seen = block[None, :] < seen[:, None]
-        new_top = tl.maximum(top, tl.max(tl.where(is_seen, products, LEAST), 1))
-        weights = tl.where(is_seen, tl.exp(products - new_top[:, None]), 0.0)
-        total = total * tl.exp(top - new_top) + tl.sum(weights, 1)
-        top = new_top
-    at_part = ((n * num_queries + local) * HEADS + head).to(tl.int64) * PARTS + tl.program_id(2)
-    tl.store(tops + at_part, top, mask=is_there)
-    tl.store(totals + at_part, total, mask=is_there)
+    number = tl.load(num_doubtful + n)
+    for tile in range(tl.program_id(0), tl.cdiv(number, BLOCK_TOKENS), tl.num_programs(0)):
+        place = tile * BLOCK_TOKENS + row // BLOCK_HEADS
+        local, counts = queries_at(place, doubtful, number, n, num_queries, True)
+        token = first + local
+        at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
+        seen = num_complete(token, compress_block, compress_stride)
+        most = tl.minimum(tl.max(tl.where(counts, seen, 0), 0), num_compressed)
+        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+        top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], LEAST, tl.float64)
+        total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
+        of_part = tl.cdiv(tl.cdiv(most, BLOCK_KEYS), PARTS) * BLOCK_KEYS
+        begin = tl.program_id(2) * of_part
+        for start in range(begin, tl.minimum(begin + of_part, most), BLOCK_KEYS):
+            block = start + tl.arange(0, BLOCK_KEYS)
+            keys_KD = vectors(keys, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
+            products = inner_in_float64(q_XD, keys_KD) * natural_scale
+            is_seen = block[None, :] < seen[:, None]
+            new_top = tl.maximum(top, tl.max(tl.where(is_seen, products, LEAST), 1))
+            weights = tl.where(is_seen, tl.exp(products - new_top[:, None]), 0.0)
+            total = total * tl.exp(top - new_top) + tl.sum(weights, 1)
+            top = new_top
+        at_part = ((n * num_queries + local) * HEADS + head).to(tl.int64) * PARTS + tl.program_id(2)
+        tl.store(tops + at_part, top, mask=is_there)
+        tl.store(totals + at_part, total, mask=is_there)
 
 
 @triton.jit
-def score_blocks(
-    q, high, low, largest, lse, tops, totals, doubtful, num_doubtful, scores, doubt,
+def score_tile(
+    tile, number,
+    q, high, low, largest, lse, tops, totals, doubtful, scores, doubt,
     first, stop, num_tokens, groups, num_compressed, num_selectable,
     compress_block, compress_stride, select_block, step, scale, natural_scale,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, EXACT: tl.constexpr, NUM_TILES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
-
-    ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the
-    queries in ``doubtful`` in float64, ``high`` being the keys and ``tops`` and ``totals`` those of ``exact_totals``;
-    otherwise ``doubt`` (``[N, C]``) gets the share by which scores may be off. One of ``PARTS`` programs takes a part
-    of the blocks.
-    """
+    """``score_blocks`` for the queries of a tile."""
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
@@ -140,10 +134,7 @@ def score_blocks(
         low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     head, num_queries = row % BLOCK_HEADS, stop - first
-    number = tl.load(num_doubtful + n) if EXACT else num_queries
-    if tl.program_id(0) * BLOCK_TOKENS >= number:
-        return
-    begin = tl.program_id(0) * BLOCK_TOKENS
+    begin = tile * BLOCK_TOKENS
     local, counts = queries_at(begin + row // BLOCK_HEADS, doubtful, number, n, num_queries, EXACT)
     query, is_query = queries_at(begin + tl.arange(0, BLOCK_TOKENS), doubtful, number, n, num_queries, EXACT)
     token = first + local
@@ -175,8 +166,8 @@ def score_blocks(
         selectable = begin + tl.arange(0, BLOCK_SELECTABLE)
         start = first_met(begin, compress_block, compress_stride, select_block)
         of_rows = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_SELECTABLE], tl.float64 if EXACT else tl.float32)
-        for tile in tl.static_range(NUM_TILES):
-            block = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+        for of_step in tl.static_range(NUM_TILES):
+            block = start + of_step * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
             shared = shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block)
             is_seen = (block[None, :] < seen[:, None]) & is_there[:, None]
             keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
@@ -198,6 +189,42 @@ def score_blocks(
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
         is_score = is_query[:, None] & ((selectable < begin + step) & (selectable < num_selectable))[None, :]
         tl.store(scores + at_score, of_queries.to(tl.float32), mask=is_score)
+
+
+@triton.jit
+def score_blocks(
+    q, high, low, largest, lse, tops, totals, doubtful, num_doubtful, scores, doubt,
+    first, stop, num_tokens, groups, num_compressed, num_selectable,
+    compress_block, compress_stride, select_block, step, scale, natural_scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, PIECES: tl.constexpr, EXACT: tl.constexpr, NUM_TILES: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
+
+    ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the
+    queries in ``doubtful`` in float64, ``high`` being the keys and ``tops`` and ``totals`` those of ``exact_totals``;
+    otherwise ``doubt`` (``[N, C]``) gets the share by which scores may be off. One of ``PARTS`` programs takes a part
+    of the blocks.
+    """
+    if EXACT:
+        number = tl.load(num_doubtful + tl.program_id(1))
+        for tile in range(tl.program_id(0), tl.cdiv(number, BLOCK_TOKENS), tl.num_programs(0)):
+            score_tile(
+                tile, number,
+                q, high, low, largest, lse, tops, totals, doubtful, scores, doubt, first, stop, num_tokens, groups,
+                num_compressed, num_selectable, compress_block, compress_stride, select_block, step, scale,
+                natural_scale, WIDTH, HEADS, PIECES, EXACT, NUM_TILES, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_KEYS,
+                BLOCK_SELECTABLE, BLOCK_D, BLOCK_E, PARTS,
+            )  # fmt: skip
+    else:
+        score_tile(
+            tl.program_id(0), stop - first,
+            q, high, low, largest, lse, tops, totals, doubtful, scores, doubt, first, stop, num_tokens, groups,
+            num_compressed, num_selectable, compress_block, compress_stride, select_block, step, scale, natural_scale,
+            WIDTH, HEADS, PIECES, EXACT, NUM_TILES, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_KEYS, BLOCK_SELECTABLE, BLOCK_D,
+            BLOCK_E, PARTS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -49,6 +49,9 @@ WINDOW = Tiles(rows=32, keys=32, stages=2, warps=2)
 SELECTED = Tiles(rows=16, keys=32, stages=2, warps=1)
 SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
 EXACT = Tiles(rows=32, keys=32, stages=1, warps=4)
+EXACT_PROGRAMS = 128
+"""For a key-value head, each going through tiles of doubtful queries: a program that has none costs as much as a short
+one, and how many there are is not known to the host."""
 EXACT_PARTS = 8
 """Programs that share the blocks of the same doubtful queries: these are few, and the rows of one program long."""
 SETTLE = Tiles(rows=16, keys=16, stages=1, warps=1)
@@ -435,7 +438,8 @@ class _Selection:
         call, blocks = self.call, self.call.blocks
         cut = call.cut(EXACT if exact else SCORE)
         num_parts = self.totals_2NCRP.shape[-1] if exact else 1
-        grid = (_parts(stop - first, cut["BLOCK_TOKENS"]), call.num_items, num_parts)
+        num_tiles = _parts(stop - first, cut["BLOCK_TOKENS"])
+        grid = (min(num_tiles, EXACT_PROGRAMS // num_parts) if exact else num_tiles, call.num_items, num_parts)
         doubtful = (self.doubtful_NC, self.num_doubtful_N)
         if exact:
             launch(
@@ -443,14 +447,14 @@ class _Selection:
                 call.num_compressed, *call.compression, call.scale, PARTS=num_parts, **cut,
             )  # fmt: skip
         tokens = cut["BLOCK_KEYS"] * blocks.compress_stride
-        num_tiles = _parts(blocks.compress_block + blocks.select_block, tokens)
-        step = (num_tiles * tokens - blocks.compress_block) // blocks.select_block
+        num_steps = _parts(blocks.compress_block + blocks.select_block, tokens)
+        step = (num_steps * tokens - blocks.compress_block) // blocks.select_block
         keys = (self.k_NMD, None) if exact else (self.compressed.high_NMD, self.compressed.low_NMD)
         launch(
             score_blocks, grid, call.q_BTGRD, *keys, self.largest_N, lse_NCR, *self.totals_2NCRP, *doubtful,
             self.scores_NCS, self.doubt_NC, first, stop, *call.counts, call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
-            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_tiles,
+            PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_steps,
             BLOCK_SELECTABLE=max(16, power_of_two(step)), PARTS=num_parts, **cut,
         )  # fmt: skip
 
