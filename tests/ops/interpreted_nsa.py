@@ -53,6 +53,7 @@ def everything() -> dict[str, Any]:
         found["selected by 16 bits"] = [selected_by_16_bits(size) for size in MAGNITUDES[1:]]
         found["selected by rough scores"] = [selected_by_rough_scores(settles) for settles in (False, True)]
         found["doubtful"] = [num_doubtful(size) for size in MAGNITUDES[:2]]
+        found["doubtful by the scale's sign"] = [num_doubtful(8.0, scale=scale)[0] for scale in (0.3, -0.3)]
         found["twice"] = [gradients(triton_nsa, inputs(**SMALL), {**SIZES, "queries_per_chunk": 16}) for _ in range(2)]
         found["second derivative"] = second_derivative()
         tensors = [tensor.flatten(2, 3) if tensor.dim() == 5 else tensor for tensor in inputs(**SMALL)]
@@ -135,7 +136,7 @@ def selected_by_rough_scores(settles: bool) -> tuple[torch.Tensor, torch.Tensor]
     return ours[is_sure[0]], theirs[is_sure[0]]
 
 
-def num_doubtful(magnitude: float) -> tuple[int, int]:
+def num_doubtful(magnitude: float, **options: float) -> tuple[int, int]:
     """Queries whose blocks near the last were compared in float64, and those that were scored again altogether."""
     counted: dict[str, int] = {}
 
@@ -152,7 +153,7 @@ def num_doubtful(magnitude: float) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_settle", "_score"):
             patch.setattr(triton._Selection, name, counting(name))
-        triton_nsa(*inputs(100, 3, 8, torch.bfloat16, magnitude), **SIZES, queries_per_chunk=100)
+        triton_nsa(*inputs(100, 3, 8, torch.bfloat16, magnitude), **SIZES, **options, queries_per_chunk=100)
     return counted["_settle"], counted["_score"]
 
 

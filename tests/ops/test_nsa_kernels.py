@@ -50,6 +50,10 @@ def test_queries_are_scored_again_where_scores_tie_and_seldom_elsewhere(answers:
     assert again <= near < 152
 
 
+def test_a_scale_below_zero_leaves_doubts_too(answers: dict[str, Any]) -> None:
+    assert all(number > 20 for number in answers["doubtful by the scale's sign"])
+
+
 def test_blocks_near_the_last_are_put_in_order(answers: dict[str, Any]) -> None:
     """Where scores are so rough that they would select others."""
     (rough, naive), (settled, of_settled) = answers["selected by rough scores"]

@@ -157,7 +157,7 @@ def score_tile(
         for i in tl.static_range(len(q_XD)):
             squares += tl.sum(q_XD[i].to(tl.float32) * q_XD[i].to(tl.float32), 1)
         length = tl.sqrt(tl.max(tl.reshape(squares, [BLOCK_TOKENS, BLOCK_HEADS]), 1))
-        off = ERROR * (1 + tl.load(largest + n).to(tl.float32) * length * natural_scale)
+        off = ERROR * (1 + tl.load(largest + n).to(tl.float32) * length * tl.abs(natural_scale))
         tl.store(doubt + n * num_queries + query, off, mask=is_query)
     num_begun = last // select_block + 1
     of_part = tl.cdiv(tl.cdiv(num_begun, step), PARTS) * step
@@ -181,8 +181,8 @@ def score_tile(
                     low_KD = vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
                     products = plus_inner(products, q_XD, low_KD)
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
-                # cut off, not rounded: the instruction that rounds a single number has an eighth of the speed of others
-                begun = (weights.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+                # rounded by hand: the instruction that rounds a single number has an eighth of the speed of others
+                begun = ((weights.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
                 few = shared.to(tl.float32).to(tl.bfloat16)  # of integers the interpreter makes no bfloat16
                 of_rows += product(begun.to(tl.bfloat16), few) + product((weights - begun).to(tl.bfloat16), few)
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
