@@ -58,7 +58,7 @@ _SMALL_TILES = {
     f"{_KERNELS}.CHOSEN_AT_ONCE": 16,
     f"{_KERNELS}.SETTLED_AT_ONCE": 8,
     f"{_KERNELS}.FIRST_SEGMENT": 6,
-    **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=4) for name in _CUT},
+    **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=2) for name in _CUT},
 }
 
 

@@ -43,6 +43,10 @@ class Tiles:
     stages: int
     warps: int
 
+    def __post_init__(self) -> None:
+        if max(self.rows, self.keys) >= 64 and self.warps > 2:
+            raise ValueError(f"64 rows or keys go with two warps at most, got {self}")
+
 
 COMPRESSED = Tiles(rows=64, keys=32, stages=2, warps=2)
 WINDOW = Tiles(rows=32, keys=32, stages=2, warps=2)
