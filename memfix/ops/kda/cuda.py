@@ -144,11 +144,10 @@ class _Segments:
 def _num_segments(chunks: Chunks, joined: int) -> int:
     """Of each sequence: a power of two, so that a backward pass can join them."""
     num_blocks = chunks.num_sequences * chunks.num_heads * chunks.width_v // values_of_block(chunks.width_v)
-    most = BLOCKS_AT_ONCE // num_blocks
-    if most < JOINED:
+    if not 0 < num_blocks * JOINED <= BLOCKS_AT_ONCE:
         return 1
     num_tokens = TOKENS_PER_CHUNK * (chunks.num_chunks // chunks.num_sequences)
-    most = min(most, num_tokens // (LEAST_CHUNKS * chunks.chunk_size)) // joined
+    most = min(BLOCKS_AT_ONCE // num_blocks, num_tokens // (LEAST_CHUNKS * chunks.chunk_size)) // joined
     return 1 << max(1, most).bit_length() - 1
 
 

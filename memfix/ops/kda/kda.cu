@@ -383,8 +383,8 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
 // A bound on how much of a state is left after a chunk, as an exponent of 2. A token leaves of no channel more than its
 // largest gate does, and I - beta*k*k^T makes nothing longer than |1 - beta*|k|^2| times, if that is more than 1.
 struct Growth {
-    unsigned slots;                  // of a token's largest gates, which would be too many registers
-    float length[ROWS] = {0, 0, 0, 0};  // of a token's key, squared
+    unsigned slots;             // of a token's largest gates, which would be too many registers
+    float length[ROWS] = {};    // of a token's key, squared
     __device__ void add_gates(const float (&gates)[8][4], bool is_first) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -393,7 +393,7 @@ struct Growth {
             const unsigned bits[4] = {before.x, before.y, before.z, before.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                        const float (&of_token)[4] = gates[4 * half + i];
+                const float (&of_token)[4] = gates[4 * half + i];
                 most[i] = fmaxf(fmaxf(of_token[0], of_token[1]), fmaxf(of_token[2], of_token[3]));
                 if (!is_first) most[i] = fmaxf(most[i], __int_as_float(bits[i]));
             }

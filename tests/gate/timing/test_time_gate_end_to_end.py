@@ -26,11 +26,11 @@ _once = shared_table_rope
 
 @functools.wraps(_once)
 def shared_table_rope(*inputs, **options):
-    for _ in range(2):
+    for _ in range(4):
         _once(*inputs, **options)
     return _once(*inputs, **options)
 """
-AT_LEAST = 1.5  # forward three times, backward once
+AT_LEAST = 1.5  # forward five times, backward once
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def checkout(tmp_path: Path, commit_all: Callable[[Path], None]) -> Path:
     return tmp_path
 
 
-def test_a_form_that_does_its_work_three_times_fails_with_its_ratio(checkout: Path, clock_of_calls: Path) -> None:
+def test_a_form_that_does_its_work_five_times_fails_with_its_ratio(checkout: Path, clock_of_calls: Path) -> None:
     with (checkout / FORM).open("a", encoding="utf-8") as file:
         file.write(PLANTED)
     environment = {**os.environ, "PYTHONPATH": f"{clock_of_calls}{os.pathsep}{checkout}", "OMP_NUM_THREADS": "1"}
