@@ -578,7 +578,7 @@ def test_liger_gets_the_smallest_factor_with_as_many_rows(tokens: int, asked: in
 
 
 def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
-    for name in ("shapes", "chunks"):
+    for name in ("shapes", "weak_gates", "steep_gates", "chunks"):
         path = tmp_path / f"kda_{name}.json"
         (contract,) = contracts(["kda"])
         comparing = Comparing(Contenders.of(contract, "cpu").chosen("naive,streamed", "none"), path, add=False)
@@ -586,8 +586,18 @@ def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables:
         comparing.measure(entry, Table([entry], values=("mild",)), ["train", "forward"], TWO)
         filled_in(path)
     found = tables.kda_speed_table()
+    assert "float32, gates above -0.05 | " in found[2]
     assert [line.split(" | ")[0] for line in found[4:6]] == ["| `naive`", "| `streamed`"]
+    assert found[4].count("<br>") == 3  # forward behind train, for each kind of gates
     assert found[-1].startswith("`streamed` in chunks of 64 over dense `naive`, float32: train ")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cell"), [("wrong: output 0 is off by nan of its norm", "wrong"), ("SomeError: no engine", "not taken")]
+)
+def test_a_peer_that_cannot_is_told_from_one_that_is_wrong(tables: ModuleType, trouble: str, cell: str) -> None:
+    rows = {"rows": {"peer": {"trouble": trouble}}}
+    assert tables._kda_cell({"phases": {"train": rows, "forward": rows}}, "peer") == cell
 
 
 def test_a_contender_that_is_left_out_somewhere_has_an_empty_cell(tmp_path: Path, tables: ModuleType) -> None:
