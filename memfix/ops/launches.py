@@ -43,6 +43,16 @@ def next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def largest_power_of_two(most: int) -> int:
+    """The largest power of two that is at most ``most``; 1 where none is."""
+    return 1 << max(1, most).bit_length() - 1
+
+
+def num_tiles(length: int, of_size: int) -> int:
+    """How many tiles cover ``length``; the last may be a part of one."""
+    return -(-length // of_size)
+
+
 def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ...]) -> tuple[object, ...] | None:
     """All that decides which compiled kernel runs, or None where Triton must see the launch itself: in its interpreter,
     in a graph that is traced, and for tensors that stand for others, as those of the simulated meter."""

@@ -521,5 +521,6 @@ def test_few_long_sequences_are_cut_into_segments(
     batch: int, length: int, heads: int, forward: int, backward: int
 ) -> None:
     chunks = Chunks(heads, 128, 128, batch, batch * length // 32, length, DEFAULT_CHUNK_SIZE)
-    assert cuda._num_segments(chunks, 1) == forward
-    assert cuda._num_segments(chunks, cuda.JOINED) == backward
+    passes = [cuda._Segments.of(chunks, torch.empty(0, device="meta"), joined) for joined in (1, cuda.JOINED)]
+    assert [segments.number for segments in passes] == [forward, backward]
+    assert [segments.number * segments.joined for segments in passes] == [forward, forward]

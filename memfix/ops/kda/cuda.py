@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from ...cuda_kernels import CudaKernel
+from ..launches import largest_power_of_two
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
 from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by, triton_kda
 
@@ -72,7 +73,7 @@ def _suits(tensors: KdaTensors) -> bool:
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     length, per_sequence, *_ = chunks.counts
-    is_cut = _num_segments(chunks, 1 if terms.inverse_NHCC is None else JOINED) > 1
+    is_cut = _num_segments(chunks) > (1 if terms.inverse_NHCC is None else JOINED)
     kernel("prepare", chunks.width_k, chunks.width_v).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
         chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
@@ -97,7 +98,7 @@ def _scan(
         out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
         length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES * segments.stage_bytes,
     )  # fmt: skip
-    return segments.ends_GSHKV if _num_segments(chunks, JOINED) > 1 else None
+    return segments.ends_GSHKV if segments.number > JOINED else None
 
 
 def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
@@ -131,9 +132,10 @@ class _Segments:
     def of(chunks: Chunks, like: torch.Tensor, joined: int = 1) -> _Segments:
         width_k, width_v, values = chunks.width_k, chunks.width_v, values_of_block(chunks.width_v)
         blocks = chunks.num_sequences * chunks.num_heads, width_v // values
-        number = _num_segments(chunks, joined)
+        num_cut = _num_segments(chunks)
+        number = max(1, num_cut // joined)
         stage_bytes = 2 * TOKENS_PER_CHUNK * (3 * width_k + values + TOKENS_PER_CHUNK) + 4 * width_k
-        sizes = number, _num_segments(chunks, 1) // number, blocks, (2 * values,), stage_bytes
+        sizes = number, num_cut // number, blocks, (2 * values,), stage_bytes
         if number == 1:
             return _Segments(*sizes)
         size_GSHKV = (number - 1, chunks.num_sequences, chunks.num_heads, width_k, width_v)
@@ -141,14 +143,13 @@ class _Segments:
         return _Segments(*sizes, like.new_empty(size_GSHKV), ready)
 
 
-def _num_segments(chunks: Chunks, joined: int) -> int:
-    """Of each sequence: a power of two, so that a backward pass can join them."""
+def _num_segments(chunks: Chunks) -> int:
+    """Of each sequence, in a forward pass: a power of two, so that a backward pass can join them."""
     num_blocks = chunks.num_sequences * chunks.num_heads * chunks.width_v // values_of_block(chunks.width_v)
     if not 0 < num_blocks * JOINED <= BLOCKS_AT_ONCE:
         return 1
     num_tokens = TOKENS_PER_CHUNK * (chunks.num_chunks // chunks.num_sequences)
-    most = min(BLOCKS_AT_ONCE // num_blocks, num_tokens // (LEAST_CHUNKS * chunks.chunk_size)) // joined
-    return 1 << max(1, most).bit_length() - 1
+    return largest_power_of_two(min(BLOCKS_AT_ONCE // num_blocks, num_tokens // (LEAST_CHUNKS * chunks.chunk_size)))
 
 
 def _gradients(

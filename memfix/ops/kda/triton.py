@@ -18,7 +18,7 @@ import torch
 
 from ..derivatives import first_derivative_only
 from ..dispatch import require_kernels
-from ..launches import launch
+from ..launches import launch, next_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of
 from .wy import wy_kda
 
@@ -157,7 +157,7 @@ class Chunks:
         batch, length, num_heads, width_k = q_BTHK.shape
         sizes = num_heads, width_k, v_BTHV.shape[3]
         if len(spans) == 1:
-            return Chunks(*sizes, batch, batch * _parts(length, TOKENS_PER_CHUNK), length, chunk_size)
+            return Chunks(*sizes, batch, batch * num_tiles(length, TOKENS_PER_CHUNK), length, chunk_size)
         bounds, first_chunk = [], [0]
         for span in spans:
             bounds += [(chunk.start, span.tokens.stop) for chunk in span.cut(TOKENS_PER_CHUNK)]
@@ -172,7 +172,7 @@ class Chunks:
     @property
     def counts(self) -> tuple[int, ...]:
         """What every kernel is told: length and chunks of a sequence (0 if packed), heads, widths."""
-        chunks = _parts(self.length, TOKENS_PER_CHUNK)
+        chunks = num_tiles(self.length, TOKENS_PER_CHUNK)
         return self.length, chunks, self.num_heads, self.width_k, self.width_v
 
     @property
@@ -183,7 +183,7 @@ class Chunks:
 
     def all_channels(self, tiles: Tiles, item_bytes: int) -> dict[str, int]:
         """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
-        width = max(tiles.k, 1 << (self.width_k - 1).bit_length())
+        width = max(tiles.k, next_power_of_two(self.width_k))
         stages = min(tiles.stages, max(1, 1024 // (width * item_bytes)))
         return {"BLOCK_K": width, "BLOCK_V": tiles.v, "STAGES": stages, "num_warps": tiles.warps}
 
@@ -245,7 +245,7 @@ def _scan(
     from . import kernels
 
     launch(
-        kernels.scan, (chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, SCAN.v)),
+        kernels.scan, (chunks.num_sequences * chunks.num_heads, num_tiles(chunks.width_v, SCAN.v)),
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
         *chunks.counts, **chunks.constants, **chunks.all_channels(SCAN, out_BTHV.element_size()),
@@ -277,7 +277,7 @@ def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
 
     launch(
         kernels.scan_there_and_back,
-        (chunks.num_sequences * chunks.num_heads, _parts(chunks.width_v, THERE_AND_BACK.v), 2),
+        (chunks.num_sequences * chunks.num_heads, num_tiles(chunks.width_v, THERE_AND_BACK.v), 2),
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         walk.initial_SHKV, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
@@ -303,7 +303,7 @@ def _gradients(
 
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     num_rows = q_BTHK.shape[0] * q_BTHK.shape[1]
-    num_blocks = _parts(chunks.width_k, CHANNELS.k)
+    num_blocks = num_tiles(chunks.width_k, CHANNELS.k)
     grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(kept.inverse_NHCC), torch.empty_like(kept.inverse_NHCC)
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
     parts_PBTH = beta_BTH.new_empty((1 + num_blocks, *beta_BTH.shape), dtype=torch.float32)
@@ -325,7 +325,3 @@ def _gradients(
 
 
 _PASSES = Passes(_prepare, _scan, _there_and_back, _gradients)
-
-
-def _parts(length: int, of_size: int) -> int:
-    return -(-length // of_size)

@@ -19,7 +19,7 @@ import torch
 
 from ..derivatives import first_derivative_only
 from ..dispatch import require_kernels
-from ..launches import launch
+from ..launches import largest_power_of_two, launch, next_power_of_two, num_tiles
 from .arguments import NUM_BRANCHES, Blocks, require_nsa, takes_kernels
 from .chunked import chunked_nsa
 from .compression import add_gradient_of_places, compress, place_weights
@@ -221,11 +221,13 @@ class _Call:
     def cut(self, tiles: Tiles) -> dict[str, int]:
         """The constants of a kernel of rows and keys."""
         heads, width = self.q_BTGRD.shape[3:]
-        block_heads = power_of_two(heads)
+        block_heads = next_power_of_two(heads)
         # one tile, or the largest that is full and one for the rest, if that is less
-        full = 1 << (width.bit_length() - 1)
-        rest = max(LEAST_CHANNELS, power_of_two(width - full)) if width > full else 0
-        block_d, block_e = (full, rest) if full >= LEAST_CHANNELS and rest < full else (max(16, power_of_two(width)), 0)
+        full = largest_power_of_two(width)
+        rest = max(LEAST_CHANNELS, next_power_of_two(width - full)) if width > full else 0
+        block_d, block_e = (
+            (full, rest) if full >= LEAST_CHANNELS and rest < full else (max(16, next_power_of_two(width)), 0)
+        )
         rows = tiles.rows if block_d + block_e <= FEW_CHANNELS else max(LEAST_ROWS, tiles.rows // 2)
         return {
             "WIDTH": width, "HEADS": heads, "BLOCK_HEADS": block_heads,
@@ -238,7 +240,7 @@ class _Call:
         blocks = self.blocks
         return self.cut(tiles) | {
             "SELECT_BLOCK": blocks.select_block, "NUM_SELECTED": blocks.num_selected,
-            "BLOCK_KEYS": min(tiles.keys, max(16, power_of_two(blocks.select_block))),
+            "BLOCK_KEYS": min(tiles.keys, max(16, next_power_of_two(blocks.select_block))),
         }  # fmt: skip
 
 
@@ -334,7 +336,7 @@ class _Rows:
         launch(
             selected_rows, self._grid(cut, first, stop), *call.inputs, self.upstream_BTGRD, selected_NTn,
             *self._written, first, stop, offset, selected_NTn.shape[1], *call.counts, call.num_rows, *call.scales,
-            BACKWARD=self.is_backward, BLOCK_SELECTED=power_of_two(call.blocks.num_selected), **cut,
+            BACKWARD=self.is_backward, BLOCK_SELECTED=next_power_of_two(call.blocks.num_selected), **cut,
         )  # fmt: skip
 
     @property
@@ -346,7 +348,7 @@ class _Rows:
         return self.to_BTGRD, self.grad_gates_BTGR3, self.stats
 
     def _grid(self, cut: dict[str, int], first: int, stop: int) -> tuple[int, int]:
-        return _parts(stop - first, cut["BLOCK_TOKENS"]), self.call.num_items
+        return num_tiles(stop - first, cut["BLOCK_TOKENS"]), self.call.num_items
 
 
 @dataclass(frozen=True)
@@ -385,7 +387,7 @@ class _Selection:
         num_selectable, heads = call.blocks.num_selectable(call.num_tokens), call.q_BTGRD.shape[3]
         scores_NCS = k_NMD.new_empty((*size_NC, num_selectable), dtype=torch.float32)
         # half as many bytes as the scores have, or one part
-        num_parts = 1 << max(1, min(EXACT_PARTS, num_selectable // (8 * heads))).bit_length() - 1
+        num_parts = largest_power_of_two(min(EXACT_PARTS, num_selectable // (8 * heads)))
         totals_2NCRP = k_NMD.new_empty((2, *size_NC, heads, num_parts))
         return _Selection(
             call, compressed, k_NMD, largest_N, scores_NCS, doubt_NC, is_doubtful_NC, doubtful_NC, num_doubtful_N,
@@ -399,9 +401,9 @@ class _Selection:
         blocks, num_items = self.call.blocks, self.call.num_items
         num_queries, num_selectable = stop - first, blocks.num_selectable(stop)
         self._score(lse_NCR, first, stop, num_selectable, exact=False)
-        block_selectable = power_of_two(self.scores_NCS.shape[2])
+        block_selectable = next_power_of_two(self.scores_NCS.shape[2])
         choice = {
-            "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": power_of_two(blocks.num_selected),
+            "NUM_SELECTED": blocks.num_selected, "BLOCK_SELECTED": next_power_of_two(blocks.num_selected),
             "BLOCK_QUERIES": CHOSEN_AT_ONCE, "BLOCK_SELECTABLE": block_selectable,
             "num_warps": min(MOST_WARPS, max(1, block_selectable // CHOSEN_BY_WARP)), "num_stages": 1,
         }  # fmt: skip
@@ -411,7 +413,7 @@ class _Selection:
             self.selected_NTn.shape[1],
         )  # fmt: skip
         listing = (self.is_doubtful_NC, self.doubtful_NC, self.num_doubtful_N, num_queries)
-        grid = (_parts(num_queries, CHOSEN_AT_ONCE), num_items)
+        grid = (num_tiles(num_queries, CHOSEN_AT_ONCE), num_items)
         launch(kernels.choose_blocks, grid, *choosing, EXACT=False, **choice)
         launch(kernels.list_doubtful, (num_items,), *listing, BLOCK=1024)
         self._settle(lse_NCR, first, stop, num_selectable, offset)
@@ -430,9 +432,9 @@ class _Selection:
             call.q_BTGRD, self.k_NMD, lse_NCR, self.doubt_NC, self.scores_NCS, self.doubtful_NC, self.num_doubtful_N,
             self.is_doubtful_NC, self.selected_NTn, first, stop - first, *call.counts, call.num_compressed,
             num_selectable, *call.compression, blocks.select_block, offset, self.selected_NTn.shape[1], call.scale,
-            NUM_SELECTED=blocks.num_selected, NUM_TILES=_parts(met, cut["BLOCK_KEYS"] * blocks.compress_stride),
-            BLOCK_SELECTABLE=min(SETTLED_AT_ONCE, power_of_two(self.scores_NCS.shape[2])),
-            BLOCK_SELECTED=power_of_two(blocks.num_selected),
+            NUM_SELECTED=blocks.num_selected, NUM_TILES=num_tiles(met, cut["BLOCK_KEYS"] * blocks.compress_stride),
+            BLOCK_SELECTABLE=min(SETTLED_AT_ONCE, next_power_of_two(self.scores_NCS.shape[2])),
+            BLOCK_SELECTED=next_power_of_two(blocks.num_selected),
             BLOCK_NEAR=MOST_NEAR, **cut | {"BLOCK_HEADS": max(LEAST_ROWS, cut["BLOCK_HEADS"])},
         )  # fmt: skip
 
@@ -442,8 +444,8 @@ class _Selection:
         call, blocks = self.call, self.call.blocks
         cut = call.cut(EXACT if exact else SCORE)
         num_parts = self.totals_2NCRP.shape[-1] if exact else 1
-        num_tiles = _parts(stop - first, cut["BLOCK_TOKENS"])
-        grid = (min(num_tiles, EXACT_PROGRAMS // num_parts) if exact else num_tiles, call.num_items, num_parts)
+        num_programs = num_tiles(stop - first, cut["BLOCK_TOKENS"])
+        grid = (min(num_programs, EXACT_PROGRAMS // num_parts) if exact else num_programs, call.num_items, num_parts)
         doubtful = (self.doubtful_NC, self.num_doubtful_N)
         if exact:
             launch(
@@ -451,7 +453,7 @@ class _Selection:
                 call.num_compressed, *call.compression, call.scale, PARTS=num_parts, **cut,
             )  # fmt: skip
         tokens = cut["BLOCK_KEYS"] * blocks.compress_stride
-        num_steps = _parts(blocks.compress_block + blocks.select_block, tokens)
+        num_steps = num_tiles(blocks.compress_block + blocks.select_block, tokens)
         step = (num_steps * tokens - blocks.compress_block) // blocks.select_block
         keys = (self.k_NMD, None) if exact else (self.compressed.high_NMD, self.compressed.low_NMD)
         launch(
@@ -459,7 +461,7 @@ class _Selection:
             self.scores_NCS, self.doubt_NC, first, stop, *call.counts, call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
             PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_steps,
-            BLOCK_SELECTABLE=max(16, power_of_two(step)), PARTS=num_parts, **cut,
+            BLOCK_SELECTABLE=max(16, next_power_of_two(step)), PARTS=num_parts, **cut,
         )  # fmt: skip
 
 
@@ -483,16 +485,16 @@ def _backward(
     of_compressed, of_tokens = call.cut(COMPRESSED_KEYS), call.cut_selected(TOKEN_KEYS)
     if call.num_compressed:
         launch(
-            kernels.gradients_of_compressed, (_parts(call.num_compressed, COMPRESSED_KEYS.keys), num_items),
+            kernels.gradients_of_compressed, (num_tiles(call.num_compressed, COMPRESSED_KEYS.keys), num_items),
             call.q_BTGRD, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats, grad_k_NMD, grad_v_NMD,
             *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
         )  # fmt: skip
     # with one block alone a token selects its own
     segment_tokens = FIRST_SEGMENT * blocks.select_block
-    num_segments = _parts(num_tokens, segment_tokens) if blocks.num_selected > 1 else 0
+    num_segments = num_tiles(num_tokens, segment_tokens) if blocks.num_selected > 1 else 0
     size = (2, num_items, num_segments, blocks.select_block, call.q_BTGRD.shape[4])
     first_grads = call.q_BTGRD.new_empty(size, dtype=torch.float32)
-    num_parts = _parts(blocks.select_block, of_tokens["BLOCK_KEYS"])
+    num_parts = num_tiles(blocks.select_block, of_tokens["BLOCK_KEYS"])
     read = (*call.inputs[:3], upstream_BTGRD, stats)
     if num_segments:
         of_first = {name: value for name, value in of_tokens.items() if name != "NUM_SELECTED"}
@@ -524,12 +526,3 @@ def _by_block(selected_NTn: torch.Tensor, num_selectable: int) -> tuple[torch.Te
     block_NS = torch.arange(num_selectable + 1, device=selected_NTn.device, dtype=torch.int32)
     block_NS = block_NS.expand(selected_NTn.shape[0], -1).contiguous()
     return by_block.indices.int(), torch.searchsorted(by_block.values, block_NS, out_int32=True)
-
-
-def power_of_two(number: int) -> int:
-    """The smallest that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
-
-
-def _parts(length: int, of_size: int) -> int:
-    return -(-length // of_size)
