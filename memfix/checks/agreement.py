@@ -9,16 +9,18 @@ from ..meters.cuda import CudaMeter
 from .finding import Finding
 from .form_call import FormCall
 from .measured import Agreement
-from .measuring import measure_phases, too_large_for
+from .measuring import bytes_with_inputs, measure_phases
 from .phase_bytes import bytes_of, explained
 
 
 def check_agreement(call: FormCall, simulated: Meter) -> Iterator[Finding]:
     """One finding for each phase; none where this GPU cannot hold the case."""
-    gpu = CudaMeter()
-    if too_large_for(gpu, call):
+    predicted = measure_phases(call, call.phases, simulated)
+    expected_bytes = max(map(bytes_with_inputs, predicted.values()))
+    gpu = CudaMeter(expected_bytes)
+    if expected_bytes > gpu.capacity_bytes():
         return
-    predicted, real = (measure_phases(call, call.phases, meter) for meter in (simulated, gpu))
+    real = measure_phases(call, call.phases, gpu)
     for phase, reading in predicted.items():
         measured = Agreement(bytes_of(reading, phase), bytes_of(real[phase], phase))
         message = f"simulated {measured.simulated_bytes:,} bytes, allocator {measured.allocator_bytes:,}"

@@ -95,15 +95,15 @@ def too_large_for(meter: Meter, call: FormCall) -> dict[Phase, Reading]:
     simulated, (*before, last) = get_meter("simulated"), call.phases
     try:
         readings = measure_phases(call, [last], simulated)
-        if _all_bytes(readings[last]) <= capacity:  # train takes more than the phases before it
+        if bytes_with_inputs(readings[last]) <= capacity:  # train takes more than the phases before it
             return {}
         readings = measure_phases(call, before, simulated) | readings
     except Exception:
         return {}
-    return {phase: reading for phase, reading in readings.items() if _all_bytes(reading) > capacity}
+    return {phase: reading for phase, reading in readings.items() if bytes_with_inputs(reading) > capacity}
 
 
-def _all_bytes(reading: Reading) -> int:
+def bytes_with_inputs(reading: Reading) -> int:
     return reading.base_bytes + reading.peak_bytes
 
 

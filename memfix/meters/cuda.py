@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import multiprocessing
 import os
 import tempfile
@@ -22,10 +23,15 @@ from .garbage import only_our_own_cycles
 from .stages import Stage, listening
 
 if TYPE_CHECKING:
-    from .process_lock import ProcessLock
+    from .process_lock import ProcessLock, SharedParts
 
 _CHILD_TIMEOUT_S = 600
 _USABLE_SHARE = 0.9
+"""Of a GPU's memory; the rest is for contexts, fragmentation and workspaces."""
+_ALL_PARTS = 32
+"""Of a GPU's memory, which processes that measure bytes take."""
+_BESIDE_A_STEP_BYTES = 1 << 30
+"""Of the allocator's cache, for workspaces and fragments of what a step is expected to take."""
 
 
 def gpu_unavailable_reason() -> str | None:
@@ -43,12 +49,23 @@ def gpu_unavailable_reason() -> str | None:
 
 
 def gpu_capacity_bytes() -> int:
-    """The bytes that a step may take: free GPU memory now, less a share for fragmentation and workspaces."""
+    """The bytes that a step may take: free GPU memory, less a share for fragmentation and workspaces."""
     import torch
 
+    room_bytes = _room_bytes(torch.cuda.current_device())
     torch.cuda.empty_cache()
-    with gpu_for_bytes():  # wait for measurements in other processes, whose memory would not count as free
-        return int(_USABLE_SHARE * torch.cuda.mem_get_info()[0])
+    return int(_USABLE_SHARE * (room_bytes - torch.cuda.memory_reserved()))
+
+
+@functools.cache
+def _room_bytes(device: int) -> int:
+    """The memory that this process may have in all. It is asked once: others' measurements, whose memory would not
+    count as free, must end first."""
+    import torch
+
+    with gpu_for_bytes():
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
 
 
 @contextlib.contextmanager
@@ -69,19 +86,19 @@ def gpu_beside_others() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gpu_for_bytes() -> Iterator[None]:
-    """Hold the GPU to measure bytes: one process at a time may take much memory, while others run small steps.
+def gpu_for_bytes(parts: int = _ALL_PARTS) -> Iterator[None]:
+    """Hold parts of the GPU's memory to measure bytes, while other processes hold others or run small steps.
 
-    The allocator counts its own process only, so small steps elsewhere do not disturb it. Waiting for them took nine
-    tenths of the GPU tests' time on an H200, because each compiles kernels for seconds.
+    The allocator counts its own process only, so steps elsewhere do not disturb it. Waiting for them took nine tenths
+    of the GPU tests' time on an H200, because each compiles kernels for seconds.
     """
-    with _held(alone=False), _lock_of_gpu("bytes").held(alone=True):
+    with _held(alone=False), _parts_of_gpu(_uuid()).taken(parts):
         yield
 
 
 @contextlib.contextmanager
-def _share_of_gpu(share: float) -> Iterator[None]:
-    """Hold the GPU to measure bytes beside other processes, each with at most a share of its memory.
+def _in_parts_of_gpu(parts: int) -> Iterator[None]:
+    """Hold parts of the GPU's memory, and have no more than these.
 
     A step that wants more raises ``OutOfMemoryError``; if it catches that itself, the end of the block does.
     """
@@ -90,15 +107,23 @@ def _share_of_gpu(share: float) -> Iterator[None]:
     def failures() -> int:
         return torch.cuda.memory_stats().get("num_ooms", 0)
 
-    with _held(alone=False), _lock_of_gpu("bytes").held(alone=False):
+    with gpu_for_bytes(parts):
         before = failures()
-        torch.cuda.set_per_process_memory_fraction(share)
+        torch.cuda.set_per_process_memory_fraction(_USABLE_SHARE * parts / _ALL_PARTS)
         try:
             yield
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         if failures() > before:
             raise torch.OutOfMemoryError("the step went on without the memory that it wanted")
+
+
+def _parts_for(size: int) -> int:
+    """The parts of this GPU's memory that hold ``size`` bytes."""
+    import torch
+
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return min(_ALL_PARTS, math.ceil(size / (_USABLE_SHARE * total / _ALL_PARTS)))
 
 
 @contextlib.contextmanager
@@ -122,17 +147,32 @@ def _give_back_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _lock_of_gpu(purpose: str = "gpu") -> ProcessLock:
+def _lock_of_gpu() -> ProcessLock:
+    return _lock_of(_uuid())
+
+
+def _uuid() -> str:
     import torch
 
-    return _lock_of(purpose, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 @functools.cache
-def _lock_of(purpose: str, uuid: str) -> ProcessLock:
+def _lock_of(uuid: str) -> ProcessLock:
     from .process_lock import ProcessLock
 
-    return ProcessLock(os.path.join(tempfile.gettempdir(), f"memfix-{purpose}-{os.getuid()}-{uuid}.lock"))
+    return ProcessLock(_file_of("gpu", uuid))
+
+
+@functools.cache
+def _parts_of_gpu(uuid: str) -> SharedParts:
+    from .process_lock import SharedParts
+
+    return SharedParts(_file_of("bytes", uuid), _ALL_PARTS)
+
+
+def _file_of(purpose: str, uuid: str) -> str:
+    return os.path.join(tempfile.gettempdir(), f"memfix-{purpose}-{os.getuid()}-{uuid}.lock")
 
 
 @dataclass
@@ -170,11 +210,16 @@ class CappedRun:
 
 
 class CudaMeter:
+    """``expected_bytes``: what a step and its inputs take, where that is known. Others may measure in the rest."""
+
     name = "cuda"
     simulation = None
     num_processes = 1
-    """How many processes measure on one GPU. Of several each tries a step in half its share of the memory first,
-    beside the others, and in all of the memory only if that is too little."""
+    """How many processes measure on one GPU. Of several each tries a step in the memory that it is expected to take, or
+    in half its share, beside the others, and in all of the memory only if that is too little."""
+
+    def __init__(self, expected_bytes: int | None = None) -> None:
+        self._expected_bytes = expected_bytes
 
     def unavailable_reason(self) -> str | None:
         reason = gpu_unavailable_reason()
@@ -190,10 +235,15 @@ class CudaMeter:
         self._require()
         gc.collect()  # the full collection runs before the GPU is locked; later ones visit only the step's objects
         if self.num_processes > 1:
-            with contextlib.suppress(torch.OutOfMemoryError), _share_of_gpu(0.5 / self.num_processes):
+            with contextlib.suppress(torch.OutOfMemoryError), _in_parts_of_gpu(self._parts_first()):
                 return self._measured(build, warmup)
         with gpu_for_bytes():
             return self._measured(build, warmup)
+
+    def _parts_first(self) -> int:
+        if self._expected_bytes is not None:
+            return _parts_for(self._expected_bytes + self._expected_bytes // 4 + _BESIDE_A_STEP_BYTES)
+        return max(1, _ALL_PARTS // (2 * self.num_processes))
 
     def _measured(self, build: StepBuilder, warmup: int) -> Reading:
         import torch
@@ -237,7 +287,7 @@ class CudaMeter:
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=_run_capped, args=(sender, build, capacity_bytes, warmup), daemon=True)
-        with gpu_to_ourselves():
+        with gpu_for_bytes(_parts_for(capacity_bytes)):
             try:
                 child.start()
             except (AttributeError, TypeError, ValueError, ImportError) as error:

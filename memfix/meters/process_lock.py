@@ -1,11 +1,13 @@
-"""A fair lock among the processes of one machine, held exclusively or shared."""
+"""What the processes of one machine share in turn: a lock that is held alone or beside others, and equal parts."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Literal
@@ -88,3 +90,52 @@ class ProcessLock:
 
     def _door(self) -> IO[str]:
         return open(f"{self._path}.door", "w")
+
+
+class SharedParts:
+    """Equal parts of something, such as a GPU's memory. A process takes some of them; whoever came first goes first.
+
+    A process that has some may ask again and gets no more, so a block may be nested.
+    """
+
+    _LOOK_EVERY_S = 0.01
+
+    def __init__(self, path: str, number: int) -> None:
+        self._path = path
+        self.number = number
+        self._has_some = False
+
+    @contextlib.contextmanager
+    def taken(self, number: int) -> Iterator[None]:
+        """Wait for ``number`` parts, at most all of them, and hold them until the block ends."""
+        if self._has_some:
+            yield
+            return
+        with open(self._path, "w") as file:  # closing it gives the parts back
+            with open(f"{self._path}.door", "w") as door:
+                fcntl.flock(door, fcntl.LOCK_EX)
+                self._take(file, min(number, self.number))
+            self._has_some = True
+            try:
+                yield
+            finally:
+                self._has_some = False
+
+    def _take(self, file: IO[str], number: int) -> None:
+        taken: set[int] = set()
+        parts = itertools.cycle(range(self.number))
+        while len(taken) < number:
+            part = next(parts)
+            if part not in taken and _is_taken(file, part):
+                taken.add(part)
+            elif part == self.number - 1:
+                time.sleep(self._LOOK_EVERY_S)
+
+
+def _is_taken(file: IO[str], part: int) -> bool:
+    """Take one byte of a file for this process, if no other has it."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, part)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

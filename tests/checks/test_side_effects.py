@@ -73,6 +73,20 @@ def test_a_form_may_spread_a_nan_further_than_naive() -> None:
     assert found(contract_of(lambda x, scale: product(x, scale) + 0 * x.sum()))[0] == "pass"
 
 
+def test_a_form_need_not_repeat_what_naive_makes_of_a_nan_that_it_does_not_see() -> None:
+    def sums_before(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        """In row 0 of naive zeros times NaN; the first row of the form has no term."""
+        return product(torch.ones(len(x), len(x), dtype=x.dtype).tril(-1) @ x, scale)
+
+    def running(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return product(torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)[:-1]]), scale)
+
+    assert found(contract_of(running, naive=sums_before))[0] == "pass"
+    status, text = found(contract_of(lambda x, scale: running(x, scale).nan_to_num(), naive=sums_before))
+    assert status == "fail"
+    assert "hides a NaN of its input: output is 0 at [1, 0], naive's is NaN" in text
+
+
 @pytest.mark.parametrize("use", [lambda: torch.manual_seed(3), lambda: torch.rand(2)])
 def test_a_form_leaves_the_callers_random_numbers_alone_as_naive_does(use: Callable[[], object]) -> None:
     def uses(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

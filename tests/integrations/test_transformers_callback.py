@@ -186,7 +186,7 @@ def test_the_real_trainer_calls_in_the_expected_order(gpu: FakeGpu, tmp_path: An
     assert len(said) == 1
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="beside")
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers is not installed")
 def test_a_tiny_model_is_watched_on_a_gpu(tmp_path: Any) -> None:
     import transformers
@@ -215,7 +215,7 @@ def test_a_tiny_model_is_watched_on_a_gpu(tmp_path: Any) -> None:
     assert len(said) == 1
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="beside")
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers is not installed")
 def test_a_trainer_that_runs_out_of_memory_is_explained(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from memfix.integrations.transformers import WatchCallback

@@ -1,4 +1,4 @@
-"""One process measures on a GPU at a time: the lock itself needs no GPU to be tested."""
+"""Who waits for a GPU, and for parts of its memory: the locks themselves need no GPU to be tested."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from memfix.meters import process_lock
-from memfix.meters.process_lock import ProcessLock
+from memfix.meters.process_lock import ProcessLock, SharedParts
 
+PARTS = 4
 CHILD = f"""
 import sys
 sys.path.insert(0, {str(Path(process_lock.__file__).parent)!r})
@@ -25,11 +26,18 @@ def flock(file, how, flock=fcntl.flock):
         flock(file, how)
 
 fcntl.flock = flock
-from process_lock import ProcessLock
-with ProcessLock(sys.argv[1]).held(alone=sys.argv[2] == "alone"):
+import process_lock
+path, how = sys.argv[1:]
+if how.isdigit():
+    waits = iter([lambda: print("waits", flush=True)])
+    process_lock.time = type("Time", (), {{"sleep": lambda _: next(waits, lambda: None)()}})
+    wanted = process_lock.SharedParts(path, {PARTS}).taken(int(how))
+else:
+    wanted = process_lock.ProcessLock(path).held(alone=how == "alone")
+with wanted:
     print("has it", flush=True)
 """
-"""Says whether it has to wait, and when it has the lock."""
+"""Says whether it has to wait, and when it has the lock, or as many parts as it wants."""
 STUCK_S = 600
 """No lock of a test takes so long, however busy the machine is."""
 
@@ -144,3 +152,41 @@ def test_who_measures_or_holds_nothing_makes_no_way(lock: ProcessLock, path: Pat
         lock.make_way(lambda: gave_back.append("measures"))
     assert measuring.gets_it()
     assert not gave_back
+
+
+# ---------------------------------------------------------------- parts
+@pytest.fixture
+def parts(path: Path) -> SharedParts:
+    return SharedParts(str(path), PARTS)
+
+
+def test_parts_that_are_free_are_had_at_once(parts: SharedParts, path: Path) -> None:
+    with parts.taken(3):
+        assert Child(path, "1").gets_it()
+
+
+@pytest.mark.parametrize("wanted", ["2", str(PARTS), str(PARTS + 5)])
+def test_who_wants_more_than_is_free_waits(parts: SharedParts, path: Path, wanted: str) -> None:
+    with parts.taken(3):
+        child = Child(path, wanted)
+        assert child.waits()
+    assert child.gets_it()
+
+
+def test_nobody_overtakes_one_who_waits_for_many_parts(parts: SharedParts, path: Path) -> None:
+    with parts.taken(1):
+        first = Child(path, str(PARTS))
+        assert first.waits()
+        second = Child(path, "1")
+        assert second.waits(), "though a part is free now"
+    assert first.gets_it()
+    assert second.gets_it()
+
+
+def test_who_has_some_gets_no_more_and_keeps_them_to_the_end(parts: SharedParts, path: Path) -> None:
+    with parts.taken(PARTS - 1):
+        with parts.taken(PARTS):
+            assert Child(path, "1").gets_it()
+        child = Child(path, "2")
+        assert child.waits()
+    assert child.gets_it()

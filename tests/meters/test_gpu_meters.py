@@ -87,7 +87,7 @@ def test_scripted_code_that_was_compiled_before_launches_nothing_in_a_simulated_
     assert torch.equal(step(), expected)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 def test_fits_under_a_cap_and_not_under_a_smaller_one():
     meter = CudaMeter()
     build = functools.partial(build_buffer, size=1 * GiB)
@@ -97,7 +97,7 @@ def test_fits_under_a_cap_and_not_under_a_smaller_one():
     assert "out of memory" in refused.message
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 def test_fits_says_what_went_wrong_in_the_child():
     with pytest.raises(MeasurementError, match=r"the capped run failed: KeyError: 'planted'"):
         CudaMeter().fits(build_failing, GiB)

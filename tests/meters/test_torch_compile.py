@@ -399,7 +399,7 @@ def test_compilers_that_are_first_imported_in_a_simulation_are_as_elsewhere() ->
 
 
 # ---------------------------------------------------------------- against a GPU
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 @pytest.mark.parametrize("name", STEPS)
 def test_a_compiled_step_is_predicted(name: str) -> None:
     predicted = memfix.peak(STEPS[name], warmup=WARMUP)

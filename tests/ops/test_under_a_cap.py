@@ -94,7 +94,7 @@ def capped() -> Callable[[str], CappedRun]:
     return run
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 @pytest.mark.parametrize(("name", "asked_bytes"), TOO_LARGE.items())
 def test_naive_runs_out_of_memory_under_the_cap(
     capped: Callable[[str], CappedRun], name: str, asked_bytes: int
@@ -104,7 +104,7 @@ def test_naive_runs_out_of_memory_under_the_cap(
     assert f"Tried to allocate {format_bytes(asked_bytes)}" in fit.message
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(use="meters")
 @pytest.mark.parametrize("name", SMALL_ENOUGH)
 def test_a_form_runs_under_the_cap(capped: Callable[[str], CappedRun], name: str) -> None:
     fit = capped(name)

@@ -42,9 +42,11 @@ def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> C
 
 
 def _sent(number: torch.Tensor) -> Callable[[], int]:
-    """``int(number)``, sent to the host at once. Other devices, and tensors that stand for others, are asked later."""
+    """``int(number)``, sent to the host at once. The CPU, and tensors that stand for others, are asked at once as well,
+    so that the number is freed where it is on a GPU."""
     if type(number) is not torch.Tensor or not number.is_cuda or torch.compiler.is_compiling():
-        return lambda: int(number)
+        known = int(number)
+        return lambda: known
     copy = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
     event = torch.cuda.current_stream(number.device).record_event()
 
