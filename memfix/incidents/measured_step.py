@@ -45,6 +45,15 @@ class Asides:
         self._trying = name
         stage(name)
 
+    def gradients(self, name: str, loss: torch.Tensor, of: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The gradients of what is tried, in a stage of its own."""
+        self.enter(name)
+        found = torch.autograd.grad(loss, of)
+        # a GPU's thread for backward lets go of its results when it gets to the next, or they count in a later stage
+        one = loss.new_ones((), requires_grad=True)
+        torch.autograd.grad(one.exp(), one)
+        return found
+
     def attempt(self, name: str, make: Callable[[], object]) -> None:
         """Run ``make`` in a stage of its own, and keep its result until the stage ends."""
         self.enter(name)

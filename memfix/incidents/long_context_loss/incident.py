@@ -195,8 +195,7 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
     def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor, backward_name: str) -> object:
         target_N = next_labels(batch[1], num_tokens).flatten()
         loss = loss_of(hidden_BTD.flatten(0, 1), weight_VD, target_N)
-        asides.enter(backward_name)
-        return torch.autograd.grad(loss, (hidden_BTD, weight_VD))
+        return asides.gradients(backward_name, loss, (hidden_BTD, weight_VD))
 
     size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
     asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=device, dtype=dtype))

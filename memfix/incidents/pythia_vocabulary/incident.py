@@ -53,8 +53,7 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
 
     def by_one_hot_rows() -> object:
         embedded_BTD = one_hot_embedding(ids_BT, model.embedding.weight)
-        asides.enter(ONE_HOT_EMBEDDING_BACKWARD)
-        return torch.autograd.grad(embedded_BTD.sum(), model.embedding.weight)
+        return asides.gradients(ONE_HOT_EMBEDDING_BACKWARD, embedded_BTD.sum(), (model.embedding.weight,))
 
     def by_one_hot_targets(module: Any, args: Any, hidden_BTD: torch.Tensor) -> None:
         after_layers.remove()  # a step may have several forwards
@@ -62,8 +61,7 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
 
         def gradients() -> object:
             loss = logits_loss(ONE_HOT, model.head(hidden_BTD).flatten(0, 1), target_BT.flatten())
-            asides.enter(ONE_HOT_LOSS_BACKWARD)
-            return torch.autograd.grad(loss, (hidden_BTD, model.head.weight))
+            return asides.gradients(ONE_HOT_LOSS_BACKWARD, loss, (hidden_BTD, model.head.weight))
 
         asides.attempt(ONE_HOT_LOSS, gradients)
 

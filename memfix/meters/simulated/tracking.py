@@ -267,7 +267,8 @@ class StorageTracker(TorchDispatchMode):
                 return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         may_be_real = traits.is_sent or (traits.runs_on_real and given)
-        if may_be_real and not any(isinstance(tensor, FakeTensor) for tensor in given):
+        # zeros of forward-mode derivatives have no memory, so they are real on a GPU that is not there
+        if may_be_real and not any(isinstance(tensor, FakeTensor) or tensor._is_zerotensor() for tensor in given):
             result = self._run_on_real(func, args, kwargs, given, traits)
             if result is not UNKNOWN:
                 return result
