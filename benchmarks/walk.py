@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +31,9 @@ from memfix.meters.readiness import ready_within
 from memfix.provenance import gpu_and_driver, installed_version
 
 from . import asv_results
+
+if TYPE_CHECKING:
+    from memfix.contract import Contract
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ("memfix", "benchmarks/history", "asv.conf.json")
@@ -148,16 +152,26 @@ def at_smallest_cases() -> str:
     """A regular expression for the benchmarks of every form at its op's smallest case, a third of all benchmarks."""
     from memfix.gate.timing.timing_plan import smallest_case
     from memfix.laws import NAIVE
+
+    return _classes_of(lambda contract: ((form, smallest_case(contract).name) for form in (NAIVE, *contract.forms)))
+
+
+def of_fixes() -> str:
+    """A regular expression for the peak and the ratios of the train step of every fix, at its op's first case."""
+
+    def fixes(contract: Contract) -> Iterator[tuple[str, str]]:
+        return ((name, next(iter(contract.cases))) for name, form in contract.forms.items() if not form.reported)
+
+    return rf"{_classes_of(fixes)}track_(peak|overhead|over_floor)_train"
+
+
+def _classes_of(chosen: Callable[[Contract], Iterable[tuple[str, str]]]) -> str:
     from memfix.registry import all_contracts
 
     from .history.figures import class_name
 
-    names = [
-        class_name(contract.name, form, smallest_case(contract).name)
-        for contract in all_contracts().values()
-        for form in (NAIVE, *contract.forms)
-    ]
-    return rf"\b({'|'.join(names)})\."
+    ops = all_contracts().values()
+    return rf"\b({'|'.join(class_name(op.name, form, case) for op in ops for form, case in chosen(op))})\."
 
 
 def results_folder() -> Path:
@@ -174,9 +188,14 @@ def results_folder() -> Path:
     is_flag=True,
     help="Each step timed once, without --bench at the smallest cases only: to see that all runs.",
 )
+@click.option(
+    "--fixes", is_flag=True, help="Only the peak and the ratios of every fix's train step, at its op's first case."
+)
 @click.option("--launch-method", type=click.Choice(["forkserver", "spawn"]), help="spawn: where an import uses CUDA.")
 @click.option("--wait", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds, for a busy GPU.")
-def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str | None, wait: float) -> None:
+def main(
+    revisions: str, bench: tuple[str, ...], quick: bool, fixes: bool, launch_method: str | None, wait: float
+) -> None:
     """Run the ASV benchmarks at REVISIONS: HEAD, another commit, or a range A..B.
 
     Exit codes: 0 fine, 2 could not measure, 4 usage.
@@ -190,7 +209,7 @@ def main(revisions: str, bench: tuple[str, ...], quick: bool, launch_method: str
 
     from .machine import write_machine_file
 
-    chosen = bench or ((at_smallest_cases(),) if quick else ())
+    chosen = bench or ((of_fixes(),) if fixes else (at_smallest_cases(),) if quick else ())
     options = [f"--bench={regex}" for regex in chosen] + ["--quick"] * quick
     options += [f"--launch-method={launch_method}"] if launch_method else []
     walk = Walk(results, write_machine_file(), options, wait)

@@ -22,16 +22,17 @@ def equality_calls(
 ) -> list[Drawn]:
     """The calls at which ``form`` is compared in ``dtype``. Forms without kernels share all of them.
 
-    On a GPU they are compared at half of them: most calls compile a kernel, and forms without kernels are compared at
-    all of them on a CPU. Interpreted kernels are compared at fewer, and at as many others as it takes for every two
-    options to meet in every kernel.
+    On a GPU they are compared at half of them, since forms without kernels are compared at all of them on a CPU, and
+    forms with kernels at a third: most calls compile theirs anew. Interpreted kernels are compared at fewer, and at as
+    many others as it takes for every two options to meet in every kernel.
     """
     if place == "interpreter":
         examples = max(LEAST, examples // SHARE)
         calls = drawn_calls(contract, dtype, examples, seed=seed)
         return calls + _calls_for_kernels(contract, form, examples, seed).get(dtype, [])
-    if place == "cuda" or contract.forms[form].has_kernels:
-        examples = max(LEAST, examples // 2)
+    has_kernels = contract.forms[form].has_kernels
+    if place == "cuda" or has_kernels:
+        examples = max(LEAST, examples // (3 if place == "cuda" and has_kernels else 2))
     return drawn_calls(contract, dtype, examples, seed=seed)
 
 

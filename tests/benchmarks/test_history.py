@@ -11,7 +11,7 @@ from forked_python import forked_python
 
 import memfix
 from benchmarks.history import figures, ops
-from benchmarks.walk import at_smallest_cases
+from benchmarks.walk import at_smallest_cases, of_fixes
 from memfix.contract import Contract, Dim, Normal, TensorSpec
 from memfix.gate.timing.timing_plan import smallest_case
 from memfix.laws import NAIVE
@@ -44,6 +44,16 @@ def test_a_quick_walk_runs_every_form_at_one_case_that_is_quick() -> None:
             names = {case: f"ops.{ops.class_name(contract.name, form, case)}.time_train" for case in contract.cases}
             cases = [case for case, name in names.items() if chosen.search(name)]
             assert cases == [smallest_case(contract).name], f"{contract.name}/{form}"
+
+
+def test_a_walk_of_fixes_runs_each_at_one_case_and_nothing_that_was_reported() -> None:
+    chosen = re.compile(of_fixes())
+    for contract in all_contracts().values():
+        for name, form in contract.forms.items():
+            classes = {case: f"ops.{ops.class_name(contract.name, name, case)}" for case in contract.cases}
+            cases = [case for case, found in classes.items() if chosen.search(f"{found}.track_peak_train")]
+            assert cases == ([] if form.reported else [*contract.cases][:1]), f"{contract.name}/{name}"
+            assert not any(chosen.search(f"{found}.time_train") for found in classes.values())
 
 
 def test_an_op_that_this_commit_has_not_is_skipped() -> None:

@@ -80,7 +80,7 @@ def test_all_steps_run_in_order_and_take_their_options(copy: Path) -> None:
 def test_one_step_can_be_chosen_and_a_range_is_walked(copy: Path) -> None:
     assert called(gpu(copy, "time", "--wait", "0")) == ["-m memfix gate --time --device cuda"]
     (asv,) = called(gpu(copy, "--walk", "HEAD~3..HEAD", "--wait", "0"))
-    assert asv.startswith("-m benchmarks.walk HEAD~3..HEAD --wait 0 --bench (?<!Small)(?<!Medium)")
+    assert asv.startswith("-m benchmarks.walk HEAD~3..HEAD --wait 0 --fixes")
 
 
 @pytest.mark.parametrize(

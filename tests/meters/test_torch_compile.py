@@ -23,7 +23,7 @@ import memfix
 from memfix.errors import MeasurementError
 from memfix.meters.base import Reading
 from memfix.meters.simulated import SimulatedMeter
-from memfix.meters.simulated.compiled import inductor
+from memfix.meters.simulated.compiled import compiler, inductor
 from memfix.meters.simulated.compiled.compiler import RAN_EAGER
 from memfix.meters.simulated.environment import _NoDeviceFakeMode
 
@@ -31,6 +31,12 @@ pytest.importorskip("triton")
 
 FLOAT = 4
 COUNTED = f"a region under torch.compile is counted as Inductor of torch {torch.__version__[:4]} allocates it"
+
+
+@pytest.fixture(autouse=True)
+def as_if_never_compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(compiler, "COMPARED", frozenset())
 
 
 def step_of(function: Callable[[torch.Tensor], object], *size: int) -> Callable[[str], Any]:
@@ -52,6 +58,12 @@ def test_a_fused_region_allocates_its_result_only() -> None:
     reading = memfix.peak(step_of(torch.compile(lambda x: ((x + 1) * 2).exp().sin()), 1000))
     assert (reading.peak_bytes, reading.held_bytes, reading.leaked_bytes) == (1000 * FLOAT, 1000 * FLOAT, 0)
     assert (reading.notes, reading.exact) == ((COUNTED,), False)
+
+
+def test_a_compiled_step_is_exact_where_steps_were_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "COMPARED", frozenset({("H200", torch.__version__[:4])}))
+    reading = memfix.peak(step_of(torch.compile(lambda x: ((x + 1) * 2).exp().sin()), 1000))
+    assert (reading.peak_bytes, reading.notes, reading.exact) == (1000 * FLOAT, (), True)
 
 
 def test_a_buffer_that_kernels_share_is_counted_until_it_is_reused() -> None:

@@ -20,6 +20,13 @@ SELECTED = tl.constexpr(1)
 WINDOW = tl.constexpr(2)
 NO_BLOCK = tl.constexpr(2**31 - 1)
 
+COUNTS = (
+    "first", "stop", "offset", "window", "compress_block", "compress_stride", "select_block", "step", "segment_tokens",
+    "groups", "num_tokens", "num_compressed", "num_listed", "num_segments",
+)  # fmt: skip
+"""Not specialized: a kernel serves every length, window and stride. What aligns its rows is their width, and numbers of
+rows, queries and blocks, which are."""
+
 
 # ---------------------------------------------------------------- tiles
 @triton.jit
@@ -244,7 +251,7 @@ def rows_of_tile(
     return token, at, is_there, q_XD, up_XD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def compressed_rows(
     q, gates, upstream, high, low, compressed_v, to, grad_gates, stats, lse,
     first, stop, num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, scale, natural_scale,
@@ -291,7 +298,7 @@ def compressed_rows(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def window_rows(
     q, k, v, gates, upstream, to, grad_gates, stats,
     first, stop, num_tokens, groups, num_rows, window, scale, natural_scale,
@@ -333,7 +340,7 @@ def next_block(blocks, block):
     return tl.min(tl.min(tl.where(blocks > block, blocks, NO_BLOCK), 1), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def selected_rows(
     q, k, v, gates, upstream, selected, to, grad_gates, stats,
     first, stop, offset, num_listed, num_tokens, groups, num_rows, scale, natural_scale,
@@ -407,7 +414,7 @@ def plus_gradients(
     return plus_product(grad_k_KD, grad_scores_KX, q_XD), plus_product(grad_v_KD, weights_KX, up_XD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradients_of_compressed(
     q, upstream, compressed_k, compressed_v, stats, grad_k, grad_v,
     num_tokens, groups, num_compressed, num_rows, compress_block, compress_stride, scale, natural_scale,
@@ -444,7 +451,7 @@ def gradients_of_compressed(
     write_vectors(grad_v, block, is_block, grad_v_KD, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradients_of_first_block(
     q, k, v, upstream, stats, grad_k, grad_v,
     num_tokens, groups, num_rows, segment_tokens, scale,
@@ -480,7 +487,7 @@ def gradients_of_first_block(
     write_vectors(grad_v, at_sum, is_key, grad_v_KD, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def gradients_of_tokens(
     q, k, v, upstream, stats, order, bounds, first_grad_k, first_grad_v, compressed_grad_k, compressed_grad_v, places,
     grad_k, grad_v,

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ..kernels import power_of_two, product
-from .kernels import NO_BLOCK, inner, num_complete, of_item, plus_inner, rows_of, vectors
+from .kernels import COUNTS, NO_BLOCK, inner, num_complete, of_item, plus_inner, rows_of, vectors
 
 ERROR = tl.constexpr(2.0**-15)
 """Of a quick score, as a share of it: half of it for the two pieces of a key (2**-17 each way, times the product of
@@ -73,7 +73,7 @@ def queries_at(place, doubtful, number, n, num_queries, EXACT: tl.constexpr):
     return query, is_query
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def exact_totals(
     q, keys, doubtful, num_doubtful, tops, totals,
     first, stop, num_tokens, groups, num_compressed, compress_block, compress_stride, natural_scale,
@@ -191,7 +191,7 @@ def score_tile(
         tl.store(scores + at_score, of_queries.to(tl.float32), mask=is_score)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def score_blocks(
     q, high, low, largest, lse, tops, totals, doubtful, num_doubtful, scores, doubt,
     first, stop, num_tokens, groups, num_compressed, num_selectable,
@@ -227,7 +227,7 @@ def score_blocks(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def choose_blocks(
     scores, doubt, doubtful, num_doubtful, is_doubtful, selected,
     first, num_queries, num_selectable, select_block, offset, num_listed,
@@ -288,7 +288,7 @@ def choose_blocks(
         tl.store(is_doubtful + at_query, doubts.to(tl.int32), mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def settle_blocks(
     q, keys, lse, doubt, scores, doubtful, num_doubtful, is_doubtful, selected,
     first, num_queries, num_tokens, groups, num_compressed, num_selectable,
@@ -381,7 +381,7 @@ def settle_blocks(
     tl.store(is_doubtful + at_query, 0, mask=is_settled)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def list_doubtful(is_doubtful, doubtful, num_doubtful, num_queries, BLOCK: tl.constexpr):
     """The doubtful queries of each key-value head in order, and their number."""
     n = tl.program_id(0)

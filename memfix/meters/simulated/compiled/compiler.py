@@ -22,7 +22,7 @@ from ..tracking import StorageTracker
 from . import inductor, process_state
 
 RAN_EAGER = "a region under torch.compile ran eager: what Inductor would allocate is not known"
-COMPARED: frozenset[tuple[str, str]] = frozenset()
+COMPARED: frozenset[tuple[str, str]] = frozenset({("H200", "2.11")})
 """The GPUs and versions of torch, such as ``("H200", "2.11")``, on which compiled steps had the simulated bytes."""
 
 _AFTER_A_BREAK = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
