@@ -72,25 +72,16 @@ def nsa(
         raise ValueError(f"the number of heads of q must be a multiple of k's, got {num_heads} and {groups}")
     if gates.shape[2] != num_heads:
         raise ValueError(f"gates must have a row for each of {num_heads} heads of q, got {gates.shape[2]}")
-    blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
+    sizes = {"compress_block": compress_block, "compress_stride": compress_stride, "select_block": select_block}
+    sizes |= {"num_selected": num_selected, "window": window}
+    blocks = Blocks(**sizes)
     q_BTGRD = q.unflatten(2, (groups, -1))
     if queries_per_chunk is None:
         has_kernels = name == "triton" and takes_kernels(q_BTGRD, blocks)
         queries_per_chunk = (_scored_chunk if has_kernels else _fitting_chunk)(q, groups, blocks)
-    out_BTGRD: torch.Tensor = DISPATCHER.function(name)(
-        q_BTGRD,
-        k,
-        v,
-        gates.unflatten(2, (groups, -1)),
-        position_embedding,
-        compress_block=compress_block,
-        compress_stride=compress_stride,
-        select_block=select_block,
-        num_selected=num_selected,
-        window=window,
-        scale=scale,
-        queries_per_chunk=queries_per_chunk,
-    )
+    tensors = (q_BTGRD, k, v, gates.unflatten(2, (groups, -1)), position_embedding)
+    options = {**vars(blocks), "scale": scale, "queries_per_chunk": queries_per_chunk}
+    out_BTGRD: torch.Tensor = DISPATCHER.function(name)(*tensors, **options)
     return out_BTGRD.flatten(2, 3)
 
 

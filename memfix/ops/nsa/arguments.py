@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 
 from ..arguments import require_at_least_one, require_floating, require_same, require_shape, require_size
+from ..call import takes
 
 NUM_BRANCHES = 3  # in the order of the gates: compressed, selected, window
 
@@ -20,7 +24,7 @@ MOST_MET = 512
 """Compressed blocks that meet a selection block."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Blocks:
     """Sizes in tokens, but ``num_selected`` in blocks. The paper's l, d, l', n and w."""
 
@@ -31,7 +35,7 @@ class Blocks:
     window: int
 
     def __post_init__(self) -> None:
-        for size in fields(self):
+        for size in fields(Blocks):
             require_at_least_one(size.name, getattr(self, size.name))
         if self.compress_stride > self.compress_block:
             raise ValueError(
@@ -48,35 +52,70 @@ class Blocks:
         return -(-num_tokens // self.select_block)
 
 
-def require_nsa(
-    q_BTGRD: torch.Tensor,
-    k_BTGD: torch.Tensor,
-    v_BTGD: torch.Tensor,
-    gates_BTGR3: torch.Tensor,
-    position_embedding_LD: torch.Tensor | None,
-    blocks: Blocks,
-    queries_per_chunk: int,
-) -> None:
-    """Refuse what cannot be computed, before anything is allocated."""
-    require_shape("q", q_BTGRD, "B T G R D")
-    require_shape("k", k_BTGD, "B T G D")
-    require_shape("v", v_BTGD, "B T G D")
-    require_shape("gates", gates_BTGR3, "B T G R 3")
-    tensors = {"q": q_BTGRD, "k": k_BTGD, "v": v_BTGD, "gates": gates_BTGR3}
-    if position_embedding_LD is not None:
-        tensors["position_embedding"] = require_shape("position_embedding", position_embedding_LD, "L D")
-    require_floating(**tensors)
-    require_same("dtype", **{name: tensor.dtype for name, tensor in tensors.items()})
-    require_same("device", **{name: tensor.device for name, tensor in tensors.items()})
-    batch, num_tokens, groups, heads, width = q_BTGRD.shape
-    for name, tensor in (("k", k_BTGD), ("v", v_BTGD)):
-        require_size(name, tensor, (batch, num_tokens, groups, width))
-    require_size("gates", gates_BTGR3, (batch, num_tokens, groups, heads, NUM_BRANCHES))
-    if position_embedding_LD is not None:
-        require_size("position_embedding", position_embedding_LD, (blocks.compress_block, width))
-    if q_BTGRD.numel() == 0:
-        raise ValueError(f"q must have at least one element, got shape {list(q_BTGRD.shape)}")
-    require_at_least_one("queries_per_chunk", queries_per_chunk)
+@dataclass(frozen=True, kw_only=True)
+class NsaOptions(Blocks):
+    """The options of a form. ``scale`` is ``D**-0.5`` unless given."""
+
+    queries_per_chunk: int
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least_one("queries_per_chunk", self.queries_per_chunk)
+
+
+class NsaTensors(NamedTuple):
+    """The tensors of a call, in the order of the contract."""
+
+    q_BTGRD: torch.Tensor
+    k_BTGD: torch.Tensor
+    v_BTGD: torch.Tensor
+    gates_BTGR3: torch.Tensor
+    position_embedding_LD: torch.Tensor | None = None
+
+    @classmethod
+    def checked(cls, *given: Any, **by_name: Any) -> NsaTensors:
+        tensors = cls(*given, **by_name)
+        named = {}
+        for (field, tensor), axes in zip(
+            tensors._asdict().items(), ("B T G R D", "B T G D", "B T G D", "B T G R 3", "L D"), strict=True
+        ):
+            if tensor is not None:
+                name = field.rpartition("_")[0]
+                named[name] = require_shape(name, tensor, axes)
+        require_floating(**named)
+        require_same("dtype", **{name: tensor.dtype for name, tensor in named.items()})
+        require_same("device", **{name: tensor.device for name, tensor in named.items()})
+        batch, num_tokens, groups, heads, width = tensors.q_BTGRD.shape
+        require_size("k", tensors.k_BTGD, (batch, num_tokens, groups, width))
+        require_size("v", tensors.v_BTGD, (batch, num_tokens, groups, width))
+        require_size("gates", tensors.gates_BTGR3, (batch, num_tokens, groups, heads, NUM_BRANCHES))
+        if tensors.q_BTGRD.numel() == 0:
+            raise ValueError(f"q must have at least one element, got shape {list(tensors.q_BTGRD.shape)}")
+        return tensors
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Asked before the Function: inside it grad mode is off and ``requires_grad`` does not tell."""
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in self)
+
+
+def nsa_form(form: Callable[[NsaTensors, NsaOptions], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Decorates a form: it is called with the tensors in order and the options by name, and gets them checked."""
+
+    @takes(NsaTensors, NsaOptions)
+    @functools.wraps(form)
+    def called(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
+        if tensors.position_embedding_LD is not None:
+            size = (options.compress_block, tensors.q_BTGRD.shape[-1])
+            require_size("position_embedding", tensors.position_embedding_LD, size)
+        return form(tensors, options)
+
+    return called
+
+
+def scale_of(q_BTGRD: torch.Tensor, scale: float | None) -> float:
+    return float(q_BTGRD.shape[-1] ** -0.5) if scale is None else scale
 
 
 def takes_kernels(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:

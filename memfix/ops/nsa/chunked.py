@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..derivatives import first_derivative_only
-from .arguments import NUM_BRANCHES, Blocks, require_nsa
+from .arguments import NUM_BRANCHES, Blocks, NsaOptions, NsaTensors, nsa_form, scale_of
 from .branches import Branch, CompressedBranch, SelectedBranch, WindowBranch, as_batch
 from .compression import add_gradient_of_places, add_gradient_of_tokens, compress, place_weights
 from .selection import NONE_SELECTED, SharedTokens, probabilities_in_float64, select_blocks
@@ -26,21 +26,8 @@ from .selection import NONE_SELECTED, SharedTokens, probabilities_in_float64, se
 COMPRESSED, SELECTED, WINDOW = range(NUM_BRANCHES)
 
 
-def chunked_nsa(
-    q_BTGRD: torch.Tensor,
-    k_BTGD: torch.Tensor,
-    v_BTGD: torch.Tensor,
-    gates_BTGR3: torch.Tensor,
-    position_embedding_LD: torch.Tensor | None = None,
-    *,
-    compress_block: int,
-    compress_stride: int,
-    select_block: int,
-    num_selected: int,
-    window: int,
-    queries_per_chunk: int,
-    scale: float | None = None,
-) -> torch.Tensor:
+@nsa_form
+def chunked_nsa(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
     """Equals ``sum(gate * attention(q, keys, values))`` over compressed, selected and window keys, scores never whole.
 
     Peak above inputs in a 16-bit train step, ``C = queries_per_chunk``, ``H = G*R`` and ``M`` compressed blocks: output
@@ -49,54 +36,36 @@ def chunked_nsa(
     ``4*B*C*G*num_selected*select_block*D``, or compressed weights and their gradients ``12*B*C*H*M``. Nothing has
     two axes of ``T``. Backward may be run again.
     """
-    blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
-    require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
-    scale = q_BTGRD.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
-    # inside a Function grad mode is off and requires_grad does not tell: look here
-    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return _Chunked.apply(*tensors, blocks, min(queries_per_chunk, q_BTGRD.shape[1]), scale, wants_gradient)
+    return _Chunked.apply(*tensors, options, tensors.wants_gradient)
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_BTGRD: torch.Tensor,
-        k_BTGD: torch.Tensor,
-        v_BTGD: torch.Tensor,
-        gates_BTGR3: torch.Tensor,
-        position_embedding_LD: torch.Tensor | None,
-        blocks: Blocks,
-        queries_per_chunk: int,
-        scale: float,
-        wants_gradient: bool,
-    ) -> torch.Tensor:
-        with torch.autocast(q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
-            selecting_k_NMD, v_NMD = _compressed(k_BTGD, v_BTGD, position_embedding_LD, blocks)
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        *inputs, options, wants_gradient = given
+        tensors = NsaTensors(*inputs)
+        with torch.autocast(tensors.q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
+            selecting_k_NMD, v_NMD = _compressed(tensors, options)
             k_NMD = selecting_k_NMD.to(v_NMD.dtype)
-            call = _Call.of(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, k_NMD, v_NMD, blocks, scale)
-            out_BTGRD, selected_NTn = _forward(call, selecting_k_NMD, queries_per_chunk, wants_gradient)
+            call = _Call.of(tensors, k_NMD, v_NMD, options)
+            out_BTGRD, selected_NTn = _forward(call, selecting_k_NMD, wants_gradient)
         if wants_gradient:
-            inputs = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3)
-            ctx.save_for_backward(*inputs, k_NMD, v_NMD, position_embedding_LD, selected_NTn)
-        ctx.options = (blocks, scale)
-        ctx.queries_per_chunk = queries_per_chunk
+            ctx.save_for_backward(*tensors, k_NMD, v_NMD, selected_NTn)
+        ctx.options = options
         return out_BTGRD
 
     @staticmethod
     @first_derivative_only("nsa")
     def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        *tensors, position_embedding_LD, selected_NTn = ctx.saved_tensors
+        *inputs, k_NMD, v_NMD, selected_NTn = ctx.saved_tensors
+        tensors = NsaTensors(*inputs)
         with torch.autocast(upstream_BTGRD.device.type, enabled=False):
-            call = _Call.of(*tensors, *ctx.options)
+            call = _Call.of(tensors, k_NMD, v_NMD, ctx.options)
             wants_q, wants_k, wants_v, wants_gates, wants_places = ctx.needs_input_grad[:5]
             sums = _Sums.of(call, wants_k, wants_v, wants_places)
-            grad_q, grad_gates = _backward(
-                call, upstream_BTGRD, selected_NTn, ctx.queries_per_chunk, sums, wants_q, wants_gates
-            )
-            grad_k, grad_v, grad_places = sums.finished(call, position_embedding_LD)
-        return grad_q, grad_k, grad_v, grad_gates, grad_places, None, None, None, None
+            grad_q, grad_gates = _backward(call, upstream_BTGRD, selected_NTn, sums, wants_q, wants_gates)
+            grad_k, grad_v, grad_places = sums.finished(call, tensors.position_embedding_LD)
+        return grad_q, grad_k, grad_v, grad_gates, grad_places, None, None
 
 
 @dataclass(frozen=True)
@@ -118,28 +87,20 @@ class _Call:
     gates_BTGR3: torch.Tensor
     k_NMD: torch.Tensor
     v_NMD: torch.Tensor
-    blocks: Blocks
+    blocks: NsaOptions
     scale: float
     end_M: torch.Tensor
     nothing: torch.Tensor
     wide: torch.dtype
 
     @staticmethod
-    def of(
-        q_BTGRD: torch.Tensor,
-        k_BTGD: torch.Tensor,
-        v_BTGD: torch.Tensor,
-        gates_BTGR3: torch.Tensor,
-        k_NMD: torch.Tensor,
-        v_NMD: torch.Tensor,
-        blocks: Blocks,
-        scale: float,
-    ) -> _Call:
+    def of(tensors: NsaTensors, k_NMD: torch.Tensor, v_NMD: torch.Tensor, blocks: NsaOptions) -> _Call:
+        q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, _ = tensors
         end_M = torch.arange(k_NMD.shape[1], device=k_NMD.device) * blocks.compress_stride + (blocks.compress_block - 1)
         wide = k_NMD.dtype
         k_BTGD, v_BTGD = (_contiguous(x_BTGD, wide) for x_BTGD in (k_BTGD, v_BTGD))
-        tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, k_NMD, v_NMD)
-        return _Call(*tensors, blocks, scale, end_M, k_NMD.new_zeros(1, 1, 1), wide)
+        read = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, k_NMD, v_NMD)
+        return _Call(*read, blocks, scale_of(q_BTGRD, blocks.scale), end_M, k_NMD.new_zeros(1, 1, 1), wide)
 
     def rows(self, x_BTGRD: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
         """The rows of a chunk, head by head: ``[N, X, ...]``, contiguous and wide."""
@@ -147,8 +108,9 @@ class _Call:
         x_BGCRD = x_BTGRD[:, chunk.tokens].transpose(1, 2)
         return _contiguous(x_BGCRD, self.wide).view(batch * groups, -1, width)
 
-    def chunks(self, queries_per_chunk: int) -> Iterator[_Chunk]:
+    def chunks(self) -> Iterator[_Chunk]:
         _, num_tokens, _, heads, _ = self.q_BTGRD.shape
+        queries_per_chunk = self.blocks.queries_per_chunk
         query_T = torch.arange(num_tokens, device=self.q_BTGRD.device)
         query_TR = query_T.repeat_interleave(heads)
         for start in range(0, num_tokens, queries_per_chunk):
@@ -190,10 +152,9 @@ def _write_rows(x_BCGRD: torch.Tensor, rows_NXD: torch.Tensor) -> None:
 
 
 # ---------------------------------------------------------------- forward
-def _compressed(
-    k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, position_embedding_LD: torch.Tensor | None, blocks: Blocks
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _compressed(tensors: NsaTensors, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """``[N, M, D]`` each: keys in float64, since blocks are selected by them, values in float32 or wider."""
+    _, k_BTGD, v_BTGD, _, position_embedding_LD = tensors
     num_blocks = blocks.num_compressed(k_BTGD.shape[1])
     weight_LD = place_weights(position_embedding_LD, blocks.compress_block, k_BTGD, torch.float64)
     wide_LD = weight_LD.to(torch.promote_types(v_BTGD.dtype, torch.float32))
@@ -204,7 +165,7 @@ def _compressed(
 
 
 def _forward(
-    call: _Call, selecting_k_NMD: torch.Tensor, queries_per_chunk: int, keeps_selection: bool
+    call: _Call, selecting_k_NMD: torch.Tensor, keeps_selection: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     q_BTGRD, blocks = call.q_BTGRD, call.blocks
     batch, num_tokens, groups, _, _ = q_BTGRD.shape
@@ -214,7 +175,7 @@ def _forward(
         size = (batch * groups, num_tokens, blocks.num_selected)
         selected_NTn = q_BTGRD.new_full(size, NONE_SELECTED, dtype=torch.int32)
     shared = SharedTokens.of(blocks, num_tokens, q_BTGRD.device)
-    for chunk in call.chunks(queries_per_chunk):
+    for chunk in call.chunks():
         q_NXD = call.rows(q_BTGRD, chunk)
         gates = call.rows(call.gates_BTGR3, chunk).split(1, dim=-1)
         sum_NXD = torch.zeros_like(q_NXD)
@@ -264,7 +225,6 @@ def _backward(
     call: _Call,
     upstream_BTGRD: torch.Tensor,
     selected_NTn: torch.Tensor,
-    queries_per_chunk: int,
     sums: _Sums,
     wants_q: bool,
     wants_gates: bool,
@@ -274,7 +234,7 @@ def _backward(
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
         for tensor, wanted in ((call.q_BTGRD, wants_q), (call.gates_BTGR3, wants_gates))
     )
-    for chunk in call.chunks(queries_per_chunk):
+    for chunk in call.chunks():
         tokens = chunk.tokens
         rows = _Rows.of(call, upstream_BTGRD, chunk)
         compressed = call.compressed_branch(chunk)

@@ -20,7 +20,7 @@ import torch
 from ..derivatives import first_derivative_only
 from ..dispatch import require_kernels
 from ..launches import largest_power_of_two, launch, next_power_of_two, num_tiles
-from .arguments import NUM_BRANCHES, Blocks, require_nsa, takes_kernels
+from .arguments import NUM_BRANCHES, NsaOptions, NsaTensors, nsa_form, scale_of, takes_kernels
 from .chunked import chunked_nsa
 from .compression import add_gradient_of_places, compress, place_weights
 
@@ -77,21 +77,8 @@ FIRST_SEGMENT = 64
 """Selection blocks of tokens of which one program sums the gradients of the first block, which all tokens read."""
 
 
-def triton_nsa(
-    q_BTGRD: torch.Tensor,
-    k_BTGD: torch.Tensor,
-    v_BTGD: torch.Tensor,
-    gates_BTGR3: torch.Tensor,
-    position_embedding_LD: torch.Tensor | None = None,
-    *,
-    compress_block: int,
-    compress_stride: int,
-    select_block: int,
-    num_selected: int,
-    window: int,
-    queries_per_chunk: int,
-    scale: float | None = None,
-) -> torch.Tensor:
+@nsa_form
+def triton_nsa(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
     """Equals ``sum(gate * attention(q, keys, values))`` over compressed, selected and window keys, scores never whole.
 
     Peak above inputs in a train step, ``H = G*R``, ``e`` the item size, ``M`` compressed and ``S`` selection blocks:
@@ -103,45 +90,29 @@ def triton_nsa(
     for a key-value head, and blocks that share more than 256 tokens or meet more than 512 compressed blocks take the
     form ``chunked``.
     """
-    blocks = Blocks(compress_block, compress_stride, select_block, num_selected, window)
-    require_nsa(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, queries_per_chunk)
-    tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
-    if not takes_kernels(q_BTGRD, blocks):
-        return chunked_nsa(*tensors, **vars(blocks), queries_per_chunk=queries_per_chunk, scale=scale)
+    q_BTGRD = tensors.q_BTGRD
+    if not takes_kernels(q_BTGRD, options):
+        return chunked_nsa(*tensors, **vars(options))
     require_kernels(q_BTGRD, instead="chunked")
-    scale = q_BTGRD.shape[-1] ** -0.5 if scale is None else scale
-    # inside a Function grad mode is off and requires_grad does not tell: look here
-    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     with torch.cuda.device_of(q_BTGRD):  # kernels are launched on the current device; backward's is the tensors'
-        return _Nsa.apply(*tensors, blocks, min(queries_per_chunk, q_BTGRD.shape[1]), scale, wants_gradient)
+        return _Nsa.apply(*tensors, options, tensors.wants_gradient)
 
 
 class _Nsa(torch.autograd.Function):
     """Inputs are saved as they came: copies of those that are not contiguous are made again in backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_BTGRD: torch.Tensor,
-        k_BTGD: torch.Tensor,
-        v_BTGD: torch.Tensor,
-        gates_BTGR3: torch.Tensor,
-        position_embedding_LD: torch.Tensor | None,
-        blocks: Blocks,
-        queries_per_chunk: int,
-        scale: float,
-        wants_gradient: bool,
-    ) -> torch.Tensor:
-        tensors = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD)
-        with torch.autocast(q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
-            call = _Call.of(*tensors, blocks, scale)
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        *tensors, options, wants_gradient = given
+        call = _Call.of(NsaTensors(*tensors), options)
+        with torch.autocast(call.q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
             selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
-            pieces = 1 if k_BTGD.dtype == torch.float32 else 2
+            pieces = 1 if call.k_BTGD.dtype == torch.float32 else 2
             compressed = _Compressed.of(call, selecting_k_NMD, pieces=pieces)
-            out_BTGRD, selected_NTn = _forward(call, compressed, selecting_k_NMD, queries_per_chunk, wants_gradient)
+            out_BTGRD, selected_NTn = _forward(call, compressed, selecting_k_NMD, wants_gradient)
         if wants_gradient:
             ctx.save_for_backward(*tensors, selected_NTn)
-        ctx.options = (blocks, scale)
+        ctx.options = options
         return out_BTGRD
 
     @staticmethod
@@ -149,9 +120,9 @@ class _Nsa(torch.autograd.Function):
     def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *tensors, selected_NTn = ctx.saved_tensors
         with torch.autocast(upstream_BTGRD.device.type, enabled=False):
-            call = _Call.of(*tensors, *ctx.options)
+            call = _Call.of(NsaTensors(*tensors), ctx.options)
             gradients = _backward(call, upstream_BTGRD.contiguous(), selected_NTn, ctx.needs_input_grad[4])
-        return *gradients, None, None, None, None
+        return *gradients, None, None
 
 
 @dataclass(frozen=True)
@@ -163,21 +134,14 @@ class _Call:
     v_BTGD: torch.Tensor
     gates_BTGR3: torch.Tensor
     position_embedding_LD: torch.Tensor | None
-    blocks: Blocks
+    blocks: NsaOptions
     scale: float
 
     @staticmethod
-    def of(
-        q_BTGRD: torch.Tensor,
-        k_BTGD: torch.Tensor,
-        v_BTGD: torch.Tensor,
-        gates_BTGR3: torch.Tensor,
-        position_embedding_LD: torch.Tensor | None,
-        blocks: Blocks,
-        scale: float,
-    ) -> _Call:
-        q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3 = (x.contiguous() for x in (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3))
-        return _Call(q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, position_embedding_LD, blocks, scale)
+    def of(tensors: NsaTensors, blocks: NsaOptions) -> _Call:
+        q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3 = (x.contiguous() for x in tensors[:4])
+        inputs = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, tensors.position_embedding_LD)
+        return _Call(*inputs, blocks, scale_of(q_BTGRD, blocks.scale))
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -276,8 +240,9 @@ def _compressed(x_BTGD: torch.Tensor, call: _Call, dtype: torch.dtype) -> torch.
 
 # ---------------------------------------------------------------- forward
 def _forward(
-    call: _Call, compressed: _Compressed, selecting_k_NMD: torch.Tensor, queries_per_chunk: int, keeps_selection: bool
+    call: _Call, compressed: _Compressed, selecting_k_NMD: torch.Tensor, keeps_selection: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    queries_per_chunk = min(call.blocks.queries_per_chunk, call.num_tokens)
     num_listed = call.num_tokens if keeps_selection else queries_per_chunk
     size_NTn = (call.num_items, num_listed, call.blocks.num_selected)
     selected_NTn = call.q_BTGRD.new_empty(size_NTn, dtype=torch.int32)
