@@ -130,6 +130,17 @@ class Budget:
         )
 
 
+def at_most(form: str, case: str | None = None, **bytes_of_phase: int | str) -> list[Budget]:
+    """A budget a phase: ``at_most("chunked", held="T*D*e", train="3*T*D*e")``."""
+    return [Budget(form, phase=phase, case=case, bytes=limit) for phase, limit in bytes_of_phase.items()]  # type: ignore[arg-type]
+
+
+def below_naive(form: str, case: str, **times_of_phase: float) -> list[Budget]:
+    """A budget a phase: ``below_naive("chunked", "incident", forward=20, train=8)``."""
+    phases = times_of_phase.items()
+    return [Budget(form, phase=phase, case=case, times_below_naive=times) for phase, times in phases]  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
     """ "The peak grows at most like T^1": over the upper half of a series that doubles ``dim`` from ``case`` on.

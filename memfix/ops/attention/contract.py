@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .naive import naive_attention
 from .query_chunks import query_chunks_attention
@@ -75,46 +75,31 @@ contract = Contract(
     dtypes=("float32", "bfloat16", "float16"),
     budgets=[
         # small without gradients; in training autograd holds the weights of every chunk
-        Budget("reported", phase="forward", case="incident", times_below_naive=8),
+        *below_naive("reported", "incident", forward=8),
         Budget("reported", phase="held", case="incident", times_below_naive=8, known_broken=True),
         Budget("reported", phase="train", case="incident", times_below_naive=8, known_broken=True),
-        Budget("query_chunks", phase="forward", case="incident", times_below_naive=10),
-        Budget("query_chunks", phase="held", case="incident", times_below_naive=16),
-        Budget("query_chunks", phase="train", case="incident", times_below_naive=5),
-        Budget("query_chunks", phase="saved", bytes=_SAVED),
-        Budget(
+        *below_naive("query_chunks", "incident", forward=10, held=16, train=5),
+        *at_most(
             "query_chunks",
-            phase="forward",
-            bytes=f"{_QUERIES} + 2*{_KEYS}*e + {_MAP} + {_CHUNK}*(2*D + (2 + keep_map)*K)*e + {_CHUNK_MASK} + 64*KiB",
+            saved=_SAVED,
+            forward=f"{_QUERIES} + 2*{_KEYS}*e + {_MAP} + {_CHUNK}*(2*D + (2 + keep_map)*K)*e + {_CHUNK_MASK} + 64*KiB",
+            held=f"{_QUERIES} + {_MAP}",
+            train=f"2*{_QUERIES} + {_KEYS}*(4*e + 2*{_W}) + {_MAP} + {_CHUNK}*(4*D + 5*K)*e + {_CHUNK_MASK} + 64*KiB",
         ),
-        Budget("query_chunks", phase="held", bytes=f"{_QUERIES} + {_MAP}"),
-        Budget(
-            "query_chunks",
-            phase="train",
-            bytes=f"2*{_QUERIES} + {_KEYS}*(4*e + 2*{_W}) + {_MAP} + {_CHUNK}*(4*D + 5*K)*e + {_CHUNK_MASK} + 64*KiB",
-        ),
-        Budget("sdpa", phase="forward", case="incident", times_below_naive=32),
-        Budget("sdpa", phase="held", case="incident", times_below_naive=16),
-        Budget("sdpa", phase="train", case="incident", times_below_naive=12),
-        Budget("sdpa", phase="train", case="incident", bytes="650 MiB"),
-        Budget("sdpa", phase="train", case="incident_bf16", times_below_naive=10),
-        Budget("sdpa", phase="train", case="cross", times_below_naive=4.5),
-        Budget("sdpa", phase="train", case="masked", times_below_naive=6),
-        Budget("sdpa", phase="train", case="grouped", times_below_naive=10),
+        *below_naive("sdpa", "incident", forward=32, held=16, train=12),
+        *below_naive("sdpa", "incident_bf16", train=10),
+        *below_naive("sdpa", "cross", train=4.5),
+        *below_naive("sdpa", "masked", train=6),
+        *below_naive("sdpa", "grouped", train=10),
         # what the map costs: it is 16 times what is held without it
-        Budget("sdpa", phase="held", case="incident", bytes="B*G*R*Q*(D*e + 4)"),
-        Budget("sdpa", phase="held", case="incident_with_map", bytes="B*G*R*Q*((D + K)*e + 4)"),
-        Budget("sdpa", phase="saved", bytes=_SAVED),
-        Budget(
+        *at_most("sdpa", "incident", held="B*G*R*Q*(D*e + 4)", train="650 MiB"),
+        *at_most("sdpa", "incident_with_map", held="B*G*R*Q*((D + K)*e + 4)"),
+        *at_most(
             "sdpa",
-            phase="forward",
-            bytes=f"{_PADDED} + {_RESULT} + {_ROWS} + {_MAP} + {_MAP_CHUNK} + {_MASKS}*(2*e + 2) + 64*KiB",
-        ),
-        Budget("sdpa", phase="held", bytes=f"{_PADDED} + {_RESULT} + {_ROWS} + {_MAP} + {_MASKS}*(2*e + 2) + 64*KiB"),
-        Budget(
-            "sdpa",
-            phase="train",
-            bytes=f"2*{_PADDED} + {_RESULT} + {_ROWS}*(D + 127) + {_MAP} + {_MAP_CHUNK} + {_MASKS}*(2*e + 2)"
+            saved=_SAVED,
+            forward=f"{_PADDED} + {_RESULT} + {_ROWS} + {_MAP} + {_MAP_CHUNK} + {_MASKS}*(2*e + 2) + 64*KiB",
+            held=f"{_PADDED} + {_RESULT} + {_ROWS} + {_MAP} + {_MASKS}*(2*e + 2) + 64*KiB",
+            train=f"2*{_PADDED} + {_RESULT} + {_ROWS}*(D + 127) + {_MAP} + {_MAP_CHUNK} + {_MASKS}*(2*e + 2)"
             f" + {_BIAS_GRADIENT} + 64*KiB",
         ),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import mixed, not_floating, not_integer
 from .gather import gather_embedding
 from .naive import naive_embedding
@@ -26,13 +26,15 @@ contract = Contract(
         "small": {"N": 1024, "V": 2000, "D": 64, "dtype": "float32"},
     },
     budgets=[
-        Budget("gather", phase="saved", bytes="8*N"),  # the ids, which say where gradients go
-        Budget("gather", case="incident", phase="forward", times_below_naive=100),
-        Budget("gather", case="incident", phase="train", times_below_naive=50),
-        Budget("gather", phase="forward", bytes="N*D*e"),
-        Budget("gather", phase="held", bytes="N*D*e"),
-        # the output is alive in backward; 16-bit gradients are widened to be summed, then narrowed
-        Budget("gather", phase="train", bytes="N*D*e + V*D*max(e, 4) + max(N*D*4, V*D*e)"),
+        *below_naive("gather", "incident", forward=100, train=50),
+        *at_most(
+            "gather",
+            saved="8*N",  # the ids, which say where gradients go
+            forward="N*D*e",
+            held="N*D*e",
+            # the output is alive in backward; 16-bit gradients are widened to be summed, then narrowed
+            train="N*D*e + V*D*max(e, 4) + max(N*D*4, V*D*e)",
+        ),
     ],
     scaling=[
         Scaling("gather", dim="N", at_most=1, case="small"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .checkpoint import checkpoint_geglu_feed_forward
 from .fused import Tiles, fused_geglu_feed_forward
@@ -31,20 +31,14 @@ _SMALL = f"ceil_div({_C}, 64)*8*F + 16*F + KiB"
 _BLOCKS = f"6*min(max(MiB, F), {_C}*F)*{_W}"  # float32 temporaries of the activation in torch's operators
 
 CHUNKS = [
-    Budget("token_chunks", phase="forward", bytes=f"2*{_ROWS} + 2*{_C}*F*e + {_NARROW} + {_BLOCKS} + {_SMALL}"),
-    Budget("fused", phase="forward", bytes=f"2*{_ROWS} + 2*{_C}*F*e + {_NARROW} + {_SMALL}"),
-    *(
-        budget
-        for form, blocks in (("token_chunks", _BLOCKS), ("fused", "0"))
-        for budget in (
-            Budget(form, phase="held", bytes=f"{_ROWS} + {_KEPT}"),
-            Budget(
-                form,
-                phase="train",
-                bytes=f"4*{_ROWS} + {_KEPT} + 3*{_C}*F*e + {_NARROW} + {_PARAMETERS}*({_W} + e) + {blocks} + {_SMALL}",
-            ),
-        )
-    ),
+    budget
+    for form, blocks in (("token_chunks", f"{_BLOCKS} + "), ("fused", ""))
+    for budget in at_most(
+        form,
+        forward=f"2*{_ROWS} + 2*{_C}*F*e + {_NARROW} + {blocks}{_SMALL}",
+        held=f"{_ROWS} + {_KEPT}",
+        train=f"4*{_ROWS} + {_KEPT} + 3*{_C}*F*e + {_NARROW} + {_PARAMETERS}*({_W} + e) + {blocks}{_SMALL}",
+    )
 ]
 """Of the chunked forms, at every shape."""
 
@@ -92,15 +86,11 @@ contract = Contract(
     },
     tolerance=TOLERANCE,
     budgets=[
-        Budget("checkpoint", phase="held", bytes=_ROWS),
-        Budget("checkpoint", phase="train", bytes=f"6*{_ROWS} + 26*{_T}*F*e + 2*{_PARAMETERS}*{_W} + {_T}*16 + KiB"),
-        Budget("token_chunks", phase="train", case="incident", times_below_naive=4),
-        Budget("fused", phase="forward", case="incident", times_below_naive=7),
-        Budget("fused", phase="held", case="incident", times_below_naive=4),
-        Budget("fused", phase="train", case="incident", times_below_naive=4),
-        Budget("fused", phase="held", case="incident_bf16", times_below_naive=16),
-        Budget("fused", phase="train", case="incident_bf16", times_below_naive=4),
-        Budget("fused", phase="train", case="incident_bf16", bytes="0.45 GiB"),
+        *at_most("checkpoint", held=_ROWS, train=f"6*{_ROWS} + 26*{_T}*F*e + 2*{_PARAMETERS}*{_W} + {_T}*16 + KiB"),
+        *below_naive("token_chunks", "incident", train=4),
+        *below_naive("fused", "incident", forward=7, held=4, train=4),
+        *below_naive("fused", "incident_bf16", held=16, train=4),
+        *at_most("fused", "incident_bf16", train="0.45 GiB"),
         *CHUNKS,
     ],
     scaling=[

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_classes, not_floating, not_integer
 from .auto import auto_linear_cross_entropy
 from .checkpoint import checkpoint_linear_cross_entropy
@@ -28,6 +28,11 @@ _USUAL = f"min({ROWS_PER_CHUNK}, N + 127)"
 _USUAL_CHUNK = f"{_USUAL}*V*e"
 _USUAL_TILE = f"2*ceil_div({_USUAL}, 8)*V*max(e, 4)"
 GRADIENTS = "N*D*e + V*D*max(e, 4)"
+_IN_CHUNKS = {
+    "forward": f"{TILE} + {_SMALL}",
+    "held": f"{GRADIENTS} + 16*V + 8*N + KiB",
+    "train": f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}",
+}
 
 LOSS = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
 # each chunk's loss and gradients are rounded before they are added up, and there may be a hundred chunks
@@ -108,47 +113,37 @@ contract = Contract(
     tolerance=LOSS,
     budgets=[
         # what the report promised: one chunk at a time. It is kept without gradients, and broken with them
-        Budget("reported", phase="forward", case="incident", times_below_naive=20),
+        *below_naive("reported", "incident", forward=20),
         Budget("reported", phase="train", case="incident", times_below_naive=20, known_broken=True),
         Budget("reported", phase="held", case="incident", times_below_naive=20, known_broken=True),
-        Budget("checkpoint", phase="forward", case="incident", times_below_naive=20),
-        Budget("checkpoint", phase="held", case="incident", bytes="KiB"),
-        Budget("checkpoint", phase="train", case="incident", times_below_naive=20),
-        Budget("checkpoint", phase="forward", bytes=f"3*{CHUNK} + 8*N + 16*V + KiB"),
-        Budget("checkpoint", phase="held", bytes="N*max(e, 4) + KiB"),
-        Budget("checkpoint", phase="train", bytes=f"N*D*e + 2*V*D*e + 6*{CHUNK} + 16*N + 16*V + 4*KiB"),
-        Budget("recompute", phase="forward", case="incident", times_below_naive=100),
-        Budget("recompute", phase="held", case="incident", bytes="N*D*e + V*D*e + KiB"),
-        Budget("recompute", phase="train", case="incident", times_below_naive=25),
-        Budget("recompute", phase="train", case="incident", times_below={"reported": 8}),
-        Budget("recompute", phase="train", case="incident", bytes="4 GiB"),
-        Budget("triton", phase="forward", case="incident", times_below_naive=1000),
-        Budget("triton", phase="held", case="incident", bytes="N*D*e + V*D*e + KiB"),
-        Budget("triton", phase="train", case="incident", times_below_naive=40),
-        Budget("triton", phase="train", case="incident", bytes="2.7 GiB"),
-        Budget("triton", phase="train", case="incident", times_below={"reported": 14}),
-        # small by default: chunks of half the report's rows, at any size
-        Budget("auto", phase="train", case="incident", bytes="2.1 GiB"),
-        Budget("auto", phase="train", case="incident", times_below={"reported": 19}),
-        Budget("auto", phase="train", case="large", times_below_naive=9),
-        Budget("auto", phase="saved", case="incident", bytes="0"),
-        Budget("auto", phase="forward", bytes=f"{_USUAL_TILE} + {_SMALL}"),
-        Budget("auto", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
-        # the chunks are gone when the gradient of a weight with other strides is copied to them
-        Budget(
-            "auto",
-            phase="train",
-            bytes=f"{GRADIENTS} + max({_USUAL_CHUNK} + {_USUAL_TILE}, V*D*e, 2*MiB) + {_SMALL}",
+        *below_naive("checkpoint", "incident", forward=20, train=20),
+        *at_most("checkpoint", "incident", held="KiB"),
+        *at_most(
+            "checkpoint",
+            forward=f"3*{CHUNK} + 8*N + 16*V + KiB",
+            held="N*max(e, 4) + KiB",
+            train=f"N*D*e + 2*V*D*e + 6*{CHUNK} + 16*N + 16*V + 4*KiB",
         ),
+        *below_naive("recompute", "incident", forward=100, train=25),
+        Budget("recompute", case="incident", times_below={"reported": 8}),
+        *below_naive("triton", "incident", forward=1000, train=40),
+        Budget("triton", case="incident", times_below={"reported": 14}),
         # gradients of one loss are made in the forward: no input has to wait for backward
-        Budget("triton", phase="saved", case="incident", bytes="0"),
-        Budget("recompute", phase="saved", case="incident", bytes="0"),
-        Budget("triton", phase="forward", bytes=f"{TILE} + {_SMALL}"),
-        Budget("triton", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
-        Budget("triton", phase="train", bytes=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}"),
-        Budget("recompute", phase="forward", bytes=f"{TILE} + {_SMALL}"),
-        Budget("recompute", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
-        Budget("recompute", phase="train", bytes=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}"),
+        *at_most("recompute", "incident", held="N*D*e + V*D*e + KiB", train="4 GiB", saved="0"),
+        *at_most("triton", "incident", held="N*D*e + V*D*e + KiB", train="2.7 GiB", saved="0"),
+        *at_most("recompute", **_IN_CHUNKS),
+        *at_most("triton", **_IN_CHUNKS),
+        # small by default: chunks of half the report's rows, at any size
+        *at_most("auto", "incident", train="2.1 GiB", saved="0"),
+        Budget("auto", case="incident", times_below={"reported": 19}),
+        *below_naive("auto", "large", train=9),
+        # the chunks are gone when the gradient of a weight with other strides is copied to them
+        *at_most(
+            "auto",
+            forward=f"{_USUAL_TILE} + {_SMALL}",
+            held=_IN_CHUNKS["held"],
+            train=f"{GRADIENTS} + max({_USUAL_CHUNK} + {_USUAL_TILE}, V*D*e, 2*MiB) + {_SMALL}",
+        ),
     ],
     scaling=[
         Scaling("checkpoint", dim="N", at_most=1, case="small", doublings=3),

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from ...contract import BadInput, Contract, Dim, Integers, Normal, TensorSpec, setting
-from ...laws import Budget, Scaling
+from ...laws import Scaling, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .contract import KEEPS_LOGITS, NOT_ALIKE
 from .log_probabilities import token_log_probabilities
@@ -42,11 +42,13 @@ contract = Contract(
     },
     tolerance=KEEPS_LOGITS,
     budgets=[
-        Budget("recompute", phase="forward", bytes=f"{_TILE} + {_SMALL} + {_ROWS}"),
-        Budget("recompute", phase="held", bytes=f"{_SMALL} + {_ROWS}"),
-        Budget("recompute", phase="train", bytes=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL} + {_ROWS}"),
-        Budget("recompute", phase="forward", case="policy", times_below_naive=20),
-        Budget("recompute", phase="train", case="policy", times_below_naive=8),
+        *at_most(
+            "recompute",
+            forward=f"{_TILE} + {_SMALL} + {_ROWS}",
+            held=f"{_SMALL} + {_ROWS}",
+            train=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL} + {_ROWS}",
+        ),
+        *below_naive("recompute", "policy", forward=20, train=8),
     ],
     scaling=[
         Scaling("recompute", dim="T", at_most=1, case="small", doublings=3),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, setting
-from ...laws import Budget, Scaling
+from ...laws import Scaling, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .contract import CHUNK, GRADIENTS, LOSS, TILE
 from .contract import contract as whole
@@ -31,11 +31,13 @@ contract = Contract(
         "small": {"N": 512, "D": 64, "V": 1000, "rows_per_chunk": 128},
     },
     budgets=[
-        Budget("spread", phase="forward", case="medium", times_below_naive=20),
-        Budget("spread", phase="train", case="medium", times_below_naive=5),
-        Budget("spread", phase="forward", bytes=f"{TILE} + {_SMALL}"),
-        Budget("spread", phase="held", bytes=f"{GRADIENTS} + 16*V + 8*N + KiB"),
-        Budget("spread", phase="train", bytes=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}"),
+        *below_naive("spread", "medium", forward=20, train=5),
+        *at_most(
+            "spread",
+            forward=f"{TILE} + {_SMALL}",
+            held=f"{GRADIENTS} + 16*V + 8*N + KiB",
+            train=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}",
+        ),
     ],
     scaling=[Scaling("spread", dim="N", at_most=1, case="small", doublings=3)],
     bad_inputs=[

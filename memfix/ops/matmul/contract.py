@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
-from ...laws import Budget, SpeedBudget, Tolerance
+from ...laws import SpeedBudget, Tolerance, at_most
 from ..bad_inputs import mixed
 from .naive import naive_matmul
 from .one_thread import one_thread_matmul
@@ -38,12 +38,7 @@ contract = Contract(
     budgets=[
         budget
         for form in _FORMS
-        for budget in (
-            Budget(form, phase="forward", bytes="M*N*e"),
-            Budget(form, phase="held", bytes="M*N*e"),
-            Budget(form, phase="saved", bytes="M*K*e + K*N*e"),
-            Budget(form, phase="train", bytes="M*N*e + M*K*e + K*N*e"),
-        )
+        for budget in at_most(form, forward="M*N*e", held="M*N*e", saved="M*K*e + K*N*e", train="M*N*e + M*K*e + K*N*e")
     ],
     speed=[
         SpeedBudget("one_thread", case="small", times_naive=60.0, device="cuda"),

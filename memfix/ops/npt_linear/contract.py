@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .factored import factored_npt_linear
 from .floor import weight_products
@@ -80,40 +80,29 @@ contract = Contract(
     tolerance=_ROUNDS_OPERANDS,
     budgets=[
         # what the report promised: "over 400x". It is kept without gradients, and broken with them
-        Budget("reported", phase="forward", case="incident", times_below_naive=400),
+        *below_naive("reported", "incident", forward=400),
         Budget("reported", phase="train", case="incident", times_below_naive=400, known_broken=True),
         Budget("reported", phase="held", case="incident", times_below_naive=400, known_broken=True),
-        Budget("token_chunks", phase="forward", case="incident", times_below_naive=100),
-        Budget("token_chunks", phase="held", case="incident", times_below_naive=1000),
-        Budget("token_chunks", phase="train", case="incident", times_below_naive=50),
-        Budget("token_chunks", phase="forward", bytes=f"{_RESULT} + {_ACTIVATIONS} + {_CHUNK} + KiB"),
-        Budget("token_chunks", phase="held", bytes=_RESULT),
-        Budget(
+        *below_naive("token_chunks", "incident", forward=100, held=1000, train=50),
+        *at_most(
             "token_chunks",
-            phase="train",
-            bytes=f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*({_W} + e) + 2*{_CHUNK} + KiB",
+            forward=f"{_RESULT} + {_ACTIVATIONS} + {_CHUNK} + KiB",
+            held=_RESULT,
+            train=f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*({_W} + e) + 2*{_CHUNK} + KiB",
         ),
-        Budget("factored", phase="forward", case="incident", times_below_naive=5000),
-        Budget("factored", phase="held", case="incident", times_below_naive=1000),
-        Budget("factored", phase="train", case="incident", times_below_naive=1000),
-        Budget("factored", phase="train", case="llama_8b", times_below_naive=1000),
-        Budget("factored", phase="forward", case="incident", bytes="87 MiB"),  # the result is 86
-        Budget("factored", phase="train", case="incident", bytes="292 MiB"),  # and the gradients 205
-        Budget("factored", phase="forward", bytes=_FORWARD),
-        Budget("factored", phase="held", bytes=_HELD),
-        Budget("factored", phase="saved", bytes=_SAVED),
-        Budget("factored", phase="train", bytes=_TRAIN),
-        Budget("triton", phase="train", case="incident", times_below_naive=1000),
-        Budget("triton", phase="forward", bytes=_FORWARD),
-        Budget("triton", phase="held", bytes=_HELD),
-        Budget("triton", phase="saved", bytes=_SAVED),
-        Budget("triton", phase="train", bytes=_TRAIN),
-        Budget("offload", phase="train", case="incident", times_below_naive=1000),
-        Budget("offload", phase="forward", bytes=f"{_RESULT} + {_ACTIVATIONS} + {_ROWS}*F*e + KiB"),
-        Budget("offload", phase="held", bytes=_RESULT),
-        Budget("offload", phase="saved", bytes=_SAVED),
-        Budget(
-            "offload", phase="train", bytes=f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*e + {_ROWS}*max(D, F)*e + KiB"
+        *below_naive("factored", "incident", forward=5000, held=1000, train=1000),
+        *below_naive("factored", "llama_8b", train=1000),
+        *at_most("factored", "incident", forward="87 MiB", train="292 MiB"),  # the result is 86, and the gradients 205
+        *at_most("factored", forward=_FORWARD, held=_HELD, saved=_SAVED, train=_TRAIN),
+        *below_naive("triton", "incident", train=1000),
+        *at_most("triton", forward=_FORWARD, held=_HELD, saved=_SAVED, train=_TRAIN),
+        *below_naive("offload", "incident", train=1000),
+        *at_most(
+            "offload",
+            forward=f"{_RESULT} + {_ACTIVATIONS} + {_ROWS}*F*e + KiB",
+            held=_RESULT,
+            saved=_SAVED,
+            train=f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*e + {_ROWS}*max(D, F)*e + KiB",
         ),
     ],
     scaling=[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, Uniform, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
 from .chunked import chunked_nsa
 from .naive import naive_nsa
@@ -105,33 +105,21 @@ contract = Contract(
     # where keys and values come in runs, three softmaxes of sums cancel
     tolerance=Tolerance(rms_factor=1.5, sum_ulps=128),
     budgets=[
-        Budget("chunked", phase="forward", case="incident", times_below_naive=400),
-        Budget("chunked", phase="train", case="incident", times_below_naive=700),
-        Budget("chunked", phase="train", case="incident", bytes="16 GiB"),
-        Budget(
+        *below_naive("chunked", "incident", forward=400, train=700),
+        *at_most("chunked", "incident", train="16 GiB"),
+        *at_most(
             "chunked",
-            phase="forward",
-            bytes=f"{_EVERY_TOKEN} + {_CHUNK}*({_FORWARD} + 4*R*D*{_W}) + {_PLACES}",
+            forward=f"{_EVERY_TOKEN} + {_CHUNK}*({_FORWARD} + 4*R*D*{_W}) + {_PLACES}",
+            held=f"B*T*G*(R*D*e + 4*num_selected) + 2*B*G*D*{_W}*{_M} + KiB",
+            train=f"{_EVERY_TOKEN} + {_GRADIENTS} + {_CHUNK}*({_TRAIN} + 8*R*D*{_W}) + {_PLACES}",
         ),
-        Budget("chunked", phase="held", bytes=f"B*T*G*(R*D*e + 4*num_selected) + 2*B*G*D*{_W}*{_M} + KiB"),
-        Budget(
-            "chunked",
-            phase="train",
-            bytes=f"{_EVERY_TOKEN} + {_GRADIENTS} + {_CHUNK}*({_TRAIN} + 8*R*D*{_W}) + {_PLACES}",
-        ),
-        Budget("triton", phase="forward", case="incident", times_below_naive=4000),
-        Budget("triton", phase="train", case="incident", times_below_naive=4000),
-        Budget("triton", phase="train", case="incident", bytes="2.5 GiB"),
-        Budget(
+        *below_naive("triton", "incident", forward=4000, train=4000),
+        *at_most("triton", "incident", train="2.5 GiB"),
+        *at_most(
             "triton",
-            phase="forward",
-            bytes=f"{_OUT} + {_COPIES} + {_COMPRESSED} + {_SCORES} + 64*KiB + {_IN_FLOAT64}",
-        ),
-        Budget("triton", phase="held", bytes=f"{_OUT} + 4*B*T*G*num_selected + KiB + max(e - 4, 0)*4*B*G*D*{_M}"),
-        Budget(
-            "triton",
-            phase="train",
-            bytes=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 36*B*T*G*R + {_FIRST} + {_SORTED}) + 64*KiB"
+            forward=f"{_OUT} + {_COPIES} + {_COMPRESSED} + {_SCORES} + 64*KiB + {_IN_FLOAT64}",
+            held=f"{_OUT} + 4*B*T*G*num_selected + KiB + max(e - 4, 0)*4*B*G*D*{_M}",
+            train=f"2*{_OUT} + 2*{_COPIES} + {_COMPRESSED} + max({_SCORES}, 36*B*T*G*R + {_FIRST} + {_SORTED}) + 64*KiB"
             f" + {_IN_FLOAT64}",
         ),
     ],

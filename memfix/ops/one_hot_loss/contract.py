@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...contract import BadInput, Contract, Dim, Form, Integers, TensorSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import mixed, not_classes, not_floating, not_integer
 from .gather import gather_one_hot_loss
 from .index import index_one_hot_loss
@@ -40,18 +40,17 @@ contract = Contract(
     tolerance=Tolerance(ulps=2, absolute_ulps=4),
     budgets=[
         # log_softmax copies logits that are not contiguous
-        Budget("gather", phase="forward", bytes=f"2*N*V*e + {_SMALL}"),
-        Budget("gather", phase="held", bytes=f"N*V*e + {_SMALL}"),
-        Budget("gather", phase="train", bytes=f"3*N*V*e + {_SMALL}"),
-        Budget("index", phase="forward", case="incident", times_below_naive=70),
-        Budget("index", phase="held", case="incident", times_below_naive=1000),
-        Budget("index", phase="train", case="incident", times_below_naive=2.9),
-        Budget("index", phase="train", case="incident", times_below={"gather": 2.9}),
-        Budget("index", phase="saved", bytes="N*V*e + 8*N"),  # the logits
-        Budget("index", phase="forward", bytes=f"{_TILE} + {_SMALL}"),
-        Budget("index", phase="held", bytes=_SMALL),
-        # softmax copies logits and result of a tile where they are not contiguous
-        Budget("index", phase="train", bytes=f"N*V*e + 2*{_TILE} + {_SMALL}"),
+        *at_most("gather", forward=f"2*N*V*e + {_SMALL}", held=f"N*V*e + {_SMALL}", train=f"3*N*V*e + {_SMALL}"),
+        *below_naive("index", "incident", forward=70, held=1000, train=2.9),
+        Budget("index", case="incident", times_below={"gather": 2.9}),
+        *at_most(
+            "index",
+            saved="N*V*e + 8*N",  # the logits
+            forward=f"{_TILE} + {_SMALL}",
+            held=_SMALL,
+            # softmax copies logits and result of a tile where they are not contiguous
+            train=f"N*V*e + 2*{_TILE} + {_SMALL}",
+        ),
     ],
     scaling=[
         Scaling("index", dim="N", at_most=1, case="small", doublings=3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget, Tolerance
+from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, not_floating
 from .floor import two_copies
 from .naive import naive_rope
@@ -48,22 +48,15 @@ contract = Contract(
         "small": {"B": 2, "T": 128, "H": 4, "D": 32, **_FROM_THE_START, "positions_per_chunk": 64, "dtype": "float32"},
     },
     budgets=[
-        # a turn is linear: backward needs the angles, and not what was turned
-        Budget("shared_table", phase="saved", bytes="0"),
-        Budget("shared_table", phase="forward", case="incident", times_below_naive=15),
-        Budget("shared_table", phase="train", case="incident", times_below_naive=8),
-        Budget("shared_table", phase="forward", bytes=f"{X} + {SCRATCH}"),
-        Budget("shared_table", phase="held", bytes=X),  # the output alone
-        Budget("shared_table", phase="train", bytes=f"2*{X} + {SCRATCH}"),
-        Budget("shared_table", phase="kept", bytes=_TABLE),  # the table of all calls
+        # a turn is linear: backward needs the angles, and not what was turned. What is held is the output alone, and
+        # what is kept the table of all calls
+        *below_naive("shared_table", "incident", forward=15, train=8),
+        *at_most(
+            "shared_table", saved="0", forward=f"{X} + {SCRATCH}", held=X, train=f"2*{X} + {SCRATCH}", kept=_TABLE
+        ),
         # one kernel: no scratch, and no byte beside the results
-        Budget("triton", phase="saved", bytes="0"),
-        Budget("triton", phase="forward", case="incident", times_below_naive=16),
-        Budget("triton", phase="train", case="incident", times_below_naive=8),
-        Budget("triton", phase="forward", bytes=X),
-        Budget("triton", phase="held", bytes=X),
-        Budget("triton", phase="train", bytes=f"2*{X}"),
-        Budget("triton", phase="kept", bytes=_TABLE),
+        *below_naive("triton", "incident", forward=16, train=8),
+        *at_most("triton", saved="0", forward=X, held=X, train=f"2*{X}", kept=_TABLE),
     ],
     scaling=[
         Scaling("shared_table", dim="T", at_most=1, case="small"),

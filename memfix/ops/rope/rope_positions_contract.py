@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
-from ...laws import Budget, Scaling, Tolerance
+from ...laws import Scaling, Tolerance, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
 from .contract import DIMS, KERNEL, SCRATCH, X
 from .naive import naive_rope
@@ -16,6 +16,7 @@ from .shared_table import shared_table_rope
 from .triton import triton_rope
 
 _ROWS = "B*T*D*max(e, 4)"  # the table's rows of these positions
+_TABLE = "max(2048, 2*max_positions)*D*max(e, 4)"  # of all calls
 
 
 def naive_rope_positions(
@@ -84,18 +85,17 @@ contract = Contract(
         "small": {"B": 2, "T": 128, "H": 4, "D": 32, "max_positions": 128, "positions_per_chunk": 64},
     },
     budgets=[
-        Budget("shared_table", phase="forward", case="packed", times_below_naive=8),
-        Budget("shared_table", phase="forward", bytes=f"{X} + {SCRATCH} + {_ROWS}"),
-        Budget("shared_table", phase="held", bytes=f"{X} + {_ROWS}"),
-        Budget("shared_table", phase="train", bytes=f"2*{X} + {SCRATCH} + {_ROWS}"),
-        Budget("shared_table", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),  # the table of all calls
+        *below_naive("shared_table", "packed", forward=8),
+        *at_most(
+            "shared_table",
+            forward=f"{X} + {SCRATCH} + {_ROWS}",
+            held=f"{X} + {_ROWS}",
+            train=f"2*{X} + {SCRATCH} + {_ROWS}",
+            kept=_TABLE,
+        ),
         # the kernel reads the table's rows where they lie
-        Budget("triton", phase="forward", case="packed", times_below_naive=16),
-        Budget("triton", phase="saved", bytes="B*T*8"),
-        Budget("triton", phase="forward", bytes=X),
-        Budget("triton", phase="held", bytes=X),
-        Budget("triton", phase="train", bytes=f"2*{X}"),
-        Budget("triton", phase="kept", bytes="max(2048, 2*max_positions)*D*max(e, 4)"),
+        *below_naive("triton", "packed", forward=16),
+        *at_most("triton", saved="B*T*8", forward=X, held=X, train=f"2*{X}", kept=_TABLE),
     ],
     scaling=[
         Scaling("shared_table", dim="T", at_most=1, case="small"),

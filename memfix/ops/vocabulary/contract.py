@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ...contract import BadInput, Contract, Dim, ObjectSpec, setting
-from ...laws import Budget, Scaling, SpeedBudget
+from ...laws import Scaling, SpeedBudget, at_most, below_naive
 from .bounded import bounded_vocabulary
 from .naive import naive_vocabulary
 from .streaming import streaming_vocabulary
@@ -52,10 +52,10 @@ contract = Contract(
         "small": {"types": 1024, "repeats": 2, "cap": 100, "max_types": 128},
     },
     budgets=[
-        Budget("streaming", case="incident", phase="forward", times_below_naive=1.5),
-        Budget("bounded", case="incident", phase="forward", times_below_naive=3),
-        Budget("streaming", phase="forward", bytes="260*types + 260*cap + 131072"),
-        Budget("bounded", phase="forward", bytes="260*max_types + 520*cap + 262144"),
+        *below_naive("streaming", "incident", forward=1.5),
+        *below_naive("bounded", "incident", forward=3),
+        *at_most("streaming", forward="260*types + 260*cap + 131072"),
+        *at_most("bounded", forward="260*max_types + 520*cap + 262144"),
     ],
     scaling=[
         Scaling("streaming", dim="repeats", at_most=0, case="small", phase="forward", doublings=3),
