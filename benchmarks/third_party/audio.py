@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,28 +30,24 @@ def whisper_generate(device: str) -> Step:
     return lambda: model.generate(input_features=features.to(device), max_new_tokens=6)
 
 
-def speech(name: str, **settings: Any) -> StepBuilder:
+def speech(name: str, device: str, **settings: Any) -> Step:
     """Connectionist temporal classification of recordings of different lengths."""
-
-    def build(device: str) -> Step:
-        model = transformer(
-            name, "ForCTC", hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=384,
-            vocab_size=32, conv_dim=(64,) * 7, num_conv_pos_embeddings=32, num_conv_pos_embedding_groups=4,
-            mask_time_prob=0.0, ctc_loss_reduction="mean", **settings,
-        )  # fmt: skip
-        mask = torch.ones(2, 16_000, dtype=torch.long)
-        mask[1, 12_000:] = 0
-        labels = torch.randint(1, 32, (2, 12))
-        labels[1, 9:] = -100
-        batch = {"input_values": torch.randn(2, 16_000), "attention_mask": mask, "labels": labels}
-        return train(model, batch, device)
-
-    return build
+    model = transformer(
+        name, "ForCTC", hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=384,
+        vocab_size=32, conv_dim=(64,) * 7, num_conv_pos_embeddings=32, num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0, ctc_loss_reduction="mean", **settings,
+    )  # fmt: skip
+    mask = torch.ones(2, 16_000, dtype=torch.long)
+    mask[1, 12_000:] = 0
+    labels = torch.randint(1, 32, (2, 12))
+    labels[1, 9:] = -100
+    batch = {"input_values": torch.randn(2, 16_000), "attention_mask": mask, "labels": labels}
+    return train(model, batch, device)
 
 
 STEPS: dict[str, tuple[str, StepBuilder]] = {
     "Whisper, train step": ("transformers", whisper),
     "Whisper, generate": ("transformers", whisper_generate),
-    "wav2vec 2.0, CTC": ("transformers", speech("Wav2Vec2")),
-    "HuBERT, CTC": ("transformers", speech("Hubert", feat_extract_norm="layer", do_stable_layer_norm=True)),
+    "wav2vec 2.0, CTC": ("transformers", partial(speech, "Wav2Vec2")),
+    "HuBERT, CTC": ("transformers", partial(speech, "Hubert", feat_extract_norm="layer", do_stable_layer_norm=True)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,25 +22,21 @@ def edges(num_nodes: int, num_neighbours: int) -> torch.Tensor:
     return torch.stack([start, (start + 1 + torch.arange(num_neighbours).repeat(num_nodes)) % num_nodes])
 
 
-def nodes(name: str, **settings: Any) -> StepBuilder:
+def nodes(name: str, device: str, **settings: Any) -> Step:
     """Classification of the training nodes of one graph."""
+    import torch_geometric.nn
 
-    def build(device: str) -> Step:
-        import torch_geometric.nn
+    model = getattr(torch_geometric.nn, name)(_WIDTH, 128, num_layers=2, out_channels=7, dropout=0.5, **settings)
+    batch = {
+        "x": torch.randn(_NUM_NODES, _WIDTH), "edge_index": edges(_NUM_NODES, 8),
+        "y": torch.randint(0, 7, (_NUM_NODES,)), "train_mask": torch.arange(_NUM_NODES) < 600,
+    }  # fmt: skip
 
-        model = getattr(torch_geometric.nn, name)(_WIDTH, 128, num_layers=2, out_channels=7, dropout=0.5, **settings)
-        batch = {
-            "x": torch.randn(_NUM_NODES, _WIDTH), "edge_index": edges(_NUM_NODES, 8),
-            "y": torch.randint(0, 7, (_NUM_NODES,)), "train_mask": torch.arange(_NUM_NODES) < 600,
-        }  # fmt: skip
+    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores = model(batch["x"], batch["edge_index"])
+        return F.cross_entropy(scores[batch["train_mask"]], batch["y"][batch["train_mask"]])
 
-        def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
-            scores = model(batch["x"], batch["edge_index"])
-            return F.cross_entropy(scores[batch["train_mask"]], batch["y"][batch["train_mask"]])
-
-        return train(model, batch, device, loss_of=loss_of)
-
-    return build
+    return train(model, batch, device, loss_of=loss_of)
 
 
 def whole_graphs(device: str) -> Step:
@@ -67,9 +64,9 @@ def whole_graphs(device: str) -> Step:
 STEPS: dict[str, tuple[str, StepBuilder]] = {
     f"torch_geometric {name}": ("torch_geometric", build)
     for name, build in {
-        "GCN": nodes("GCN"),
-        "GAT": nodes("GAT", heads=4),
-        "GraphSAGE": nodes("GraphSAGE"),
+        "GCN": partial(nodes, "GCN"),
+        "GAT": partial(nodes, "GAT", heads=4),
+        "GraphSAGE": partial(nodes, "GraphSAGE"),
         "GIN, loader of graphs": whole_graphs,
     }.items()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,9 +46,9 @@ def model_of(name: str, **settings: Any) -> Any:
     return transformer(name, "ForCausalLM", **{**_SMALL, **settings})
 
 
-def trained(name: str, **settings: Any) -> StepBuilder:
+def trained(name: str, device: str, **settings: Any) -> Step:
     """A train step on a full batch with its attention mask."""
-    return lambda device: train(model_of(name, **settings), full_text(4, 256), device)
+    return train(model_of(name, **settings), full_text(4, 256), device)
 
 
 def padded_llama(device: str) -> Step:
@@ -82,7 +83,7 @@ def prefill(device: str) -> Step:
     return step
 
 
-def generate(device: str, name: str, **options: Any) -> Step:
+def generate(name: str, device: str, **options: Any) -> Step:
     """Tokens one after another from prompts of different lengths, padded on the left."""
     model = model_of(name, num_key_value_heads=2).to(device).eval()
     ids, mask = tokens(4, 256, VOCABULARY), padded(4, 256).flip(1)
@@ -96,23 +97,23 @@ def generate(device: str, name: str, **options: Any) -> Step:
 STEPS: dict[str, tuple[str, StepBuilder]] = {
     name: ("transformers", build)
     for name, build in {
-        "Qwen3, train step": lambda device: qwen3(device, checkpointed=False),
-        "Qwen3, train step, checkpointed": lambda device: qwen3(device, checkpointed=True),
-        "Llama, attention mask": trained("Llama"),
+        "Qwen3, train step": partial(qwen3, checkpointed=False),
+        "Qwen3, train step, checkpointed": partial(qwen3, checkpointed=True),
+        "Llama, attention mask": partial(trained, "Llama"),
         "Llama, padded batch": padded_llama,
-        "Llama, autocast bfloat16": lambda device: llama_autocast(device, torch.bfloat16),
-        "Llama, GradScaler float16": lambda device: llama_autocast(device, torch.float16),
+        "Llama, autocast bfloat16": partial(llama_autocast, dtype=torch.bfloat16),
+        "Llama, GradScaler float16": partial(llama_autocast, dtype=torch.float16),
         "Llama, checkpointed, padded batch": llama_checkpointed,
         "Llama, Adafactor": llama_adafactor,
         "Llama, prefill": prefill,
-        "Llama, generate": lambda device: generate(device, "Llama", do_sample=False),
-        "Llama, generate, sampled": lambda device: generate(device, "Llama", do_sample=True, top_k=20, top_p=0.9),
-        "Mistral, generate, beams": lambda device: generate(device, "Mistral", num_beams=3, do_sample=False),
-        "GPT-NeoX, train step": trained("GPTNeoX"),
-        "Mistral, sliding window": trained("Mistral", num_key_value_heads=2, sliding_window=64),
-        "Gemma 2, train step": trained("Gemma2", num_key_value_heads=2, head_dim=64, sliding_window=128),
-        "Phi-3, train step": trained("Phi3"),
-        "OPT, train step": trained("OPT", ffn_dim=704, word_embed_proj_dim=256),
-        "BLOOM, train step": trained("Bloom", n_layer=2, n_head=4),
+        "Llama, generate": partial(generate, "Llama", do_sample=False),
+        "Llama, generate, sampled": partial(generate, "Llama", do_sample=True, top_k=20, top_p=0.9),
+        "Mistral, generate, beams": partial(generate, "Mistral", num_beams=3, do_sample=False),
+        "GPT-NeoX, train step": partial(trained, "GPTNeoX"),
+        "Mistral, sliding window": partial(trained, "Mistral", num_key_value_heads=2, sliding_window=64),
+        "Gemma 2, train step": partial(trained, "Gemma2", num_key_value_heads=2, head_dim=64, sliding_window=128),
+        "Phi-3, train step": partial(trained, "Phi3"),
+        "OPT, train step": partial(trained, "OPT", ffn_dim=704, word_embed_proj_dim=256),
+        "BLOOM, train step": partial(trained, "Bloom", n_layer=2, n_head=4),
     }.items()
 }

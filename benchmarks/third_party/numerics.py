@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,21 +24,17 @@ class Flow(nn.Module):
         return self.net(y)
 
 
-def solved(solver: str, **options: Any) -> StepBuilder:
+def solved(solver: str, device: str, **options: Any) -> Step:
     """A trajectory is fitted; ``solver`` is ``odeint``, or ``odeint_adjoint`` that solves backwards in time."""
+    import torchdiffeq
 
-    def build(device: str) -> Step:
-        import torchdiffeq
+    batch = {"start": torch.randn(512, 8), "times": torch.linspace(0, 1, 4), "goal": torch.randn(4, 512, 8)}
 
-        batch = {"start": torch.randn(512, 8), "times": torch.linspace(0, 1, 4), "goal": torch.randn(4, 512, 8)}
+    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+        path = getattr(torchdiffeq, solver)(model, batch["start"], batch["times"], **options)
+        return (path - batch["goal"]).abs().mean()
 
-        def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
-            path = getattr(torchdiffeq, solver)(model, batch["start"], batch["times"], **options)
-            return (path - batch["goal"]).abs().mean()
-
-        return train(Flow(8), batch, device, loss_of=loss_of)
-
-    return build
+    return train(Flow(8), batch, device, loss_of=loss_of)
 
 
 def exact_process(device: str) -> Step:
@@ -79,10 +76,10 @@ def variational_process(device: str) -> Step:
 
 
 STEPS: dict[str, tuple[str, StepBuilder]] = {
-    "torchdiffeq, Runge-Kutta": ("torchdiffeq", solved("odeint", method="rk4")),
-    "torchdiffeq, adaptive": ("torchdiffeq", solved("odeint", rtol=1e-3, atol=1e-3)),
-    "torchdiffeq, adjoint": ("torchdiffeq", solved("odeint_adjoint", method="rk4")),
-    "torchdiffeq, adjoint, adaptive": ("torchdiffeq", solved("odeint_adjoint", rtol=1e-3, atol=1e-3)),
+    "torchdiffeq, Runge-Kutta": ("torchdiffeq", partial(solved, "odeint", method="rk4")),
+    "torchdiffeq, adaptive": ("torchdiffeq", partial(solved, "odeint", rtol=1e-3, atol=1e-3)),
+    "torchdiffeq, adjoint": ("torchdiffeq", partial(solved, "odeint_adjoint", method="rk4")),
+    "torchdiffeq, adjoint, adaptive": ("torchdiffeq", partial(solved, "odeint_adjoint", rtol=1e-3, atol=1e-3)),
     "gpytorch, exact process": ("gpytorch", exact_process),
     "gpytorch, variational process": ("gpytorch", variational_process),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,10 @@ _SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def classifier(name: str, **settings: Any) -> StepBuilder:
-    def build(device: str) -> Step:
-        model = transformer(name, "ForImageClassification", num_labels=10, **settings)
-        batch = {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(0, 10, (4,))}
-        return train(model, batch, device)
-
-    return build
+def classifier(name: str, device: str, **settings: Any) -> Step:
+    model = transformer(name, "ForImageClassification", num_labels=10, **settings)
+    batch = {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(0, 10, (4,))}
+    return train(model, batch, device)
 
 
 def detr(device: str) -> Step:
@@ -66,10 +64,12 @@ def vit_mae(device: str) -> Step:
 STEPS: dict[str, tuple[str, StepBuilder]] = {
     name: ("transformers", build)
     for name, build in {
-        "ViT, classification": classifier("ViT", **_SMALL),
-        "DINOv2, classification": classifier("Dinov2", **_SMALL, drop_path_rate=0.1),
-        "Swin, classification": classifier("Swin", embed_dim=48, depths=[2, 2], num_heads=[3, 6]),
-        "ConvNeXt, classification": classifier("ConvNext", hidden_sizes=[32, 64, 128, 256], depths=[1, 1, 2, 1]),
+        "ViT, classification": partial(classifier, "ViT", **_SMALL),
+        "DINOv2, classification": partial(classifier, "Dinov2", **_SMALL, drop_path_rate=0.1),
+        "Swin, classification": partial(classifier, "Swin", embed_dim=48, depths=[2, 2], num_heads=[3, 6]),
+        "ConvNeXt, classification": partial(
+            classifier, "ConvNext", hidden_sizes=[32, 64, 128, 256], depths=[1, 1, 2, 1]
+        ),
         "DETR, train step": detr,
         "SegFormer, train step": segformer,
         "CLIP, contrastive": clip,

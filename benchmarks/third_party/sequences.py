@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,20 +17,16 @@ _ENCODER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def encoder(name: str, task: str, **settings: Any) -> StepBuilder:
+def encoder(name: str, task: str, device: str, **settings: Any) -> Step:
     """An encoder with a head on a padded batch."""
-
-    def build(device: str) -> Step:
-        model = transformer(name, f"For{task}", **{**_ENCODER, **settings})
-        ids, mask = tokens(4, 128, 8000), padded(4, 128)
-        labels = {
-            "MaskedLM": torch.where(torch.rand(4, 128) < 0.15, ids, -100),
-            "TokenClassification": torch.randint(0, 2, (4, 128)),
-            "SequenceClassification": torch.randint(0, 2, (4,)),
-        }[task]
-        return train(model, {"input_ids": ids, "attention_mask": mask, "labels": labels}, device)
-
-    return build
+    model = transformer(name, f"For{task}", **{**_ENCODER, **settings})
+    ids, mask = tokens(4, 128, 8000), padded(4, 128)
+    labels = {
+        "MaskedLM": torch.where(torch.rand(4, 128) < 0.15, ids, -100),
+        "TokenClassification": torch.randint(0, 2, (4, 128)),
+        "SequenceClassification": torch.randint(0, 2, (4,)),
+    }[task]
+    return train(model, {"input_ids": ids, "attention_mask": mask, "labels": labels}, device)
 
 
 def _t5() -> Any:
@@ -46,10 +44,11 @@ def _bart() -> Any:
     )  # fmt: skip
 
 
-def translate(device: str, model: Any) -> Step:
+def translate(make: Callable[[], Any], device: str) -> Step:
     labels = tokens(4, 48, 8000)
     labels[:, 40:] = -100
-    return train(model, {"input_ids": tokens(4, 96, 8000), "attention_mask": padded(4, 96), "labels": labels}, device)
+    batch = {"input_ids": tokens(4, 96, 8000), "attention_mask": padded(4, 96), "labels": labels}
+    return train(make(), batch, device)
 
 
 def t5_generate(device: str) -> Step:
@@ -61,18 +60,18 @@ def t5_generate(device: str) -> Step:
 STEPS: dict[str, tuple[str, StepBuilder]] = {
     name: ("transformers", build)
     for name, build in {
-        "BERT, masked words": encoder("Bert", "MaskedLM"),
-        "RoBERTa, token classification": encoder("Roberta", "TokenClassification"),
-        "DistilBERT, sequence classification": encoder(
-            "DistilBert", "SequenceClassification", dim=256, hidden_dim=512, n_layers=2, n_heads=4
+        "BERT, masked words": partial(encoder, "Bert", "MaskedLM"),
+        "RoBERTa, token classification": partial(encoder, "Roberta", "TokenClassification"),
+        "DistilBERT, sequence classification": partial(
+            encoder, "DistilBert", "SequenceClassification", dim=256, hidden_dim=512, n_layers=2, n_heads=4
         ),
-        "DeBERTa-v2, masked words": encoder(
-            "DebertaV2", "MaskedLM", relative_attention=True, position_buckets=32, pos_att_type=["p2c", "c2p"]
+        "DeBERTa-v2, masked words": partial(
+            encoder, "DebertaV2", "MaskedLM", relative_attention=True, position_buckets=32, pos_att_type=["p2c", "c2p"]
         ),
-        "ELECTRA, sequence classification": encoder("Electra", "SequenceClassification", embedding_size=128),
-        "ModernBERT, masked words": encoder("ModernBert", "MaskedLM", pad_token_id=0),
-        "T5, train step": lambda device: translate(device, _t5()),
+        "ELECTRA, sequence classification": partial(encoder, "Electra", "SequenceClassification", embedding_size=128),
+        "ModernBERT, masked words": partial(encoder, "ModernBert", "MaskedLM", pad_token_id=0),
+        "T5, train step": partial(translate, _t5),
         "T5, generate": t5_generate,
-        "BART, layer drop": lambda device: translate(device, _bart()),
+        "BART, layer drop": partial(translate, _bart),
     }.items()
 }

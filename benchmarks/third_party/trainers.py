@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,12 +100,12 @@ def accelerate_loop(device: str, *, mixed_precision: str) -> Step:
 STEPS: dict[str, tuple[str, StepBuilder]] = {
     "transformers Trainer": ("accelerate", transformers_trainer),
     "transformers Trainer, bfloat16, accumulated": (
-        "accelerate", lambda device: transformers_trainer(device, bf16=True, gradient_accumulation_steps=2),
+        "accelerate", partial(transformers_trainer, bf16=True, gradient_accumulation_steps=2),
     ),
     "Lightning Trainer": ("lightning", lightning_trainer),
     "Lightning Trainer, float16, clipped": (
-        "lightning", lambda device: lightning_trainer(device, precision="16-mixed", gradient_clip_val=1.0),
+        "lightning", partial(lightning_trainer, precision="16-mixed", gradient_clip_val=1.0),
     ),
-    "accelerate, accumulated": ("accelerate", lambda device: accelerate_loop(device, mixed_precision="no")),
-    "accelerate, bfloat16": ("accelerate", lambda device: accelerate_loop(device, mixed_precision="bf16")),
+    "accelerate, accumulated": ("accelerate", partial(accelerate_loop, mixed_precision="no")),
+    "accelerate, bfloat16": ("accelerate", partial(accelerate_loop, mixed_precision="bf16")),
 }  # fmt: skip

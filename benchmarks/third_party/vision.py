@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,17 +14,13 @@ from memfix.meters.base import Step, StepBuilder
 from .training import classified, images, train
 
 
-def torchvision_net(name: str, *, num_images: int = 4, **options: Any) -> StepBuilder:
+def torchvision_net(name: str, device: str, *, num_images: int = 4, **options: Any) -> Step:
     """A classifier with SGD, as in torchvision's own training script."""
+    from torchvision import models
 
-    def build(device: str) -> Step:
-        from torchvision import models
-
-        model = getattr(models, name)(num_classes=10)
-        sgd = {"optimizer": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}
-        return train(model, images(num_images), device, loss_of=classified, **sgd, **options)
-
-    return build
+    model = getattr(models, name)(num_classes=10)
+    sgd = {"optimizer": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}
+    return train(model, images(num_images), device, loss_of=classified, **sgd, **options)
 
 
 def resnet_channels_last(device: str) -> Step:
@@ -65,14 +62,11 @@ def video(device: str) -> Step:
     return train(r3d_18(num_classes=10), batch, device, loss_of=classified)
 
 
-def timm_net(name: str, **settings: Any) -> StepBuilder:
-    def build(device: str) -> Step:
-        import timm
+def timm_net(name: str, device: str, **settings: Any) -> Step:
+    import timm
 
-        model = timm.create_model(name, num_classes=10, **settings)
-        return train(model, images(4), device, loss_of=classified)
-
-    return build
+    model = timm.create_model(name, num_classes=10, **settings)
+    return train(model, images(4), device, loss_of=classified)
 
 
 def timm_mixup(device: str) -> Step:
@@ -100,15 +94,15 @@ STEPS: dict[str, tuple[str, StepBuilder]] = {
     **{
         f"torchvision {name}": ("torchvision", build)
         for name, build in {
-            "ResNet-18": torchvision_net("resnet18"),
+            "ResNet-18": partial(torchvision_net, "resnet18"),
             "ResNet-50, channels last, autocast": resnet_channels_last,
             "ResNet-18, inference": resnet_inference,
-            "MobileNet v3, float16": torchvision_net("mobilenet_v3_small", autocast=torch.float16),
-            "SqueezeNet": torchvision_net("squeezenet1_1"),
-            "VGG-11": torchvision_net("vgg11_bn", num_images=2),
-            "ConvNeXt": torchvision_net("convnext_tiny", num_images=2),
-            "ViT-B/16": torchvision_net("vit_b_16", num_images=2),
-            "Swin": torchvision_net("swin_t", num_images=2),
+            "MobileNet v3, float16": partial(torchvision_net, "mobilenet_v3_small", autocast=torch.float16),
+            "SqueezeNet": partial(torchvision_net, "squeezenet1_1"),
+            "VGG-11": partial(torchvision_net, "vgg11_bn", num_images=2),
+            "ConvNeXt": partial(torchvision_net, "convnext_tiny", num_images=2),
+            "ViT-B/16": partial(torchvision_net, "vit_b_16", num_images=2),
+            "Swin": partial(torchvision_net, "swin_t", num_images=2),
             "FCN ResNet-50, segmentation": segmentation,
             "R3D-18, video": video,
         }.items()
@@ -116,11 +110,11 @@ STEPS: dict[str, tuple[str, StepBuilder]] = {
     **{
         f"timm {name}": ("timm", build)
         for name, build in {
-            "ConvNeXt atto": timm_net("convnext_atto", drop_path_rate=0.1),
-            "Swin tiny": timm_net("swin_tiny_patch4_window7_224", drop_path_rate=0.1),
-            "EfficientNet-B0": timm_net("efficientnet_b0", drop_path_rate=0.1),
-            "RegNetY": timm_net("regnety_002"),
-            "MLP-Mixer": timm_net("mixer_s32_224"),
+            "ConvNeXt atto": partial(timm_net, "convnext_atto", drop_path_rate=0.1),
+            "Swin tiny": partial(timm_net, "swin_tiny_patch4_window7_224", drop_path_rate=0.1),
+            "EfficientNet-B0": partial(timm_net, "efficientnet_b0", drop_path_rate=0.1),
+            "RegNetY": partial(timm_net, "regnety_002"),
+            "MLP-Mixer": partial(timm_net, "mixer_s32_224"),
             "ViT tiny, mixup": timm_mixup,
         }.items()
     },
