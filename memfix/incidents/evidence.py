@@ -52,8 +52,6 @@ class Evidence:
         self.say, self._results = say, results
         self.meter = get_meter("simulated", "H200")
         self._readings: dict[tuple[str, str, str], dict[Phase, Reading]] = {}
-        self._profiles: dict[tuple[object, ...], Profile] = {}
-        self._later_steps: dict[tuple[object, ...], int] = {}
 
     # ---------------------------------------------------------------- sizes
     @property
@@ -129,31 +127,24 @@ class Evidence:
         """The config of the report's run, or of ``file``, with keys overridden by ``section.key=value``."""
         return load_config(self.incident, file or self.incident.config, overrides)
 
+    @functools.cache  # noqa: B019 (one evidence a process, and it lives as long)
     def profile(self, *overrides: str, world_size: int = 1) -> Profile:
         """The stages of a run's first step, as ``memfix profile`` measures them, on one rank of ``world_size``."""
-        key = (overrides, world_size)
-        if key not in self._profiles:
-            config = self.config(*overrides)
-            self._profiles[key] = profile(self.incident, config, world_size=world_size, say=self.say)
-        return self._profiles[key]
+        return profile(self.incident, self.config(*overrides), world_size=world_size, say=self.say)
 
     def rows(self, *overrides: str, world_size: int = 1) -> dict[str, Row]:
         """The rows of a profile, by the names of their stages."""
         return {row.stage.name: row for row in self.profile(*overrides, world_size=world_size).rows}
 
+    @functools.cache  # noqa: B019
     def later_step_bytes(self, *overrides: str, world_size: int = 1) -> int:
         """The peak of a step after the first, including everything that existed before the step."""
-        key = (overrides, world_size)
-        if key not in self._later_steps:
-            config = self.config(*overrides)
-            self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
-            self._later_steps[key] = later_step_bytes(
-                self.incident, config, self.meter, self.say, world_size=world_size
-            )
-        return self._later_steps[key]
+        config = self.config(*overrides)
+        self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
+        return later_step_bytes(self.incident, config, self.meter, self.say, world_size=world_size)
 
     # ---------------------------------------------------------------- results of a GPU
-    @functools.cache  # noqa: B019 (one evidence a process, and it lives as long)
+    @functools.cache  # noqa: B019
     def run_bytes(self, name: str) -> int:
         """The peak of a later step of a row of the report's table of configurations."""
         (run,) = (run for run in self.incident.runs if run.name == name)

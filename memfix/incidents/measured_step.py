@@ -82,6 +82,11 @@ class Measured:
     def stages(self) -> dict[str, Stage]:
         return {one.name: one for one in self.reading.stages}
 
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak of the step's own stages."""
+        return max(one.peak_bytes for one in self.reading.stages if one.name not in self.asides.names)
+
     def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
         """For each stage, the bytes at its peak by kind, and the lines behind bytes of no known kind."""
         timeline = self.reading.timeline

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 import re
 import types
 import typing
@@ -20,6 +22,7 @@ _INT = re.compile(r"[+-]?[0-9][0-9_]*")
 _BOOL = {"true": True, "false": False}
 _NULL = ("", "~", "null", "Null", "NULL")
 _WORDS = {int: "an int", float: "a number", bool: "true or false", str: "a string"}
+_LIMITS = (("at least", operator.le), ("more than", operator.lt), ("at most", operator.ge), ("less than", operator.gt))
 
 
 def setting(
@@ -33,10 +36,8 @@ def setting(
     choices: Iterable[str] = (),
 ) -> Any:
     """Declare a key of a section: its default (without one it is required), its meaning and its allowed values."""
-    limits = {"low": low, "above": above, "high": high, "below": below}
-    return dataclasses.field(
-        default=default, metadata={"about": about, "limits": limits, "choices": tuple(choices)}, kw_only=True
-    )
+    metadata = {"about": about, "limits": (low, above, high, below), "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=metadata, kw_only=True)
 
 
 def read_sections(path: Path, schemas: Mapping[str, type[Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -246,15 +247,9 @@ def _kind(annotation: Any) -> tuple[type[Any], bool]:
 
 def _limits(field: dataclasses.Field[Any]) -> Iterator[tuple[str, Any]]:
     """Each bound of a key, in words and as a test."""
-    limits = field.metadata["limits"]
-    if limits["low"] is not None:
-        yield f"at least {limits['low']}", lambda value: value >= limits["low"]
-    if limits["above"] is not None:
-        yield f"more than {limits['above']}", lambda value: value > limits["above"]
-    if limits["high"] is not None:
-        yield f"at most {limits['high']}", lambda value: value <= limits["high"]
-    if limits["below"] is not None:
-        yield f"less than {limits['below']}", lambda value: value < limits["below"]
+    for (words, keeps), limit in zip(_LIMITS, field.metadata["limits"], strict=True):
+        if limit is not None:
+            yield f"{words} {limit}", functools.partial(keeps, limit)
 
 
 def _shown(value: Any) -> str:

@@ -168,11 +168,6 @@ def _as_nsa(stand_in: StandIn) -> SparseAttend:
     return attend
 
 
-def _warm_up(batch: TokenBatch) -> TokenBatch:
-    ids_BT1, labels_BT1 = batch
-    return ids_BT1[:, : WARMUP_TOKENS + 1], labels_BT1[:, : WARMUP_TOKENS + 1]
-
-
 # ---------------------------------------------------------------- tried on the way, as the report did
 @contextlib.contextmanager
 def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
@@ -294,7 +289,7 @@ incident = Incident(
     ),
     describe=_describe,
     stand_ins=_stand_ins,
-    warm_up=_warm_up,
+    warm_up=lambda batch: tuple(tensor_BT1[:, : WARMUP_TOKENS + 1] for tensor_BT1 in batch),
     asides=_asides,
     beside=_beside,
     conclusions=_conclusions,

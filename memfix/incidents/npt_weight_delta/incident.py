@@ -14,7 +14,7 @@ from ..incident import Growth, Incident
 from ..measured_step import Measured
 from ..profile import ReportedRun
 from ..schema import setting
-from ..tokens import TokenBatch, TokenData, num_token_targets, token_batches
+from ..tokens import TokenData, num_token_targets, token_batches
 from .conversion import convert
 from .int8_linear import description, make_8bit
 from .layer import FORMS, LINEAR, MODULATIONS, OFFLOAD
@@ -101,11 +101,6 @@ def _build(config: RunConfig) -> Decoder:
     return decoder
 
 
-def _warm_up(batch: TokenBatch) -> TokenBatch:
-    ids_BT, target_BT = batch
-    return ids_BT[:, :WARMUP_TOKENS], target_BT[:, :WARMUP_TOKENS]
-
-
 def _describe(config: RunConfig) -> list[str]:
     model, optimization = config.model, config.optimization
     size = SIZES[model.size]
@@ -141,7 +136,7 @@ RUNS = (
 
 
 def _conclusions(measured: Measured) -> Iterator[str]:
-    peak, capacity = max(one.peak_bytes for one in measured.reading.stages), measured.capacity_bytes
+    peak, capacity = measured.peak_bytes, measured.capacity_bytes
     yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
 
 
@@ -165,7 +160,7 @@ incident = Incident(
         Growth("model.rank", unit="columns of A"),
     ),
     describe=_describe,
-    warm_up=_warm_up,
+    warm_up=lambda batch: tuple(tensor_BT[:, :WARMUP_TOKENS] for tensor_BT in batch),
     runs=RUNS,
     num_parameters=lambda config: SIZES[config.model.size].num_parameters,
     conclusions=_conclusions,

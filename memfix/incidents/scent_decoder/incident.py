@@ -54,10 +54,6 @@ def _describe(config: RunConfig) -> list[str]:
     ]
 
 
-def _warm_up(batch: Images) -> Images:
-    return {name: tensor[:1] for name, tensor in batch.items()}
-
-
 # ---------------------------------------------------------------- beside the report
 CHECKPOINT, BATCH_16 = "training.gradient_checkpointing=true", "training.batch_size=16"
 ATTENTION, FEED_FORWARD = "model.attention=auto", "model.feed_forward=auto"
@@ -89,7 +85,7 @@ RUNS = (
 
 
 def _conclusions(measured: Measured) -> Iterator[str]:
-    peak, capacity = max(one.peak_bytes for one in measured.reading.stages), measured.capacity_bytes
+    peak, capacity = measured.peak_bytes, measured.capacity_bytes
     fits = "fits in" if peak <= capacity else "does not fit in"
     yield f"{format_bytes(peak)} at the highest: {fits} {format_bytes(capacity)}"
 
@@ -110,7 +106,7 @@ incident = Incident(
         Growth("data.resolution", unit="pixels along an edge", multiple_of=lambda config: config.model.latent_edge),
     ),
     describe=_describe,
-    warm_up=_warm_up,
+    warm_up=lambda batch: {name: tensor[:1] for name, tensor in batch.items()},
     runs=RUNS,
     num_parameters=num_parameters,
     conclusions=_conclusions,
