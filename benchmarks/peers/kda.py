@@ -48,22 +48,9 @@ def steep(tensors: Tensors, generator: torch.Generator) -> None:
 
 def _fla(*, safe_gate: bool) -> Callable[..., Any]:
     chunk_kda = fla_operators("kda").chunk_kda
-
-    def kda(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        initial_state: torch.Tensor | None = None,
-        *,
-        scale: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return chunk_kda(  # type: ignore[no-any-return]
-            q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=True, safe_gate=safe_gate
-        )
-
-    return kda
+    return lambda q, k, v, g, beta, initial_state=None, *, scale=None: chunk_kda(
+        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=True, safe_gate=safe_gate
+    )
 
 
 def _cudnn() -> Callable[..., Any]:

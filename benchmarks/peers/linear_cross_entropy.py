@@ -90,20 +90,9 @@ def _liger_in_chunks() -> Callable[..., Any]:
     if "chunk_mem_const" not in inspect.signature(loss_of).parameters:
         raise Unavailable("this version of Liger chooses the rows itself")
 
-    def loss(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: MaybeTensor,
-        class_weight: MaybeTensor,
-        *,
-        rows_per_chunk: int,
-    ) -> Any:
-        num_tokens, width = hidden.shape
-        factor = liger_factor(num_tokens, width, weight.shape[0], rows_per_chunk)
-        return loss_of(hidden, weight, target, bias, chunk_mem_const=factor)
-
-    return loss
+    return lambda hidden, weight, target, bias, class_weight, *, rows_per_chunk: loss_of(
+        hidden, weight, target, bias, chunk_mem_const=liger_factor(*hidden.shape, weight.shape[0], rows_per_chunk)
+    )
 
 
 def liger_rows(num_tokens: int, width: int, vocabulary: int, factor: int) -> int:
