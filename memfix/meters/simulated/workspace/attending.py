@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,21 +22,10 @@ _FLOAT = 4
 _SEED_AND_OFFSET = 16
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """The tensors of a call in the layout ``BLHD``."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-
-    @classmethod
-    def of(cls, call: Call) -> _Inputs:
-        return cls(*(_as_BLHD(call, call[name]) for name in ("query", "key", "value")))
-
-
-def _as_BLHD(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.transpose(1, 2) if "scaled_dot_product" in str(call.operator) else tensor
+def _as_BLHD(call: Call, *names: str) -> Iterator[torch.Tensor]:
+    """Arguments of a call in the layout ``BLHD``."""
+    is_BHLD = "scaled_dot_product" in str(call.operator)
+    return (call[name].transpose(1, 2) if is_BHLD else call[name] for name in names)
 
 
 # ---------------------------------------------------------------- FlashAttention 2
@@ -43,9 +33,9 @@ def _as_BLHD(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 def _flash(call: Call) -> list[int]:
     if call["return_debug_mask"]:
         raise NoRule("flash attention that returns its dropout mask")
-    inputs = _Inputs.of(call)
-    B, L, H, D = inputs.query.shape
-    S, H_key = inputs.key.shape[1:3]
+    query, key = _as_BLHD(call, "query", "key")
+    B, L, H, D = query.shape
+    S, H_key = key.shape[1:3]
     if call["dropout_p"]:
         return [_SEED_AND_OFFSET]
     return _flash_splits(call.gpu, *_groups_as_queries(B, L, H, H_key), S, D)
@@ -118,9 +108,8 @@ def _flash_width(D: int) -> int:
 @rule("_scaled_dot_product_flash_attention_backward", "_flash_attention_backward")
 def _flash_backward(call: Call) -> list[int]:
     """dQ is accumulated in float32; dK and dV are made for every query head."""
-    inputs = _Inputs.of(call)
-    query, key = inputs.query, inputs.key
-    copies = copies_unless_contiguous(_as_BLHD(call, call["grad_out"]), _as_BLHD(call, call["out"]))
+    query, key = _as_BLHD(call, "query", "key")
+    copies = copies_unless_contiguous(*_as_BLHD(call, "grad_out", "out"))
     cumulative = call["cum_seq_q"]
     H, D = query.shape[-2:]
     if cumulative is None:
@@ -148,18 +137,17 @@ def _is_deterministic() -> bool:
 @rule("_scaled_dot_product_efficient_attention", "_efficient_attention_forward")
 def _efficient(call: Call) -> list[int]:
     """Heads wider than 128 do not fit into registers, so the output is accumulated in a float32 buffer."""
-    inputs = _Inputs.of(call)
-    B, L, H, D = inputs.query.shape
-    D_value = inputs.value.shape[3]
-    if inputs.query.dtype == torch.float32 or max(D, D_value) <= 128:
+    query, value = _as_BLHD(call, "query", "value")
+    B, L, H, D = query.shape
+    D_value = value.shape[3]
+    if query.dtype == torch.float32 or max(D, D_value) <= 128:
         return []
     return [B * L * H * D_value * _FLOAT]
 
 
 @rule("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward")
 def _efficient_backward(call: Call) -> list[int]:
-    inputs = _Inputs.of(call)
-    query, key, value = inputs.query, inputs.key, inputs.value
+    query, key, value = _as_BLHD(call, "query", "key", "value")
     B, L, H, D = query.shape
     S, D_value = key.shape[1], value.shape[3]
     num_batches, num_queries, num_keys = B, L, S
@@ -174,7 +162,7 @@ def _efficient_backward(call: Call) -> list[int]:
     tile = _efficient_tile(call.gpu, max(D, D_value), sixteen_bits=sixteen_bits, dropout=bool(call["dropout_p"]))
     num_splits = tile.num_splits(num_batches * H, num_keys)
     workspace = num_batches * H * tile.bytes_per_head(num_queries, D, D_value, num_splits)
-    copies = copies_unless_contiguous(_as_BLHD(call, call["grad_out_"]))
+    copies = copies_unless_contiguous(*_as_BLHD(call, "grad_out_"))
     row_sums = B * H * L * _FLOAT
     if sixteen_bits:
         return [*copies, row_sums, workspace]
