@@ -9,6 +9,8 @@ would cost more than all the rest once they are tens.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..products import product_into, sum_dtype
@@ -32,6 +34,16 @@ def recompute_linear_cross_entropy(tensors: LossTensors, options: Options) -> to
     The gradient of the weight is summed over chunks in float32; a second backward of ``mean`` or ``sum`` is refused.
     """
     return chunked_linear_cross_entropy(tensors, options, Passes(TiledPass))
+
+
+class Tile(NamedTuple):
+    """The tokens of a tile, where their sums go, and where the gradient of their logits goes, if it is wanted."""
+
+    hidden_RD: torch.Tensor
+    target_R: torch.Tensor
+    sums: Sums
+    coefficients: Coefficients | None
+    gradient_RV: torch.Tensor | None
 
 
 class TiledPass:
@@ -75,17 +87,11 @@ class TiledPass:
         gradient = gradient_CV.split(rows) if gradient_CV is not None else len(hidden) * [None]
         own_coefficients = coefficients.split(rows) if coefficients is not None else len(hidden) * [None]
         for tile in zip(hidden, target, own_sums, own_coefficients, gradient, strict=True):
-            self._visit_tile(*tile)
+            self._visit_tile(Tile(*tile))
         return None if gradient_CV is None else DenseGradient(gradient_CV, self.head.weight_VD)
 
-    def _visit_tile(
-        self,
-        hidden_RD: torch.Tensor,
-        target_R: torch.Tensor,
-        sums: Sums,
-        coefficients: Coefficients | None,
-        gradient_RV: torch.Tensor | None,
-    ) -> None:
+    def _visit_tile(self, tile: Tile) -> None:
+        hidden_RD, target_R, sums, coefficients, gradient_RV = tile
         num_rows = hidden_RD.shape[0]
         values_RV = self._room_for_logits(num_rows, gradient_RV)
         slope_RV = None if self.slope_RV is None else _first(num_rows, self.slope_RV)

@@ -20,7 +20,7 @@ from ..launches import launch, next_power_of_two
 from ..products import product_into
 from .chunks import Head, Passes, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
 from .options import LossTensors, Options, loss_form
-from .recompute import TiledPass
+from .recompute import Tile, TiledPass
 from .targets import Counted
 from .terms import Coefficients, Sums
 
@@ -73,16 +73,10 @@ class LogitsPass(TiledPass):
 
     keeps_slope = False
 
-    def _visit_tile(
-        self,
-        hidden_RD: torch.Tensor,
-        target_R: torch.Tensor,
-        sums: Sums,
-        coefficients: Coefficients | None,
-        gradient_RV: torch.Tensor | None,
-    ) -> None:
+    def _visit_tile(self, tile: Tile) -> None:
         from .kernels import pass_over_logits
 
+        hidden_RD, target_R, sums, coefficients, gradient_RV = tile
         head, options = self.head, self.head.options
         parts: Any = coefficients
         num_tokens = hidden_RD.shape[0]

@@ -19,8 +19,8 @@ from ..derivatives import first_derivative_only
 from ..products import as_rows
 from .chunks import Head, Passes, chunked_linear_cross_entropy
 from .options import LossTensors, Options
-from .recompute import TiledPass
-from .terms import Coefficients, Sums
+from .recompute import Tile, TiledPass
+from .terms import Coefficients
 
 OP = "vocabulary_parallel_linear_cross_entropy"
 
@@ -128,14 +128,8 @@ class _ShardPass(TiledPass):
         super().__init__(head, rows_per_chunk, wants_gradient)
         self.shard = shard
 
-    def _visit_tile(
-        self,
-        hidden_RD: torch.Tensor,
-        target_R: torch.Tensor,
-        sums: Sums,
-        coefficients: Coefficients | None,
-        gradient_RV: torch.Tensor | None,
-    ) -> None:
+    def _visit_tile(self, tile: Tile) -> None:
+        hidden_RD, target_R, sums, coefficients, gradient_RV = tile
         num_rows = hidden_RD.shape[0]
         values_RV = self._room_for_logits(num_rows, gradient_RV)
         slope_RV = None if self.slope_RV is None else self.slope_RV[:num_rows]
