@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from .errors import MeasurementError, UsageError
@@ -118,11 +119,7 @@ def fit(
     unit = multiple_of
     if unit < 1 or low % unit:
         raise UsageError(f"fit needs a low that is a multiple of multiple_of, got low={low}, multiple_of={unit}")
-    if measure is None:
-
-        def measure(build: StepBuilder) -> Reading:
-            return peak(build, gpu=gpu)
-
+    measure = measure or partial(peak, gpu=gpu)
     tried: dict[int, Tried] = {}
 
     def fits(units: int) -> bool:
