@@ -101,7 +101,7 @@ def test_chunks_of_one_query_give_the_same_as_one_chunk() -> None:
 # ---------------------------------------------------------------- selection
 def test_shared_tokens_are_the_sum_of_equation_9() -> None:
     blocks = Blocks(compress_block=32, compress_stride=16, select_block=64, num_selected=16, window=512)
-    shared = SharedTokens.of(blocks, 512, torch.device("cpu"))
+    shared = SharedTokens(blocks, 512, torch.device("cpu"))
     weights = torch.rand(1, 1, blocks.num_compressed(512), dtype=torch.float64)
     from_one = F.pad(weights[0, 0], (1, 0))  # the paper counts blocks from one
     for j, score in enumerate(shared.scores(weights, 8)[0, 0], start=1):

@@ -71,20 +71,19 @@ class CompressedBranch:
         sums[:, : grad_ZKD.shape[1]].add_(grad_ZKD)
 
 
-@dataclass(frozen=True)
 class SelectedBranch:
     """The tokens of the selected blocks, gathered for each query. Sums are ``[B, T, G, D]``, contiguous."""
 
-    k_rows: torch.Tensor
-    v_rows: torch.Tensor
-    rows: torch.Tensor  # of every key that is read, Z x K of them
-    hidden: torch.Tensor
-    may_see_nothing: bool = False  # a query's own block is always selected
+    may_see_nothing = False  # a query's own block is always selected
 
-    @staticmethod
-    def of(
-        k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, selected_NCn: torch.Tensor, query_C: torch.Tensor, blocks: Blocks
-    ) -> SelectedBranch:
+    def __init__(
+        self,
+        k_BTGD: torch.Tensor,
+        v_BTGD: torch.Tensor,
+        selected_NCn: torch.Tensor,
+        query_C: torch.Tensor,
+        blocks: Blocks,
+    ) -> None:
         batch, num_tokens, groups, width = k_BTGD.shape
         offset = torch.arange(blocks.select_block, device=k_BTGD.device)
         token_NCK = (selected_NCn.long().mul_(blocks.select_block)[..., None] + offset).flatten(-2)
@@ -96,8 +95,9 @@ class SelectedBranch:
             start_B = torch.arange(batch, device=k_BTGD.device) * (num_tokens * groups)
             first_N = (start_B[:, None] + first_N).flatten()
         row_NCK = token_NCK.clamp_(0, num_tokens - 1).mul_(groups).add_(first_N[:, None, None])
-        hidden_Z1K = hidden_NCK.view(-1, 1, hidden_NCK.shape[-1])
-        return SelectedBranch(k_BTGD.view(-1, width), v_BTGD.view(-1, width), row_NCK.view(-1), hidden_Z1K)
+        self.k_rows, self.v_rows = k_BTGD.view(-1, width), v_BTGD.view(-1, width)
+        self.rows = row_NCK.view(-1)  # of every key that is read, Z x K of them
+        self.hidden = hidden_NCK.view(-1, 1, hidden_NCK.shape[-1])
 
     @property
     def batch(self) -> int:
@@ -117,23 +117,18 @@ class SelectedBranch:
         return of_all.index_select(0, self.rows).view(self.batch, -1, of_all.shape[1])
 
 
-@dataclass(frozen=True)
 class WindowBranch:
     """The last tokens up to each query. Sums are ``[B, T, G, D]``."""
 
-    k_BTGD: torch.Tensor
-    v_BTGD: torch.Tensor
-    tokens: slice
-    hidden: torch.Tensor
-    may_see_nothing: bool = False  # a query sees its own token
+    may_see_nothing = False  # a query sees its own token
 
-    @staticmethod
-    def of(
-        k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, query_X: torch.Tensor, chunk: slice, blocks: Blocks
-    ) -> WindowBranch:
-        tokens = slice(max(0, chunk.start - blocks.window + 1), chunk.stop)
-        age_XK = query_X[:, None] - torch.arange(tokens.start, tokens.stop, device=k_BTGD.device)
-        return WindowBranch(k_BTGD, v_BTGD, tokens, (age_XK < 0).logical_or_(age_XK >= blocks.window))
+    def __init__(
+        self, k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, query_X: torch.Tensor, chunk: slice, blocks: Blocks
+    ) -> None:
+        self.k_BTGD, self.v_BTGD = k_BTGD, v_BTGD
+        self.tokens = slice(max(0, chunk.start - blocks.window + 1), chunk.stop)
+        age_XK = query_X[:, None] - torch.arange(self.tokens.start, self.tokens.stop, device=k_BTGD.device)
+        self.hidden = (age_XK < 0).logical_or_(age_XK >= blocks.window)
 
     @property
     def batch(self) -> int:

@@ -47,7 +47,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(tensors.q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
             selecting_k_NMD, v_NMD = _compressed(tensors, options)
             k_NMD = selecting_k_NMD.to(v_NMD.dtype)
-            call = _Call.of(tensors, k_NMD, v_NMD, options)
+            call = _Call(tensors, k_NMD, v_NMD, options)
             out_BTGRD, selected_NTn = _forward(call, selecting_k_NMD, wants_gradient)
         if wants_gradient:
             ctx.save_for_backward(*tensors, k_NMD, v_NMD, selected_NTn)
@@ -60,9 +60,9 @@ class _Chunked(torch.autograd.Function):
         *inputs, k_NMD, v_NMD, selected_NTn = ctx.saved_tensors
         tensors = NsaTensors(*inputs)
         with torch.autocast(upstream_BTGRD.device.type, enabled=False):
-            call = _Call.of(tensors, k_NMD, v_NMD, ctx.options)
+            call = _Call(tensors, k_NMD, v_NMD, ctx.options)
             wants_q, wants_k, wants_v, wants_gates, wants_places = ctx.needs_input_grad[:5]
-            sums = _Sums.of(call, wants_k, wants_v, wants_places)
+            sums = _Sums(call, wants_k, wants_v, wants_places)
             grad_q, grad_gates = _backward(call, upstream_BTGRD, selected_NTn, sums, wants_q, wants_gates)
             grad_k, grad_v, grad_places = sums.finished(call, tensors.position_embedding_LD)
         return grad_q, grad_k, grad_v, grad_gates, grad_places, None, None
@@ -77,30 +77,17 @@ class _Chunk:
     query_X: torch.Tensor
 
 
-@dataclass(frozen=True)
 class _Call:
     """What all chunks of one call share. Keys and values are in the dtype ``wide``, float32 or wider."""
 
-    q_BTGRD: torch.Tensor
-    k_BTGD: torch.Tensor  # contiguous, as v: rows of them are gathered
-    v_BTGD: torch.Tensor
-    gates_BTGR3: torch.Tensor
-    k_NMD: torch.Tensor
-    v_NMD: torch.Tensor
-    blocks: NsaOptions
-    scale: float
-    end_M: torch.Tensor
-    nothing: torch.Tensor
-    wide: torch.dtype
-
-    @staticmethod
-    def of(tensors: NsaTensors, k_NMD: torch.Tensor, v_NMD: torch.Tensor, blocks: NsaOptions) -> _Call:
-        q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, _ = tensors
-        end_M = torch.arange(k_NMD.shape[1], device=k_NMD.device) * blocks.compress_stride + (blocks.compress_block - 1)
-        wide = k_NMD.dtype
-        k_BTGD, v_BTGD = (_contiguous(x_BTGD, wide) for x_BTGD in (k_BTGD, v_BTGD))
-        read = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, k_NMD, v_NMD)
-        return _Call(*read, blocks, scale_of(q_BTGRD, blocks.scale), end_M, k_NMD.new_zeros(1, 1, 1), wide)
+    def __init__(self, tensors: NsaTensors, k_NMD: torch.Tensor, v_NMD: torch.Tensor, blocks: NsaOptions) -> None:
+        self.q_BTGRD, self.gates_BTGR3, self.k_NMD, self.v_NMD = tensors.q_BTGRD, tensors.gates_BTGR3, k_NMD, v_NMD
+        self.blocks, self.scale, self.wide = blocks, scale_of(tensors.q_BTGRD, blocks.scale), k_NMD.dtype
+        start_M = torch.arange(k_NMD.shape[1], device=k_NMD.device) * blocks.compress_stride
+        self.end_M = start_M + (blocks.compress_block - 1)
+        # rows of both are gathered
+        self.k_BTGD, self.v_BTGD = (_contiguous(x_BTGD, self.wide) for x_BTGD in (tensors.k_BTGD, tensors.v_BTGD))
+        self.nothing = k_NMD.new_zeros(1, 1, 1)
 
     def rows(self, x_BTGRD: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
         """The rows of a chunk, head by head: ``[N, X, ...]``, contiguous and wide."""
@@ -129,8 +116,8 @@ class _Call:
         return CompressedBranch(self.k_NMD[:, met], self.v_NMD[:, met], hidden_XM, none_complete)
 
     def token_branches(self, chunk: _Chunk, selected_NCn: torch.Tensor) -> Iterator[tuple[int, Branch]]:
-        yield SELECTED, SelectedBranch.of(self.k_BTGD, self.v_BTGD, selected_NCn, chunk.query_C, self.blocks)
-        yield WINDOW, WindowBranch.of(self.k_BTGD, self.v_BTGD, chunk.query_X, chunk.tokens, self.blocks)
+        yield SELECTED, SelectedBranch(self.k_BTGD, self.v_BTGD, selected_NCn, chunk.query_C, self.blocks)
+        yield WINDOW, WindowBranch(self.k_BTGD, self.v_BTGD, chunk.query_X, chunk.tokens, self.blocks)
 
     def weights(self, branch: Branch, q_NXD: torch.Tensor) -> torch.Tensor:
         """``[Z, Y, K]``: the softmax of the scores, zeros for a query that sees nothing."""
@@ -174,7 +161,7 @@ def _forward(
     if keeps_selection:
         size = (batch * groups, num_tokens, blocks.num_selected)
         selected_NTn = q_BTGRD.new_full(size, NONE_SELECTED, dtype=torch.int32)
-    shared = SharedTokens.of(blocks, num_tokens, q_BTGRD.device)
+    shared = SharedTokens(blocks, num_tokens, q_BTGRD.device)
     for chunk in call.chunks():
         q_NXD = call.rows(q_BTGRD, chunk)
         gates = call.rows(call.gates_BTGR3, chunk).split(1, dim=-1)
@@ -236,7 +223,7 @@ def _backward(
     )
     for chunk in call.chunks():
         tokens = chunk.tokens
-        rows = _Rows.of(call, upstream_BTGRD, chunk)
+        rows = _Rows(call, upstream_BTGRD, chunk)
         compressed = call.compressed_branch(chunk)
         if compressed is not None:
             _branch_backward(call, compressed, COMPRESSED, rows, sums.k_NMD, sums.v_NMD)
@@ -250,26 +237,15 @@ def _backward(
     return grad_q_BTGRD, grad_gates_BTGR3
 
 
-@dataclass(frozen=True)
 class _Rows:
     """The queries of a chunk, head by head, with what came for them from above and the gradients that they get."""
 
-    q_NXD: torch.Tensor
-    upstream_NXD: torch.Tensor
-    gates: tuple[torch.Tensor, ...]  # [N, X, 1] for each branch
-    grad_q_NXD: torch.Tensor
-    grad_gates: tuple[torch.Tensor, ...]
-
-    @staticmethod
-    def of(call: _Call, upstream_BTGRD: torch.Tensor, chunk: _Chunk) -> _Rows:
-        q_NXD, gates_NX3 = call.rows(call.q_BTGRD, chunk), call.rows(call.gates_BTGR3, chunk)
-        return _Rows(
-            q_NXD,
-            call.rows(upstream_BTGRD, chunk),
-            gates_NX3.split(1, dim=-1),
-            torch.zeros_like(q_NXD),
-            torch.zeros_like(gates_NX3).split(1, dim=-1),
-        )
+    def __init__(self, call: _Call, upstream_BTGRD: torch.Tensor, chunk: _Chunk) -> None:
+        self.q_NXD, gates_NX3 = call.rows(call.q_BTGRD, chunk), call.rows(call.gates_BTGR3, chunk)
+        self.upstream_NXD = call.rows(upstream_BTGRD, chunk)
+        self.grad_q_NXD = torch.zeros_like(self.q_NXD)
+        # [N, X, 1] for each branch
+        self.gates, self.grad_gates = gates_NX3.split(1, dim=-1), torch.zeros_like(gates_NX3).split(1, dim=-1)
 
 
 def _branch_backward(
@@ -296,28 +272,17 @@ def _branch_backward(
         branch.add_gradient(sum_k, torch.bmm(grad_ZYK.mT, as_batch(rows.q_NXD, branch)))
 
 
-@dataclass(frozen=True)
 class _Sums:
     """Where the gradients of keys and values are added up; None for what is not wanted."""
 
-    k_BTGD: torch.Tensor | None
-    v_BTGD: torch.Tensor | None
-    k_NMD: torch.Tensor | None
-    v_NMD: torch.Tensor | None
-    wants_places: bool
-
-    @staticmethod
-    def of(call: _Call, wants_k: bool, wants_v: bool, wants_places: bool) -> _Sums:
+    def __init__(self, call: _Call, wants_k: bool, wants_v: bool, wants_places: bool) -> None:
         def zeros(like: torch.Tensor, wanted: bool) -> torch.Tensor | None:
             return torch.zeros_like(like) if wanted else None
 
-        return _Sums(
-            zeros(call.k_BTGD, wants_k),
-            zeros(call.v_BTGD, wants_v),
-            zeros(call.k_NMD, wants_k or wants_places),
-            zeros(call.v_NMD, wants_v or wants_places),
-            wants_places,
-        )
+        self.k_BTGD, self.v_BTGD = zeros(call.k_BTGD, wants_k), zeros(call.v_BTGD, wants_v)
+        self.k_NMD = zeros(call.k_NMD, wants_k or wants_places)
+        self.v_NMD = zeros(call.v_NMD, wants_v or wants_places)
+        self.wants_places = wants_places
 
     def finished(
         self, call: _Call, position_embedding_LD: torch.Tensor | None

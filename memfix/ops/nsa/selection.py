@@ -12,8 +12,6 @@ block is taken. Equal scores are not rare: where each of two heads gives all its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from .arguments import Blocks
@@ -22,7 +20,6 @@ _LARGEST = 2**31 - 1
 NONE_SELECTED = -1
 
 
-@dataclass(frozen=True)
 class SharedTokens:
     """For each selection block the compressed blocks that it meets, and how many tokens they have in common.
 
@@ -30,11 +27,7 @@ class SharedTokens:
     blocks from one). Tokens in common are as many times the stride, rank alike, and need no multiples.
     """
 
-    block_SO: torch.Tensor
-    tokens_SO: torch.Tensor
-
-    @staticmethod
-    def of(blocks: Blocks, num_tokens: int, device: torch.device) -> SharedTokens:
+    def __init__(self, blocks: Blocks, num_tokens: int, device: torch.device) -> None:
         block, stride, size = blocks.compress_block, blocks.compress_stride, blocks.select_block
         start_S1 = torch.arange(blocks.num_selectable(num_tokens), device=device)[:, None] * size
         offset_O = torch.arange(-(-(block + size) // stride), device=device)
@@ -43,8 +36,8 @@ class SharedTokens:
         end_SO = torch.minimum(block_SO * stride + block, start_S1 + size)
         # before the first block there is none, and none after the last that is complete
         last = blocks.num_compressed(num_tokens) - 1
-        tokens_SO = (end_SO - first_SO).clamp(min=0) * ((block_SO >= 0) & (block_SO <= last))
-        return SharedTokens(block_SO.where(tokens_SO > 0, 0), tokens_SO)
+        self.tokens_SO = (end_SO - first_SO).clamp(min=0) * ((block_SO >= 0) & (block_SO <= last))
+        self.block_SO = block_SO.where(self.tokens_SO > 0, 0)
 
     def scores(self, weights_NCM: torch.Tensor, num_selectable: int) -> torch.Tensor:
         """``[N, C, S]``: the probabilities of compressed blocks, over the tokens that each shares."""

@@ -104,11 +104,11 @@ class _Nsa(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
         *tensors, options, wants_gradient = given
-        call = _Call.of(NsaTensors(*tensors), options)
+        call = _Call(NsaTensors(*tensors), options)
         with torch.autocast(call.q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
             selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
             pieces = 1 if call.k_BTGD.dtype == torch.float32 else 2
-            compressed = _Compressed.of(call, selecting_k_NMD, pieces=pieces)
+            compressed = _Compressed(call, selecting_k_NMD, pieces=pieces)
             out_BTGRD, selected_NTn = _forward(call, compressed, selecting_k_NMD, wants_gradient)
         if wants_gradient:
             ctx.save_for_backward(*tensors, selected_NTn)
@@ -120,63 +120,26 @@ class _Nsa(torch.autograd.Function):
     def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *tensors, selected_NTn = ctx.saved_tensors
         with torch.autocast(upstream_BTGRD.device.type, enabled=False):
-            call = _Call.of(NsaTensors(*tensors), ctx.options)
+            call = _Call(NsaTensors(*tensors), ctx.options)
             gradients = _backward(call, upstream_BTGRD.contiguous(), selected_NTn, ctx.needs_input_grad[4])
         return *gradients, None, None
 
 
-@dataclass(frozen=True)
 class _Call:
     """The inputs, contiguous, and how they are read."""
 
-    q_BTGRD: torch.Tensor
-    k_BTGD: torch.Tensor
-    v_BTGD: torch.Tensor
-    gates_BTGR3: torch.Tensor
-    position_embedding_LD: torch.Tensor | None
-    blocks: NsaOptions
-    scale: float
-
-    @staticmethod
-    def of(tensors: NsaTensors, blocks: NsaOptions) -> _Call:
-        q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3 = (x.contiguous() for x in tensors[:4])
-        inputs = (q_BTGRD, k_BTGD, v_BTGD, gates_BTGR3, tensors.position_embedding_LD)
-        return _Call(*inputs, blocks, scale_of(q_BTGRD, blocks.scale))
-
-    @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        return self.q_BTGRD, self.k_BTGD, self.v_BTGD, self.gates_BTGR3
-
-    @property
-    def num_tokens(self) -> int:
-        return self.q_BTGRD.shape[1]
-
-    @property
-    def num_items(self) -> int:
-        """N"""
-        return self.q_BTGRD.shape[0] * self.q_BTGRD.shape[2]
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Tokens, and key-value heads."""
-        return self.q_BTGRD.shape[1], self.q_BTGRD.shape[2]
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_items * self.num_tokens * self.q_BTGRD.shape[3]
-
-    @property
-    def scales(self) -> tuple[float, float]:
-        """For powers of two, and the natural one."""
-        return self.scale * LOG2_E, self.scale
-
-    @property
-    def num_compressed(self) -> int:
-        return self.blocks.num_compressed(self.num_tokens)
-
-    @property
-    def compression(self) -> tuple[int, int]:
-        return self.blocks.compress_block, self.blocks.compress_stride
+    def __init__(self, tensors: NsaTensors, blocks: NsaOptions) -> None:
+        self.inputs = tuple(x.contiguous() for x in tensors[:4])
+        self.q_BTGRD, self.k_BTGD, self.v_BTGD, self.gates_BTGR3 = self.inputs
+        self.position_embedding_LD, self.blocks = tensors.position_embedding_LD, blocks
+        self.scale = scale_of(self.q_BTGRD, blocks.scale)
+        self.scales = self.scale * LOG2_E, self.scale  # for powers of two, and the natural one
+        batch, self.num_tokens, groups, heads, _ = self.q_BTGRD.shape
+        self.num_items = batch * groups  # N
+        self.num_rows = self.num_items * self.num_tokens * heads
+        self.counts = self.num_tokens, groups
+        self.num_compressed = blocks.num_compressed(self.num_tokens)
+        self.compression = blocks.compress_block, blocks.compress_stride
 
     def places(self, dtype: torch.dtype) -> torch.Tensor:
         """``[L, D]``: what each token of a block adds to the block's vector."""
@@ -208,28 +171,14 @@ class _Call:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class _Compressed:
     """Compressed keys in one or two pieces of the working dtype, and values in one: ``[N, M, D]``."""
 
-    high_NMD: torch.Tensor
-    low_NMD: torch.Tensor | None
-    v_NMD: torch.Tensor
-
-    @staticmethod
-    def of(call: _Call, wide_k_NMD: torch.Tensor, *, pieces: int) -> _Compressed:
-        dtype = call.k_BTGD.dtype
-        high_NMD = wide_k_NMD.to(dtype)
-        low_NMD = None if pieces == 1 else (wide_k_NMD - high_NMD).to(dtype)
-        return _Compressed(high_NMD, low_NMD, _compressed(call.v_BTGD, call, torch.float32).to(dtype))
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        return self.high_NMD, self.low_NMD, self.v_NMD
-
-    @property
-    def pieces(self) -> int:
-        return 1 if self.low_NMD is None else 2
+    def __init__(self, call: _Call, wide_k_NMD: torch.Tensor, *, pieces: int) -> None:
+        dtype, self.pieces = call.k_BTGD.dtype, pieces
+        self.high_NMD = wide_k_NMD.to(dtype)
+        self.low_NMD = None if pieces == 1 else (wide_k_NMD - self.high_NMD).to(dtype)
+        self.v_NMD = _compressed(call.v_BTGD, call, torch.float32).to(dtype)
 
 
 def _compressed(x_BTGD: torch.Tensor, call: _Call, dtype: torch.dtype) -> torch.Tensor:
@@ -246,7 +195,7 @@ def _forward(
     num_listed = call.num_tokens if keeps_selection else queries_per_chunk
     size_NTn = (call.num_items, num_listed, call.blocks.num_selected)
     selected_NTn = call.q_BTGRD.new_empty(size_NTn, dtype=torch.int32)
-    selection = _Selection.of(call, compressed, selecting_k_NMD, selected_NTn, queries_per_chunk)
+    selection = _Selection(call, compressed, selecting_k_NMD, selected_NTn, queries_per_chunk)
     size_NCR = (call.num_items, queries_per_chunk, call.q_BTGRD.shape[3])
     lse_NCR = call.q_BTGRD.new_empty(size_NCR, dtype=torch.float32)
     rows = _Rows(call, torch.empty_like(call.q_BTGRD))
@@ -279,7 +228,8 @@ class _Rows:
         call, cut = self.call, self.call.cut(tiles)
         launch(
             compressed_rows, self._grid(cut, first, stop),
-            call.q_BTGRD, call.gates_BTGR3, self.upstream_BTGRD, *compressed.tensors, *self._written, lse_NCR,
+            call.q_BTGRD, call.gates_BTGR3, self.upstream_BTGRD, compressed.high_NMD, compressed.low_NMD,
+            compressed.v_NMD, *self._written, lse_NCR,
             first, stop, *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales,
             PIECES=compressed.pieces, BACKWARD=self.is_backward, **cut,
         )  # fmt: skip
@@ -316,48 +266,33 @@ class _Rows:
         return num_tiles(stop - first, cut["BLOCK_TOKENS"]), self.call.num_items
 
 
-@dataclass(frozen=True)
 class _Selection:
-    """Room for the scores of a chunk, and for the queries among them that are scored twice."""
+    """Room for the scores of a chunk, and for the queries among them that are scored twice. ``k_NMD`` is in float64."""
 
-    call: _Call
-    compressed: _Compressed
-    k_NMD: torch.Tensor  # in float64
-    largest_N: torch.Tensor  # length of a compressed key
-    scores_NCS: torch.Tensor
-    doubt_NC: torch.Tensor
-    is_doubtful_NC: torch.Tensor
-    doubtful_NC: torch.Tensor
-    num_doubtful_N: torch.Tensor
-    totals_2NCRP: torch.Tensor  # in float64: largest scores, and sums of weights, of P parts of the blocks
-    selected_NTn: torch.Tensor
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         call: _Call,
         compressed: _Compressed,
         k_NMD: torch.Tensor,
         selected_NTn: torch.Tensor,
         queries_per_chunk: int,
-    ) -> _Selection:
+    ) -> None:
+        self.call, self.compressed, self.k_NMD, self.selected_NTn = call, compressed, k_NMD, selected_NTn
         num_items, num_compressed, width = k_NMD.shape
         lengths_NM = torch.linalg.vector_norm(k_NMD, dim=-1)
-        largest_N = lengths_NM.amax(-1) if num_compressed else k_NMD.new_zeros(num_items)
+        self.largest_N = lengths_NM.amax(-1) if num_compressed else k_NMD.new_zeros(num_items)
         if call.q_BTGRD.dtype == torch.float16:
-            largest_N += width**0.5 / 2**8  # what the second piece drops of it has no exponent
+            self.largest_N += width**0.5 / 2**8  # what the second piece drops of it has no exponent
         size_NC = (num_items, queries_per_chunk)
-        doubt_NC = k_NMD.new_empty(size_NC, dtype=torch.float32)
-        is_doubtful_NC, doubtful_NC = (k_NMD.new_empty(size_NC, dtype=torch.int32) for _ in range(2))
-        num_doubtful_N = k_NMD.new_empty(num_items, dtype=torch.int32)
+        self.doubt_NC = k_NMD.new_empty(size_NC, dtype=torch.float32)
+        self.is_doubtful_NC, self.doubtful_NC = (k_NMD.new_empty(size_NC, dtype=torch.int32) for _ in range(2))
+        self.num_doubtful_N = k_NMD.new_empty(num_items, dtype=torch.int32)
         num_selectable, heads = call.blocks.num_selectable(call.num_tokens), call.q_BTGRD.shape[3]
-        scores_NCS = k_NMD.new_empty((*size_NC, num_selectable), dtype=torch.float32)
+        self.scores_NCS = k_NMD.new_empty((*size_NC, num_selectable), dtype=torch.float32)
         # half as many bytes as the scores have, or one part
         num_parts = largest_power_of_two(min(EXACT_PARTS, num_selectable // (8 * heads)))
-        totals_2NCRP = k_NMD.new_empty((2, *size_NC, heads, num_parts))
-        return _Selection(
-            call, compressed, k_NMD, largest_N, scores_NCS, doubt_NC, is_doubtful_NC, doubtful_NC, num_doubtful_N,
-            totals_2NCRP, selected_NTn,
-        )  # fmt: skip
+        # in float64: largest scores, and sums of weights, of P parts of the blocks
+        self.totals_2NCRP = k_NMD.new_empty((2, *size_NC, heads, num_parts))
 
     def select(self, lse_NCR: torch.Tensor, first: int, stop: int, offset: int) -> None:
         """List the blocks of the queries from ``first`` to ``stop``, the list beginning at ``offset``."""
@@ -439,7 +374,7 @@ def _backward(
 
     blocks, num_tokens, num_items = call.blocks, call.num_tokens, call.num_items
     order_NTn, bounds_NS = _by_block(selected_NTn, blocks.num_selectable(num_tokens))
-    compressed = _Compressed.of(call, _compressed(call.k_BTGD, call, torch.float32), pieces=1)
+    compressed = _Compressed(call, _compressed(call.k_BTGD, call, torch.float32), pieces=1)
     grad_q, grad_k, grad_v, grad_gates = (torch.empty_like(tensor) for tensor in call.inputs)
     stats = call.q_BTGRD.new_empty((NUM_BRANCHES, 3, call.num_rows), dtype=torch.float32)
     rows = _Rows(call, grad_q, upstream_BTGRD, grad_gates, stats)
