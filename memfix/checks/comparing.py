@@ -62,7 +62,7 @@ class Reference:
         """By name; None where naive gives nothing. Worked out once for all forms."""
         pairs = ((name, true, self.naive.tensors[name]) for name, true in self.truth.tensors.items())
         return {
-            name: None if true is None or rounded is None else _Expected.of(true, rounded.double())
+            name: None if true is None or rounded is None else _Expected(true, rounded.double())
             for name, true, rounded in pairs
         }
 
@@ -79,38 +79,21 @@ class Reference:
         return self.make_nearby()
 
 
-@dataclass(frozen=True)
 class _Expected:
     """One tensor as it should be, and how far naive is off from it, where both are finite."""
 
-    true: torch.Tensor
-    rounded: torch.Tensor
-    finite: torch.Tensor | None
-    """Where; None where all of it is."""
-    own_error: float = 0.0
-    magnitude: float = 0.0
-    own_average: float = 0.0
-    size: float = 0.0
-    """The average magnitude."""
-    num_that_matter: float = 0.0
+    own_error = magnitude = own_average = size = num_that_matter = 0.0
+    """``size`` is the average magnitude."""
 
-    @staticmethod
-    def of(true: torch.Tensor, rounded: torch.Tensor) -> _Expected:
+    def __init__(self, true: torch.Tensor, rounded: torch.Tensor) -> None:
+        self.true, self.rounded = true, rounded
         where = rounded.isfinite() & true.isfinite()
-        finite = None if bool(where.all()) else where
-        if not bool(where.any()):
-            return _Expected(true, rounded, finite)
-        off, values = _picked(rounded - true, finite), _picked(true, finite)
-        return _Expected(
-            true,
-            rounded,
-            finite,
-            own_error=off.abs().max().item(),
-            magnitude=values.abs().max().item(),
-            own_average=_rms(off),
-            size=_rms(values),
-            num_that_matter=_num_that_matter(values),
-        )
+        self.finite = None if bool(where.all()) else where  # None where all of it is
+        if bool(where.any()):
+            off, values = _picked(rounded - true, self.finite), _picked(true, self.finite)
+            self.own_error, self.magnitude = off.abs().max().item(), values.abs().max().item()
+            self.own_average, self.size = _rms(off), _rms(values)
+            self.num_that_matter = _num_that_matter(values)
 
 
 def sum_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:

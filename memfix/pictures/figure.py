@@ -65,7 +65,7 @@ def draw(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> F
 
     stack = build_stack(timeline, max_columns=_MAX_COLUMNS)
     colors = band_colors(stack)
-    rows = [_LegendRow.of(band, colors[band]) for band in largest_first(stack.bands)]
+    rows = [_LegendRow(band, colors[band]) for band in largest_first(stack.bands)]
     stages = listed_stages(timeline)
     list_inches = _ROW_HEIGHT * (-(-len(stages) // 2) + 1.6) if stages else 0.0
     below = list_inches + (_AXIS_BELOW + _ROW_HEIGHT * (len(rows) + 1) + _BOTTOM if rows else _AXIS_BELOW)
@@ -226,26 +226,14 @@ def _draw_peak(axes: Axes, timeline: Timeline, capacity_bytes: int | None) -> No
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class _LegendRow:
-    color: str
-    at_peak: str
-    times: str
-    what: str
-    place: str
-    code: str
-
-    @classmethod
-    def of(cls, band: Band, color: str) -> _LegendRow:
+    def __init__(self, band: Band, color: str) -> None:
         fold, origin = band.at_peak, band.origin
-        return cls(
-            color,
-            format_bytes(fold.bytes) if fold else "-",
-            fold.times if fold else f"up to {format_bytes(band.max_bytes)}",
-            printable(band.label, 26),
-            printable_end(origin.place.rpartition("/")[2], 40) if origin else "",
-            origin.code if origin else "",
-        )
+        self.color, self.what = color, printable(band.label, 26)
+        self.at_peak = format_bytes(fold.bytes) if fold else "-"
+        self.times = fold.times if fold else f"up to {format_bytes(band.max_bytes)}"
+        self.place = printable_end(origin.place.rpartition("/")[2], 40) if origin else ""
+        self.code = origin.code if origin else ""
 
 
 def _draw_legend(figure: Figure, rows: list[_LegendRow], height: float, above: float) -> None:

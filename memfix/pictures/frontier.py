@@ -31,23 +31,16 @@ class Curve:
     points: tuple[Point, ...]
 
 
-@dataclass(frozen=True)
 class _Axis:
     """From numbers to places in the picture; ``step`` lies between two ticks."""
 
-    low: float
-    step: float
-    count: int
-    start: float
-    end: float
-
-    @staticmethod
-    def over(values: Sequence[float], low: float, start: float, end: float) -> _Axis:
+    def __init__(self, values: Sequence[float], low: float, start: float, end: float) -> None:
+        self.low, self.start, self.end = low, start, end
         span = max(max(values) - low, 1e-9)
         rough = span / _TICKS
         size = 10.0 ** math.floor(math.log10(rough))
-        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
-        return _Axis(low, step, max(1, math.ceil(span / step - 1e-9)), start, end)
+        self.step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+        self.count = max(1, math.ceil(span / self.step - 1e-9))
 
     def at(self, value: float) -> float:
         return self.start + (value - self.low) / (self.step * self.count) * (self.end - self.start)
@@ -63,8 +56,8 @@ def as_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("a picture of time against memory needs a point")
-    across = _Axis.over([point.peak_bytes / GiB for point in points], 0.0, _LEFT, _WIDTH - _RIGHT)
-    upward = _Axis.over([point.times for point in points], 1.0, _HEIGHT - _BOTTOM, _TOP)
+    across = _Axis([point.peak_bytes / GiB for point in points], 0.0, _LEFT, _WIDTH - _RIGHT)
+    upward = _Axis([point.times for point in points], 1.0, _HEIGHT - _BOTTOM, _TOP)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="12" fill="#1c2330">',

@@ -8,7 +8,6 @@ up most of the workspace.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from .....units import MiB
 from ..rules import Range, round_up
@@ -29,7 +28,7 @@ _MOST_PARTIAL_SUMS = {"forward": (2, 24 * MiB), "image": (2, 24 * MiB), "weight"
 
 def estimated(convolution: Convolution) -> Range:
     """No workspace at least, what the usual kernel takes, and what the greediest one took of any such convolution."""
-    sizes = _Sizes.of(convolution)
+    sizes = _Sizes(convolution)
     if convolution.is_depthwise:
         most = _MOST_COPIES_OF_CHANNELS * sizes.total
     elif convolution.groups > 1:
@@ -42,37 +41,19 @@ def estimated(convolution: Convolution) -> Range:
     return Range(0, min(_usual(convolution, sizes), most), most + _SMALL)
 
 
-@dataclass(frozen=True)
 class _Sizes:
     """Bytes of the three tensors with the channels of each group filled up to whole vectors."""
 
-    image: int
-    weight: int
-    output: int
-    weight_sum: int
-    """The bytes of the weight's gradient in the dtype in which it is summed."""
-    fills_image: bool
-    fills_output: bool
-
-    @property
-    def total(self) -> int:
-        return self.image + self.weight + self.output
-
-    @classmethod
-    def of(cls, convolution: Convolution) -> _Sizes:
+    def __init__(self, convolution: Convolution) -> None:
         item = convolution.dtype.itemsize
         inner, outer = convolution.weight[1], convolution.weight[0] // convolution.groups
         full_in, full_out = (round_up(channels, max(1, _VECTOR_BYTES // item)) for channels in (inner, outer))
         image, weight, output = convolution.sizes
-        full_weight = weight // (inner * outer) * full_in * full_out
-        return cls(
-            image // inner * full_in,
-            full_weight,
-            output // outer * full_out,
-            full_weight // item * max(4, item),
-            full_in != inner,
-            full_out != outer,
-        )
+        self.image, self.output = image // inner * full_in, output // outer * full_out
+        self.weight = weight // (inner * outer) * full_in * full_out
+        self.total = self.image + self.weight + self.output
+        self.weight_sum = self.weight // item * max(4, item)  # its gradient, in the dtype in which it is summed
+        self.fills_image, self.fills_output = full_in != inner, full_out != outer
 
 
 def _usual(convolution: Convolution, sizes: _Sizes) -> int:
