@@ -104,12 +104,23 @@ class SourceFile:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
 class Function:
     """A function of a module, without the statements of the functions inside it."""
 
-    file: SourceFile
-    node: ast.FunctionDef
+    def __init__(self, file: SourceFile, node: ast.FunctionDef) -> None:
+        self.file, self.node, self.name, arguments = file, node, node.name, node.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        self.parameters = [*positional, *arguments.kwonlyargs]
+        last_first = zip(positional[::-1], arguments.defaults[::-1], strict=False)
+        named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        self.defaults = {argument.arg: value for argument, value in [*last_first, *named] if value is not None}
+        self.is_kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        # a method of a torch.autograd.Function
+        self.has_context = bool(self.parameters) and self.parameters[0].arg == "ctx"
+        self.is_backward = self.has_context and self.name == "backward"
+        first, *others = node.body
+        is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        self.first_statement = others[0] if is_docstring and others else first
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
@@ -119,41 +130,6 @@ class Function:
             if not isinstance(node, Scope):
                 found += ast.iter_child_nodes(node)
         return found
-
-    @property
-    def name(self) -> str:
-        return self.node.name
-
-    @property
-    def parameters(self) -> list[ast.arg]:
-        arguments = self.node.args
-        return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-
-    @property
-    def defaults(self) -> dict[str, ast.expr]:
-        arguments = self.node.args
-        positional = zip([*arguments.posonlyargs, *arguments.args][::-1], arguments.defaults[::-1], strict=False)
-        named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        return {argument.arg: value for argument, value in [*positional, *named] if value is not None}
-
-    @property
-    def is_kernel(self) -> bool:
-        return any("jit" in ast.unparse(decorator) for decorator in self.node.decorator_list)
-
-    @property
-    def has_context(self) -> bool:
-        """Whether this is a method of a ``torch.autograd.Function``."""
-        return bool(self.parameters) and self.parameters[0].arg == "ctx"
-
-    @property
-    def is_backward(self) -> bool:
-        return self.has_context and self.name == "backward"
-
-    @property
-    def first_statement(self) -> ast.stmt:
-        first, *others = self.node.body
-        is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-        return others[0] if is_docstring and others else first
 
     def is_tensor(self, name: str, *, floating: bool = False) -> bool:
         """Whether ``name`` held a tensor when the forms ran. Without a record of that run, every name may."""
