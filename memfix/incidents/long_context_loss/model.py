@@ -128,20 +128,10 @@ class Attention(nn.Module):
         compressed_BTH = self.gate_compressed(x_BTD).sigmoid()
         selected_BTH = self.gate_selected(x_BTD).sigmoid()
         gates_BTH3 = torch.stack((compressed_BTH, selected_BTH, torch.ones_like(compressed_BTH)), dim=-1)
-        sparse = self.size.sparse
+        # under autocast keys are narrower than parameters
+        places_LK = self.position_embedding.to(k_BTGK.dtype)
         return self.kind.sparse_attend(
-            q_BTHK,
-            k_BTGK,
-            v_BTGK,
-            gates_BTH3,
-            compress_block=sparse.compress_block,
-            compress_stride=sparse.compress_stride,
-            select_block=sparse.select_block,
-            num_selected=sparse.num_selected,
-            window=sparse.window,
-            # under autocast keys are narrower than parameters
-            position_embedding=self.position_embedding.to(k_BTGK.dtype),
-            queries_per_chunk=sparse.queries_per_chunk,
+            q_BTHK, k_BTGK, v_BTGK, gates_BTH3, position_embedding=places_LK, **vars(self.size.sparse)
         )
 
 
@@ -204,25 +194,13 @@ class Decoder(nn.Module):
             logits_BTV: torch.Tensor = self.head(hidden_BTD)
             return logits_BTV
         target_BT = next_labels(labels_BT, ids_BT.shape[1], ignore_index)
+        options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
         if self.loss_form == REPORTED_LOSS:
-            loss = reported_linear_cross_entropy(
-                hidden_BTD.flatten(0, 1),
-                self.head.weight,
-                target_BT.flatten(),
-                ignore_index=ignore_index,
-                reduction=reduction,
-                rows_per_chunk=self.rows_per_chunk or 4096,
-            )
+            flat = (hidden_BTD.flatten(0, 1), self.head.weight, target_BT.flatten())
+            loss = reported_linear_cross_entropy(*flat, **options, rows_per_chunk=self.rows_per_chunk or 4096)
             return loss.unflatten(0, target_BT.shape) if reduction == "none" else loss
-        return next_token_loss(
-            hidden_BTD,
-            self.head.weight,
-            target_BT,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            form=self.loss_form,
-            rows_per_chunk=self.rows_per_chunk,
-        )
+        options |= {"form": self.loss_form, "rows_per_chunk": self.rows_per_chunk}
+        return next_token_loss(hidden_BTD, self.head.weight, target_BT, **options)
 
 
 def next_labels(labels_BT: torch.Tensor, num_positions: int | None = None, ignore_index: int = -100) -> torch.Tensor:
@@ -243,26 +221,14 @@ def build_model(
     size: str = "tiny",
     *,
     attention_type: str = "nsa",
-    gradient_checkpointing: bool = False,
-    loss_form: str = "auto",
-    rows_per_chunk: int | None = None,
     rotate: Rotate = rope,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> Decoder:
-    """The decoder of the size called ``size``, on ``device``: ``"4B"`` or ``"tiny"``."""
+    """The decoder of the size called ``size``: ``"4B"`` or ``"tiny"``. ``options`` are those of :class:`Decoder`."""
     for what, name, known in (("model size", size, SIZES), ("attention type", attention_type, ATTENTION_TYPES)):
         if name not in known:
             raise UsageError(f"unknown {what} {name!r}{did_you_mean(name, known)}")
-    return Decoder(
-        SIZES[size],
-        attention=AttentionKind(cast(AttentionType, attention_type), rotate),
-        gradient_checkpointing=gradient_checkpointing,
-        loss_form=loss_form,
-        rows_per_chunk=rows_per_chunk,
-        device=device,
-        dtype=dtype,
-    )
+    return Decoder(SIZES[size], attention=AttentionKind(cast(AttentionType, attention_type), rotate), **options)
 
 
 def private_tables(
