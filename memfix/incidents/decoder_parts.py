@@ -95,25 +95,14 @@ def run_layer(
 
 
 def next_token_loss(
-    hidden_BTD: torch.Tensor,
-    head_VD: torch.Tensor,
-    target_BT: torch.Tensor,
-    *,
-    reduction: str = "sum",
-    ignore_index: int = IGNORED,
-    form: str = "auto",
-    rows_per_chunk: int | None = None,
+    hidden_BTD: torch.Tensor, head_VD: torch.Tensor, target_BT: torch.Tensor, **options: Any
 ) -> torch.Tensor:
-    """The loss of all targets that are not ignored, at least in float32. ``auto`` is chunked at any length."""
+    """The sum of the losses of all targets that are not ignored, at least in float32. It is chunked at any length.
+
+    ``options`` are those of ``linear_cross_entropy``, in place of these.
+    """
     # a 16-bit loss has only two or three digits; autocast gives the same products with a float32 loss
     narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)
     with torch.autocast(hidden_BTD.device.type, hidden_BTD.dtype if narrow else None, enabled=narrow):
-        return linear_cross_entropy(
-            hidden_BTD,
-            head_VD,
-            target_BT,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            rows_per_chunk=rows_per_chunk,
-            form=form,
-        )
+        options = {"ignore_index": IGNORED, "reduction": "sum", **options}
+        return linear_cross_entropy(hidden_BTD, head_VD, target_BT, **options)
