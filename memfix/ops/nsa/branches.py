@@ -10,35 +10,37 @@ the chunk's queries as its rows; in the selected branch, where every query has k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 
 from .arguments import Blocks
 
 
-class Branch(Protocol):
-    @property
-    def batch(self) -> int:
-        """Z"""
+class Branch:
+    """Keys and values of which a chunk of queries reads some."""
 
-    @property
-    def hidden(self) -> torch.Tensor:
-        """True where a query does not see a key; broadcasts to ``[Z, Y, K]``."""
-
-    @property
-    def may_see_nothing(self) -> bool:
-        """Is there a query here that sees no key at all?"""
+    k: torch.Tensor
+    v: torch.Tensor
+    batch: int
+    """Z"""
+    hidden: torch.Tensor
+    """True where a query does not see a key; broadcasts to ``[Z, Y, K]``."""
+    may_see_nothing = False
+    """Is there a query here that sees no key at all?"""
 
     def keys(self) -> torch.Tensor:
         """``[Z, K, D]``"""
+        return self._read(self.k)
 
     def values(self) -> torch.Tensor:
         """``[Z, K, D]``"""
+        return self._read(self.v)
 
     def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
         """Add to the sums that stand beside what was read, keys or values."""
+        raise NotImplementedError
+
+    def _read(self, of_all: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
 
 def as_batch(rows_NXD: torch.Tensor, branch: Branch) -> torch.Tensor:
@@ -48,33 +50,25 @@ def as_batch(rows_NXD: torch.Tensor, branch: Branch) -> torch.Tensor:
     return rows_NXD.view(branch.batch, -1, rows_NXD.shape[-1])
 
 
-@dataclass(frozen=True)
-class CompressedBranch:
-    """Vectors of compressed blocks. Sums are ``[N, M, D]``."""
+class CompressedBranch(Branch):
+    """Vectors of compressed blocks, ``[N, M, D]``, as the sums are."""
 
-    k_NMD: torch.Tensor
-    v_NMD: torch.Tensor
-    hidden: torch.Tensor
-    may_see_nothing: bool
-
-    @property
-    def batch(self) -> int:
-        return self.k_NMD.shape[0]
-
-    def keys(self) -> torch.Tensor:
-        return self.k_NMD
-
-    def values(self) -> torch.Tensor:
-        return self.v_NMD
+    def __init__(
+        self, k_NMD: torch.Tensor, v_NMD: torch.Tensor, hidden_XM: torch.Tensor, may_see_nothing: bool
+    ) -> None:
+        self.k, self.v, self.hidden, self.may_see_nothing = k_NMD, v_NMD, hidden_XM, may_see_nothing
+        self.batch = k_NMD.shape[0]
 
     def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
         sums[:, : grad_ZKD.shape[1]].add_(grad_ZKD)
 
+    def _read(self, of_all: torch.Tensor) -> torch.Tensor:
+        return of_all
 
-class SelectedBranch:
-    """The tokens of the selected blocks, gathered for each query. Sums are ``[B, T, G, D]``, contiguous."""
 
-    may_see_nothing = False  # a query's own block is always selected
+class SelectedBranch(Branch):
+    """The tokens of the selected blocks, gathered for each query, whose own block is always among them. Sums are
+    ``[B, T, G, D]``, contiguous."""
 
     def __init__(
         self,
@@ -95,51 +89,33 @@ class SelectedBranch:
             start_B = torch.arange(batch, device=k_BTGD.device) * (num_tokens * groups)
             first_N = (start_B[:, None] + first_N).flatten()
         row_NCK = token_NCK.clamp_(0, num_tokens - 1).mul_(groups).add_(first_N[:, None, None])
-        self.k_rows, self.v_rows = k_BTGD.view(-1, width), v_BTGD.view(-1, width)
+        self.k, self.v = k_BTGD.view(-1, width), v_BTGD.view(-1, width)
         self.rows = row_NCK.view(-1)  # of every key that is read, Z x K of them
         self.hidden = hidden_NCK.view(-1, 1, hidden_NCK.shape[-1])
-
-    @property
-    def batch(self) -> int:
-        return self.hidden.shape[0]
-
-    def keys(self) -> torch.Tensor:
-        return self._gathered(self.k_rows)
-
-    def values(self) -> torch.Tensor:
-        return self._gathered(self.v_rows)
+        self.batch = self.hidden.shape[0]
 
     def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
         width = sums.shape[-1]
         sums.view(-1, width).index_add_(0, self.rows, grad_ZKD.view(-1, width))
 
-    def _gathered(self, of_all: torch.Tensor) -> torch.Tensor:
+    def _read(self, of_all: torch.Tensor) -> torch.Tensor:
         return of_all.index_select(0, self.rows).view(self.batch, -1, of_all.shape[1])
 
 
-class WindowBranch:
-    """The last tokens up to each query. Sums are ``[B, T, G, D]``."""
-
-    may_see_nothing = False  # a query sees its own token
+class WindowBranch(Branch):
+    """The last tokens up to each query, its own among them. Sums are ``[B, T, G, D]``."""
 
     def __init__(
         self, k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, query_X: torch.Tensor, chunk: slice, blocks: Blocks
     ) -> None:
-        self.k_BTGD, self.v_BTGD = k_BTGD, v_BTGD
+        self.k, self.v, self.batch = k_BTGD, v_BTGD, k_BTGD.shape[0] * k_BTGD.shape[2]
         self.tokens = slice(max(0, chunk.start - blocks.window + 1), chunk.stop)
         age_XK = query_X[:, None] - torch.arange(self.tokens.start, self.tokens.stop, device=k_BTGD.device)
         self.hidden = (age_XK < 0).logical_or_(age_XK >= blocks.window)
 
-    @property
-    def batch(self) -> int:
-        return self.k_BTGD.shape[0] * self.k_BTGD.shape[2]
-
-    def keys(self) -> torch.Tensor:
-        return self.k_BTGD[:, self.tokens].transpose(1, 2).flatten(0, 1)
-
-    def values(self) -> torch.Tensor:
-        return self.v_BTGD[:, self.tokens].transpose(1, 2).flatten(0, 1)
-
     def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
         read = sums[:, self.tokens]
         read.add_(grad_ZKD.unflatten(0, (read.shape[0], -1)).transpose(1, 2))
+
+    def _read(self, of_all: torch.Tensor) -> torch.Tensor:
+        return of_all[:, self.tokens].transpose(1, 2).flatten(0, 1)

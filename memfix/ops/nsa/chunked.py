@@ -192,7 +192,7 @@ def _selected(
     if compressed is None:
         scores_NCS = q_NXD.new_zeros(q_NXD.shape[0], num_queries, num_selectable, dtype=torch.float64)
     else:
-        met = slice(compressed.k_NMD.shape[1])
+        met = slice(compressed.k.shape[1])
         weights_NXM = probabilities_in_float64(q_NXD, selecting_k_NMD[:, met], compressed.hidden, call.scale)
         weights_NCM = weights_NXM.unflatten(1, (num_queries, -1)).sum(2)
         del weights_NXM
