@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -36,17 +36,12 @@ class Alone:
         return tensor
 
 
-@dataclass(frozen=True)
 class Meeting:
     """Where threads wait for each other, and a place for what each of them brings."""
 
-    number: int
-    barrier: threading.Barrier = field(init=False)
-    brought: list[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "barrier", threading.Barrier(self.number, timeout=_LONGEST_WAIT_S))
-        object.__setattr__(self, "brought", [None] * self.number)
+    def __init__(self, number: int) -> None:
+        self.number, self.barrier = number, threading.Barrier(number, timeout=_LONGEST_WAIT_S)
+        self.brought: list[Any] = [None] * number
 
     def all_run(self, run: Callable[[int], Result]) -> list[Result]:
         """``run(rank)`` in one thread for every rank, each under the caller's autocast."""
