@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -46,11 +45,6 @@ class TokenData(DataConfig):
             raise ValueError(f"branching must be at most states, {self.states}, got {self.branching}")
 
 
-class Sequences(Protocol):
-    def sequence(self, number: int) -> torch.Tensor:
-        """``context_length + 1`` ids, int64."""
-
-
 def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], TokenBatch]:
     """Open the tokens that ``config`` describes. Returns a function that makes ids and targets, ``[B, T]`` each."""
     labelled = labelled_batches(config, vocabulary_size)
@@ -67,10 +61,10 @@ def labelled_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examp
 
     If no target is ignored, both are the same tensor, which halves the input of a model that makes its own targets.
     """
-    tokens = open_tokens(config, vocabulary_size)
+    sequence = open_tokens(config, vocabulary_size)
 
     def batch(examples: Examples) -> TokenBatch:
-        ids_BT1 = torch.stack([tokens.sequence(number) for number in examples.numbers])
+        ids_BT1 = torch.stack([sequence(number) for number in examples.numbers])
         if config.prompt_fraction == 0:
             return ids_BT1, ids_BT1
         labels_BT1 = ids_BT1.clone()
@@ -88,43 +82,31 @@ def num_token_targets(batch: TokenBatch) -> int:
     return int((target_BT != IGNORED).sum())
 
 
-def open_tokens(config: TokenData, vocabulary_size: int) -> Sequences:
-    """The sequences that ``config`` describes, with ids below ``vocabulary_size``."""
-    if config.source == "file":
-        return FileSequences(config, vocabulary_size)
+def open_tokens(config: TokenData, vocabulary_size: int) -> Callable[[int], torch.Tensor]:
+    """The sequences that ``config`` describes, by number: ``context_length + 1`` ids below ``vocabulary_size``, int64.
+
+    A file is cut into sequences, which are read in a new order in each epoch.
+    """
+    if config.path is not None:
+        tokens = TokenFile(config.path, vocabulary_size, dtype=config.dtype)
+        windows = Windows(tokens, config.context_length, seed=config.seed)
+        return lambda number: windows.rows(range(number, number + 1))[0]
     if config.states > vocabulary_size:
         raise UsageError(f"data.states must be at most the vocabulary, {vocabulary_size}, got {config.states}")
-    return MarkovChain(config)
+    return _markov_chain(config)
 
 
-class MarkovChain:
+def _markov_chain(config: TokenData) -> Callable[[int], torch.Tensor]:
     """A stream in which one of ``branching`` equally likely tokens follows each token: the lowest loss is its log."""
+    chain = seeded("chain", config.seed)
+    followers = [torch.randperm(config.states, generator=chain)[: config.branching] for _ in range(config.states)]
+    following = [tokens.tolist() for tokens in followers]
 
-    def __init__(self, config: TokenData) -> None:
-        self.config = config
-        generator = seeded("chain", config.seed)
-        self._followers = [
-            torch.randperm(config.states, generator=generator)[: config.branching].tolist()
-            for _ in range(config.states)
-        ]
-
-    def sequence(self, number: int) -> torch.Tensor:
-        generator = seeded("sequence", self.config.seed, number)
-        token = int(torch.randint(self.config.states, (), generator=generator))
-        ids = [token]
-        for choice in torch.randint(self.config.branching, (self.config.context_length,), generator=generator).tolist():
-            token = self._followers[token][choice]
-            ids.append(token)
+    def sequence(number: int) -> torch.Tensor:
+        generator = seeded("sequence", config.seed, number)
+        ids = [int(torch.randint(config.states, (), generator=generator))]
+        for choice in torch.randint(config.branching, (config.context_length,), generator=generator).tolist():
+            ids.append(following[ids[-1]][choice])
         return torch.tensor(ids)
 
-
-class FileSequences:
-    """A file cut into sequences, which are read in a new order in each epoch."""
-
-    def __init__(self, config: TokenData, vocabulary_size: int) -> None:
-        assert config.path is not None
-        tokens = TokenFile(config.path, vocabulary_size, dtype=config.dtype)
-        self._windows = Windows(tokens, config.context_length, seed=config.seed)
-
-    def sequence(self, number: int) -> torch.Tensor:
-        return self._windows.rows(range(number, number + 1))[0]
+    return sequence

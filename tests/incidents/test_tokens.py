@@ -33,14 +33,14 @@ def file_of(path: Path, ids: list[int]) -> str:
 # ---------------------------------------------------------------- the synthetic stream
 def test_a_sequence_is_the_same_whenever_it_is_asked_for() -> None:
     one, other = (open_tokens(data(), 100) for _ in range(2))
-    assert torch.equal(one.sequence(5), other.sequence(5))
-    assert not torch.equal(one.sequence(5), one.sequence(6))
-    assert not torch.equal(one.sequence(5), open_tokens(data(seed=1), 100).sequence(5))
+    assert torch.equal(one(5), other(5))
+    assert not torch.equal(one(5), one(6))
+    assert not torch.equal(one(5), open_tokens(data(seed=1), 100)(5))
 
 
 def test_a_token_is_followed_by_as_many_as_branch_from_it() -> None:
     config = data(context_length=4000, states=10, branching=3)
-    ids = open_tokens(config, 100).sequence(0).tolist()
+    ids = open_tokens(config, 100)(0).tolist()
     followers: dict[int, set[int]] = {}
     for token, following in itertools.pairwise(ids):
         followers.setdefault(token, set()).add(following)
@@ -54,7 +54,7 @@ def test_targets_are_the_next_tokens_and_prompts_are_ignored() -> None:
     ids, target = token_batches(config, 100)(Examples(range(3, 23), seed=0))
     ignored = (target == IGNORED).sum(1)
     for row in range(20):
-        sequence, prompt = tokens.sequence(3 + row), int(ignored[row])
+        sequence, prompt = tokens(3 + row), int(ignored[row])
         assert torch.equal(ids[row], sequence[:-1])
         assert torch.equal(target[row, prompt:], sequence[1 + prompt :])
     assert len(set(ignored.tolist())) > 5
@@ -86,18 +86,18 @@ def test_more_states_than_the_vocabulary_has_are_refused() -> None:
 def test_a_file_is_read_whole_in_another_order_each_time_round(tmp_path: Path, suffix: str) -> None:
     path = file_of(tmp_path / f"ids{suffix}", list(range(63)))  # ten sequences of 6, their last target, and two more
     tokens = open_tokens(data(source="file", path=path), 100)
-    starts = [[int(tokens.sequence(10 * epoch + place)[0]) for place in range(10)] for epoch in range(2)]
+    starts = [[int(tokens(10 * epoch + place)[0]) for place in range(10)] for epoch in range(2)]
     assert [sorted(epoch) for epoch in starts] == [list(range(0, 60, 6))] * 2
     assert starts[0] != starts[1]
-    assert tokens.sequence(4).tolist() == list(range(starts[0][4], starts[0][4] + 7))
-    assert tokens.sequence(4).dtype == torch.int64
+    assert tokens(4).tolist() == list(range(starts[0][4], starts[0][4] + 7))
+    assert tokens(4).dtype == torch.int64
 
 
 def test_a_file_that_numpy_wrote_is_read(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     numpy.save(tmp_path / "ids.npy", numpy.arange(7, dtype=numpy.int32))
     tokens = open_tokens(data(source="file", path=str(tmp_path / "ids.npy")), 100)
-    assert tokens.sequence(0).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert tokens(0).tolist() == [0, 1, 2, 3, 4, 5, 6]
     numpy.save(tmp_path / "ids.npy", numpy.zeros((2, 9)))
     with pytest.raises(
         UsageError, match=r"must hold one row of uint16, uint32, int32, int64 ids, got dtype '<f8' and shape"
@@ -108,7 +108,7 @@ def test_a_file_that_numpy_wrote_is_read(tmp_path: Path) -> None:
 def test_an_id_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
     path = file_of(tmp_path / "ids.bin", [1, 2, 3, 50, 4, 5, 6])
     with pytest.raises(UsageError, match=r"ids.bin: id 50 at place 3 is not in the vocabulary of 50$"):
-        open_tokens(data(source="file", path=path), 50).sequence(0)
+        open_tokens(data(source="file", path=path), 50)(0)
 
 
 @pytest.mark.parametrize(

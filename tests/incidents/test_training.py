@@ -79,7 +79,7 @@ def test_every_sequence_is_used_once() -> None:
     run.take_step()
     run.take_step()
     assert run.examples == 12
-    expected = [open_tokens(run.config.data, 40).sequence(number)[:-1] for number in range(12)]
+    expected = [open_tokens(run.config.data, 40)(number)[:-1] for number in range(12)]
     assert torch.equal(torch.stack(seen), torch.stack(expected))
 
 
