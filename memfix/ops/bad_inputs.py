@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..contract import BadInput, setting
+
+
+def refused(what: str, message: str, error: type[Exception] = ValueError, /, **values: Any) -> BadInput:
+    """A call with these values in place of its own, or with what functions make of its own."""
+    return BadInput(what, setting(**values), message, error)
 
 
 def bad_chunk_sizes(name: str) -> list[BadInput]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...contract import Contract, Dim, Form, TensorSpec
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, refused
 from .naive import naive_attention
 from .query_chunks import query_chunks_attention
 from .reported import reported_attention
@@ -119,50 +119,46 @@ contract = Contract(
         *not_floating("q", "k", "v"),
         *mixed("dtype", "q", "k", "v"),
         *mixed("device", "q", "k", "v"),
-        BadInput(
+        refused(
             "additive mask in another dtype",
-            setting(bias=lambda _: torch.zeros(5, 5, dtype=torch.float16)),
             "q and k and v and bias must have the same dtype, got torch.float32, torch.float32, torch.float32, "
             "torch.float16",
+            bias=lambda _: torch.zeros(5, 5, dtype=torch.float16),
         ),
-        BadInput(
+        refused(
             "numbers as a mask",
-            setting(mask=lambda _: torch.zeros(5, 5)),
             "mask must be bool, True where a query sees a key, got torch.float32; numbers to add are bias=",
+            mask=lambda _: torch.zeros(5, 5),
         ),
-        BadInput(
-            "integer bias", setting(bias=lambda _: torch.zeros(5, 5, dtype=torch.int64)), "bias must be floating, got"
-        ),
-        BadInput("mask as a list", setting(mask=lambda _: [True]), "mask must be a tensor, got list", TypeError),
-        BadInput(
+        refused("integer bias", "bias must be floating, got", bias=lambda _: torch.zeros(5, 5, dtype=torch.int64)),
+        refused("mask as a list", "mask must be a tensor, got list", TypeError, mask=lambda _: [True]),
+        refused(
             "mask for fewer keys",
-            setting(mask=lambda _: torch.ones(5, 4, dtype=torch.bool)),
             "mask must broadcast to the scores [2, 2, 3, 5, 5], got shape [5, 4]",
+            mask=lambda _: torch.ones(5, 4, dtype=torch.bool),
         ),
-        BadInput("bias with six dims", setting(bias=lambda _: torch.zeros(1, 2, 2, 3, 5, 5)), "bias must broadcast to"),
-        BadInput(
+        refused("bias with six dims", "bias must broadcast to", bias=lambda _: torch.zeros(1, 2, 2, 3, 5, 5)),
+        refused(
             "context of another batch size",
-            setting(k=lambda t: t[:1], v=lambda t: t[:1]),
             "q and k and v must have the same batch B, got 2, 1, 1",
+            k=lambda t: t[:1],
+            v=lambda t: t[:1],
         ),
-        BadInput("v of fewer keys", setting(v=lambda t: t[:, :, 1:]), "k and v must have the same number of keys K"),
-        BadInput("narrow k", setting(k=lambda t: t[..., 1:]), "q and k must have the same width D, got 5, 4"),
-        BadInput(
-            "k of fewer heads",
-            setting(k=lambda t: t[:, 1:]),
-            "must have the same number of key-value heads, got 2, 1, 2",
-        ),
-        BadInput("ungrouped q", setting(q=lambda t: t[:, :, 0]), "q must be [B, G, R, Q, D], got shape [2, 2, 5, 5]"),
-        BadInput(
+        refused("v of fewer keys", "k and v must have the same number of keys K", v=lambda t: t[:, :, 1:]),
+        refused("narrow k", "q and k must have the same width D, got 5, 4", k=lambda t: t[..., 1:]),
+        refused("k of fewer heads", "must have the same number of key-value heads, got 2, 1, 2", k=lambda t: t[:, 1:]),
+        refused("ungrouped q", "q must be [B, G, R, Q, D], got shape [2, 2, 5, 5]", q=lambda t: t[:, :, 0]),
+        refused(
             "no keys",
-            setting(k=lambda t: t[:, :, :0], v=lambda t: t[:, :, :0]),
             "k must have at least one element, got shape [2, 2, 0, 5]",
+            k=lambda t: t[:, :, :0],
+            v=lambda t: t[:, :, :0],
         ),
-        BadInput("no queries", setting(q=lambda t: t[:, :, :, :0]), "q must have at least one element, got shape"),
-        BadInput("infinite scale", setting(scale=float("inf")), "scale must be finite, got inf"),
-        BadInput("all dropped", setting(dropout=1.0), "dropout must be at least 0 and below 1, got 1.0"),
-        BadInput("causal as a number", setting(causal=1), "causal must be True or False, got 1", TypeError),
-        BadInput("map as a name", setting(keep_map="yes"), "keep_map must be True or False, got 'yes'", TypeError),
+        refused("no queries", "q must have at least one element, got shape", q=lambda t: t[:, :, :, :0]),
+        refused("infinite scale", "scale must be finite, got inf", scale=float("inf")),
+        refused("all dropped", "dropout must be at least 0 and below 1, got 1.0", dropout=1.0),
+        refused("causal as a number", "causal must be True or False, got 1", TypeError, causal=1),
+        refused("map as a name", "keep_map must be True or False, got 'yes'", TypeError, keep_map="yes"),
     ],
     repeats_backward=True,
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, ObjectSpec, setting
+from ...contract import Contract, Dim, ObjectSpec
 from ...errors import CorpusError
 from ...laws import Budget, Scaling, SpeedBudget
-from ..bad_inputs import bad_chunk_sizes
+from ..bad_inputs import bad_chunk_sizes, refused
 from .naive import naive_batches
 from .streaming import streaming_batches
 from .token_file import TokenFile, write_tokens
@@ -63,15 +63,14 @@ contract = Contract(
     speed=[SpeedBudget("streaming", case="incident", phase="forward", times_naive=1.0)],
     bad_inputs=[
         *bad_chunk_sizes("batch_size"),
-        BadInput("zero length", setting(length=0), "length must be at least 1, got 0"),
-        BadInput(
-            "length beyond the corpus", setting(length=42), "the corpus has 42 tokens, and one example takes 43",
-            CorpusError,
+        refused("zero length", "length must be at least 1, got 0", length=0),
+        refused(
+            "length beyond the corpus", "the corpus has 42 tokens, and one example takes 43", CorpusError, length=42,
         ),
-        BadInput("negative epoch", setting(epoch=-1), "epoch must be at least 0, got -1"),
-        BadInput("negative start", setting(start=-1), "start must be at least 0, got -1"),
-        BadInput("rank beyond the shards", setting(shard=(2, 2)), "rank below world, got (2, 2)"),
-        BadInput("no shards", setting(shard=(0, 0)), "the number of shards must be at least 1, got 0"),
+        refused("negative epoch", "epoch must be at least 0, got -1", epoch=-1),
+        refused("negative start", "start must be at least 0, got -1", start=-1),
+        refused("rank beyond the shards", "rank below world, got (2, 2)", shard=(2, 2)),
+        refused("no shards", "the number of shards must be at least 1, got 0", shard=(0, 0)),
     ],
     memory="host",
 )  # fmt: skip

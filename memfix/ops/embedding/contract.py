@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
+from ...contract import Contract, Dim, Integers, TensorSpec
 from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import mixed, not_floating, not_integer
+from ..bad_inputs import mixed, not_floating, not_integer, refused
 from .gather import gather_embedding
 from .naive import naive_embedding
 
@@ -49,8 +49,8 @@ contract = Contract(
         *not_integer("ids"),
         *not_floating("weight"),
         *mixed("device", "ids", "weight"),
-        BadInput("two-dimensional ids", setting(ids=lambda t: t[None]), "ids must be [N], got shape [1, 5]"),
-        BadInput("flat weight", setting(weight=lambda t: t.flatten()), "weight must be [V, D], got shape [25]"),
+        refused("two-dimensional ids", "ids must be [N], got shape [1, 5]", ids=lambda t: t[None]),
+        refused("flat weight", "weight must be [V, D], got shape [25]", weight=lambda t: t.flatten()),
     ],
     tolerance=Tolerance(rms_factor=1.5),
     repeats_backward=True,

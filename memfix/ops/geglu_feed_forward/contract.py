@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, setting
+from ...contract import Contract, Dim, Form, Normal, TensorSpec
 from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, refused
 from .checkpoint import checkpoint_geglu_feed_forward
 from .fused import Tiles, fused_geglu_feed_forward
 from .naive import naive_geglu_feed_forward
@@ -109,40 +109,34 @@ contract = Contract(
         *not_floating(*_INPUTS),
         *mixed("dtype", *_INPUTS),
         *mixed("device", *_INPUTS),
-        BadInput("negative kept", setting(tokens_kept=-1), "tokens_kept must be at least 0, got -1"),
-        BadInput("kept in words", setting(tokens_kept="all"), "tokens_kept must be an int, got 'all'", TypeError),
-        BadInput(
-            "unknown activation",
-            setting(activation="glu"),
-            "activation must be one of geglu, swiglu, gelu, got 'glu'",
-        ),
-        BadInput("residual in words", setting(residual="yes"), "residual must be True or False, got 'yes'", TypeError),
-        BadInput("negative epsilon", setting(norm_eps=-1e-5), "norm_eps must be at least 0, got -1e-05"),
-        BadInput(
+        refused("negative kept", "tokens_kept must be at least 0, got -1", tokens_kept=-1),
+        refused("kept in words", "tokens_kept must be an int, got 'all'", TypeError, tokens_kept="all"),
+        refused("unknown activation", "activation must be one of geglu, swiglu, gelu, got 'glu'", activation="glu"),
+        refused("residual in words", "residual must be True or False, got 'yes'", TypeError, residual="yes"),
+        refused("negative epsilon", "norm_eps must be at least 0, got -1e-05", norm_eps=-1e-5),
+        refused(
             "no gate",
-            setting(up_weight=lambda t: t[:5]),
             "up_weight must have 10 rows for activation 'geglu' and down_weight [5, 5], got 5",
+            up_weight=lambda t: t[:5],
         ),
-        BadInput(
+        refused(
             "a gate too many",
-            setting(activation="gelu"),
             "up_weight must have 5 rows for activation 'gelu' and down_weight [5, 5], got 10",
+            activation="gelu",
         ),
-        BadInput("narrow hidden", setting(hidden=lambda t: t[..., 1:]), "must have the same width D, got 4, 5, 5"),
-        BadInput("narrow up_weight", setting(up_weight=lambda t: t[:, 1:]), "the same width D, got 5, 4, 5"),
-        BadInput("short down_weight", setting(down_weight=lambda t: t[1:]), "the same width D, got 5, 5, 4"),
-        BadInput("short norm_weight", setting(norm_weight=torch.ones(4)), "the same width D, got 5, 5, 5, 4"),
-        BadInput("short down_bias", setting(down_bias=torch.ones(4)), "the same width D, got 5, 5, 5, 4"),
-        BadInput("short up_bias", setting(up_bias=torch.ones(5)), "must have the same number of rows H, got 10, 5"),
-        BadInput(
-            "norm_bias as a matrix", setting(norm_bias=torch.ones(5, 1)), "norm_bias must be [D], got shape [5, 1]"
-        ),
-        BadInput("weight as a vector", setting(up_weight=lambda t: t[0]), "up_weight must be [H, D], got shape [5]"),
-        BadInput("hidden as a list", setting(hidden=lambda t: [t]), "hidden must be a tensor, got list", TypeError),
-        BadInput(
+        refused("narrow hidden", "must have the same width D, got 4, 5, 5", hidden=lambda t: t[..., 1:]),
+        refused("narrow up_weight", "the same width D, got 5, 4, 5", up_weight=lambda t: t[:, 1:]),
+        refused("short down_weight", "the same width D, got 5, 5, 4", down_weight=lambda t: t[1:]),
+        refused("short norm_weight", "the same width D, got 5, 5, 5, 4", norm_weight=torch.ones(4)),
+        refused("short down_bias", "the same width D, got 5, 5, 5, 4", down_bias=torch.ones(4)),
+        refused("short up_bias", "must have the same number of rows H, got 10, 5", up_bias=torch.ones(5)),
+        refused("norm_bias as a matrix", "norm_bias must be [D], got shape [5, 1]", norm_bias=torch.ones(5, 1)),
+        refused("weight as a vector", "up_weight must be [H, D], got shape [5]", up_weight=lambda t: t[0]),
+        refused("hidden as a list", "hidden must be a tensor, got list", TypeError, hidden=lambda t: [t]),
+        refused(
             "no tokens",
-            setting(hidden=lambda t: t[:, :0]),
             "hidden and up_weight must have at least one element, got shapes [3, 0, 5] and [10, 5]",
+            hidden=lambda t: t[:, :0],
         ),
     ],
     repeats_backward=True,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform, setting
+from ...contract import Contract, Dim, Form, Integers, Normal, Pattern, TensorSpec, Uniform
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_classes, not_floating, not_integer
+from ..bad_inputs import bad_chunk_sizes, mixed, not_classes, not_floating, not_integer, refused
 from .auto import auto_linear_cross_entropy
 from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
@@ -166,51 +166,41 @@ contract = Contract(
     ],
     bad_inputs=[
         *bad_chunk_sizes("rows_per_chunk"),
-        BadInput(
-            "negative switch",
-            setting(standard_up_to=-1),
-            "standard_up_to: a size must be at least 0 bytes, got -1",
-        ),
-        BadInput(
+        refused("negative switch", "standard_up_to: a size must be at least 0 bytes, got -1", standard_up_to=-1),
+        refused(
             "fractional switch",
-            setting(standard_up_to=0.5),
             "standard_up_to: a size must be an int or a string such as '24GiB', got 0.5",
+            standard_up_to=0.5,
         ),
-        BadInput("switch in words", setting(standard_up_to="much"), "standard_up_to: cannot read 'much' as a size"),
+        refused("switch in words", "standard_up_to: cannot read 'much' as a size", standard_up_to="much"),
         *not_floating("hidden", "weight"),
         *not_integer("target", rule="int64"),
         *mixed("dtype", "hidden", "weight"),
         *mixed("device", "hidden", "weight", "target"),
-        BadInput(
-            "unknown reduction",
-            setting(reduction="max"),
-            "reduction must be one of mean, sum, none, got 'max'",
-        ),
-        BadInput("batched hidden", setting(hidden=lambda t: t[None]), "hidden must be [N, D], got shape [1, 5, 5]"),
-        BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
-        BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
-        BadInput("no rows", setting(hidden=lambda t: t[:0]), "must have the same number of rows N"),
+        refused("unknown reduction", "reduction must be one of mean, sum, none, got 'max'", reduction="max"),
+        refused("batched hidden", "hidden must be [N, D], got shape [1, 5, 5]", hidden=lambda t: t[None]),
+        refused("narrow weight", "must have the same width D, got 5, 4", weight=lambda t: t[:, 1:]),
+        refused("short target", "must have the same number of rows N, got 5, 4", target=lambda t: t[1:]),
+        refused("no rows", "must have the same number of rows N", hidden=lambda t: t[:0]),
         *not_classes("target"),
-        BadInput("softcap of zero", setting(softcap=0.0), "softcap must be above 0, got 0.0"),
-        BadInput("softcap in words", setting(softcap="30"), "softcap must be a number, got '30'", TypeError),
-        BadInput("much smoothing", setting(label_smoothing=1.1), "label_smoothing must be between 0 and 1, got 1.1"),
-        BadInput("negative smoothing", setting(label_smoothing=-0.1), "label_smoothing must be between 0 and 1"),
-        BadInput("negative z-loss", setting(z_loss=-1e-4), "z_loss must be at least 0, got -0.0001"),
-        BadInput("z-loss of nan", setting(z_loss=float("nan")), "z_loss must be at least 0, got nan"),
-        BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
-        BadInput("bias as a matrix", setting(bias=torch.ones(5, 1)), "bias must be [V], got shape [5, 1]"),
-        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
-        BadInput(
-            "wide class weight",
-            setting(class_weight=torch.ones(5).double()),
-            "class_weight and weight must have the same dtype",
+        refused("softcap of zero", "softcap must be above 0, got 0.0", softcap=0.0),
+        refused("softcap in words", "softcap must be a number, got '30'", TypeError, softcap="30"),
+        refused("much smoothing", "label_smoothing must be between 0 and 1, got 1.1", label_smoothing=1.1),
+        refused("negative smoothing", "label_smoothing must be between 0 and 1", label_smoothing=-0.1),
+        refused("negative z-loss", "z_loss must be at least 0, got -0.0001", z_loss=-1e-4),
+        refused("z-loss of nan", "z_loss must be at least 0, got nan", z_loss=float("nan")),
+        refused("short bias", "must have the same number of classes V, got 4, 5", bias=torch.ones(4)),
+        refused("bias as a matrix", "bias must be [V], got shape [5, 1]", bias=torch.ones(5, 1)),
+        refused("wide bias", "bias and weight must have the same dtype", bias=torch.ones(5).double()),
+        refused(
+            "wide class weight", "class_weight and weight must have the same dtype", class_weight=torch.ones(5).double()
         ),
-        BadInput("short class weight", setting(class_weight=torch.ones(6)), "the same number of classes V, got 6, 5"),
-        BadInput("integer class weight", setting(class_weight=torch.ones(5).int()), "class_weight must be floating"),
-        BadInput(
+        refused("short class weight", "the same number of classes V, got 6, 5", class_weight=torch.ones(6)),
+        refused("integer class weight", "class_weight must be floating", class_weight=torch.ones(5).int()),
+        refused(
             "class weight with a gradient",
-            setting(class_weight=torch.ones(5, requires_grad=True)),
             "class_weight takes no gradient",
+            class_weight=torch.ones(5, requires_grad=True),
         ),
     ],
     repeats_backward=True,

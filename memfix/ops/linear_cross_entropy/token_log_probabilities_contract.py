@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Integers, Normal, TensorSpec, setting
+from ...contract import Contract, Dim, Integers, Normal, TensorSpec
 from ...laws import Scaling, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
 from .contract import KEEPS_LOGITS, NOT_ALIKE
 from .log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
@@ -60,16 +60,16 @@ contract = Contract(
         *not_integer("token", rule="int64"),
         *mixed("dtype", "hidden", "weight"),
         *mixed("device", "hidden", "weight", "token"),
-        BadInput("temperature of zero", setting(temperature=0.0), "temperature must be above 0, got 0.0"),
-        BadInput("softcap of zero", setting(softcap=0.0), "softcap must be above 0, got 0.0"),
-        BadInput("short token", setting(token=lambda t: t[:, 1:]), "token must have the shape of hidden without its"),
-        BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
-        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
-        BadInput("short bias", setting(bias=torch.ones(4)), "must have the same number of classes V, got 4, 5"),
-        BadInput(
+        refused("temperature of zero", "temperature must be above 0, got 0.0", temperature=0.0),
+        refused("softcap of zero", "softcap must be above 0, got 0.0", softcap=0.0),
+        refused("short token", "token must have the shape of hidden without its", token=lambda t: t[:, 1:]),
+        refused("narrow weight", "must have the same width D, got 5, 4", weight=lambda t: t[:, 1:]),
+        refused("wide bias", "bias and weight must have the same dtype", bias=torch.ones(5).double()),
+        refused("short bias", "must have the same number of classes V, got 4, 5", bias=torch.ones(4)),
+        refused(
             "token above the vocabulary",
-            setting(token=lambda t: t + 5),
             "must be at least 0 and below the vocabulary of 5, or ignore_index -100; got",
+            token=lambda t: t + 5,
         ),
     ],
     repeats_backward=True,

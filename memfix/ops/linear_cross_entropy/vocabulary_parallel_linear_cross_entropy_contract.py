@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, setting
+from ...contract import Contract, Dim, Form
 from ...laws import Scaling, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
 from .contract import CHUNK, GRADIENTS, LOSS, TILE
 from .contract import contract as whole
 from .naive import naive_linear_cross_entropy
@@ -46,19 +46,19 @@ contract = Contract(
         *not_integer("target", rule="int64"),
         *mixed("dtype", "hidden", "weight"),
         *mixed("device", "hidden", "weight", "target"),
-        BadInput("unknown reduction", setting(reduction="max"), "reduction must be one of mean, sum, none, got 'max'"),
-        BadInput("narrow weight", setting(weight=lambda t: t[:, 1:]), "must have the same width D, got 5, 4"),
-        BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
-        BadInput("wide bias", setting(bias=torch.ones(5).double()), "bias and weight must have the same dtype"),
-        BadInput(
+        refused("unknown reduction", "reduction must be one of mean, sum, none, got 'max'", reduction="max"),
+        refused("narrow weight", "must have the same width D, got 5, 4", weight=lambda t: t[:, 1:]),
+        refused("short target", "must have the same number of rows N, got 5, 4", target=lambda t: t[1:]),
+        refused("wide bias", "bias and weight must have the same dtype", bias=torch.ones(5).double()),
+        refused(
             "fewer classes than processes",
-            setting(weight=lambda t: t[:1]),
             "weight_shard must have at least one row on every process, got [1, 0]",
+            weight=lambda t: t[:1],
         ),
-        BadInput(
+        refused(
             "target above the vocabulary",
-            setting(target=torch.tensor([0, 1, 7, 2, 3])),
             "target must be at least 0 and below the vocabulary of 5, or ignore_index -100; got 7 at index 2",
+            target=torch.tensor([0, 1, 7, 2, 3]),
         ),
     ],
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...contract import Contract, Dim, Form, TensorSpec
 from ...laws import SpeedBudget, Tolerance, at_most
-from ..bad_inputs import mixed
+from ..bad_inputs import mixed, refused
 from .naive import naive_matmul
 from .one_thread import one_thread_matmul
 from .tiled import tiled_matmul
@@ -47,11 +47,11 @@ contract = Contract(
     ],
     bad_inputs=[
         *mixed("device", "left", "right"),
-        BadInput("wide left", setting(left=lambda t: t.double()), "left must be float32, got torch.float64"),
-        BadInput("narrow right", setting(right=lambda t: t.bfloat16()), "right must be float32, got torch.bfloat16"),
-        BadInput("batched left", setting(left=lambda t: t[None]), "left must be [M, K], got shape [1, 5, 5]"),
-        BadInput("flat right", setting(right=lambda t: t.flatten()), "right must be [K, N], got shape [25]"),
-        BadInput("short right", setting(right=lambda t: t[1:]), "must have the same number of terms K, got 5, 4"),
+        refused("wide left", "left must be float32, got torch.float64", left=lambda t: t.double()),
+        refused("narrow right", "right must be float32, got torch.bfloat16", right=lambda t: t.bfloat16()),
+        refused("batched left", "left must be [M, K], got shape [1, 5, 5]", left=lambda t: t[None]),
+        refused("flat right", "right must be [K, N], got shape [25]", right=lambda t: t.flatten()),
+        refused("short right", "must have the same number of terms K, got 5, 4", right=lambda t: t[1:]),
     ],
     repeats_backward=True,
 )

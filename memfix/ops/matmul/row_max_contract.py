@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...contract import Contract, Dim, Form, TensorSpec
 from ...laws import Budget, SpeedBudget, Tolerance
+from ..bad_inputs import refused
 from .naive import naive_row_max
 from .row_maxima import cuda_row_max
 
@@ -36,13 +37,8 @@ contract = Contract(
     budgets=[Budget("cuda", phase="forward", bytes="R*e")],
     speed=[SpeedBudget("cuda", case="small", phase="forward", times_naive=1.0, device="cuda")],
     bad_inputs=[
-        BadInput("wide x", setting(x=lambda t: t.double()), "x must be float32, got torch.float64"),
-        BadInput("flat x", setting(x=lambda t: t.flatten()), "x must be [R, C], got shape [25]"),
-        BadInput(
-            "x with a gradient",
-            setting(x=lambda t: t.requires_grad_()),
-            "row_max has no gradient; detach x",
-            RuntimeError,
-        ),
+        refused("wide x", "x must be float32, got torch.float64", x=lambda t: t.double()),
+        refused("flat x", "x must be [R, C], got shape [25]", x=lambda t: t.flatten()),
+        refused("x with a gradient", "row_max has no gradient; detach x", RuntimeError, x=lambda t: t.requires_grad_()),
     ],
 )

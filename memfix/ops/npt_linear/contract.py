@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, setting
+from ...contract import Contract, Dim, Form, Normal, TensorSpec
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, refused
 from .factored import factored_npt_linear
 from .floor import weight_products
 from .naive import naive_npt_linear
@@ -123,39 +123,36 @@ contract = Contract(
         *not_floating(*_INPUTS),
         *mixed("dtype", *_INPUTS),
         *mixed("device", *_INPUTS),
-        BadInput(
+        refused(
             "rank of zero",
-            setting(a=lambda t: t[:, :0], b=lambda t: t[:0], modulation=lambda t: t[..., :0]),
             "a and b must have a rank R of at least 1, got 0",
+            a=lambda t: t[:, :0],
+            b=lambda t: t[:0],
+            modulation=lambda t: t[..., :0],
         ),
-        BadInput(
-            "a of another rank",
-            setting(a=lambda t: t[:, 1:]),
-            "a and b and modulation must have the same rank R, got 4, 5, 5",
+        refused(
+            "a of another rank", "a and b and modulation must have the same rank R, got 4, 5, 5", a=lambda t: t[:, 1:]
         ),
-        BadInput("b of another rank", setting(b=lambda t: t[1:]), "must have the same rank R, got 5, 4, 5"),
-        BadInput(
-            "modulation of another rank", setting(modulation=lambda t: t[..., 1:]), "the same rank R, got 5, 5, 4"
-        ),
-        BadInput(
+        refused("b of another rank", "must have the same rank R, got 5, 4, 5", b=lambda t: t[1:]),
+        refused("modulation of another rank", "the same rank R, got 5, 5, 4", modulation=lambda t: t[..., 1:]),
+        refused(
             "short modulation",
-            setting(modulation=lambda t: t[:, 1:]),
             "modulation must have the leading dims of hidden, got [3, 4, 5] for hidden [3, 5, 5]",
+            modulation=lambda t: t[:, 1:],
         ),
-        BadInput(
-            "modulation as a vector", setting(modulation=lambda t: t[0, 0]), "the leading dims of hidden, got [5]"
-        ),
-        BadInput("narrow hidden", setting(hidden=lambda t: t[..., 1:]), "must have the same width D, got 4, 5, 5"),
-        BadInput("narrow a", setting(a=lambda t: t[1:]), "must have the same width D, got 5, 5, 4"),
-        BadInput("short b", setting(b=lambda t: t[:, 1:]), "must have the same number of columns F, got 5, 4"),
-        BadInput("weight a token", setting(weight=lambda t: t[None]), "weight must be [D, F], got shape [1, 5, 5]"),
-        BadInput("a a token", setting(a=lambda t: t[None]), "a must be [D, R], got shape [1, 5, 5]"),
-        BadInput("b as a vector", setting(b=lambda t: t[0]), "b must be [R, F], got shape [5]"),
-        BadInput("hidden as a list", setting(hidden=lambda t: [t]), "hidden must be a tensor, got list", TypeError),
-        BadInput(
+        refused("modulation as a vector", "the leading dims of hidden, got [5]", modulation=lambda t: t[0, 0]),
+        refused("narrow hidden", "must have the same width D, got 4, 5, 5", hidden=lambda t: t[..., 1:]),
+        refused("narrow a", "must have the same width D, got 5, 5, 4", a=lambda t: t[1:]),
+        refused("short b", "must have the same number of columns F, got 5, 4", b=lambda t: t[:, 1:]),
+        refused("weight a token", "weight must be [D, F], got shape [1, 5, 5]", weight=lambda t: t[None]),
+        refused("a a token", "a must be [D, R], got shape [1, 5, 5]", a=lambda t: t[None]),
+        refused("b as a vector", "b must be [R, F], got shape [5]", b=lambda t: t[0]),
+        refused("hidden as a list", "hidden must be a tensor, got list", TypeError, hidden=lambda t: [t]),
+        refused(
             "no tokens",
-            setting(hidden=lambda t: t[:, :0], modulation=lambda t: t[:, :0]),
             "hidden and weight must have at least one element, got shapes [3, 0, 5] and [5, 5]",
+            hidden=lambda t: t[:, :0],
+            modulation=lambda t: t[:, :0],
         ),
     ],
     repeats_backward=True,

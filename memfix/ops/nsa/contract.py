@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Form, Normal, TensorSpec, Uniform, setting
+from ...contract import Contract, Dim, Form, Normal, TensorSpec, Uniform
 from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, refused
 from .chunked import chunked_nsa
 from .naive import naive_nsa
 from .triton import Tiles, triton_nsa
@@ -137,38 +137,33 @@ contract = Contract(
         *not_floating("q"),
         *mixed("dtype", "q", "k", "v", "gates"),
         *mixed("device", "q", "k", "v", "gates"),
-        BadInput("zero window", setting(window=0), "window must be at least 1, got 0"),
-        BadInput("nothing selected", setting(num_selected=0), "num_selected must be at least 1, got 0"),
-        BadInput("negative block", setting(select_block=-4), "select_block must be at least 1, got -4"),
-        BadInput(
+        refused("zero window", "window must be at least 1, got 0", window=0),
+        refused("nothing selected", "num_selected must be at least 1, got 0", num_selected=0),
+        refused("negative block", "select_block must be at least 1, got -4", select_block=-4),
+        refused(
             "stride above the block",
-            setting(compress_stride=6, compress_block=5),
             "compress_stride must be at most compress_block (5), or tokens are in no block; got 6",
+            compress_stride=6,
+            compress_block=5,
         ),
-        BadInput(
+        refused(
             "gates for fewer heads",
-            setting(gates=lambda t: t[:, :, :, :2]),
             "gates must have shape [2, 5, 3, 3, 3] to go with q, got [2, 5, 3, 2, 3]",
+            gates=lambda t: t[:, :, :, :2],
         ),
-        BadInput(
-            "flat gates", setting(gates=lambda t: t[..., 0]), "gates must be [B, T, G, R, 3], got shape [2, 5, 3, 3]"
-        ),
-        BadInput(
-            "ungrouped q", setting(q=lambda t: t.flatten(2, 3)), "q must be [B, T, G, R, D], got shape [2, 5, 9, 5]"
-        ),
-        BadInput(
-            "short v", setting(v=lambda t: t[:, 1:]), "v must have shape [2, 5, 3, 5] to go with q, got [2, 4, 3, 5]"
-        ),
-        BadInput("wide k", setting(k=lambda t: t.repeat(1, 1, 1, 2)), "k must have shape [2, 5, 3, 5] to go with q"),
-        BadInput(
+        refused("flat gates", "gates must be [B, T, G, R, 3], got shape [2, 5, 3, 3]", gates=lambda t: t[..., 0]),
+        refused("ungrouped q", "q must be [B, T, G, R, D], got shape [2, 5, 9, 5]", q=lambda t: t.flatten(2, 3)),
+        refused("short v", "v must have shape [2, 5, 3, 5] to go with q, got [2, 4, 3, 5]", v=lambda t: t[:, 1:]),
+        refused("wide k", "k must have shape [2, 5, 3, 5] to go with q", k=lambda t: t.repeat(1, 1, 1, 2)),
+        refused(
             "no tokens",
-            setting(**dict.fromkeys(("q", "k", "v", "gates"), lambda t: t[:, :0])),
             "q must have at least one element, got shape [2, 0, 3, 3, 5]",
+            **dict.fromkeys(("q", "k", "v", "gates"), lambda t: t[:, :0]),
         ),
-        BadInput(
+        refused(
             "embedding of another block",
-            setting(position_embedding=lambda _: torch.zeros(4, 5)),
             "position_embedding must have shape [5, 5] to go with q, got [4, 5]",
+            position_embedding=lambda _: torch.zeros(4, 5),
         ),
     ],
     repeats_backward=True,

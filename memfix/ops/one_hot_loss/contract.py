@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...contract import BadInput, Contract, Dim, Form, Integers, TensorSpec, setting
+from ...contract import Contract, Dim, Form, Integers, TensorSpec
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import mixed, not_classes, not_floating, not_integer
+from ..bad_inputs import mixed, not_classes, not_floating, not_integer, refused
 from .gather import gather_one_hot_loss
 from .index import index_one_hot_loss
 from .naive import naive_one_hot_loss
@@ -65,11 +65,11 @@ contract = Contract(
         *not_floating("logits"),
         *not_integer("target", rule="int64"),
         *mixed("device", "logits", "target"),
-        BadInput("flat logits", setting(logits=lambda t: t.flatten()), "logits must be [N, V], got shape [25]"),
-        BadInput("two-dimensional target", setting(target=lambda t: t[None]), "target must be [N], got shape [1, 5]"),
-        BadInput("short target", setting(target=lambda t: t[1:]), "must have the same number of rows N, got 5, 4"),
-        BadInput("no classes", setting(logits=lambda t: t[:, :0]), "at least one row and one class, got shape [5, 0]"),
-        BadInput("unknown reduction", setting(reduction="max"), "reduction must be one of mean, sum, none, got 'max'"),
+        refused("flat logits", "logits must be [N, V], got shape [25]", logits=lambda t: t.flatten()),
+        refused("two-dimensional target", "target must be [N], got shape [1, 5]", target=lambda t: t[None]),
+        refused("short target", "must have the same number of rows N, got 5, 4", target=lambda t: t[1:]),
+        refused("no classes", "at least one row and one class, got shape [5, 0]", logits=lambda t: t[:, :0]),
+        refused("unknown reduction", "reduction must be one of mean, sum, none, got 'max'", reduction="max"),
         *not_classes("target"),
     ],
     repeats_backward=True,

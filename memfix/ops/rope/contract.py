@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...contract import BadInput, Contract, Dim, Form, TensorSpec, setting
+from ...contract import Contract, Dim, Form, TensorSpec
 from ...laws import Scaling, SpeedBudget, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, not_floating
+from ..bad_inputs import bad_chunk_sizes, not_floating, refused
 from .floor import two_copies
 from .naive import naive_rope
 from .reported import reported_low_precision_rope
@@ -72,13 +72,13 @@ contract = Contract(
     bad_inputs=[
         *bad_chunk_sizes("positions_per_chunk"),
         *not_floating("x"),
-        BadInput("odd width", setting(x=lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
-        BadInput("no heads", setting(x=lambda t: t[0, 0]), "x must be [..., T, H, D], got shape [3, 4]"),
-        BadInput("negative offset", setting(offset=-1), "offset must be at least 0, got -1"),
-        BadInput("fractional offset", setting(offset=0.5), "offset must be an int, got 0.5", TypeError),
-        BadInput("base of zero", setting(base=0.0), "base must be above 0 and finite, got 0.0"),
-        BadInput("infinite base", setting(base=float("inf")), "base must be above 0 and finite, got inf"),
-        BadInput("base that is no number", setting(base="10000"), "base must be a number, got '10000'", TypeError),
+        refused("odd width", "x must have an even width D of at least 2, got D=3", x=lambda t: t[..., 1:]),
+        refused("no heads", "x must be [..., T, H, D], got shape [3, 4]", x=lambda t: t[0, 0]),
+        refused("negative offset", "offset must be at least 0, got -1", offset=-1),
+        refused("fractional offset", "offset must be an int, got 0.5", TypeError, offset=0.5),
+        refused("base of zero", "base must be above 0 and finite, got 0.0", base=0.0),
+        refused("infinite base", "base must be above 0 and finite, got inf", base=float("inf")),
+        refused("base that is no number", "base must be a number, got '10000'", TypeError, base="10000"),
     ],
     tolerance=Tolerance(rms_factor=1.5),
     repeats_backward=True,

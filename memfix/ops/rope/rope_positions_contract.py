@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ...contract import BadInput, Contract, Dim, Integers, TensorSpec, setting
+from ...contract import Contract, Dim, Integers, TensorSpec
 from ...laws import Scaling, Tolerance, at_most, below_naive
-from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer
+from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
 from .contract import DIMS, KERNEL, SCRATCH, X
 from .naive import naive_rope
 from .shared_table import shared_table_rope
@@ -106,23 +106,23 @@ contract = Contract(
         *not_floating("x"),
         *not_integer("positions"),
         *mixed("device", "x", "positions"),
-        BadInput(
+        refused(
             "positions beyond what is promised",
-            setting(positions=lambda t: t + 5),
             "positions must be below max_positions=5, got",
+            positions=lambda t: t + 5,
         ),
-        BadInput("negative positions", setting(positions=lambda t: t - 7), "positions must be at least 0, got"),
-        BadInput(
+        refused("negative positions", "positions must be at least 0, got", positions=lambda t: t - 7),
+        refused(
             "too few positions",
-            setting(positions=lambda t: t[:, 1:]),
             "positions must be [..., T] and broadcast to [3, 5], got shape [3, 4]",
+            positions=lambda t: t[:, 1:],
         ),
-        BadInput(
+        refused(
             "positions of other sequences",
-            setting(positions=lambda t: t[:2]),
             "positions must be [..., T] and broadcast to [3, 5], got shape [2, 5]",
+            positions=lambda t: t[:2],
         ),
-        BadInput("odd width", setting(x=lambda t: t[..., 1:]), "x must have an even width D of at least 2, got D=3"),
+        refused("odd width", "x must have an even width D of at least 2, got D=3", x=lambda t: t[..., 1:]),
     ],
     tolerance=Tolerance(rms_factor=1.5),
     repeats_backward=True,

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from ...contract import BadInput, Contract, Dim, ObjectSpec, setting
+from ...contract import Contract, Dim, ObjectSpec
 from ...laws import Scaling, SpeedBudget, at_most, below_naive
+from ..bad_inputs import refused
 from .bounded import bounded_vocabulary
 from .naive import naive_vocabulary
 from .streaming import streaming_vocabulary
@@ -65,17 +66,17 @@ contract = Contract(
     ],
     speed=[SpeedBudget("streaming", case="incident", phase="forward", times_naive=1.1)],
     bad_inputs=[
-        BadInput("cap 0", setting(cap=0), "cap must be at least 1, got 0"),
-        BadInput("fractional cap", setting(cap=1.5), "cap must be an int, got 1.5", TypeError),
-        BadInput(
-            "more specials than the cap", setting(cap=1, specials=("<unk>", "<pad>")),
-            "cap must be at least 2, the number of specials, got 1",
+        refused("cap 0", "cap must be at least 1, got 0", cap=0),
+        refused("fractional cap", "cap must be an int, got 1.5", TypeError, cap=1.5),
+        refused(
+            "more specials than the cap", "cap must be at least 2, the number of specials, got 1",
+            cap=1, specials=("<unk>", "<pad>"),
         ),
-        BadInput("no specials", setting(specials=()), "specials must be one or more different words"),
-        BadInput("the same special twice", setting(specials=("<unk>", "<unk>")), "specials must be one or more diff"),
-        BadInput("a special of two words", setting(specials=("<un k>",)), "words without whitespace, got ('<un k>',)"),
-        BadInput("a number as text", setting(text=[b"bytes"]), "or an iterable of them, got bytes", TypeError),
-        BadInput("no types", setting(max_types=0), "max_types must be at least 1, got 0"),
+        refused("no specials", "specials must be one or more different words", specials=()),
+        refused("the same special twice", "specials must be one or more diff", specials=("<unk>", "<unk>")),
+        refused("a special of two words", "words without whitespace, got ('<un k>',)", specials=("<un k>",)),
+        refused("a number as text", "or an iterable of them, got bytes", TypeError, text=[b"bytes"]),
+        refused("no types", "max_types must be at least 1, got 0", max_types=0),
     ],
     memory="host",
 )  # fmt: skip
