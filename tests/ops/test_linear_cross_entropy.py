@@ -349,8 +349,16 @@ def test_auto_counts_bytes_of_the_dtype() -> None:
     [(1, 128), (128, 128), (129, 256), (2048, 2048), (2049, 1152), (6144, 2048), (6145, 1664), (131_072, 2048)],
 )
 def test_chunks_are_alike_and_have_2048_rows_at_most(tokens: int, rows: int) -> None:
-    assert usual_rows(tokens) == rows
+    assert usual_rows(tokens, 151_936) == rows
     assert tokens % rows == 0 or tokens < rows or tokens % rows > rows // 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "rows"),
+    [(8192, 32_000, 4096), (8192, 65_536, 4096), (8192, 65_537, 2816), (8192, 131_072, 2048), (4097, 2, 2176)],
+)
+def test_chunks_of_a_small_vocabulary_have_up_to_4096_rows(tokens: int, vocabulary: int, rows: int) -> None:
+    assert usual_rows(tokens, vocabulary) == rows
 
 
 def test_default_chunk_is_2048_rows_and_the_reports_is_4096() -> None:

@@ -71,8 +71,8 @@ def linear_cross_entropy(
 
     A chunk has ``rows_per_chunk`` tokens, or as many as ``max_bytes`` (``"2 GiB"``) holds: it bounds what a chunk
     takes, its logits, their gradient and float32 tiles, and not the gradients that are the result. Without both,
-    chunks are alike and have 2048 tokens at most. With ``max_bytes`` and ``standard_up_to``, ``auto`` takes torch's
-    operators only where three times the logits fit as well.
+    chunks are alike and have 2048 tokens at most, or up to 4096 of small vocabularies. With ``max_bytes`` and
+    ``standard_up_to``, ``auto`` takes torch's operators only where three times the logits fit as well.
 
     With every target ignored ``mean`` is NaN and all gradients are zero, as in torch. An empty batch is refused. What
     is in the hidden row of an ignored token does not matter in a chunked form, not even NaN.
@@ -127,4 +127,4 @@ def _with_rows(
         return options
     if max_bytes is not None:
         return replace(options, rows_per_chunk=Chunks.of(form, hidden, weight, options).rows_within(max_bytes))
-    return replace(options, rows_per_chunk=usual_rows(hidden.shape[:-1].numel()))
+    return replace(options, rows_per_chunk=usual_rows(hidden.shape[:-1].numel(), weight.shape[0]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...units import format_bytes, parse_bytes
-from .options import ROWS_PER_CHUNK, Options
+from .options import FEW_LOGITS, ROWS_PER_CHUNK, Options
 from .recompute import TiledPass
 from .triton import ExponentialsPass
 
@@ -27,12 +27,14 @@ def product_dtype(hidden: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if narrows and hidden.dtype != torch.float64 else hidden.dtype
 
 
-def usual_rows(num_tokens: int) -> int:
-    """The rows of a chunk where nobody says: as few chunks as have ``ROWS_PER_CHUNK`` rows at most, all alike.
+def usual_rows(num_tokens: int, vocabulary: int) -> int:
+    """The rows of a chunk where nobody says: as few chunks as have ``ROWS_PER_CHUNK`` rows at most, all alike; up to
+    twice as many rows where their logits are no more than ``FEW_LOGITS``.
 
     A short last chunk would read and write the gradient of the weight once more for a few rows.
     """
-    num_chunks = max(1, -(-num_tokens // ROWS_PER_CHUNK))
+    most_rows = max(ROWS_PER_CHUNK, min(2 * ROWS_PER_CHUNK, FEW_LOGITS // vocabulary))
+    num_chunks = max(1, -(-num_tokens // most_rows))
     rows = max(1, -(-num_tokens // num_chunks))
     return -(-rows // _MULTIPLE) * _MULTIPLE
 

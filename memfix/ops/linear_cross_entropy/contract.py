@@ -13,7 +13,7 @@ from .auto import auto_linear_cross_entropy
 from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
 from .naive import naive_linear_cross_entropy
-from .options import ROWS_PER_CHUNK
+from .options import FEW_LOGITS, ROWS_PER_CHUNK
 from .recompute import recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
 from .triton import Tiles, triton_linear_cross_entropy
@@ -24,7 +24,7 @@ CHUNK = "min(rows_per_chunk, N)*V*e"
 # the float32 tile of a chunk's softmax, or two of half as many rows where a cap needs its slope
 TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
 # where the caller names no chunk; a chunk that holds all tokens is rounded up to a whole tile of a matrix product
-_USUAL = f"min({ROWS_PER_CHUNK}, N + 127)"
+_USUAL = f"min(max({ROWS_PER_CHUNK}, min({2 * ROWS_PER_CHUNK}, {FEW_LOGITS}/V)), N + 127)"
 _USUAL_CHUNK = f"{_USUAL}*V*e"
 _USUAL_TILE = f"2*ceil_div({_USUAL}, 8)*V*max(e, 4)"
 GRADIENTS = "N*D*e + V*D*max(e, 4)"

@@ -22,6 +22,9 @@ from ..call import takes
 
 ROWS_PER_CHUNK = 2048
 """On an H200 as fast as 4096 within 2 % and a third smaller; below 1024, launches and small products cost time."""
+FEW_LOGITS = 2**28
+"""Of a chunk. With 32,000 or 50,304 classes, whose products are short, 4096 rows take 1.08 to 1.10 times the products
+alone, and 2048 rows 1.10 to 1.14 times."""
 REDUCTIONS = ("mean", "sum", "none")
 
 
