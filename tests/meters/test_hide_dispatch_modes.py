@@ -131,6 +131,25 @@ def test_fake_tensors_that_outlive_the_world_carry_their_key_and_work() -> None:
     assert weight.grad.shape == (4, 2)
 
 
+def test_what_memory_held_before_does_not_matter_to_where_a_tensor_has_its_device() -> None:
+    expected, found = hide_dispatch_modes._layout(), []
+    for _ in range(20):
+        fill_freed_memory_with_ones()
+        found.append(hide_dispatch_modes._layout.__wrapped__())
+    assert expected.asks_python
+    assert found == [expected] * len(found)
+
+
+def fill_freed_memory_with_ones() -> None:
+    """Fill part of the memory that torch will get for tensors."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    addresses = [(libc.malloc(size), size) for size in range(160, 320, 16) for _ in range(3)]
+    for address, size in addresses:
+        ctypes.memset(address, 0xFF, size)
+        libc.free(address)
+
+
 @pytest.mark.parametrize("error", [None, KeyError("planted")])
 def test_the_import_slot_of_libtorch_holds_its_old_value(error: Exception | None) -> None:
     slot = ctypes.c_void_p.from_address(hide_dispatch_modes._import_slot())

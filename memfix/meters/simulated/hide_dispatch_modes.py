@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import mmap
+import operator
 import re
 import struct
 import sys
@@ -34,6 +35,8 @@ _DEVICE = 0xFFFF << 16  # type and index of a tensor's device, in the word befor
 _CUDA_0 = 1 << 16  # c10::DeviceType::CUDA, index 0
 _Word = ctypes.c_uint64
 _Words = _Word * 2
+_CPU, _META, _ASKING, _PLAIN = range(4)
+_NUM_SAMPLES = 16
 
 
 def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
@@ -101,24 +104,39 @@ class _Layout:
 
 @functools.cache
 def _layout() -> _Layout:
-    """Found by comparing tensors that differ in one property."""
+    """Found by comparing tensors that differ in one property. There are many of each kind, because libtorch never sets
+    some bits of the word: they have what was in the memory before."""
     with _disable_current_modes():
-        cpu, meta = torch.empty(1), torch.empty(1, device="meta")
-        asking, plain = (
-            torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=asks, device_for_backend_keys=_GPU)
-            for asks in (True, False)
-        )
+        samples = [_one_of_each_kind() for _ in range(_NUM_SAMPLES)]
+    cpu = samples[0][0]
     keys = torch._C._dispatch_keys(cpu).raw_repr()
     found = [offset for offset in range(8, 320, 8) if _Word.from_address(cpu._cdata + offset).value == keys]
     if len(found) != 1:
         raise RuntimeError(f"the dispatch keys of a tensor lie at one of {found}")
     offset = found[0] - 8
-    of_cpu, of_meta, of_asking, of_plain = (
-        _Word.from_address(tensor._cdata + offset).value for tensor in (cpu, meta, asking, plain)
+    always, ever = [], []
+    for tensors in zip(*samples, strict=True):
+        words = [_Word.from_address(tensor._cdata + offset).value for tensor in tensors]
+        always.append(functools.reduce(operator.and_, words))
+        ever.append(functools.reduce(operator.or_, words))
+
+    def only_in(kind: int, other: int) -> int:
+        return always[kind] & ~ever[other]
+
+    of_device = only_in(_CPU, _META) | only_in(_META, _CPU)
+    asks_python = only_in(_ASKING, _PLAIN)
+    is_as_expected = not of_device & ~_DEVICE and not asks_python & _DEVICE and not only_in(_PLAIN, _ASKING)
+    return _Layout(offset, asks_python if is_as_expected else 0, always[_META] & _DEVICE)
+
+
+def _one_of_each_kind() -> tuple[torch.Tensor, ...]:
+    """Tensors of the kinds ``_CPU``, ``_META``, ``_ASKING`` and ``_PLAIN``."""
+    cpu, meta = torch.empty(1), torch.empty(1, device="meta")
+    fakes = (
+        torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=asks, device_for_backend_keys=_GPU)
+        for asks in (True, False)
     )
-    asks_python = of_asking ^ of_plain
-    is_as_expected = not (of_cpu ^ of_meta) & ~_DEVICE and not asks_python & (_DEVICE | of_plain)
-    return _Layout(offset, asks_python if is_as_expected else 0, of_meta & _DEVICE)
+    return cpu, meta, *fakes
 
 
 # ---------------------------------------------------------------- finding the import slot in the loaded library
