@@ -67,6 +67,17 @@ def test_cached_results_are_not_computed_again(asked: list[str]) -> None:
     assert len(asked) - num_first < num_first / 4
 
 
+def test_real_tensors_of_one_shape_are_converted_once(asked: list[str]) -> None:
+    with simulated_gpu(H200, hides_modes=True):
+        weights = [torch.full((3, 4), float(number)) for number in range(9)]
+        moved = [weight.to("cuda") for weight in (*weights, torch.nn.Parameter(weights[0]), weights[0].t())]
+    assert not any(isinstance(weight, FakeTensor) for weight in weights)
+    assert asked.count("aten._to_copy.default") == 3  # of a tensor, of a parameter, of a transposed tensor
+    assert [tensor.shape for tensor in moved] == [(3, 4)] * 10 + [(4, 3)]
+    assert {tensor.device.type for tensor in moved} == {"cuda"}
+    assert len({tensor.untyped_storage()._cdata for tensor in moved}) == len(moved)
+
+
 @pytest.mark.parametrize("number", [1, 1.0, True])
 def test_numbers_that_are_equal_give_each_its_own_dtype(number: float) -> None:
     with simulated_gpu(H200, hides_modes=True):

@@ -27,7 +27,7 @@ Tensors = Sequence[torch.Tensor]
 """The tensors among the arguments of a call, in order."""
 Recipe = Callable[["FakeResultCache", Tensors], Any]
 
-_META = torch.device("meta")
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 _UNPREDICTABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _OTHER_VIEWS = (
@@ -91,7 +91,8 @@ class FakeResultCache:
             return None
         # cuDNN changes the layout of a convolution's result
         key: list[Any] = [operator, torch.get_default_dtype(), torch._C._get_cudnn_enabled(), *kwargs]
-        is_complete = self._extend(key, args, operator.is_view) and self._extend(key, kwargs.values(), operator.is_view)
+        kinds = operator.is_view, _returns_new_memory(operator)
+        is_complete = self._extend(key, args, *kinds) and self._extend(key, kwargs.values(), *kinds)
         return tuple(key) if is_complete else None
 
     def get(self, key: Hashable, given: Tensors) -> Any:
@@ -107,8 +108,11 @@ class FakeResultCache:
         recipe = _recipe_of(result, _Places.of(given), is_view=operator.is_view)
         _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
 
-    def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool) -> bool:
-        """Add ``values`` to ``key``. Returns False if a value has a type that cannot be in a key."""
+    def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool, with_real: bool) -> bool:
+        """Add ``values`` to ``key``. Returns False if a value has a type that cannot be in a key.
+
+        Real tensors can only be ``with_real``: FakeTensorMode makes a fake of each, and no result may be a part of it.
+        """
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -121,8 +125,12 @@ class FakeResultCache:
                 key += (kind, value)  # 1, 1.0 and True are equal but give results of different dtypes
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
-                if not self._extend(key, value, with_offset):
+                if not self._extend(key, value, with_offset, with_real):
                     return False
+            elif with_real and (kind is torch.Tensor or kind is torch.nn.Parameter):
+                if value.layout is not torch.strided or value.device != _CPU:
+                    return False
+                key += (kind, _kind_of(value), value.dtype, value.shape, value.stride())
             else:
                 return False
         return True
@@ -171,6 +179,12 @@ def _is_predictable(operator: torch._ops.OpOverload) -> bool:
         return False
     # indexing by a mask never gets here, because fake masks have no values
     return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
+
+
+@functools.cache
+def _returns_new_memory(operator: torch._ops.OpOverload) -> bool:
+    """Whether the operator writes into no argument, and no result is a view of one."""
+    return all(argument.alias_info is None for argument in operator._schema.arguments)
 
 
 # ---------------------------------------------------------------- recipes
