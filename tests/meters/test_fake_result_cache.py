@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,16 @@ def test_real_tensors_of_one_shape_are_converted_once(asked: list[str]) -> None:
     assert [tensor.shape for tensor in moved] == [(3, 4)] * 10 + [(4, 3)]
     assert {tensor.device.type for tensor in moved} == {"cuda"}
     assert len({tensor.untyped_storage()._cdata for tensor in moved}) == len(moved)
+
+
+def test_a_deep_copy_belongs_to_the_same_simulation(asked: list[str]) -> None:
+    with simulated_gpu(H200, hides_modes=True):
+        model = torch.nn.Linear(100, 100, device="cuda")
+        copied = copy.deepcopy(model)
+        asked.clear()
+        copied.weight.detach()
+    assert copied.weight.fake_mode is model.weight.fake_mode  # type: ignore[attr-defined]
+    assert asked == []
 
 
 @pytest.mark.parametrize("number", [1, 1.0, True])

@@ -31,6 +31,10 @@ class _NoDeviceFakeMode(FakeTensorMode):
     def avoid_device_init(self) -> bool:
         return True
 
+    def __deepcopy__(self, memo: object) -> _NoDeviceFakeMode:
+        """Return itself: ``copy.deepcopy(model)`` copies its tensors' attributes, and their mode is among them."""
+        return self
+
 
 @contextlib.contextmanager
 def simulated_gpu(
