@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from .attention import OUTPUTS_ON_CUDA
 from .hide_dispatch_modes import hide_python_key
 from .workspace.rules import STORAGES, tensors_in
 
@@ -175,7 +174,7 @@ def _is_predictable(operator: torch._ops.OpOverload) -> bool:
     """Whether the key contains everything that the operator's result depends on."""
     if operator.namespace != "aten" or operator in (aten.lift.default, aten.lift_fresh.default):
         return False
-    if operator in OUTPUTS_ON_CUDA or operator.overloadpacket in STORAGES:  # these may depend on the GPU
+    if operator.overloadpacket in STORAGES:  # these may depend on the GPU
         return False
     # indexing by a mask never gets here, because fake masks have no values
     return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
