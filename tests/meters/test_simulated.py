@@ -354,3 +354,34 @@ def test_argument_that_a_newer_torch_renamed_makes_an_estimate_and_no_crash(monk
     monkeypatch.setitem(rules.RULES, torch.ops.aten._softmax, lambda call: [call["no_such_argument"].numel()])
     reading = memfix.peak(lambda device: partial(torch.empty(10, device=device).softmax, 0))
     assert reading.notes == (f"aten._softmax.default has no argument 'no_such_argument' in torch {torch.__version__}",)
+
+
+def test_a_rule_is_asked_once_for_calls_with_the_same_arguments_at_the_same_place_in_memory(monkeypatch):
+    asked = []
+    monkeypatch.setitem(
+        rules.RULES, torch.ops.aten._softmax, lambda call: asked.append(call["self"].storage_offset()) or []
+    )
+
+    def build(device):
+        x = torch.empty(3, 10, device=device)
+        return lambda: [x[row].softmax(0) for row in (0, 0, 2)]
+
+    memfix.peak(build)
+    assert asked == [0, 20]
+
+
+def test_a_rule_is_asked_again_where_algorithms_must_be_deterministic():
+    def build(device):
+        x = torch.empty(10_000, device=device)
+
+        def step():
+            x.cumsum(0)
+            torch.use_deterministic_algorithms(True)
+            try:
+                x.cumsum(0)
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+        return step
+
+    assert memfix.peak(build).notes == ("a scan of one row with deterministic algorithms, which is another kernel",)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .attention import OUTPUTS_ON_CUDA
-from .fake_result_cache import UNKNOWN, FakeResultCache
+from .fake_result_cache import FakeResultCache, Recipe
 from .gpus import GPU
 from .hide_dispatch_modes import hide_python_key, show_python_key
 from .peers import given_back
@@ -22,12 +22,13 @@ def run_on_fakes(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     given: list[torch.Tensor],
-) -> Any:
-    """The result of an operator call. ``given`` is the list of tensors among its arguments."""
+) -> tuple[Any, Recipe | None]:
+    """The result of an operator call, and the recipe for it if it has one. ``given`` is the list of tensors among its
+    arguments."""
     key = cache.key_of(operator, args, kwargs)
-    result = UNKNOWN if key is None else cache.get(key, given)
-    if result is not UNKNOWN:
-        return result
+    recipe = None if key is None else cache.get(key)
+    if recipe is not None:
+        return recipe(cache, given), recipe
     cache.mode.cache_enabled = key is None  # one cache is enough: ours or FakeTensorMode's
     if cache.hides_modes:
         show_python_key(given)
@@ -39,8 +40,8 @@ def run_on_fakes(
     if cache.hides_modes:
         hide_python_key(tensors_in(result))
     if key is not None and key == cache.key_of(operator, args, kwargs):  # no argument changed its shape
-        cache.put(key, operator, given, result)
-    return result
+        recipe = cache.put(key, operator, given, result)
+    return result, recipe
 
 
 def _as_on_cuda(call: Call) -> Any:

@@ -94,18 +94,18 @@ class FakeResultCache:
         is_complete = self._extend(key, args, *kinds) and self._extend(key, kwargs.values(), *kinds)
         return tuple(key) if is_complete else None
 
-    def get(self, key: Hashable, given: Tensors) -> Any:
-        """The cached result of the call, or ``UNKNOWN``."""
-        recipe = _recipes.get(key)
-        return UNKNOWN if recipe is None else recipe(self, given)
+    def get(self, key: Hashable) -> Recipe | None:
+        """The recipe of a call, one for each key."""
+        return _recipes.get(key)
 
-    def put(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> None:
-        if key in _recipes:
-            return
-        if len(_recipes) >= _MOST_RECIPES:
-            _recipes.clear()
-        recipe = _recipe_of(result, _Places.of(given), is_view=operator.is_view)
-        _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
+    def put(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> Recipe | None:
+        """Keep the recipe of a call that has none yet, if there is one that makes the same result."""
+        if key not in _recipes:
+            if len(_recipes) >= _MOST_RECIPES:
+                _recipes.clear()
+            recipe = _recipe_of(result, _Places.of(given), is_view=operator.is_view)
+            _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
+        return _recipes[key]
 
     def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool, with_real: bool) -> bool:
         """Add ``values`` to ``key``. Returns False if a value has a type that cannot be in a key.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -134,7 +134,7 @@ class StorageTracker(TorchDispatchMode):
             if result is UNKNOWN:
                 return UNKNOWN
         call = Call(self.gpu, func, args, kwargs, result)
-        self._count_workspace(call, tensors_in((args, result)), self.lines.current())
+        self._count_workspace(call, given, tensors_in(result), self.lines.current())
         return result
 
     def _assumed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -277,7 +277,7 @@ class StorageTracker(TorchDispatchMode):
         self.cublas.take(func, args)
         site = self.lines.current()
         replaced = self.storages.entry_of(args[0]) if self.engine.writes_in_place(func, args) else None
-        result = run_on_fakes(self.gpu, self.cache, func, args, kwargs, given)
+        result, recipe = run_on_fakes(self.gpu, self.cache, func, args, kwargs, given)
         results = tensors_in(result)
         real = self.values.really(func, args, kwargs, given, results)
         if real is not UNKNOWN:
@@ -285,7 +285,7 @@ class StorageTracker(TorchDispatchMode):
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
         if not traits.hides_nothing:
-            self._count_workspace(Call(self.gpu, func, args, kwargs, result), [*given, *results], site)
+            self._count_workspace(Call(self.gpu, func, args, kwargs, result), given, results, site, recipe)
         self.values.follow(func, args, kwargs, given, results)
         if self.decisions:
             for tensor, value in self.decisions.of_results(func.overloadpacket, args, result, site):
@@ -303,10 +303,12 @@ class StorageTracker(TorchDispatchMode):
             self.values.state_sent(given)
         return result
 
-    def _count_workspace(self, call: Call, tensors: list[torch.Tensor], site: object) -> None:
-        if not any(map(is_on_gpu, tensors)):
+    def _count_workspace(
+        self, call: Call, given: list[torch.Tensor], results: list[Any], site: object, key: Hashable = None
+    ) -> None:
+        if not (any(map(is_on_gpu, given)) or any(map(is_on_gpu, results))):
             return
-        hidden = self.workspace.buffers(call)
+        hidden = self.workspace.buffers(call, key, given)
         if hidden.doubt is not None:
             self.note(hidden.doubt)
             if hidden.within is not None:
