@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -117,11 +118,11 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
     if not budgets:
         return None
 
-    events_left, measured = _ENOUGH_EVENTS, 0
+    events_left, measured, began = _ENOUGH_EVENTS, 0, time.monotonic()
 
     def within(draw: Draw, budgets: Sequence[Budget] = budgets) -> None:
         nonlocal events_left, measured
-        if events_left <= 0:
+        if events_left <= 0 or (meter.simulation is None and time.monotonic() - began > _ENOUGH_SECONDS):
             return
         measured += 1
         call = FormCall(contract, form, draw)
@@ -149,6 +150,8 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
 _ENOUGH_EVENTS = 6_000
 """The limit on simulated events for one form, small shapes first. A form with a loop over tokens can have as many
 events at one large shape as at all others together."""
+_ENOUGH_SECONDS = 5.0
+"""The limit for a meter that really runs the steps: near the incident a step of a slow form takes half a minute."""
 
 
 def _failed_at(call: FormCall, budget: Budget, error: Exception) -> Finding:

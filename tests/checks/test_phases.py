@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memfix import Budget, Contract, Dim, Integers, TensorSpec
-from memfix.checks import measuring
+from memfix.checks import measuring, memory
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import examine
 from memfix.checks.form_call import FormCall
@@ -303,3 +303,24 @@ def test_a_leak_that_only_an_option_has_is_found_at_drawn_shapes() -> None:
     assert found is not None
     assert (found.check, found.status) == ("leak", "fail")
     assert "present=bias" in found.reproduce
+
+
+def test_a_meter_that_really_runs_the_steps_is_asked_at_small_shapes_until_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Real:
+        """Its bytes are those of a simulation; each step takes two seconds."""
+
+        name, simulation, now_s = "real", None, 0.0
+
+        def measure(self, build: Any, *, warmup: int = 1) -> Any:
+            self.now_s += 2.0
+            return METER.measure(build, warmup=warmup)
+
+    meter: Any = Real()
+    monkeypatch.setattr(memory.time, "monotonic", lambda: meter.now_s)
+    made = contract(square, budgets=[Budget("form", phase="forward", bytes="1 MiB")])
+    for one, said in ((meter, "held at 3 drawn shapes each"), (METER, "held at 8 drawn shapes each")):
+        found = check_drawn_budgets(made, "form", one, examples=8)
+        assert found is not None
+        assert said in found.message

@@ -7,12 +7,21 @@ Without a GPU ``ci/gate`` proves every form: equality, bad inputs, budgets, grow
 from __future__ import annotations
 
 import importlib
+import math
 
 import memfix
+from memfix import Contract
 from memfix.registry import all_contracts, source_of
 
-# ops with kernels first: they are compiled for a minute a form, while other workers run the rest
-IN_ORDER = sorted(all_contracts().values(), key=lambda op: not any(form.has_kernels for form in op.forms.values()))
+
+def _longest_first(op: Contract) -> tuple[bool, int]:
+    """Ops with kernels, which are compiled for a minute a form, then those whose first case is large: while a long test
+    runs on one worker, the others run the rest."""
+    has_kernels = any(form.has_kernels for form in op.forms.values())
+    return not has_kernels, -math.prod(next(iter(op.cases.values())).dims.values())
+
+
+IN_ORDER = sorted(all_contracts().values(), key=_longest_first)
 test_op = memfix.suite(*IN_ORDER, only="gpu")
 
 
