@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sub_sessions import OPTIONS
 
 import memfix
 from memfix.checks.effort import Effort
@@ -403,5 +404,5 @@ def test_the_suite_and_the_fixture_use_the_host_meter(pytester: pytest.Pytester)
             assert peak_memory(list, range(10_000)).peak_bytes > 80_000
         """
     )
-    result = pytester.runpytest_inprocess("--memfix-meter=host", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    result = pytester.runpytest_inprocess(*OPTIONS, "--memfix-meter=host", "-q")
     result.assert_outcomes(passed=4)

@@ -322,3 +322,21 @@ def test_a_group_that_is_there_already_is_refused_and_stays() -> None:
             memfix.peak(sharded, world_size=2)
         assert dist.get_world_size() == 2
     assert not dist.is_initialized()
+
+
+def test_an_operator_of_fsdp_that_serves_all_devices_is_taken_apart() -> None:
+    """As FSDP2 has one since torch 2.15; it is given the numbers of a stream."""
+    library = torch.library.Library("fsdp", "FRAGMENT")
+    library.define("memfix_doubled(Tensor x, int stream_id, int device_index, int device_type) -> Tensor")
+    library.impl("memfix_doubled", lambda x, *stream: (x + 1) * 2, "CompositeExplicitAutograd")
+
+    def build(device: str) -> Any:
+        x, stream = torch.ones(100, device=device), torch.cuda.current_stream()
+        numbers = (stream.stream_id, stream.device_index, stream.device_type)
+        return lambda: torch.ops.fsdp.memfix_doubled(x, *numbers)
+
+    try:
+        reading = memfix.peak(build)
+    finally:
+        library._destroy()
+    assert (reading.peak_bytes, reading.held_bytes, reading.exact) == (800, 400, True)

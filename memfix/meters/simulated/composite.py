@@ -7,6 +7,7 @@ kernels to query, so the answer is read from the operator list that every torch 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -24,11 +25,8 @@ _SEEN_WHOLE = frozenset(
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
 # overloads of composites that wrap a number in a tensor: it is unwrapped again, and their parts do not accept a number
 _WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
-# namespaces of operators that torch.distributed writes in terms of others
-_OF_DISTRIBUTED = {
-    "fsdp": torch._C.DispatchKey.CUDA,
-    "_dtensor": torch._C.DispatchKey.CompositeExplicitAutograd,
-}
+# namespaces of operators that torch.distributed writes in terms of others, by one kernel for CUDA or for all devices
+_OF_DISTRIBUTED = ("fsdp", "_dtensor")
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
@@ -37,12 +35,11 @@ def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | Non
     """The dispatch key of the composite kernel that CUDA tensors would run; None if CUDA has a kernel of its own."""
     name = operator.name()
     if not name.startswith("aten::"):
-        return _OF_DISTRIBUTED.get(operator.namespace)
+        return _first_with_kernel(name, ("CUDA", *_EXPLICIT_KEYS) if operator.namespace in _OF_DISTRIBUTED else ())
     if name in _OUR_OWN:
         return torch._C.DispatchKey.CUDA
     keys = _dispatch_keys().get(name, frozenset())
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if has_kernel(name, "CompositeImplicitAutograd"):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         return None if "CUDA" in keys else torch._C.DispatchKey.CompositeImplicitAutograd
     if not keys or "CUDA" in keys or operator.is_view or operator.overloadpacket.__name__ in _SEEN_WHOLE:
         return None
@@ -50,7 +47,12 @@ def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | Non
         return None
     if any(a.alias_info is not None and not a.is_out for a in operator._schema.arguments):
         return None
-    return next((getattr(torch._C.DispatchKey, k) for k in _EXPLICIT_KEYS if k in keys and has_kernel(name, k)), None)
+    return _first_with_kernel(name, (key for key in _EXPLICIT_KEYS if key in keys))
+
+
+def _first_with_kernel(name: str, keys: Iterable[str]) -> torch._C.DispatchKey | None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return next((getattr(torch._C.DispatchKey, key) for key in keys if has_kernel(name, key)), None)
 
 
 @functools.cache

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import mmap
 import operator
 import re
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -37,6 +37,8 @@ _Word = ctypes.c_uint64
 _Words = _Word * 2
 _CPU, _META, _ASKING, _PLAIN = range(4)
 _NUM_SAMPLES = 16
+_hidden: dict[int, weakref.ref[FakeTensor]] = {}
+"""By their ids, for those that outlive the simulation."""
 
 
 def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
@@ -59,6 +61,7 @@ def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
     layout = _layout()
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
+            _hidden[id(tensor)] = weakref.ref(tensor)
             words = _Words.from_address(tensor._cdata + layout.offset)
             words[1] &= _ALL_BITS ^ _PYTHON_KEY
             if words[0] & layout.asks_python and tensor.fake_device == _GPU:
@@ -87,8 +90,8 @@ def installed(
         yield
     finally:
         slot.value = before
-        # for fake tensors that outlive the simulation; isinstance would ask a weak proxy for what is dead
-        show_python_key(thing for thing in gc.get_objects() if issubclass(type(thing), FakeTensor))
+        show_python_key(tensor for kept in _hidden.values() if (tensor := kept()) is not None)
+        _hidden.clear()
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,12 @@ def _layout() -> _Layout:
     some bits of the word: they have what was in the memory before."""
     with _disable_current_modes():
         samples = [_one_of_each_kind() for _ in range(_NUM_SAMPLES)]
-    cpu = samples[0][0]
-    keys = torch._C._dispatch_keys(cpu).raw_repr()
-    found = [offset for offset in range(8, 320, 8) if _Word.from_address(cpu._cdata + offset).value == keys]
+    keys = torch._C._dispatch_keys(samples[0][_CPU]).raw_repr()
+    found = [
+        offset
+        for offset in range(8, 320, 8)
+        if all(_Word.from_address(tensors[_CPU]._cdata + offset).value == keys for tensors in samples)
+    ]
     if len(found) != 1:
         raise RuntimeError(f"the dispatch keys of a tensor lie at one of {found}")
     offset = found[0] - 8

@@ -210,7 +210,7 @@ def _sent_objects() -> list[Patch]:
     if distributed is None:
         return []
 
-    def to_tensor(sent: Any, device: Any, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def to_tensor(sent: Any, device: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         pickled = torch.tensor(list(pickle.dumps(sent)), dtype=torch.uint8)
         return pickled.to(device), torch.tensor([pickled.numel()]).to(device)
 

@@ -90,7 +90,8 @@ class _Stream:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("cuda", 0)
-        self.cuda_stream = self.stream_id = 0
+        self.cuda_stream = self.stream_id = self.device_index = 0
+        self.device_type = 1  # CUDA
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

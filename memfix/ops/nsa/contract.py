@@ -69,14 +69,13 @@ contract = Contract(
         "chunked": chunked_nsa,
         "triton": Form(triton_nsa, has_kernels=True, compared_with=_SMALL_TILES),
     },
-    # many small blocks: three are read whatever their scores, and only from the fourth on is one chosen; two widths,
-    # since kernels are compiled for each
+    # many small blocks: three are read whatever their scores, and only from the fourth on is one chosen
     dims={
         "B": Dim(1, 2),
         "T": Dim(1, 128),
         "G": Dim(1, 3),
         "R": Dim(1, 3),
-        "D": Dim(5, 6),
+        "D": Dim(1, 8),
         "compress_block": Dim(3, 7),
         "compress_stride": Dim(1, 3),
         "select_block": Dim(1, 4),
