@@ -2,6 +2,7 @@
 
     python -m benchmarks.walk                      # HEAD
     python -m benchmarks.walk --quick              # every form once, at its op's smallest case
+    python -m benchmarks.walk --fixes              # peak and ratios of every fix at its op's first case, as ci/gpu does
     python -m benchmarks.walk HEAD~3..HEAD --bench Rope --quick
 
 Each commit's memfix is taken from git into a temporary folder, oldest first, and the benchmarks of the working tree run

@@ -9,14 +9,14 @@ from ..meters.cuda import CudaMeter
 from .finding import Finding
 from .form_call import FormCall
 from .measured import Agreement
-from .measuring import bytes_with_inputs, measure_phases
+from .measuring import measure_phases
 from .phase_bytes import bytes_of, explained
 
 
 def check_agreement(call: FormCall, simulated: Meter) -> Iterator[Finding]:
     """One finding for each phase; none where this GPU cannot hold the case."""
     predicted = measure_phases(call, call.phases, simulated)
-    expected_bytes = max(map(bytes_with_inputs, predicted.values()))
+    expected_bytes = max(reading.total_bytes for reading in predicted.values())
     gpu = CudaMeter(expected_bytes)
     if expected_bytes > gpu.capacity_bytes():
         return

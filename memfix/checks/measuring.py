@@ -95,16 +95,12 @@ def too_large_for(meter: Meter, call: FormCall) -> dict[Phase, Reading]:
     simulated, (*before, last) = get_meter("simulated"), call.phases
     try:
         readings = measure_phases(call, [last], simulated)
-        if bytes_with_inputs(readings[last]) <= capacity:  # train takes more than the phases before it
+        if readings[last].total_bytes <= capacity:  # train takes more than the phases before it
             return {}
         readings = measure_phases(call, before, simulated) | readings
     except Exception:
         return {}
-    return {phase: reading for phase, reading in readings.items() if bytes_with_inputs(reading) > capacity}
-
-
-def bytes_with_inputs(reading: Reading) -> int:
-    return reading.base_bytes + reading.peak_bytes
+    return {phase: reading for phase, reading in readings.items() if reading.total_bytes > capacity}
 
 
 # ---------------------------------------------------------------- several phases on the same inputs

@@ -59,7 +59,7 @@ def run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:
     if check.kind == "memory":
         return measure_case(FormCall.at_case(contract, check.form, check.case), meter)
     try:
-        return Outcome((*_findings(check, contract, meter, tools.effort),))
+        return Outcome(tuple(_findings(check, contract, meter, tools.effort)))
     except Exception as error:
         if check.kind not in LAWS:
             raise

@@ -59,7 +59,7 @@ def explain(
     title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
     console = options.report_console(to_stderr=json_path == "-")
     capacity_bytes = get_gpu(gpu).memory_bytes
-    room = format_room(reading.base_bytes + reading.peak_bytes, capacity_bytes)
+    room = format_room(reading.total_bytes, capacity_bytes)
     console.print(
         Text(f"{title}: peak {reading.peak_bytes:,} bytes ({format_bytes(reading.peak_bytes)}) above "
              f"{format_bytes(reading.base_bytes)} that existed before, {reading.certainty}; {room}", style="bold"),

@@ -122,7 +122,7 @@ def later_step_bytes(
     """The peak of a step after the first, including everything that existed before the step."""
     stand_ins = incident.stand_ins(config, meter, say) if meter.name == SIMULATED else None
     reading = repeated_reading(incident, config, meter, world_size=world_size, stand_ins=stand_ins)
-    return reading.base_bytes + reading.peak_bytes
+    return reading.total_bytes
 
 
 def _with_asides(reading: Reading, asides: Asides) -> Reading:

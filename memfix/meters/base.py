@@ -59,6 +59,11 @@ class Reading:
         return self.peak_bytes if self.at_most is None else self.at_most
 
     @property
+    def total_bytes(self) -> int:
+        """The peak, and what was live before the step: all that the step needs of a GPU."""
+        return self.base_bytes + self.peak_bytes
+
+    @property
     def certainty(self) -> str:
         """``exact``, ``an estimate``, or its bounds."""
         if self.at_least is None or self.at_most is None:

@@ -29,9 +29,9 @@ _CHILD_TIMEOUT_S = 600
 _USABLE_SHARE = 0.9
 """Of a GPU's memory; the rest is for contexts, fragmentation and workspaces."""
 _ALL_PARTS = 32
-"""Of a GPU's memory, which processes that measure bytes take."""
+"""A GPU's memory has that many equal parts. A process that measures bytes takes some of them, and gives them back."""
 _BESIDE_A_STEP_BYTES = 1 << 30
-"""Of the allocator's cache, for workspaces and fragments of what a step is expected to take."""
+"""Room beside the bytes that a step is expected to take: for workspaces, and for what the allocator cannot reuse."""
 
 
 def gpu_unavailable_reason() -> str | None:
@@ -87,7 +87,7 @@ def gpu_beside_others() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gpu_for_bytes(parts: int = _ALL_PARTS) -> Iterator[None]:
-    """Hold parts of the GPU's memory to measure bytes, while other processes hold others or run small steps.
+    """Hold parts of the GPU's memory to measure bytes, while other processes hold other parts, or run small steps.
 
     The allocator counts its own process only, so steps elsewhere do not disturb it. Waiting for them took nine tenths
     of the GPU tests' time on an H200, because each compiles kernels for seconds.

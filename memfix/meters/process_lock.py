@@ -102,7 +102,7 @@ class SharedParts:
 
     def __init__(self, path: str, number: int) -> None:
         self._path = path
-        self.number = number
+        self._number = number
         self._has_some = False
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ class SharedParts:
         with open(self._path, "w") as file:  # closing it gives the parts back
             with open(f"{self._path}.door", "w") as door:
                 fcntl.flock(door, fcntl.LOCK_EX)
-                self._take(file, min(number, self.number))
+                self._take(file, min(number, self._number))
             self._has_some = True
             try:
                 yield
@@ -123,17 +123,17 @@ class SharedParts:
 
     def _take(self, file: IO[str], number: int) -> None:
         taken: set[int] = set()
-        parts = itertools.cycle(range(self.number))
+        parts = itertools.cycle(range(self._number))
         while len(taken) < number:
             part = next(parts)
-            if part not in taken and _is_taken(file, part):
+            if part not in taken and _took(file, part):
                 taken.add(part)
-            elif part == self.number - 1:
+            elif part == self._number - 1:
                 time.sleep(self._LOOK_EVERY_S)
 
 
-def _is_taken(file: IO[str], part: int) -> bool:
-    """Take one byte of a file for this process, if no other has it."""
+def _took(file: IO[str], part: int) -> bool:
+    """Take one byte of a file for this process. Returns False if another process has it."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, part)
     except (BlockingIOError, PermissionError):

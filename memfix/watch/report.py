@@ -107,7 +107,7 @@ class WatchReport:
     def _predicted_peaks(self) -> Mapping[str | None, int]:
         if self.predicted is None:
             return {}
-        peaks: dict[str | None, int] = {None: self.predicted.base_bytes + self.predicted.peak_bytes}
+        peaks: dict[str | None, int] = {None: self.predicted.total_bytes}
         for stage in self.predicted.stages:
             peaks[stage.name] = max(peaks.get(stage.name, 0), stage.peak_bytes)
         return peaks

@@ -233,7 +233,7 @@ class Watch:
             self._bases = [*self._bases[:1], self._base["requested_bytes.all.current"]]
         if self._reading is not None:
             kept = self._reading[0]
-            least = (kept.base_bytes + kept.peak_bytes) * (_NEW_READING if number > 2 else 1 / _NEW_READING)
+            least = kept.total_bytes * (_NEW_READING if number > 2 else 1 / _NEW_READING)
             if stats["requested_bytes.all.peak"] <= least:
                 return
         self._reading = (self._reading_of(stats), number)

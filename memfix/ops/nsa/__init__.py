@@ -72,9 +72,10 @@ def nsa(
         raise ValueError(f"the number of heads of q must be a multiple of k's, got {num_heads} and {groups}")
     if gates.shape[2] != num_heads:
         raise ValueError(f"gates must have a row for each of {num_heads} heads of q, got {gates.shape[2]}")
-    sizes = {"compress_block": compress_block, "compress_stride": compress_stride, "select_block": select_block}
-    sizes |= {"num_selected": num_selected, "window": window}
-    blocks = Blocks(**sizes)
+    blocks = Blocks(
+        compress_block=compress_block, compress_stride=compress_stride, select_block=select_block,
+        num_selected=num_selected, window=window,
+    )  # fmt: skip
     q_BTGRD = q.unflatten(2, (groups, -1))
     if queries_per_chunk is None:
         has_kernels = name == "triton" and takes_kernels(q_BTGRD, blocks)

@@ -24,8 +24,8 @@ COUNTS = (
     "first", "stop", "offset", "window", "compress_block", "compress_stride", "select_block", "step", "segment_tokens",
     "groups", "num_tokens", "num_compressed", "num_listed", "num_segments",
 )  # fmt: skip
-"""Not specialized: a kernel serves every length, window and stride. What aligns its rows is their width, and numbers of
-rows, queries and blocks, which are."""
+"""Triton does not specialize kernels on these: one kernel serves every length, window and stride. It still does on
+``num_rows``, ``num_queries`` and ``num_selectable``, which decide how many numbers are loaded at once."""
 
 
 # ---------------------------------------------------------------- tiles
