@@ -49,7 +49,8 @@ class Asides:
         """The gradients of what is tried, in a stage of its own."""
         self.enter(name)
         found = torch.autograd.grad(loss, of)
-        # a GPU's thread for backward lets go of its results when it gets to the next, or they count in a later stage
+        # torch's thread for a GPU keeps the last gradients until it has run another backward: here is a small one, or
+        # they would count in a later stage
         one = loss.new_ones((), requires_grad=True)
         torch.autograd.grad(one.exp(), one)
         return found
