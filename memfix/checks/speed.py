@@ -9,7 +9,6 @@ from .finding import Finding, Status
 from .form_call import FormCall
 from .measured import Ratio
 
-
 _ENOUGH_S, _MOST_S, _KNOWN_TO = 1.0, 4.0, 0.03
 """A race may end after a second if its ratio is known to 3 %, and ends after four: naive steps of a second are few."""
 

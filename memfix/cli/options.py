@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.live import Live
 
 from ..checks.effort import PROFILES
 from ..meters import GPU_METERS
@@ -210,10 +211,13 @@ def report_console(*, to_stderr: bool) -> Console:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current activity on standard error, if that is a terminal."""
+    """Yield a function that shows the current activity on standard error, if that is a terminal.
+
+    Nothing moves between two calls: a thread that draws would be counted by the host meter.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
-    with console.status("starting") as status:
-        yield status.update
+    with Live("starting", console=console, auto_refresh=False, transient=True) as line:
+        yield lambda text: line.update(text, refresh=True)

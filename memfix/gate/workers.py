@@ -1,4 +1,4 @@
-"""The checks of a gate side by side, one process a core. The memory of a real GPU is measured by one process."""
+"""The checks of a gate side by side, one process a core."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ..checks.children import StartMethod, start_method, start_worker, take_one_
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import Examination, examine, put_together
 from ..checks.interpreter import start_interpreter
-from ..checks.outcome import OneMeter, Say, run_checks
-from ..checks.plan import Check, Found, gate_plan
+from ..checks.outcome import OneMeter, Say, run_check, run_checks
+from ..checks.plan import Check, Found, gate_plan, is_due
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..meters import get_meter
 from ..meters.base import Meter
+from ..meters.cuda import CudaMeter
 from ..registry import all_contracts
 
 
@@ -32,23 +33,27 @@ class Batch:
     op: str
     kind: str
     checks: tuple[Check, ...]
+    meter: str = "simulated"
 
     @property
     def forms(self) -> list[str]:
         return list(dict.fromkeys(check.form for check in self.checks))
 
     def run(self, effort: Effort) -> Found:
-        return run_checks(all_contracts()[self.op], self.checks, OneMeter(get_meter("simulated"), effort), {})
+        contract, tools = all_contracts()[self.op], OneMeter(get_meter(self.meter), effort)
+        if tools.meter.simulation is None:  # due, by what others found
+            return {check: run_check(check, contract, tools) for check in self.checks}
+        return run_checks(contract, self.checks, tools, {})
 
 
-def batches_of(checks: Iterable[Check]) -> list[Batch]:
+def batches_of(checks: Iterable[Check], meter: str = "simulated") -> list[Batch]:
     """Forms are compared at the same calls in a dtype, so they stay together. Kernels on a real GPU are compiled for
     every call, which takes minutes: each of them in each dtype is a batch of its own.
     """
     batches: dict[tuple[str, ...], list[Check]] = {}
     for check in checks:
         batches.setdefault((check.op, *_batch_of(check)), []).append(check)
-    return [Batch(op, kind, tuple(several)) for (op, kind, *_), several in batches.items()]
+    return [Batch(op, kind, tuple(several), meter) for (op, kind, *_), several in batches.items()]
 
 
 def _batch_of(check: Check) -> tuple[str, ...]:
@@ -73,19 +78,24 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     num_workers = os.cpu_count() or 1
     plans = {contract.name: gate_plan(contract, meter) for contract in contracts}
     every = [check for plan in plans.values() for check in plan]
-    batches = batches_of(check for check in every if meter.simulation is not None or check.kind != "memory")
+    # a real GPU measures only what was found equal
+    later = [check for check in every if meter.simulation is None and check.kind == "memory"]
+    batches = batches_of(check for check in every if check not in later)
     if not travels or num_workers < 2 or len(batches) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
     with _one_core():
         found = _run_batches(batches, effort, min(num_workers, len(batches)), say)
-    for contract in contracts:
-        left = [check for check in plans[contract.name] if check.kind == "memory" and check not in found[contract.name]]
-        run_checks(contract, left, OneMeter(meter, effort), found[contract.name], say)
+        due = [check for check in later if is_due(check, registered[check.op], meter, found[check.op])]
+        measured = _run_batches(batches_of(due, meter.name), effort, min(num_workers, _MOST_ON_A_GPU), say)
+    for op, more in measured.items():
+        found[op] |= more
     return [put_together(contract, plans[contract.name], found[contract.name]) for contract in contracts]
 
 
 def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say: Say) -> dict[str, Found]:
     """What was found, by op."""
+    if not batches:
+        return {}
     registered = all_contracts()
     # what takes longest first, so that the last to end is not one that began late
     batches = sorted(batches, key=lambda batch: (_ORDER.index(batch.kind), -len(registered[batch.op].forms)))
@@ -180,9 +190,10 @@ class _Left:
 
 
 def _fits_here(batch: Batch) -> bool:
-    """Whether the process that waits for workers may run a batch itself: the host meter would count its threads too."""
+    """Whether the process that waits for workers may run a batch itself: not on a GPU, which it would have to share,
+    nor on the host meter, which would count its threads too."""
     on_host = batch.kind == "memory" and all_contracts()[batch.op].memory == "host"
-    return batch.kind != _COMPILED and not on_host
+    return batch.kind != _COMPILED and batch.meter == "simulated" and not on_host
 
 
 def _found_by(future: Future[Found] | None) -> Found | None:
@@ -204,9 +215,15 @@ def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:
 
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
     """A pool whose processes, if they are forked, are there before this process has another thread."""
-    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=start_worker)
+    context = multiprocessing.get_context(method)
+    pool = ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(num_workers + 1,))
     pool.submit(os.getpid)
     return pool
+
+
+def _start_worker(num_processes: int) -> None:
+    start_worker()
+    CudaMeter.num_processes = num_processes
 
 
 @contextlib.contextmanager
@@ -222,6 +239,7 @@ def _one_core() -> Iterator[None]:
 
 
 _WORTH_A_START = 320  # batches times examples: about ten seconds of work, where a worker has begun after four
+_MOST_ON_A_GPU = 16  # processes that measure on one: each keeps half a GiB of it for its context
 _INTERPRETED = "interpreted equality"
 _COMPILED = "equality on the GPU"
 _ORDER = (_INTERPRETED, _COMPILED, "memory", "equality", "bad inputs")

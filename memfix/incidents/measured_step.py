@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from ..errors import MeasurementError, MeterUnavailable, UsageError, out_of_memory
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
+from ..meters.garbage import free_last_gradients
 from ..meters.one_rank import one_rank_of
 from ..meters.simulated.gpus import get_gpu
 from ..meters.simulated.tracking import state_range
@@ -49,10 +50,7 @@ class Asides:
         """The gradients of what is tried, in a stage of its own."""
         self.enter(name)
         found = torch.autograd.grad(loss, of)
-        # torch's thread for a GPU keeps the last gradients until it has run another backward: here is a small one, or
-        # they would count in a later stage
-        one = loss.new_ones((), requires_grad=True)
-        torch.autograd.grad(one.exp(), one)
+        free_last_gradients(loss.device)
         return found
 
     def attempt(self, name: str, make: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from ..errors import MeasurementError, MeterUnavailable
 from ..orphans import ends_with_parent
 from ..units import format_bytes
 from .base import Reading, Step, StepBuilder
-from .garbage import only_our_own_cycles
+from .garbage import free_last_gradients, only_our_own_cycles
 from .stages import Stage, listening
 
 if TYPE_CHECKING:
@@ -259,6 +259,7 @@ class CudaMeter:
             torch.cuda.synchronize()
             after = peaks.finished()
             del result
+            free_last_gradients("cuda")
             gc.collect()
             leaked = torch.cuda.memory_stats()
 
@@ -362,6 +363,7 @@ def _warmed_up(build: StepBuilder, warmup: int) -> Step:
         for _ in range(warmup):
             step()
         torch.cuda.synchronize()
+    free_last_gradients("cuda")
     gc.collect()
     return step
 

@@ -87,7 +87,7 @@ def test_every_check_of_every_form_is_in_a_batch() -> None:
     assert len([batch for batch in batches if batch.kind == "equality"]) == len(contract.dtypes)
 
 
-def test_on_a_gpu_kernels_run_there_and_one_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_kernels_run_there_and_laws_beyond_the_cases_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "gpu_unavailable_reason", lambda: None)
     contract = all_contracts()["linear_cross_entropy"]
     plan = gate_plan(contract, OnGpu())
@@ -252,6 +252,42 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done() -> None
     done = [line.split(" is examined")[0] for line in said if " is examined" in line]
     assert sorted(done) == ["embedding", "rope_positions"]
     assert said[-1].endswith("is examined")
+
+
+ON_A_GPU = """
+import json
+import os
+from dataclasses import replace
+from memfix.checks.effort import PROFILES, Effort
+from memfix.gate import workers
+from memfix.meters import get_meter
+from memfix.registry import all_contracts
+PROFILES["dev"] = Effort("dev", equality_examples=2, memory_examples=1)
+class OnGpu:
+    name, simulation = "cuda", None
+    def capacity_bytes(self):
+        return 2**60
+    def measure(self, build, *, warmup=1):
+        reading = get_meter("simulated").measure(build, warmup=warmup)
+        return replace(reading, device=f"{os.getpid()} of {workers.CudaMeter.num_processes}")
+workers._WORTH_A_START = 0
+workers.os.cpu_count = lambda: 3
+workers.get_meter = lambda name: OnGpu() if name == "cuda" else get_meter(name)
+contract = all_contracts()["one_hot_loss"]
+(found,) = workers.examine_all([contract], OnGpu(), PROFILES["dev"], lambda _: None)
+here = workers.examine(contract, OnGpu(), PROFILES["dev"])
+of_both = [[[*where, reading.peak_bytes] for where, reading in each.readings.items()] for each in (found, here)]
+print(json.dumps([os.getpid(), [reading.device for reading in found.readings.values()], *of_both]))
+"""
+
+
+def test_workers_measure_on_a_real_gpu_what_is_equal() -> None:
+    child = forked_python("-c", ON_A_GPU, cwd=ROOT)
+    assert child.returncode == 0, child.stderr
+    waits, devices, found, here = json.loads(child.stdout)
+    assert {device.partition(" ")[2] for device in devices} == {"of 3"}
+    assert str(waits) not in {device.partition(" ")[0] for device in devices}
+    assert sorted(found) == sorted(here)
 
 
 def run_in_forks(monkeypatch: pytest.MonkeyPatch, run: Callable[[Batch, Effort], Found]) -> None:

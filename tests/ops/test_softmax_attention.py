@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -261,10 +262,19 @@ def test_a_backend_that_cannot_run_the_call_is_refused(
 
 @pytest.mark.parametrize("asked", ["cudnn", "efficient"])
 def test_on_a_cpu_there_are_flash_and_math(asked: str) -> None:
-    assert [backend_for(*heads(groups=groups)) for groups in (4, 2)] == ["flash", "flash"]
-    assert backend_for(*heads(), dropout=0.1) == "math"
+    assert [backend_for(*heads(groups=groups, keys=19)) for groups in (4, 2)] == ["flash", "flash"]
+    assert backend_for(*heads(keys=19), dropout=0.1) == "math"
     with pytest.raises(ValueError, match=f"backend '{asked}' cannot run .* on cpu, .* take one of flash, math"):
-        attention(*heads(), backend=asked)
+        attention(*heads(keys=19), backend=asked)
+
+
+@pytest.mark.parametrize("keys", [1, 3, 5, 15, 16, 17, 33, 513])
+def test_a_query_that_holds_nan_gives_nan_however_many_keys_there_are(keys: int) -> None:
+    q, k, v = (tensor.detach() for tensor in heads(keys=keys))
+    q[:, :, 2, 0] = math.nan
+    is_nan = attention(q, k, v).isnan().all(-1)
+    assert is_nan[:, :, 2].all()
+    assert is_nan.sum() == is_nan[:, :, 2].numel()
 
 
 def test_auto_takes_chunks_where_torch_would_make_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,9 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 _HOPPER = (9, 0)
+_KEYS_OF_A_VECTOR = 16
+"""With fewer keys torch's flash kernel for CPUs makes zeros of a query that holds a NaN: it compares one number after
+the other, which forgets NaN, and takes all keys for masked. A vector has 4 to 16 numbers, as the CPU has it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class SdpaCall:
         if self.q.is_cuda:
             is_possible = getattr(torch.backends.cuda, f"can_use_{backend}_attention")
             return bool(is_possible(torch.backends.cuda.SDPAParams(*arguments, self.is_grouped)))
-        if backend != "flash":
+        if backend != "flash" or self.k.shape[2] < _KEYS_OF_A_VECTOR:
             return False
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             number = torch._fused_sdp_choice(*arguments, enable_gqa=self.is_grouped)
