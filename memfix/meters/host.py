@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +36,6 @@ GRANULARITY_BYTES = 4 * KiB
 """The bytes that Python's own caches and free lists, and the measurement itself, may add to a count."""
 _FRAMES = 4  # frames traced per allocation, to find the user's line behind a library's
 _NEAR_PEAK = 0.95
-_PER_TENSOR, _MOST_KEPT = 67, 4096
-"""Torch looks up ``__torch_dispatch__`` by a new string of 67 bytes at every operator that is followed, and Python's
-cache of type attributes keeps some of them, 4,096 at most: they are no leak."""
 _NUMPY_DOMAIN = 389047  # the tracemalloc domain of numpy's arrays
 _UNCOUNTED = 16 * MiB  # a reading notes growth of resident memory that exceeds the count by more than this
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -65,8 +62,8 @@ class HostMeter:
         """No limit: a step that does not fit raises a MemoryError."""
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Run the step four times: to warm it up; for the peak; for resident memory; and to confirm leaks, for which a
-        step is built anew where the lines behind the peak are looked up. If tracemalloc is already running, it is used
+        """Run the step four times: to warm it up; for the peak; to confirm leaks; and for resident memory. Where the
+        lines behind the peak are looked up, a fifth one is built for it. If tracemalloc is already running, it is used
         and left running."""
         reason = self.unavailable_reason()
         if reason is not None:
@@ -82,11 +79,12 @@ class HostMeter:
                 for _ in range(warmup):
                     _count(step)  # following tensors fills caches of Python's, such as those of attribute names
                 counted = _count(step)
-                again = counted if self._lines else _count(step)
+                again = _count(step, for_leaks=True)
             growth = None if was_tracing else resident_growth(step)
+            rows: tuple[Allocation, ...] = ()
             if self._lines:
                 with _tracing(frames=_FRAMES):
-                    again = _count(build("cpu"), rows_near=counted.peak_bytes)
+                    rows = _count(build("cpu"), rows_near=counted.peak_bytes).rows
         resident_bytes = growth.bytes if growth else None
         notes = [note for note in (_RUNNING if growth is None else growth.note,) if note]
         doubts = [_TENSORS] * counted.has_tensors + [_THREADS] * others
@@ -106,7 +104,7 @@ class HostMeter:
             granularity_bytes=GRANULARITY_BYTES,
             exact=not doubts,
             notes=(*doubts, *notes),
-            alive_at_peak=again.rows,
+            alive_at_peak=rows,
         )
 
 
@@ -135,12 +133,18 @@ class _Counted:
     rows: tuple[Allocation, ...]
 
 
-def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
-    """Run ``step`` once. ``rows_near`` is the peak of an earlier run, near which the lines are looked up."""
+def _count(step: Step, *, rows_near: int | None = None, for_leaks: bool = False) -> _Counted:
+    """Run ``step`` once. ``rows_near`` is the peak of an earlier run, near which the lines are looked up.
+
+    ``for_leaks``: without Python's cache of type attributes, which keeps up to 4,096 names by which C code looks some
+    up, such as io's and torch's. It fills from call to call, but is part of a usual peak.
+    """
     live = _LiveBytes()
     tensors = _follow_tensors(live)
     lookup = _Lookup(live, tensors, int(_NEAR_PEAK * rows_near)) if rows_near else None
     with tensors or contextlib.nullcontext(), lookup.installed() if lookup else contextlib.nullcontext():
+        if for_leaks:
+            _clear_type_cache()
         gc.collect()
         live.start()  # after the measurement has allocated all that it needs itself
         result = step()
@@ -150,9 +154,15 @@ def _count(step: Step, *, rows_near: int | None = None) -> _Counted:
         del result
         gc.collect()
         num_tensors = tensors.clear() if tensors is not None else 0
+        if for_leaks:
+            _clear_type_cache()
         gc.collect()  # empties Python's free lists
-        left_bytes = live.now() - _PER_TENSOR * min(num_tensors, _MOST_KEPT)
+        left_bytes = live.now()
     return _Counted(live.base, peak_bytes, held_bytes, left_bytes, num_tensors > 0, lookup.rows if lookup else ())
+
+
+_clear_type_cache: Callable[[], object] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
+"""Python 3.13 has another name for it."""
 
 
 def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:

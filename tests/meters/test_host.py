@@ -119,6 +119,16 @@ def test_a_leak_of_a_few_bytes_a_tensor_is_seen_among_thousands_of_tensors() -> 
     assert peak(step).leaked_bytes > 100 * KiB
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_names_that_python_keeps_of_the_last_look_ups_are_no_leak(lines: bool) -> None:
+    def step() -> None:
+        for _ in range(2000):
+            getattr([], "".join(("app", "end")))  # a new string of 47 bytes or more, as C code may make at every call
+
+    reading = host.HostMeter(lines=lines).measure(lambda _: step)
+    assert reading.leaked_bytes < host.GRANULARITY_BYTES
+
+
 def test_bytes_that_one_call_keeps_are_no_leak() -> None:
     calls: list[object] = []
 
