@@ -33,7 +33,8 @@ def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
 def measure_case(call: FormCall, meter: Meter) -> Outcome:
     """The readings of every phase, and a finding for each that has none. A phase that does not fit the GPU is
     simulated."""
-    readings, errors = too_large_for(meter, call), []
+    meter, readings = fitted(meter, call)
+    errors = []
     phases = [phase for phase in call.phases if phase not in readings]
     try:
         measured = measure_phases(call, [*phases, *phases_beside(phases)] if phases else [], meter)
@@ -84,23 +85,24 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
     return readings
 
 
-def too_large_for(meter: Meter, call: FormCall) -> dict[Phase, Reading]:
-    """Simulated readings of the phases that the meter's GPU cannot hold.
+def fitted(meter: Meter, call: FormCall) -> tuple[Meter, dict[Phase, Reading]]:
+    """The meter for the phases that its GPU can hold, and simulated readings of the others.
 
-    Empty where a meter takes no memory, and where a step cannot be simulated: then the step is tried.
+    All are tried where a meter takes no memory, and where a step cannot be simulated.
     """
     capacity = meter.capacity_bytes()
     if capacity is None:
-        return {}
+        return meter, {}
     simulated, (*before, last) = get_meter("simulated"), call.phases
     try:
         readings = measure_phases(call, [last], simulated)
-        if readings[last].total_bytes <= capacity:  # train takes more than the phases before it
-            return {}
-        readings = measure_phases(call, before, simulated) | readings
+        if readings[last].total_bytes > capacity:  # train takes more than the phases before it
+            readings |= measure_phases(call, before, simulated)
     except Exception:
-        return {}
-    return {phase: reading for phase, reading in readings.items() if reading.total_bytes > capacity}
+        return meter, {}
+    too_large = {phase: reading for phase, reading in readings.items() if reading.total_bytes > capacity}
+    expected = max((reading.total_bytes for phase, reading in readings.items() if phase not in too_large), default=0)
+    return meter.expecting(expected), {phase: too_large[phase] for phase in call.phases if phase in too_large}
 
 
 # ---------------------------------------------------------------- several phases on the same inputs

@@ -144,3 +144,7 @@ class Meter(Protocol):
     def capacity_bytes(self) -> int | None:
         """The bytes that a step and its inputs may take together; None for no limit."""
         ...
+
+    def expecting(self, total_bytes: int) -> Meter:
+        """This meter for a step that takes so many bytes with its inputs: others may measure in the rest of a GPU."""
+        ...

@@ -63,6 +63,7 @@ def _room_bytes(device: int) -> int:
     count as free, must end first."""
     import torch
 
+    torch.cuda.synchronize(device)  # makes the context, for which nobody needs to wait
     with gpu_for_bytes():
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
@@ -227,6 +228,9 @@ class CudaMeter:
 
     def capacity_bytes(self) -> int:
         return gpu_capacity_bytes()
+
+    def expecting(self, total_bytes: int) -> CudaMeter:
+        return CudaMeter(total_bytes)
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """Measure the step after a warm-up, so that cuBLAS workspaces, autotuning and caches are not counted."""

@@ -61,6 +61,9 @@ class HostMeter:
     def capacity_bytes(self) -> None:
         """No limit: a step that does not fit raises a MemoryError."""
 
+    def expecting(self, total_bytes: int) -> HostMeter:
+        return self
+
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """Run the step four times: to warm it up; for the peak; to confirm leaks; and for resident memory. Where the
         lines behind the peak are looked up, a fifth one is built for it. If tracemalloc is already running, it is used

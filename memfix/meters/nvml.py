@@ -41,6 +41,9 @@ class NvmlMeter:
     def capacity_bytes(self) -> int:
         return gpu_capacity_bytes()
 
+    def expecting(self, total_bytes: int) -> NvmlMeter:
+        return self
+
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         import torch
 

@@ -136,11 +136,16 @@ class OnGpu:
     name: str = "cuda"
     simulation: None = None
     ran: list[int] = field(default_factory=list)
+    expected: list[int] = field(default_factory=list)
 
     def unavailable_reason(self) -> None: ...
 
     def capacity_bytes(self) -> int:
         return self.capacity
+
+    def expecting(self, total_bytes: int) -> OnGpu:
+        self.expected.append(total_bytes)
+        return self
 
     def measure(self, build: Any, *, warmup: int = 1) -> Reading:
         reading = replace(METER.measure(build, warmup=warmup), meter=self.name)
@@ -158,7 +163,7 @@ def test_what_does_not_fit_the_gpu_is_simulated_and_not_run() -> None:
     meter = OnGpu(capacity=2**32)
     found = examine_all([all_contracts()["embedding"]], meter, EFFORT, lambda _: None)
     (examination,) = found
-    assert max(meter.ran) <= meter.capacity
+    assert max(meter.ran) == max(meter.expected) <= meter.capacity
     simulated = {key[:2] for key, reading in examination.readings.items() if reading.meter == "simulated"}
     assert simulated == {(NAIVE, "incident")}
     ratios = [f for f in examination.findings if f.case == "incident" and "below naive" in f.message]
@@ -267,6 +272,8 @@ class OnGpu:
     name, simulation = "cuda", None
     def capacity_bytes(self):
         return 2**60
+    def expecting(self, total_bytes):
+        return self
     def measure(self, build, *, warmup=1):
         reading = get_meter("simulated").measure(build, warmup=warmup)
         return replace(reading, device=f"{os.getpid()} of {workers.CudaMeter.num_processes}")

@@ -59,6 +59,9 @@ class SimulatedMeter:
     def capacity_bytes(self) -> None:
         """Fake tensors take no memory."""
 
+    def expecting(self, total_bytes: int) -> SimulatedMeter:
+        return self
+
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """If the step reads values that nothing decides, it is measured under other answers too.
 
