@@ -65,7 +65,7 @@ def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Ite
     dtypes, some = contract.dtypes, made[1 : 1 + len(made) // 6] or made[:1]
     if dtype == dtypes[-1]:
         floating = [spec for spec in contract.inputs if spec.is_floating]
-        yield from (spoiled(made[0], contract, spec) for spec in floating)
+        yield from (call for spec in floating for call in spoiled(made[0], contract, spec))
     if dtype == "float32":
         yield from (in_mode(call, contract, "autocast") for call in some)
     if dtype == ("float64" if "float64" in dtypes else dtypes[-1]) and any(spec.grad for spec in contract.inputs):

@@ -73,15 +73,17 @@ def usual(draws: Draws, contract: Contract, *, seed: int = 0) -> Drawn:
     return max(several, key=num_chunks)
 
 
-def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> Drawn:
-    """A small usual call with a NaN in every row of one input. No token is ignored, or its NaN would be as well."""
+def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> list[Drawn]:
+    """Two small calls with a NaN in every row of one input: in usual sizes, and in sizes that fill no vector of a CPU.
+    No token is ignored, or its NaN would be as well."""
 
-    def spoil(draw: Draw) -> Draw:
+    def spoil(draw: Draw, *, in_usual_sizes: bool) -> Draw:
         as_usual = _as_usual(contract, draw)
-        case = replace(as_usual.case, present=(spec.name,) if spec.optional else ())
+        dims = as_usual.case.dims if in_usual_sizes else {name: _few(contract.dims[name]) for name in draw.case.dims}
+        case = replace(as_usual.case, dims=dims, present=(spec.name,) if spec.optional else ())
         return replace(as_usual, case=case, share=0.0, spoiled=spec.name)
 
-    return simplest.changed(spoil)
+    return [simplest.changed(partial(spoil, in_usual_sizes=wanted)) for wanted in (True, False)]
 
 
 def in_mode(call: Drawn, contract: Contract, mode: Mode) -> Drawn:
@@ -271,6 +273,11 @@ _SEEDS, _FOUR, _BOOLEANS = st.integers(0, 2**16), st.integers(0, 3), st.booleans
 def _axis_sizes(dim: Dim) -> st.SearchStrategy[int]:
     """Half of the sizes are in the lower third: most errors show there, and sooner."""
     return _sizes(dim, high=dim.low + (dim.high - dim.low) // 3) | _sizes(dim)
+
+
+def _few(dim: Dim) -> int:
+    """The third size of a dim: of one alone often nothing depends."""
+    return min(dim.high, dim.low + 2 * dim.multiple_of)
 
 
 def _rounded(dim: Dim, size: int) -> int:

@@ -46,7 +46,7 @@ def _run_naive(call: FormCall, device: str) -> Reference:
         wide = in_dtype(own, torch.float64)
         truth = run(wide)
         if call.draw.spoiled is not None:
-            truth = _where_it_counts(call, run, device, truth)
+            truth = _where_it_counts(call, run, own[call.draw.spoiled].isnan(), truth)
         if getattr(torch, call.draw.case.dtype) == torch.float64:
             naive = _off_as_in_float32(run, own, truth)
             if any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in own.values()):
@@ -86,15 +86,16 @@ def blaming_naive() -> Iterator[None]:
         raise NaiveFailed(f"{type(error).__name__}: {error}") from error
 
 
-def _where_it_counts(call: FormCall, run: Callable[[Tensors], Answer], device: str, truth: Answer) -> Answer:
+def _where_it_counts(call: FormCall, run: Callable[[Tensors], Answer], is_nan: torch.Tensor, truth: Answer) -> Answer:
     """The truth of a spoiled call, with NaN only in what the spoiled values decide.
 
     NaN times a weight of zero is NaN in naive as well; a form that skips what it does not see need not repeat that.
     """
     name = call.draw.spoiled
     assert name is not None
-    whole = in_dtype(replace(call, draw=replace(call.draw, spoiled=None)).inputs(device), torch.float64)
-    halved = {**whole, name: (0.5 * whole[name].detach()).requires_grad_(whole[name].requires_grad)}
+    whole = in_dtype(replace(call, draw=replace(call.draw, spoiled=None)).inputs(str(is_nan.device)), torch.float64)
+    half = whole[name].detach() * torch.where(is_nan, 0.5, 1.0)
+    halved = {**whole, name: half.requires_grad_(whole[name].requires_grad)}
     one, other = run(whole).tensors, run(halved).tensors
     counts = {key: torch.as_tensor(one[key] != other[key]) for key in truth.tensors}
     return Answer({key: t if t is None else t.where(counts[key], 0) for key, t in truth.tensors.items()}, truth.dtypes)

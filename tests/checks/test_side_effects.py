@@ -38,8 +38,8 @@ def test_every_floating_input_is_spoiled_in_one_dtype_and_spelled() -> None:
     made = contract_of(product)
     calls = [call.draw for dtype in made.dtypes for call in drawn_calls(made, dtype, 20)]
     spoiled = [draw for draw in calls if draw.spoiled]
-    assert [draw.spoiled for draw in spoiled] == ["x", "scale"]
-    assert len([draw for draw in calls if draw.mode == "plain"]) == 20 * len(made.dtypes) + 2
+    assert [draw.spoiled for draw in spoiled] == ["x", "x", "scale", "scale"]
+    assert len([draw for draw in calls if draw.mode == "plain"]) == 20 * len(made.dtypes) + 4
     for draw in spoiled:
         assert Draw.parsed(made, draw.spelled()).spoiled == draw.spoiled
         tensors = make_inputs(made, draw, "cpu")
