@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import platform
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -24,6 +27,9 @@ from .workspace.layout import is_dense
 aten = torch.ops.aten
 
 _NODE_KEY = "memfix_node"
+_IN_ORDER = platform.machine() not in ("x86_64", "AMD64")
+"""Whether this machine's compiler evaluates the arguments of a function in order. That for x86, with which the tables
+were measured, begins with the last."""
 _STACK_BYTES_PER_NODE = 280  # 240 to 280 were seen
 _STACK_BYTES_OF_OTHERS = 256 << 10
 _STACK_BYTES_OF_THREADS = 8 << 20  # what glibc gives one
@@ -37,6 +43,23 @@ class EngineWatch:
         self._numbers_of_gradients: list[range] = []
         self._num_nodes = 0
         self._finished_node: int | None = None
+        self._casts: dict[int, tuple[CodeType, int]] = {}
+        """The number of a cast under autocast -> the instruction of Python that asked for it."""
+
+    def remember_cast(self, caller: FrameType) -> None:
+        """A cast runs, on behalf of ``caller``. Its node was made last."""
+        if _IN_ORDER and torch.is_grad_enabled() and _is_in_autocast():
+            self._casts[torch._C._autograd._get_sequence_nr() - 1] = caller.f_code, caller.f_lasti
+
+    def _turn_casts(self, nodes: Iterable[Any]) -> None:
+        """Number those casts from the last to the first that autocast makes in one call, of one operator's arguments.
+        The engine runs the highest number first, and what waits meanwhile is alive."""
+        numbered = {node._sequence_nr(): node for node in nodes if node.name() == "ToCopyBackward0"}
+        casts = sorted((number, self._casts.pop(number)) for number in numbered if number in self._casts)
+        for _, call in itertools.groupby(enumerate(casts), key=lambda found: (found[1][0] - found[0], found[1][1])):
+            numbers = [number for _, (number, _) in call]
+            for number, turned in zip(numbers, reversed(numbers), strict=True):
+                numbered[number]._set_sequence_nr(turned)
 
     def writes_in_place(self, operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
         """Whether the engine would have added into ``args[0]`` without a dispatch mode."""
@@ -93,6 +116,8 @@ class EngineWatch:
                 num_gradients.update(edges[node])
                 waiting.extend(following for following, _ in edges[node])
         _make_room_to_free(len(edges))
+        if self._casts:
+            self._turn_casts(edges)
         if self._numbers_of_gradients:
             self._watch_order([node._sequence_nr() for node, following in edges.items() if following])
         for node, following in edges.items():
@@ -103,6 +128,12 @@ class EngineWatch:
 
     def _node_finished(self, number: int, _grad_inputs: Any, _grad_outputs: Any) -> None:
         self._finished_node = number
+
+
+def _is_in_autocast() -> bool:
+    """``torch.is_autocast_enabled`` is always False where a dispatch mode runs."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting() > 0
 
 
 def _make_room_to_free(num_nodes: int) -> None:

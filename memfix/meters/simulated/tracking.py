@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -265,6 +266,8 @@ class StorageTracker(TorchDispatchMode):
         if traits.indexes and _writes_by_mask(args):
             with self:
                 return func(args[0], _without_masks(args[1]), *args[2:], **kwargs)
+        if func is aten._to_copy.default:
+            self.engine.remember_cast(sys._getframe(2))
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         may_be_real = traits.is_sent or (traits.runs_on_real and given)
         # zeros of forward-mode derivatives have no memory, so they are real on a GPU that is not there
