@@ -11,9 +11,9 @@ from memfix.ops.nsa import naive, nsa, triton
 from memfix.ops.nsa.triton import triton_nsa
 
 SIZES: dict[str, Any] = {"compress_block": 4, "compress_stride": 2, "select_block": 6, "num_selected": 4, "window": 7}
-SMALL = {"tokens": 40, "heads": 2, "width": 8}
+SMALL = {"tokens": 40, "heads": 2, "width": 8, "batch": 1}
 CALLS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
-    "two tiles of channels": ({**SMALL, "width": 80}, {}),
+    "two tiles of channels": ({**SMALL, "width": 80, "batch": 2}, {}),
     "channels for one tile and a rest that is too small": ({**SMALL, "width": 20}, {}),
     "as many heads as a tile has rows": ({**SMALL, "tokens": 12, "heads": 17}, {}),
     "selection blocks of several tiles": ({**SMALL, "tokens": 90}, {"select_block": 40, "num_selected": 2}),
@@ -31,13 +31,15 @@ SELECTIONS = [
 ]
 
 
-def inputs(tokens: int, heads: int, width: int, dtype: torch.dtype = torch.float32, magnitude: float = 1.0) -> Any:
+def inputs(
+    tokens: int, heads: int, width: int, dtype: torch.dtype = torch.float32, magnitude: float = 1.0, batch: int = 1
+) -> Any:
     """q of two key-value heads, k, v and gates, a quarter of them below zero: all leaves."""
     made = torch.Generator().manual_seed(0)
-    q = magnitude * torch.randn(2, tokens, 2, heads, width, generator=made)
-    k = magnitude * torch.randn(2, tokens, 2, width, generator=made)
-    v = torch.randn(2, tokens, 2, width, generator=made)
-    gates = torch.rand(2, tokens, 2, heads, 3, generator=made) - 0.25
+    q = magnitude * torch.randn(batch, tokens, 2, heads, width, generator=made)
+    k = magnitude * torch.randn(batch, tokens, 2, width, generator=made)
+    v = torch.randn(batch, tokens, 2, width, generator=made)
+    gates = torch.rand(batch, tokens, 2, heads, 3, generator=made) - 0.25
     return [tensor.to(dtype).requires_grad_() for tensor in (q, k, v, gates)]
 
 
@@ -87,12 +89,21 @@ def selections(dtype: torch.dtype, magnitude: float, tokens: int = 48) -> tuple[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naive, "_selected", lambda *arguments: masks.append(honest(*arguments)) or masks[-1])
         naive.naive_nsa(*tensors, **SIZES)
-    out = triton_nsa(*tensors, **SIZES, queries_per_chunk=tokens)
+    out = selecting(tensors)
     assert out.grad_fn is not None
     selected = out.grad_fn.saved_tensors[-1].long()  # type: ignore[attr-defined]
     mask = torch.zeros(*selected.shape[:2], masks[0].shape[-1] + 1, dtype=torch.bool)
     mask.scatter_(-1, selected.where(selected >= 0, masks[0].shape[-1]), True)
     return mask[..., :-1], masks[0].flatten(0, 1)
+
+
+def selecting(tensors: Any, **options: float) -> torch.Tensor:
+    """A forward in one chunk, of which only the selection is looked at: the branches that it does not need are left
+    out."""
+    with pytest.MonkeyPatch.context() as patch:
+        for branch in ("window", "selected"):
+            patch.setattr(triton._Rows, branch, lambda *_: None)
+        return triton_nsa(*tensors, **SIZES, **options, queries_per_chunk=tensors[0].shape[1])
 
 
 def selected_by_16_bits(magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +165,7 @@ def num_doubtful(magnitude: float, **options: float) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_settle", "_score"):
             patch.setattr(triton._Selection, name, counting(name))
-        triton_nsa(*inputs(100, 3, 8, torch.bfloat16, magnitude), **SIZES, **options, queries_per_chunk=100)
+        selecting(inputs(100, 3, 8, torch.bfloat16, magnitude), **options)
     return counted["_settle"], counted["_score"]
 
 
