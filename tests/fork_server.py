@@ -17,17 +17,19 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from typing import IO, Any
 
 from forked_python import SERVERS, Server, forked_python
 
 # what memfix, its benchmarks and a pytest session import, in the order in which a fresh process would
-IMPORTED = ("pytest", "numpy", "torch", "torch._dynamo", "hypothesis.strategies", "rich.table", "click", "yaml")
+IMPORTED = ("pytest", "numpy", "torch", "torch._dynamo", "hypothesis.strategies", "rich.progress", "click", "yaml")
 
 
 def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    import torch
     from hypothesis import given, strategies
 
     assert "memfix" not in sys.modules, "each command imports its own memfix"
@@ -35,6 +37,10 @@ def main() -> None:
     assert len(threads) == 1, "a fork copies the calling thread only; another one may hold a lock"
     # Hypothesis looks at all objects when it first draws
     given(strategies.none())(lambda nothing: None).hypothesis.fuzz_one_input(b"")
+    # no child ends what torch has begun here: that would take longer than many a command
+    atexit.unregister(torch._dynamo.utils.dump_compile_times)
+    for begun in weakref.finalize._registry:  # type: ignore[attr-defined]
+        begun.atexit = False
     gc.collect()  # so that no child soon does: it would look at all of torch, and copy its pages
     serve(sys.stdin, os.fdopen(os.dup(1), "w"))
 
