@@ -239,7 +239,7 @@ PROFILES["dev"] = Effort("dev", equality_examples=2, memory_examples=1)
 workers._WORTH_A_START = 0
 workers.os.cpu_count = lambda: 2
 said = []
-contracts = [all_contracts()[op] for op in ("rope_positions", "embedding")]
+contracts = [all_contracts()[op] for op in ("matmul", "embedding")]
 found = workers.examine_all(contracts, get_meter("simulated"), PROFILES["dev"], said.append)
 findings = [finding for examination in found for finding in examination.findings]
 bad = [finding.message for finding in findings if finding.status not in ("pass", "note")]
@@ -251,11 +251,11 @@ def test_workers_bring_back_what_they_found_and_say_when_an_op_is_done() -> None
     child = forked_python("-c", BY_WORKERS, cwd=ROOT)
     assert child.returncode == 0, child.stderr
     ops, num_findings, bad, said = json.loads(child.stdout)
-    assert ops == ["rope_positions", "embedding"]
+    assert ops == ["matmul", "embedding"]
     assert num_findings > 10
     assert bad == []
     done = [line.split(" is examined")[0] for line in said if " is examined" in line]
-    assert sorted(done) == ["embedding", "rope_positions"]
+    assert sorted(done) == ["embedding", "matmul"]
     assert said[-1].endswith("is examined")
 
 
