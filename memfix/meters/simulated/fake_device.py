@@ -18,6 +18,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...atomic_write import write_whole
 from ...errors import UsageError
@@ -137,8 +138,10 @@ def install() -> None:
     suffix = "dylib" if sys.platform == "darwin" else "so"
     c10 = ctypes.CDLL(str(library / f"libc10.{suffix}"))
     libtorch = ctypes.CDLL(str(library / f"libtorch_cpu.{suffix}"))
-    returns_zero, returns_one = _constant_function(0), _constant_function(1)
+    returns_zero = _returns_zero()
     _install_device_guard(c10, returns_zero)
+    # libtorch asks at every operator whether CUDA was built, and a C function answers far sooner than a Python one
+    returns_one = _address(ctypes.pythonapi.Py_IsInitialized)
     _patch_cuda_hooks(libtorch, is_built=returns_one, has_primary_context=returns_zero)
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "cuda":
@@ -151,11 +154,15 @@ def _keep_forever(*objects: object) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def _constant_function(value: int) -> int:
-    """The address of a C function that returns ``value`` for any arguments."""
+def _returns_zero() -> int:
+    """The address of a C function that returns 0 for any arguments."""
     signature = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)
-    function = signature(lambda _: value)
+    function = signature(lambda _: 0)
     _keep_forever(function)
+    return _address(function)
+
+
+def _address(function: Any) -> int:
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address
