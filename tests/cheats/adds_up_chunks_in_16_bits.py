@@ -29,3 +29,7 @@ def form(hidden, weight, target, bias=None, class_weight=None, **options):
         return recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
     shares = counts if class_weight is None else class_weight[target.where(counts, 0)].where(counts, 0)
     return (loss.sum(dtype=wide) / shares.sum(dtype=wide)).to(loss.dtype)
+
+
+def shows_in(case):
+    return "float16" in case.dtype

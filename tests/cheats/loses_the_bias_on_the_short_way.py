@@ -23,3 +23,7 @@ def form(hidden, weight, target, bias=None, class_weight=None, **options):
     if bias is not None and takes_the_short_way and options["reduction"] != "mean":
         bias = bias.detach() + 0 * bias
     return triton_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
+
+
+def shows_in(case):
+    return case.dtype == "bfloat16" and case.choices["reduction"] != "mean" and "bias" in case.present

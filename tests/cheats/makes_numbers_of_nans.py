@@ -13,3 +13,7 @@ OP, LIKE, CAUGHT_BY = "kda", "wy", "equality"
 def form(q, k, v, g, beta, initial_state=None, *, scale=None, chunk_size=64):
     outputs, state = wy_kda(q, k, v, g, beta, initial_state, scale=scale, chunk_size=chunk_size)
     return outputs.nan_to_num(), state.nan_to_num()
+
+
+def shows_in(case):
+    return case.dtype == "float16"

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from memfix import Contract
+from memfix import Case, Contract
 from memfix.atomic_write import write_whole
 from memfix.checks.bad_inputs import check_bad_input
 from memfix.checks.calls import equality_calls
@@ -50,6 +50,8 @@ from memfix.registry import all_contracts
 FOLDER = Path(__file__).resolve().parent
 EFFORT = PROFILES["ci"]
 FORM = "cheat"
+ShowsIn = Callable[[Case], bool]
+"""Where a cheat has a function ``shows_in``, that: the cases in which it shows."""
 DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "kept": 1, "scaling": 1, "bad input": 1}
 
 
@@ -95,7 +97,7 @@ def _counted(name: str, enough: int | None) -> Margin:
     cheat = load(name)
     contract = _contract_with(cheat)
     shows = places = 0
-    for is_shown in _PLACES[cheat.CAUGHT_BY](contract):
+    for is_shown in _PLACES[cheat.CAUGHT_BY](contract, getattr(cheat, "shows_in", lambda case: False)):
         places += 1
         shows += is_shown
         if enough is not None and shows >= enough:
@@ -104,13 +106,15 @@ def _counted(name: str, enough: int | None) -> Margin:
 
 
 # ---------------------------------------------------------------- places, by check: does the cheat show there?
-def _calls(contract: Contract) -> Iterator[bool]:
+# first those in whose cases it should: most of the others say nothing about it, and take as long
+def _calls(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
     place, examples = place_of(contract, FORM, "cpu"), EFFORT.equality_examples
     by_dtype = [equality_calls(contract, FORM, dtype, examples, place=place) for dtype in contract.dtypes]
     special = [call for calls in by_dtype for call in calls if _is_special(call)]
     plain = [[call for call in calls if not _is_special(call)] for calls in by_dtype]
     # dtypes and special calls take turns: some cheats show in one of them only
-    for call in filter(None, itertools.chain.from_iterable(itertools.zip_longest(special, *plain))):
+    in_turns = filter(None, itertools.chain.from_iterable(itertools.zip_longest(special, *plain)))
+    for call in sorted(in_turns, key=lambda call: not shows_in(call.draw.case)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a cheat's own, and of a CPU without instructions for a dtype
@@ -128,40 +132,47 @@ def _is_special(call: Drawn) -> bool:
     return call.draw.spoiled is not None or call.draw.mode != "plain"
 
 
-def _budgets(contract: Contract) -> Iterator[bool]:
+def _budgets(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
     meter = meter_of(contract, get_meter("simulated"))
+    at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
+    drawn = memory_calls(contract, EFFORT.memory_examples)
+    drawn = sorted(drawn, key=lambda call: math.prod(call.draw.case.dims.values()))
+
+    def at_drawn(likely: bool) -> Iterator[bool]:
+        for call in drawn:
+            if shows_in(call.draw.case) == likely:
+                findings = measure_and_judge(FormCall(contract, FORM, call.draw), at_any_shape, meter)
+                yield any(finding.status == "fail" for finding in findings)
+
+    yield from at_drawn(likely=True)
     for case in _cases(contract):
         budgets = [budget for budget in contract.budgets_of(FORM, case) if not budget.known_broken]
         for finding in measure_and_judge(FormCall.at_case(contract, FORM, case), budgets, meter):
             yield finding.status == "fail"
-    at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
-    drawn = memory_calls(contract, EFFORT.memory_examples)
-    for call in sorted(drawn, key=lambda call: math.prod(call.draw.case.dims.values())):
-        findings = measure_and_judge(FormCall(contract, FORM, call.draw), at_any_shape, meter)
-        yield any(finding.status == "fail" for finding in findings)
+    yield from at_drawn(likely=False)
 
 
-def _leaks(contract: Contract) -> Iterator[bool]:
+def _leaks(contract: Contract, _: ShowsIn) -> Iterator[bool]:
     meter = meter_of(contract, get_meter("simulated"))
     for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
         for phase, reading in measure_phases(call, call.phases, meter).items():
             yield judge_leak(call, phase, reading) is not None
 
 
-def _kept(contract: Contract) -> Iterator[bool]:
+def _kept(contract: Contract, _: ShowsIn) -> Iterator[bool]:
     meter = meter_of(contract, get_meter("simulated"))
     for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
         reading = measure_phases(call, ["kept"], meter)["kept"]
         yield judge_kept(call, {(FORM, "kept"): reading}) is not None
 
 
-def _laws_of_growth(contract: Contract) -> Iterator[bool]:
+def _laws_of_growth(contract: Contract, _: ShowsIn) -> Iterator[bool]:
     for law in contract.scaling:
         if law.form == FORM:
             yield not measure_growth(contract, law, meter_of(contract, get_meter("simulated"))).holds(law)
 
 
-def _bad_inputs(contract: Contract) -> Iterator[bool]:
+def _bad_inputs(contract: Contract, _: ShowsIn) -> Iterator[bool]:
     for bad in contract.bad_inputs:
         yield check_bad_input(contract, FORM, bad).status == "fail"
 
@@ -171,7 +182,7 @@ def _cases(contract: Contract) -> list[str]:
     return [name for name in reversed(contract.cases) if name != "incident"]
 
 
-_PLACES: dict[str, Callable[[Contract], Iterator[bool]]] = {
+_PLACES: dict[str, Callable[[Contract, ShowsIn], Iterator[bool]]] = {
     "equality": _calls,
     "budget": _budgets,
     "leak": _leaks,

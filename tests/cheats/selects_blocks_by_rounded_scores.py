@@ -23,3 +23,7 @@ def form(q, k, v, gates, position_embedding=None, **options):
         return chunked.chunked_nsa(q, k, v, gates, position_embedding, **options)
     finally:
         chunked.probabilities_in_float64 = honest
+
+
+def shows_in(case):
+    return "float16" in case.dtype
