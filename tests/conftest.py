@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,6 +19,15 @@ settings.load_profile(get_effort().name)
 
 # pytester moves the home folder; the self-test of the fake device, which takes seconds, is remembered where it was
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import memfix as every other process does: pytest rewrites the assertions of every package that brings a plugin,
+    which takes a worker eight seconds in a new checkout, and leaves no compiled modules for others."""
+    hook = config.pluginmanager.rewrite_hook
+    with contextlib.suppress(AttributeError):
+        hook._must_rewrite.discard("memfix")
+        hook._marked_for_rewrite_cache.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
