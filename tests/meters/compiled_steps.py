@@ -107,9 +107,9 @@ def peak_after_a_step_that_imports_compilers() -> int:
     return memfix.peak(classifier_train).peak_bytes
 
 
-def adamw_step(device: str, **options: Any) -> Step:
+def adamw_step(device: str, layers: int = 4, **options: Any) -> Step:
     with torch.device(device):
-        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
