@@ -173,6 +173,20 @@ def test_what_a_program_has_frozen_stays_frozen_and_nothing_else_does():
         gc.unfreeze()
 
 
+def test_named_ranges_reach_the_profiler_and_take_nothing():
+    def build(device):
+        def step():
+            with torch.profiler.record_function("range"):
+                return torch.empty(4, device=device)
+
+        return step
+
+    with torch.profiler.profile() as profiler:
+        reading = simulated(build)
+    assert (reading.peak_bytes, reading.exact) == (16, True)
+    assert [row.count for row in profiler.key_averages() if row.key == "range"] == [2]  # the warm-up, and the step
+
+
 def test_build_that_returns_no_step_is_refused():
     with pytest.raises(
         UsageError, match="build must return the step to measure, a function without arguments; got None"

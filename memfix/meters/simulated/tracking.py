@@ -91,6 +91,9 @@ class StorageTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return _metadata(func, args, kwargs)
+        if func.namespace == "profiler":  # names of ranges, without tensors: FakeTensorMode takes long to see that
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs)
         self.ledger.settle()
         self.ledger.enter_phase(self.phase.name)
         result = self._view(func, args, kwargs) if func in VIEWS else UNKNOWN
