@@ -31,7 +31,7 @@ _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device
 _UNPREDICTABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _OTHER_VIEWS = (
     aten.alias.default, aten.diagonal.default, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default,
-    aten.unbind.int, aten.unfold.default, aten._unsafe_view.default,
+    aten.unbind.int, aten.unfold.default, aten._reshape_alias.default, aten._unsafe_view.default,
 )  # fmt: skip
 VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     **{operator: operator for operator in _OTHER_VIEWS},
