@@ -14,6 +14,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from .learned_operators import LearnedOperators
+
 
 def hurry() -> None:
     """For a process that interprets kernels, at its start."""
@@ -50,7 +52,9 @@ def _prepare_the_language_once(interpreter: Any, tl: Any) -> None:
 
 
 def _call_the_language_directly(interpreter: Any, tl: Any) -> None:
-    """Call functions of the language without copying the keywords and without the check before each of them."""
+    """Call functions of the language without copying the keywords and without the check before each of them, and learn
+    the operators of tensors."""
+    learned = LearnedOperators(interpreter, tl)
 
     def call_directly(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         semantic = interpreter.TritonSemantic(builder)
@@ -60,7 +64,8 @@ def _call_the_language_directly(interpreter: Any, tl: Any) -> None:
             kwargs["_semantic"] = semantic
             return member(*args, **kwargs)
 
-        scope.set_attr(obj, name, call)
+        learning = {tl.core.tensor: learned.of_tensors, tl: learned.of_language, tl.core: learned.of_language}.get(obj)
+        scope.set_attr(obj, name, learning(name, call) if learning else call)
 
     interpreter._patch_attr  # noqa: B018 - where there is none, it stays as it is
     interpreter._patch_attr = call_directly

@@ -1,0 +1,205 @@
+"""Operators of kernels that the interpreter works out once for arguments of the same types.
+
+At every ``a + b`` Triton's interpreter promotes dtypes, makes a tensor of a number, broadcasts shapes and describes the
+result. All of that follows from the types, so it is done once and kept as a recipe: one call of numpy, and the
+attributes of the result. A recipe is kept only if it gives bit by bit what the interpreter gave. It is looked for only
+where numpy's rules are Triton's: arithmetic in bfloat16, in unsigned integers, and between integers and floats is left
+to the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+Operator = Callable[..., Any]
+Arrays = Callable[..., Any]
+"""The array of a result, from the arguments of its operator."""
+
+_FLOATS, _INTEGERS = ("fp16", "fp32", "fp64"), ("int32", "int64")
+_NUMBERS = (*_FLOATS, *_INTEGERS)
+_COMPARES = {
+    "__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal", "__eq__": "equal",
+    "__ne__": "not_equal",
+}  # fmt: skip
+_LOGIC = {"__and__": "bitwise_and", "__or__": "bitwise_or"}
+_OF_FLOATS = {"__truediv__": "divide"}
+_OF_INTEGERS = {"__mod__": "fmod"}
+_BINARY = {
+    "__add__": "add", "__radd__": "add", "__sub__": "subtract", "__mul__": "multiply", "__rmul__": "multiply",
+    **_COMPARES, **_LOGIC, **_OF_FLOATS, **_OF_INTEGERS,
+}  # fmt: skip
+_ALL = slice(None)
+
+
+class LearnedOperators:
+    """Makes operators that learn from the interpreter's own."""
+
+    def __init__(self, interpreter: Any, tl: Any) -> None:
+        self._tensor, self._constexpr = tl.core.tensor, tl.core.constexpr
+        self._handle, self._semantic = interpreter.TensorHandle, interpreter.interpreter_semantic
+
+    def of_tensors(self, name: str, interpreted: Operator) -> Operator:
+        """The operator of tensors called ``name``, of which the interpreter has ``interpreted``."""
+        if name in _BINARY:
+            return self._learned(interpreted, self._key_of_two, lambda one, other: self._binary(name, one, other))
+        if name == "__getitem__":
+            return self._learned(interpreted, self._key_of_index, self._indexed)
+        return self._learned(interpreted, self._key_of_cast, self._cast) if name == "to" else interpreted
+
+    def of_language(self, name: str, interpreted: Operator) -> Operator:
+        """The function of the language called ``name``, of which the interpreter has ``interpreted``."""
+        if name == "where":
+            return self._learned(interpreted, self._key_of_three, self._chosen)
+        return self._learned(interpreted, self._key_of_load, self._loaded) if name == "load" else interpreted
+
+    def _learned(
+        self, interpreted: Operator, key_of: Callable[..., Hashable], arrays_of: Callable[..., Arrays | None]
+    ) -> Operator:
+        recipes: dict[Hashable, Operator | None] = {}
+
+        def operator(*args: Any, **named: Any) -> Any:
+            key = key_of(*args, **named)
+            recipe = recipes.get(key)
+            if recipe is not None:
+                return recipe(*args, **named)
+            result = interpreted(*args, **named)
+            if key is not None and key not in recipes:
+                arrays = arrays_of(*args, **named)
+                found = None if arrays is None else arrays(*args, **named)
+                recipes[key] = self._recipe(arrays, result) if _are_alike(found, result.handle.data) else None
+            return result
+
+        return operator
+
+    def _recipe(self, arrays: Any, like: Any) -> Operator:
+        """Makes tensors of ``arrays``, in all else like the given one."""
+        new, tensor, handle = object.__new__, self._tensor, self._handle
+        attributes, dtype = vars(like), like.handle.dtype
+
+        def recipe(*args: Any, **named: Any) -> Any:
+            made = new(tensor)
+            made.__dict__ = {**attributes, "handle": handle(arrays(*args, **named), dtype)}
+            return made
+
+        return recipe
+
+    # ---------------------------------------------------------------- keys
+    def _key(self, value: Any) -> Hashable:
+        """A tensor by its types, and a number as it is; None for anything else."""
+        kind = type(value)
+        if kind is self._tensor:
+            return value.type.name, value.handle.dtype.name
+        if kind is self._constexpr:
+            value = value.value
+            kind = type(value)
+        return (kind, value) if kind is int or kind is float else None
+
+    def _key_of_two(self, one: Any, other: Any) -> Hashable:
+        theirs = self._key(other)
+        return None if theirs is None else (one.type.name, one.handle.dtype.name, theirs)
+
+    def _key_of_three(self, condition: Any, one: Any, other: Any) -> Hashable:
+        key = self._key(condition), self._key(one), self._key(other)
+        return None if None in key else key
+
+    def _key_of_index(self, one: Any, index: Any) -> Hashable:
+        if type(index) is not tuple or not all(part is None or part == _ALL for part in index):
+            return None
+        return (one.type.name, one.handle.dtype.name, *(part is None for part in index))
+
+    def _key_of_cast(self, one: Any, dtype: Any, *how: Any, **named: Any) -> Hashable:
+        return None if how or named else (one.type.name, one.handle.dtype.name, getattr(dtype, "name", None))
+
+    def _key_of_load(self, pointer: Any, mask: Any = None, other: Any = None, **how: Any) -> Hashable:
+        return None if how or mask is None else (self._key(pointer), self._key(mask), self._key(other), other is None)
+
+    # ---------------------------------------------------------------- arrays
+    def _binary(self, name: str, one: Any, other: Any) -> Arrays | None:
+        import numpy as np
+
+        compute, dtype = getattr(np, _BINARY[name]), one.dtype
+        if type(other) is not self._tensor:
+            constant = self._constant(name, dtype, other)
+            return None if constant is None else lambda one, other: compute(one.handle.data, constant)
+        if dtype.is_ptr():
+            if name != "__add__" or other.dtype.name not in _INTEGERS:
+                return None
+            width = max(1, dtype.element_ty.primitive_bitwidth // 8)
+            return lambda one, other: one.handle.data + width * other.handle.data.astype(np.uint64)
+        if not any(dtype.name in kind and other.dtype.name in kind for kind in _kinds_of(name)):
+            return None
+        return lambda one, other: compute(one.handle.data, other.handle.data)
+
+    def _constant(self, name: str, dtype: Any, number: Any) -> Any:
+        """A number as an array of the other operand's dtype; None where the interpreter computes in another one."""
+        semantic, number = self._semantic, getattr(number, "value", number)
+        as_tensor = semantic.to_tensor(number)
+        if not any(dtype.name in kind for kind in _kinds_of(name)) or as_tensor.dtype.name not in _NUMBERS:
+            return None
+        compares, divides = name in _COMPARES, name in _OF_FLOATS or name in _OF_INTEGERS
+        # beside a comparison a number is a tensor like any other
+        if semantic.computation_type_impl(dtype, False, as_tensor.dtype, not compares, divides) != dtype:
+            return None
+        return (semantic.cast(as_tensor, dtype) if compares else semantic.scalar_constant(number, dtype)).handle.data
+
+    def _indexed(self, one: Any, index: Any) -> Arrays | None:
+        """``x[:, None]`` and the like."""
+        return (lambda one, index: one.handle.data[index]) if one.type.is_block() else None
+
+    def _cast(self, one: Any, dtype: Any) -> Arrays | None:
+        if one.dtype.name == dtype.name:
+            return lambda one, dtype: one.handle.data
+        if one.dtype.name not in _NUMBERS or dtype.name not in _NUMBERS:
+            return None
+        kind = self._semantic.cast(one, dtype).handle.data.dtype
+        return lambda one, dtype: one.handle.data.astype(kind)
+
+    def _chosen(self, condition: Any, one: Any, other: Any) -> Arrays | None:
+        import numpy as np
+
+        both = [value for value in (one, other) if type(value) is self._tensor]
+        names = {value.dtype.name for value in both}
+        if type(condition) is not self._tensor or condition.dtype.name != "int1" or len(names) != 1:
+            return None
+        if len(both) == 2:
+            return lambda condition, one, other: np.where(condition.handle.data, one.handle.data, other.handle.data)
+        number = other if both[0] is one else one
+        constant = self._constant("__add__", both[0].dtype, number)
+        if constant is None:
+            return None
+        if both[0] is one:
+            return lambda condition, one, other: np.where(condition.handle.data, one.handle.data, constant)
+        return lambda condition, one, other: np.where(condition.handle.data, constant, other.handle.data)
+
+    def _loaded(self, pointer: Any, mask: Any, other: Any = None) -> Arrays | None:
+        import numpy as np
+
+        handle, semantic = self._handle, self._semantic
+        if type(mask) is not self._tensor or mask.dtype.name != "int1" or type(other) is self._tensor:
+            return None
+        if not pointer.type.is_block() or pointer.dtype.element_ty.name == "int1":
+            return None
+        shape, filled, load = pointer.handle.data.shape, None, semantic.builder.create_masked_load
+        if other is not None:
+            number = semantic.cast(semantic.to_tensor(other), pointer.dtype.element_ty).handle
+            filled = handle(np.full(shape, number.data), number.dtype)
+
+        def load_again(pointer: Any, mask: Any, other: Any = None) -> Any:
+            wide = handle(np.broadcast_to(mask.handle.data, shape), mask.handle.dtype)
+            return load(pointer.handle, wide, filled, None, None, False).data
+
+        return load_again
+
+
+def _kinds_of(name: str) -> tuple[tuple[str, ...], ...]:
+    """The dtypes that an operator may mix by numpy's rules."""
+    if name in _LOGIC:
+        return (("int1",),)
+    return (_FLOATS,) if name in _OF_FLOATS else (_INTEGERS,) if name in _OF_INTEGERS else (_FLOATS, _INTEGERS)
+
+
+def _are_alike(ours: Any, theirs: Any) -> bool:
+    if ours is None:
+        return False
+    return (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
