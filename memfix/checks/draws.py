@@ -308,8 +308,19 @@ def _edges_of(size: int) -> set[int]:
 def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
     """Random shapes: one above each case, and others near the smaller cases, at least ``examples`` in all.
 
-    In every second call some inputs take no gradient: first one of them, each in turn, then all but one.
+    In every second call some inputs take no gradient: first one of them, each in turn, then all but one. The calls are
+    the same for every form. They are drawn once and cached.
     """
+    name = repr((contract.name, contract.dims, contract.cases, contract.choices, contract.inputs, contract.dtypes))
+    if (name, examples) not in _FOR_MEMORY:
+        _FOR_MEMORY[name, examples] = _memory_calls(contract, examples)
+    return _FOR_MEMORY[name, examples]
+
+
+_FOR_MEMORY: dict[tuple[str, int], list[Drawn]] = {}
+
+
+def _memory_calls(contract: Contract, examples: int) -> list[Drawn]:
     above = [drawn(memory_draws(contract, case.name), contract, 2)[1] for case in contract.cases.values()]
     near = drawn(memory_draws(contract), contract, max(examples - len(above), (examples + 1) // 2))
     calls = [*above, *near]
