@@ -65,9 +65,9 @@ class HostMeter:
         return self
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Run the step four times: to warm it up; for the peak; to confirm leaks; and for resident memory. Where the
-        lines behind the peak are looked up, a fifth one is built for it. If tracemalloc is already running, it is used
-        and left running."""
+        """Run the step to warm it up, for the peak, to confirm a leak, and for resident memory. Where the lines behind
+        the peak are looked up, another step is built for it. If tracemalloc is already running, it is used and left
+        running."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"host meter unavailable: {reason}")
@@ -82,7 +82,8 @@ class HostMeter:
                 for _ in range(warmup):
                     _count(step)  # following tensors fills caches of Python's, such as those of attribute names
                 counted = _count(step)
-                again = _count(step, for_leaks=True)
+                leaks = counted.left_bytes > GRANULARITY_BYTES  # or a cache grew
+                again = _count(step, for_leaks=True) if leaks else counted
             growth = None if was_tracing else resident_growth(step)
             rows: tuple[Allocation, ...] = ()
             if self._lines:
