@@ -31,9 +31,12 @@ def _has_autograd_threads() -> bool:
 
 
 @ends_with_parent
-def start_worker() -> None:
-    """Begin a worker of a process pool."""
+def start_worker(num_processes: int = 1) -> None:
+    """Begin a worker of a process pool. ``num_processes`` may measure on one GPU."""
+    from ..meters.cuda import CudaMeter
+
     take_one_core()
+    CudaMeter.num_processes = num_processes
 
 
 def take_one_core() -> None:

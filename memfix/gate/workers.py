@@ -22,7 +22,6 @@ from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..meters import get_meter
 from ..meters.base import Meter
-from ..meters.cuda import CudaMeter
 from ..registry import all_contracts
 
 
@@ -216,14 +215,9 @@ def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
     """A pool whose processes, if they are forked, are there before this process has another thread."""
     context = multiprocessing.get_context(method)
-    pool = ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(num_workers + 1,))
+    pool = ProcessPoolExecutor(num_workers, context, initializer=start_worker, initargs=(num_workers + 1,))
     pool.submit(os.getpid)
     return pool
-
-
-def _start_worker(num_processes: int) -> None:
-    start_worker()
-    CudaMeter.num_processes = num_processes
 
 
 @contextlib.contextmanager

@@ -266,6 +266,7 @@ from dataclasses import replace
 from memfix.checks.effort import PROFILES, Effort
 from memfix.gate import workers
 from memfix.meters import get_meter
+from memfix.meters.cuda import CudaMeter
 from memfix.registry import all_contracts
 PROFILES["dev"] = Effort("dev", equality_examples=2, memory_examples=1)
 class OnGpu:
@@ -276,7 +277,7 @@ class OnGpu:
         return self
     def measure(self, build, *, warmup=1):
         reading = get_meter("simulated").measure(build, warmup=warmup)
-        return replace(reading, device=f"{os.getpid()} of {workers.CudaMeter.num_processes}")
+        return replace(reading, device=f"{os.getpid()} of {CudaMeter.num_processes}")
 workers._WORTH_A_START = 0
 workers.os.cpu_count = lambda: 3
 workers.get_meter = lambda name: OnGpu() if name == "cuda" else get_meter(name)
