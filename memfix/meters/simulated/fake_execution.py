@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from .hide_dispatch_modes import hide_python_key, show_python_key
 from .peers import given_back
 from .workspace import Call, storage_bytes
 from .workspace.rules import tensors_in
+
+aten = torch.ops.aten
 
 
 def run_on_fakes(
@@ -51,5 +54,20 @@ def _as_on_cuda(call: Call) -> Any:
         call.outputs.untyped_storage().resize_(size)
     if (given := given_back(call.operator, call.args, call.kwargs)) is not None:
         return given
-    change = OUTPUTS_ON_CUDA.get(call.operator)
+    change = _CHANGES.get(call.operator)
     return call.outputs if change is None else change(call)
+
+
+def _with_contiguous_gradient(call: Call) -> Any:
+    """A GPU's kernel writes the gradient of the input in order; the fake one in the layout of the upstream gradient."""
+    gradient, *others = call.outputs
+    if gradient is None or gradient.is_contiguous():
+        return call.outputs
+    return torch.empty_like(gradient, memory_format=torch.contiguous_format), *others
+
+
+_CHANGES: dict[Any, Callable[[Call], Any]] = {
+    **OUTPUTS_ON_CUDA,
+    aten.native_layer_norm_backward.default: _with_contiguous_gradient,
+    aten._fused_rms_norm_backward.default: _with_contiguous_gradient,
+}
