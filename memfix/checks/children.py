@@ -32,7 +32,7 @@ def _has_autograd_threads() -> bool:
 
 @ends_with_parent
 def start_worker(num_processes: int = 1) -> None:
-    """Begin a worker of a process pool. ``num_processes`` may measure on one GPU."""
+    """Begin a worker of a process pool. ``num_processes`` is how many of them measure on one GPU."""
     from ..meters.cuda import CudaMeter
 
     take_one_core()

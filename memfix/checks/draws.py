@@ -276,7 +276,7 @@ def _axis_sizes(dim: Dim) -> st.SearchStrategy[int]:
 
 
 def _few(dim: Dim) -> int:
-    """The third size of a dim: of one alone often nothing depends."""
+    """The third size of a dim. In the first, such as one key, the output often does not depend on an input."""
     return min(dim.high, dim.low + 2 * dim.multiple_of)
 
 

@@ -78,12 +78,13 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     plans = {contract.name: gate_plan(contract, meter) for contract in contracts}
     every = [check for plan in plans.values() for check in plan]
     # a real GPU measures only what was found equal
-    later = [check for check in every if meter.simulation is None and check.kind == "memory"]
-    batches = batches_of(check for check in every if check not in later)
+    is_later = {check: meter.simulation is None and check.kind == "memory" for check in every}
+    batches = batches_of(check for check in every if not is_later[check])
     if not travels or num_workers < 2 or len(batches) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
     with _one_core():
         found = _run_batches(batches, effort, min(num_workers, len(batches)), say)
+        later = (check for check in every if is_later[check])
         due = [check for check in later if is_due(check, registered[check.op], meter, found[check.op])]
         measured = _run_batches(batches_of(due, meter.name), effort, min(num_workers, _MOST_ON_A_GPU), say)
     for op, more in measured.items():

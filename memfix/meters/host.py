@@ -82,8 +82,8 @@ class HostMeter:
                 for _ in range(warmup):
                     _count(step)  # following tensors fills caches of Python's, such as those of attribute names
                 counted = _count(step)
-                leaks = counted.left_bytes > GRANULARITY_BYTES  # or a cache grew
-                again = _count(step, for_leaks=True) if leaks else counted
+                may_leak = counted.left_bytes > GRANULARITY_BYTES  # or a cache of Python's grew
+                again = _count(step, for_leaks=True) if may_leak else counted
             growth = None if was_tracing else resident_growth(step)
             rows: tuple[Allocation, ...] = ()
             if self._lines:
