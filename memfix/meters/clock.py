@@ -9,8 +9,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .base import Step
@@ -68,7 +67,7 @@ def race(
     """
     steps = (first, second)
     forth = (1, 0) if second_begins else (0, 1)
-    with _without_collections():
+    with only_our_own_cycles():
         for which in forth:  # a first call may compile or build caches, and a GPU that idled is 4 % faster
             _elapsed_s(steps[which], device, 1)
         begin = time.perf_counter()
@@ -193,19 +192,6 @@ def _usual_s(step: Step, device: str) -> float:
     """The median time of several calls. The shortest would make the waiting time too short."""
     _elapsed_s(step, device, 1)
     return statistics.median(_elapsed_s(step, device, 1) for _ in range(7))
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable automatic garbage collection, which would run inside some timed steps and not in others."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _elapsed_s(step: Step, device: str, repeats: int) -> float:

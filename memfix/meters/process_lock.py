@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import threading
 import time
@@ -93,16 +92,19 @@ class ProcessLock:
 
 
 class SharedParts:
-    """Equal parts of something, such as a GPU's memory. A process takes some of them; whoever came first goes first.
+    """Equal parts of something, such as a GPU's memory. A process takes some of them as soon as so many are free.
 
+    Who wants few may overtake one who waits for many, but only for ``PATIENCE_S``: then nobody gets a part before that
+    one has all of its parts. With no overtaking, a hundred short measurements waited 25 s for one that waited for one.
     A process that has some may ask again and gets no more, so a block may be nested.
     """
 
+    PATIENCE_S = 60.0
     _LOOK_EVERY_S = 0.01
 
     def __init__(self, path: str, number: int) -> None:
         self._path = path
-        self._number = number
+        self._parts = range(number)
         self._has_some = False
 
     @contextlib.contextmanager
@@ -112,30 +114,36 @@ class SharedParts:
             yield
             return
         with open(self._path, "w") as file:  # closing it gives the parts back
-            with open(f"{self._path}.door", "w") as door:
-                fcntl.flock(door, fcntl.LOCK_EX)
-                self._take(file, min(number, self._number))
+            self._wait_for(min(number, len(self._parts)), file)
             self._has_some = True
             try:
                 yield
             finally:
                 self._has_some = False
 
-    def _take(self, file: IO[str], number: int) -> None:
-        taken: set[int] = set()
-        parts = itertools.cycle(range(self._number))
-        while len(taken) < number:
-            part = next(parts)
-            if part not in taken and _took(file, part):
-                taken.add(part)
-            elif part == self._number - 1:
+    def _wait_for(self, number: int, file: IO[str]) -> None:
+        begin = time.monotonic()
+        with open(f"{self._path}.door", "w") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            while not self._took(number, file):
+                if time.monotonic() - begin < self.PATIENCE_S:
+                    fcntl.flock(door, fcntl.LOCK_UN)
                 time.sleep(self._LOOK_EVERY_S)
+                fcntl.flock(door, fcntl.LOCK_EX)
+
+    def _took(self, number: int, file: IO[str]) -> bool:
+        """Take ``number`` parts, or none. Whoever asks holds the door."""
+        free = [part for part in self._parts if _took_byte(file, part)]
+        keeps = number if len(free) >= number else 0
+        for part in free[keeps:]:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, part)
+        return keeps == number
 
 
-def _took(file: IO[str], part: int) -> bool:
-    """Take one byte of a file for this process. Returns False if another process has it."""
+def _took_byte(file: IO[str], position: int) -> bool:
+    """Lock one byte of a file for this process. Returns False if another process has it."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, part)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, position)
     except (BlockingIOError, PermissionError):
         return False
     return True

@@ -28,16 +28,19 @@ def flock(file, how, flock=fcntl.flock):
 fcntl.flock = flock
 import process_lock
 path, how = sys.argv[1:]
-if how.isdigit():
+if how.strip("!").isdigit():
     waits = iter([lambda: print("waits", flush=True)])
-    process_lock.time = type("Time", (), {{"sleep": lambda _: next(waits, lambda: None)()}})
-    wanted = process_lock.SharedParts(path, {PARTS}).taken(int(how))
+    process_lock.time = type("Time", (), {{"sleep": lambda _: next(waits, lambda: None)(), "monotonic": lambda: 0.0}})
+    parts = process_lock.SharedParts(path, {PARTS})
+    parts.PATIENCE_S = 0 if how.endswith("!") else 60
+    wanted = parts.taken(int(how.strip("!")))
 else:
     wanted = process_lock.ProcessLock(path).held(alone=how == "alone")
 with wanted:
     print("has it", flush=True)
 """
-"""Says whether it has to wait, and when it has the lock, or as many parts as it wants."""
+"""Says whether it has to wait, and when it has the lock, or as many parts as it wants. One with a ``!`` has waited long
+enough to be overtaken by nobody."""
 STUCK_S = 600
 """No lock of a test takes so long, however busy the machine is."""
 
@@ -173,9 +176,17 @@ def test_who_wants_more_than_is_free_waits(parts: SharedParts, path: Path, wante
     assert child.gets_it()
 
 
-def test_nobody_overtakes_one_who_waits_for_many_parts(parts: SharedParts, path: Path) -> None:
+def test_who_wants_few_parts_overtakes_one_who_waits_for_many(parts: SharedParts, path: Path) -> None:
     with parts.taken(1):
         first = Child(path, str(PARTS))
+        assert first.waits()
+        assert Child(path, str(PARTS - 1)).gets_it()
+    assert first.gets_it()
+
+
+def test_nobody_overtakes_one_who_has_waited_long(parts: SharedParts, path: Path) -> None:
+    with parts.taken(1):
+        first = Child(path, f"{PARTS}!")
         assert first.waits()
         second = Child(path, "1")
         assert second.waits(), "though a part is free now"

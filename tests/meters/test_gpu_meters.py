@@ -10,6 +10,7 @@ import torch
 
 import memfix
 from memfix.errors import MeasurementError, MeterUnavailable
+from memfix.meters import cuda
 from memfix.meters.cuda import CudaMeter
 from memfix.meters.nvml import GRANULARITY_BYTES, NvmlMeter
 from memfix.units import GiB, MiB
@@ -17,6 +18,21 @@ from memfix.units import GiB, MiB
 
 def build_buffer(device: str, *, size: int):
     return lambda: torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def test_python_collects_only_where_more_is_allocated_than_after_the_last_time(monkeypatch):
+    allocated, collections = [0], []
+
+    def collect():
+        collections.append(allocated[0])
+        allocated[0] -= allocated[0] % 10  # the cycles' share
+
+    monkeypatch.setattr(cuda, "_allocated_after_cycles", 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
+    monkeypatch.setattr(cuda.gc, "collect", collect)
+    for allocated[0] in (0, 13, 10, 5, 5, 11):
+        cuda._free_cycles()
+    assert collections == [13, 11]
 
 
 def build_failing(device: str):
