@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 
 def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -30,8 +31,19 @@ def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply``, for one with ``setup_context``: torch reads the signature of its ``forward`` in every call,
-    which takes the host three times as long as the rest, and only ``torch.func`` and ``torch.compile`` need it."""
+    """``function.apply``, for one with ``setup_context``, at the least price for the host.
+
+    Where no gradient can be asked for, ``forward`` is called itself. Elsewhere torch reads its signature in every call,
+    which takes three times as long as the rest, and only ``torch.func`` and ``torch.compile`` need it.
+    """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return function.apply(*arguments)
+    if forward_ad._current_level < 0 and not _needs_graph(arguments):
+        return function.forward(*arguments)
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+def _needs_graph(arguments: tuple[Any, ...]) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments)

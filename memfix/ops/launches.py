@@ -16,7 +16,21 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, bool, type(None))
 _ALIGNED_BYTES = 16  # kernels are compiled for pointers at multiples of it, or for any
 _MOST_KEPT = 4096  # of launches, where sizes change all the time
-_compiled: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+_compiled: dict[tuple[object, ...], _Compiled] = {}
+
+
+class _Compiled:
+    """A compiled kernel, with its constants in the order of its parameters, and the launchers of its grids."""
+
+    def __init__(self, kernel: Any, constants: tuple[object, ...]) -> None:
+        self._kernel, self._constants = kernel, constants
+        self._launchers: dict[tuple[int, ...], Any] = {}
+
+    def launch(self, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        launcher = self._launchers.get(grid)
+        if launcher is None:
+            launcher = self._launchers[grid] = self._kernel[(*grid, 1, 1)[:3]]
+        launcher(*arguments, *self._constants)
 
 
 def launch(
@@ -24,18 +38,16 @@ def launch(
 ) -> None:
     """``kernel[grid](*arguments, **constants)``: tensors, descriptors of tensors, numbers and None, then the constexprs
     by name."""
-    options = {"num_warps": num_warps, "num_stages": num_stages}
     key = _key_of(kernel, arguments, (num_warps, num_stages, *constants.values()))
     found = None if key is None else _compiled.get(key)
     if found is not None:
-        compiled, rest = found
-        compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+        found.launch(grid, arguments)
         return
-    compiled = kernel[grid](*arguments, **constants, **options)
+    compiled = kernel[grid](*arguments, **constants, num_warps=num_warps, num_stages=num_stages)
     if key is not None:
         if len(_compiled) >= _MOST_KEPT:
             _compiled.clear()
-        _compiled[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+        _compiled[key] = _Compiled(compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :]))
 
 
 def next_power_of_two(number: int) -> int:

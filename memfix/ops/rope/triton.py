@@ -82,10 +82,10 @@ class _Turn(torch.autograd.Function):
 def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool) -> torch.Tensor:
     from .kernels import turn
 
-    x_BTHD = x.reshape(-1, *x.shape[-3:]) if x.numel() else x.new_empty(0, *x.shape[-3:])
-    out_BTHD = torch.empty_like(x_BTHD)
     if not x.numel():
-        return out_BTHD.view(x.shape)
+        return torch.empty_like(x)
+    x_BTHD = x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+    out_BTHD = torch.empty_like(x_BTHD)
     num_sequences, length, num_heads, width = x_BTHD.shape
     pairs = next_power_of_two(width // 2)
     heads = min(next_power_of_two(num_heads), max(1, TILES.pairs // pairs))
@@ -99,4 +99,4 @@ def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | N
         NUM_PAIRS=width // 2, HAS_POSITIONS=positions_BT is not None, TURNS_BACK=turns_back,
         TOKENS=tokens, HEADS=heads, PAIRS=pairs, num_warps=TILES.num_warps, num_stages=1,
     )  # fmt: skip
-    return out_BTHD.view(x.shape)
+    return out_BTHD if x.dim() == 4 else out_BTHD.view(x.shape)
