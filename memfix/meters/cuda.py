@@ -59,14 +59,13 @@ def gpu_capacity_bytes() -> int:
 
 @functools.cache
 def _room_bytes(device: int) -> int:
-    """The memory that this process may have in all. It is asked once: others' measurements, whose memory would not
-    count as free, must end first."""
+    """The memory that this process may have in all: what is free, and what others hold in order to measure."""
     import torch
 
-    torch.cuda.synchronize(device)  # makes the context, for which nobody needs to wait
-    with gpu_for_bytes():
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    held_by_others = _parts_of_gpu(_uuid()).num_taken()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return int(min(total, free + torch.cuda.memory_reserved(device) + held_by_others * total // _ALL_PARTS))
 
 
 @contextlib.contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Literal
 
 How = Literal["alone", "beside"]
@@ -105,39 +106,61 @@ class SharedParts:
     def __init__(self, path: str, number: int) -> None:
         self._path = path
         self._parts = range(number)
-        self._has_some = False
+        self._ours: list[int] = []
 
     @contextlib.contextmanager
     def taken(self, number: int) -> Iterator[None]:
-        """Wait for ``number`` parts, at most all of them, and hold them until the block ends."""
-        if self._has_some:
+        """Wait for ``number`` parts, one at least and all of them at most, and hold them until the block ends."""
+        if self._ours:
             yield
             return
-        with open(self._path, "w") as file:  # closing it gives the parts back
-            self._wait_for(min(number, len(self._parts)), file)
-            self._has_some = True
-            try:
-                yield
-            finally:
-                self._has_some = False
+        self._wait_for(max(1, min(number, len(self._parts))))
+        try:
+            yield
+        finally:
+            self._give_back(self._ours)
+            self._ours = []
 
-    def _wait_for(self, number: int, file: IO[str]) -> None:
-        begin = time.monotonic()
-        with open(f"{self._path}.door", "w") as door:
+    def num_taken(self) -> int:
+        """How many parts other processes hold now."""
+        with self._door() as door:
             fcntl.flock(door, fcntl.LOCK_EX)
-            while not self._took(number, file):
+            free = self._grabbed()
+            self._give_back(free)
+        return len(self._parts) - len(self._ours) - len(free)
+
+    def _wait_for(self, number: int) -> None:
+        begin = time.monotonic()
+        with self._door() as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            while not self._took(number):
                 if time.monotonic() - begin < self.PATIENCE_S:
                     fcntl.flock(door, fcntl.LOCK_UN)
                 time.sleep(self._LOOK_EVERY_S)
                 fcntl.flock(door, fcntl.LOCK_EX)
 
-    def _took(self, number: int, file: IO[str]) -> bool:
+    def _took(self, number: int) -> bool:
         """Take ``number`` parts, or none. Whoever asks holds the door."""
-        free = [part for part in self._parts if _took_byte(file, part)]
-        keeps = number if len(free) >= number else 0
-        for part in free[keeps:]:
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, part)
-        return keeps == number
+        free = self._grabbed()
+        self._ours = free[:number] if len(free) >= number else []
+        self._give_back(free[len(self._ours) :])
+        return bool(self._ours)
+
+    def _grabbed(self) -> list[int]:
+        """All parts that nobody holds, which this process now does."""
+        return [part for part in self._parts if part not in self._ours and _took_byte(self._file, part)]
+
+    def _give_back(self, parts: Sequence[int]) -> None:
+        for part in parts:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, part)
+
+    @functools.cached_property
+    def _file(self) -> IO[str]:
+        """A byte for each part. It stays open: closing it would give back everything that this process holds."""
+        return open(self._path, "w")
+
+    def _door(self) -> IO[str]:
+        return open(f"{self._path}.door", "w")
 
 
 def _took_byte(file: IO[str], position: int) -> bool:

@@ -28,6 +28,9 @@ def flock(file, how, flock=fcntl.flock):
 fcntl.flock = flock
 import process_lock
 path, how = sys.argv[1:]
+if how == "count":
+    print(process_lock.SharedParts(path, {PARTS}).num_taken())
+    sys.exit()
 if how.strip("!").isdigit():
     waits = iter([lambda: print("waits", flush=True)])
     process_lock.time = type("Time", (), {{"sleep": lambda _: next(waits, lambda: None)(), "monotonic": lambda: 0.0}})
@@ -71,8 +74,11 @@ class Child:
         return self._said.readline() == "waits\n"
 
     def gets_it(self) -> bool:
+        return self.says("has it")
+
+    def says(self, at_last: str) -> bool:
         said, _ = self._process.communicate(timeout=STUCK_S)
-        return self._process.returncode == 0 and said.endswith("has it\n")
+        return self._process.returncode == 0 and said.endswith(f"{at_last}\n")
 
 
 def test_another_process_waits_until_the_lock_is_free(lock: ProcessLock, path: Path) -> None:
@@ -166,6 +172,15 @@ def parts(path: Path) -> SharedParts:
 def test_parts_that_are_free_are_had_at_once(parts: SharedParts, path: Path) -> None:
     with parts.taken(3):
         assert Child(path, "1").gets_it()
+
+
+def test_parts_that_others_hold_are_counted(parts: SharedParts, path: Path) -> None:
+    assert parts.num_taken() == 0
+    with parts.taken(3):
+        assert Child(path, "count").says("3")
+        assert parts.num_taken() == 0, "its own are not others'"
+        assert Child(path, "count").says("3"), "and it has them still"
+    assert Child(path, "count").says("0")
 
 
 @pytest.mark.parametrize("wanted", ["2", str(PARTS), str(PARTS + 5)])
