@@ -235,6 +235,28 @@ def test_an_optimizer_from_before_the_move_trains_the_moved_parameters() -> None
 
 
 @pytest.mark.parametrize("move", ["to", "data"])
+def test_what_a_step_makes_moves_and_drops_is_freed(move: str) -> None:
+    """As a loss of detection does, which is a module with a buffer."""
+
+    def build(device: str) -> Any:
+        def step() -> None:
+            net = small_net()
+            if move == "to":
+                net.to(device)
+            else:
+                for tensor in (*net.parameters(), *net.buffers()):
+                    tensor.data = tensor.data.to(device)
+            optimizer = torch.optim.AdamW(net.parameters())
+            trained(net, optimizer, device)()
+
+        return step
+
+    reading = memfix.peak(build)
+    assert reading.peak_bytes > 0
+    assert (reading.held_bytes, reading.leaked_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("move", ["to", "data"])
 def test_an_optimizer_from_outside_and_its_model_are_as_before(move: str) -> None:
     net = small_net()
     optimizer = torch.optim.AdamW(net.parameters())

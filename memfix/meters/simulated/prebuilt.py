@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ def weights_restored() -> Iterator[None]:
 
     On a GPU ``module.to(device)`` gives each parameter other data. A real tensor cannot get those of a fake one, so the
     two are swapped, and swapped back on exit. Buffers are replaced. Gradients, and what optimizers keep, are put back.
+    What a step makes, moves and drops is not kept alive for that.
     """
     apply = torch.nn.Module._apply
     data_of: Any = torch.Tensor.data  # a descriptor
@@ -28,13 +30,13 @@ def weights_restored() -> Iterator[None]:
     def moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         is_real = any(map(_is_real, (*module._parameters.values(), *module._buffers.values())))
         if is_real:
-            undo.extend((_put_back(module._buffers), _give_back_gradients(module)))
+            undo.append(_restore_of_module(module))
         with applied([(torch.__future__, "get_swap_module_params_on_conversion", lambda: is_real)]):
             return apply(module, *args, **kwargs)
 
     def swap(one: torch.Tensor, other: torch.Tensor) -> None:
         if _is_real(one):
-            undo.append(lambda: _swapped(one, other))
+            undo.append(_restore_of_swap(one, other))
         _swapped(one, other)
 
     def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -48,7 +50,7 @@ def weights_restored() -> Iterator[None]:
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if id(optimizer) not in stepped:
             stepped.add(id(optimizer))
-            undo.extend(map(_put_back, (*optimizer.state.values(), optimizer.state)))
+            undo.append(_restore_of_optimizer(optimizer))
 
     hook = register_optimizer_step_pre_hook(before_step)
     patches: list[Patch] = [
@@ -69,25 +71,49 @@ def _is_real(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and not isinstance(tensor, FakeTensor)
 
 
-def _put_back(held: dict[Any, Any]) -> Callable[[], None]:
-    before = {**held}
+def _restore_of_module(module: torch.nn.Module) -> Callable[[], None]:
+    """Puts back the buffers of a module and the gradients of its parameters."""
+    module_now, buffers = weakref.ref(module), {**module._buffers}
+    gradients = [(weakref.ref(each), each.grad) for each in module._parameters.values() if each is not None]
 
     def restore() -> None:
-        held.clear()
-        held.update(before)
+        for parameter_now, gradient in gradients:
+            if (parameter := parameter_now()) is not None:
+                parameter.grad = gradient
+        if (module := module_now()) is not None:
+            _refill(module._buffers, buffers)
 
     return restore
 
 
-def _give_back_gradients(module: torch.nn.Module) -> Callable[[], None]:
-    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
-    gradients = [parameter.grad for parameter in parameters]
+def _restore_of_swap(one: torch.Tensor, other: torch.Tensor) -> Callable[[], None]:
+    """Swaps back. From now on ``other`` has the real numbers."""
+    one_now = weakref.ref(one)
 
     def restore() -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        if (one := one_now()) is not None:
+            _swapped(one, other)
 
     return restore
+
+
+def _restore_of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Puts back what an optimizer keeps."""
+    optimizer_now, state = weakref.ref(optimizer), {**optimizer.state}
+    entries = [(held, {**held}) for held in state.values()]
+
+    def restore() -> None:
+        for held, before in entries:
+            _refill(held, before)
+        if (optimizer := optimizer_now()) is not None:
+            _refill(optimizer.state, state)
+
+    return restore
+
+
+def _refill(held: dict[Any, Any], before: dict[Any, Any]) -> None:
+    held.clear()
+    held.update(before)
 
 
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
