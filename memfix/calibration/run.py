@@ -6,15 +6,17 @@ import gc
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import MeterUnavailable
 from ..meters.base import StepBuilder
 from ..meters.simulated.gpus import GPU, GPUS, plain_name
 from ..meters.simulated.tables import Standing, Table
+from ..meters.simulated.workspace.cudnn import Convolution
 from ..provenance import describe
 from . import probes
+from .convolutions import workspaces
 from .observe import Observation, OperatorWatch
 from .probes.registry import PROBES
 
@@ -34,8 +36,12 @@ class Calibration:
     """Probes that did not run, and why."""
 
 
-def calibrate(chosen: Mapping[str, StepBuilder], say: Callable[[str], None] = lambda _: None) -> Calibration:
-    """Run the probes on this machine's GPU."""
+def calibrate(
+    chosen: Mapping[str, StepBuilder],
+    convolutions: Iterable[Convolution] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Calibration:
+    """Run the probes, and measure the workspace of the convolutions, on this machine's GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -57,7 +63,8 @@ def calibrate(chosen: Mapping[str, StepBuilder], say: Callable[[str], None] = la
     gc.unfreeze()
     observations = tuple(watch.observations.values())
     surroundings = {**describe(), "cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-    return Calibration(_tabulated(gpu, surroundings, observations), observations, failures)
+    table = replace(_tabulated(gpu, surroundings, observations), convolutions=workspaces(convolutions, say))
+    return Calibration(table, observations, failures)
 
 
 def _run_watched(build: StepBuilder, watch: OperatorWatch) -> None:

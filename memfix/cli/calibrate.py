@@ -20,7 +20,9 @@ SHOWN_MISSES = 40
 
 @click.command()
 @click.option("--run", "do_run", is_flag=True, help="Probe this machine's GPU and write its table.")
-@click.option("--only", metavar="TEXT", multiple=True, help="Only probes whose name contains this, to update a table.")
+@click.option(
+    "--only", metavar="TEXT", multiple=True, help="Only probes whose name contains this, or cudnn, to update a table."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.  [default: your own tables]")
 @gpu_option
 @json_option
@@ -28,7 +30,7 @@ def calibrate(do_run: bool, only: tuple[str, ...], out: Path | None, gpu: str, j
     """Which rules for kernels' hidden bytes were measured on a GPU, and which are assumed.
 
     With --run each operator's hidden bytes are probed on this machine's GPU over a range of shapes and held against
-    its rule; exit 1 where one is wrong.
+    its rule; exit 1 where one is wrong. Convolutions of well-known networks are measured too (alone: --only cudnn).
     """
     from ..gate import report
     from ..meters.simulated.gpus import get_gpu
@@ -39,19 +41,24 @@ def calibrate(do_run: bool, only: tuple[str, ...], out: Path | None, gpu: str, j
             raise click.UsageError("--only and --out belong to --run")
         return _show(get_gpu(gpu), report_console(to_stderr=json_path == "-"), json_path)
     from ..atomic_write import write_whole
+    from ..calibration.convolutions import known_convolutions
     from ..calibration.run import all_probes
     from ..calibration.run import calibrate as probe
     from ..errors import UsageError
-    from ..meters.simulated.tables import own_tables, read_table, table_of
+    from ..meters.simulated.tables import file_name, own_tables, read_table, table_of
 
-    probes = {name: build for name, build in all_probes().items() if not only or any(text in name for text in only)}
-    if not probes:
+    def is_chosen(name: str) -> bool:
+        return not only or any(text in name for text in only)
+
+    probes = {name: build for name, build in all_probes().items() if is_chosen(name)}
+    convolutions = known_convolutions() if is_chosen("cudnn") else []
+    if not probes and not convolutions:
         raise UsageError(f"--only: no probe's name contains {' or '.join(map(repr, only))}")
     with progress() as say:
-        found = probe(probes, say)
+        found = probe(probes, convolutions, say)
     console = report_console(to_stderr=json_path == "-")
     _print_run(found, console)
-    path, table = out or own_tables() / f"{found.table.gpu.name.lower()}.json", found.table
+    path, table = out or own_tables() / file_name(found.table.gpu), found.table
     if only:
         before = read_table(path) if path.exists() else table_of(table.gpu)
         table = before.updated(table) if before is not None else table
@@ -78,6 +85,8 @@ def _print_run(found: Calibration, console: Console) -> None:
         f"{len(found.observations) - len(missed) - len(unknown):,} as their rule says, {len(missed)} missed, "
         f"{len(unknown)} without a rule, kept as measured"
     )
+    if found.table.convolutions:
+        console.print(f"{len(found.table.convolutions):,} convolutions of cuDNN, kept as measured")
 
 
 def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
@@ -108,7 +117,9 @@ def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
         for name, standing in standings.items():
             style = "green" if standing.startswith("calibrated") else "red" if standing.startswith("missed") else "dim"
             console.print(Text(f"  {name:<52} {standing}", style=style))
-        console.print(f"  {len(table.measured)} calls that no rule derives are known as measured")
+        as_measured = f"{len(table.measured)} calls that no rule derives"
+        as_measured += f", and {len(table.convolutions):,} convolutions of cuDNN"
+        console.print(f"  {as_measured}, are known as measured")
     console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
     if json_path is not None:
         report.write_report(json_path, report.as_json({"gpu": gpu.name, "rules": standings}))

@@ -22,6 +22,7 @@ TABLE = Table(
     {"torch": "2.11.0", "date": "2025-01-02T03:04:05Z"},
     {"aten.sort": Standing(7, 2, 1), "aten.mm": Standing(calls=3)},
     {"aten.stft.default(float32[9])": 512, "aten.fft_r2c.default(float32[8])": 0},
+    {"forward float32 2,3,8,8 4,3,3,3": 131, "weight float16 2,3,8,8 4,3,3,3 stride=2,2 channels_last": 0},
 )
 A100 = GPUS["A100"]
 
@@ -53,7 +54,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", [TABLE, Table(A100, {})], ids=["full", "empty"])
 def test_the_file_is_json_with_one_entry_a_line(table: Table) -> None:
     text = table.as_text()
-    assert json.loads(text).keys() == {"gpu", "surroundings", "operators", "measured"}
+    assert json.loads(text).keys() == {"gpu", "surroundings", "operators", "measured", "convolutions"}
     assert text.startswith("{\n")
     assert text.endswith("}\n")
 
@@ -124,7 +125,7 @@ def test_the_table_that_memfix_brings_is_found_where_the_user_has_none(
     brought = tmp_path / "package"
     brought.mkdir()
     (brought / "h200.json").write_text(TABLE.as_text())
-    monkeypatch.setattr(tables, "__file__", str(brought / "__init__.py"))
+    monkeypatch.setattr(tables, "SHIPPED", brought)
     assert table_of(H200) == TABLE
     assert table_of(A100) is None
     table_of.cache_clear()

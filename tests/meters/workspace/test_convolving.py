@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from typing import Any
 
@@ -11,9 +10,10 @@ import torch
 from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200, get_gpu
-from memfix.meters.simulated.tables import table_of
-from memfix.meters.simulated.workspace import Call, Estimated, NoRule, Range, convolving, cudnn, hidden_buffers
+from memfix.meters.simulated.tables import SHIPPED, file_name, read_table
+from memfix.meters.simulated.workspace import Estimated, Range, convolving, cudnn
 from memfix.meters.simulated.workspace.cudnn import Convolution
+from memfix.meters.simulated.workspace.cudnn.estimate import estimated
 from memfix.meters.simulated.workspace.cudnn.plans import Plan, Settings
 
 aten = torch.ops.aten
@@ -146,9 +146,9 @@ def answering(monkeypatch: pytest.MonkeyPatch, plan: Plan, version: int = 91900)
 
 @pytest.mark.usefixtures("without_library")
 def test_without_the_library_the_workspace_is_estimated() -> None:
-    x, weight = meta(2, 64, 56, 56, dtype=bf16), meta(64, 64, 3, 3, dtype=bf16)
+    x, weight = meta(3, 64, 56, 56, dtype=bf16), meta(64, 64, 3, 3, dtype=bf16)
     message = (
-        r"^convolution of \[2, 64, 56, 56\] by \[64, 64, 3, 3\], torch.bfloat16: "
+        r"^convolution of \[3, 64, 56, 56\] by \[64, 64, 3, 3\], torch.bfloat16: "
         r"cuDNN chooses its workspace, estimated by its shape$"
     )
     with pytest.raises(Estimated, match=message) as estimate:
@@ -161,7 +161,7 @@ def test_without_the_library_the_workspace_is_estimated() -> None:
 def test_the_librarys_answer_is_the_usual_one_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Plan(engine=45, workspace=12_345))
     with pytest.raises(Estimated, match=r", asked of cuDNN 9\.19\.0 without a GPU$") as estimate:
-        run(aten.convolution.default, meta(2, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN)
+        run(aten.convolution.default, meta(3, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN)
     assert (estimate.value.bytes.least, estimate.value.bytes.usual) == (0, 12_345)
     assert estimate.value.bytes.most >= 12_345 + 132 * 131_072  # each multiprocessor may hold a part of a sum
 
@@ -169,7 +169,7 @@ def test_the_librarys_answer_is_the_usual_one_within_bounds(monkeypatch: pytest.
 def test_a_plan_larger_than_any_estimate_raises_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Plan(engine=45, workspace=1 << 40))
     with pytest.raises(Estimated) as estimate:
-        run(aten.convolution.default, meta(2, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN)
+        run(aten.convolution.default, meta(3, 64, 56, 56), meta(64, 64, 3, 3), None, *PLAIN)
     assert estimate.value.bytes.most == (1 << 40) + 132 * 131_072
 
 
@@ -182,13 +182,13 @@ def test_the_note_names_both_versions_of_the_library(monkeypatch: pytest.MonkeyP
 def test_matrix_products_are_not_asked_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Plan(engine=45, workspace=1 << 30))
     rest = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    x, weight, grad = meta(16, 64, 56, 56), meta(128, 64, 1, 1), meta(16, 128, 56, 56)
+    x, weight, grad = meta(5, 64, 56, 56), meta(128, 64, 1, 1), meta(5, 128, 56, 56)
     with pytest.raises(Estimated) as forward:
         run(aten.convolution.default, x, weight, None, *rest)
     assert forward.value.bytes.usual == 0
     with pytest.raises(Estimated) as gradient:
         run(aten.convolution_backward.default, grad, x, weight, [128], *rest, [False, True, False])
-    assert gradient.value.bytes.usual == 16 * 128 * 64 * 4  # one for each image
+    assert gradient.value.bytes.usual == 5 * 128 * 64 * 4  # one for each image
 
 
 def test_flags_that_differ_from_those_of_recurrent_layers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,54 +204,73 @@ def test_flags_that_differ_from_those_of_recurrent_layers_are_read(monkeypatch: 
     assert cudnn._settings() == Settings(deterministic=False, allow_tf32=False)
 
 
-def measured_convolutions() -> list[tuple[Any, list[Any], int]]:
-    table = table_of(H200)
-    assert table is not None
-    calls = {call: size for call, size in table.measured.items() if call.startswith("aten.convolution")}
-    return [(*_parsed(call), size) for call, size in calls.items()]
+MEASURED = read_table(SHIPPED / file_name(H200)).convolutions
 
 
-def _parsed(call: str) -> tuple[Any, list[Any]]:
-    """The operator and the arguments of a signature, tensors without memory."""
-    match = re.fullmatch(r"aten\.(\w+)\.default\((.*)\)", call)
-    assert match is not None
-    return getattr(aten, match[1]).default, [_argument(text) for text in re.split(r", (?![^\[]*\])", match[2])]
+def test_every_measured_convolution_lies_within_its_bounds() -> None:
+    """And for most of them the usual amount is near, even without the library."""
+    num_near = 0
+    for spelled, workspace in MEASURED.items():
+        convolution = Convolution.read(spelled)
+        assert convolution.spelled == spelled
+        bytes = estimated(convolution)
+        assert bytes.least <= workspace <= bytes.most, spelled
+        num_near += abs(bytes.usual - workspace) <= sum(convolution.sizes) / 20
+    assert len(MEASURED) > 10_000
+    assert num_near > 0.75 * len(MEASURED)
 
 
-def _argument(text: str) -> Any:
-    match = re.fullmatch(r"(\w+)\[([\d,]+)(?: strides ([\d,]+))?\]", text)
-    if match is None:
-        return {"None": None, "True": True, "False": False}[text] if text[0].isalpha() else _numbers(text)
-    shape = [int(size) for size in match[2].split(",")]
-    tensor = meta(*shape, dtype=getattr(torch, match[1]))
-    return tensor if match[3] is None else tensor.as_strided(shape, [int(step) for step in match[3].split(",")])
+# ---------------------------------------------------------------- as measured
+X, WEIGHT = (4, 256, 14, 14), (256, 256, 3, 3)  # of ResNet-18
+CALL = "forward float32 4,256,14,14 256,256,3,3 padding=1,1"
 
 
-def _numbers(text: str) -> Any:
-    if not text.startswith("["):
-        return int(text)
-    return [item == "True" if item.isalpha() else int(item) for item in text[1:-1].split(",")]
+@pytest.mark.parametrize("version", [None, 91900])
+def test_a_convolution_that_was_measured_is_exact(monkeypatch: pytest.MonkeyPatch, version: int | None) -> None:
+    monkeypatch.setattr(cudnn, "version", lambda: version)
+    assert run(aten.convolution.default, meta(*X), meta(*WEIGHT), None, *PLAIN) == [MEASURED[CALL]]
+
+
+def test_it_is_estimated_with_another_version_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, Plan(engine=45, workspace=12_345), version=91700)
+    with pytest.raises(Estimated, match=r"where 9\.19\.0 was measured on H200$"):
+        run(aten.convolution.default, meta(*X), meta(*WEIGHT), None, *PLAIN)
 
 
 @pytest.mark.usefixtures("without_library")
-def test_every_measured_convolution_lies_within_its_bounds() -> None:
-    """And for most of them the usual amount is near, even without the library."""
-    num_near = num_calls = 0
-    for operator, args, measured in measured_convolutions():
-        outputs = operator(*args)
-        made = [t for t in (outputs if isinstance(outputs, tuple) else (outputs,)) if t is not None]
-        try:
-            hidden_buffers(Call(H200, operator, tuple(args), {}, outputs))
-        except Estimated as estimate:
-            bytes = estimate.bytes
-            assert bytes.least <= measured <= bytes.most, (operator, args)
-            tensors = sum(t.numel() * t.element_size() for t in (*args[:2], *made))
-            num_near += abs(bytes.usual - measured) <= tensors / 20
-            num_calls += 1
-        except NoRule:
-            pass
-    assert num_calls > 1000
-    assert num_near > 0.6 * num_calls
+@pytest.mark.parametrize("setting", ["benchmark", "deterministic"])
+def test_it_is_estimated_under_other_settings(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, setting, True)
+    with pytest.raises(Estimated):
+        run(aten.convolution.default, meta(*X), meta(*WEIGHT), None, *PLAIN)
+
+
+@pytest.mark.usefixtures("without_library")
+def test_it_is_estimated_where_all_of_torch_is_deterministic() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(Estimated):
+            run(aten.convolution.default, meta(*X), meta(*WEIGHT), None, *PLAIN)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("batch", "engine", "workspace", "expected"),
+    [
+        (3, 67, 1_000_131, 1_000_000),
+        (3, 45, 1_000_131, 1_000_131),  # an engine that does not share sums
+        (3, 67, 1_000_128, 1_000_128),  # nothing is counted
+        (300, 67, 1_000_131, 1_000_131),  # 345 tiles for 132 multiprocessors
+    ],
+)
+def test_counters_of_shared_sums_are_left_out_where_there_are_few_tiles(
+    monkeypatch: pytest.MonkeyPatch, batch: int, engine: int, workspace: int, expected: int
+) -> None:
+    answering(monkeypatch, Plan(engine, workspace))
+    with pytest.raises(Estimated) as estimate:
+        run(aten.convolution.default, meta(batch, 96, 14, 14), meta(96, 96, 3, 3), None, *PLAIN)
+    assert estimate.value.bytes.usual == expected
 
 
 # ---------------------------------------------------------------- depthwise convolutions

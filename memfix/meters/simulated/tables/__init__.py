@@ -16,6 +16,9 @@ from typing import Any
 from ....errors import MemfixError
 from ..gpus import GPU
 
+SHIPPED = Path(__file__).parent
+"""The folder of the tables that memfix ships."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -33,6 +36,8 @@ class Table:
     operators: Mapping[str, Standing] = field(default_factory=dict)
     measured: Mapping[str, int] = field(default_factory=dict)
     """Signature of a call -> its hidden bytes, for calls that no rule derives."""
+    convolutions: Mapping[str, int] = field(default_factory=dict)
+    """A call of cuDNN -> its workspace."""
 
     def doubt(self, operator: Any) -> str | None:
         """Why the rule of ``operator`` may be inexact; None if it is exact."""
@@ -49,7 +54,8 @@ class Table:
         for name, now in newer.operators.items():
             before = operators.get(name, Standing())
             operators[name] = now if before.missed else replace(now, calls=max(now.calls, before.calls))
-        return Table(newer.gpu, newer.surroundings, operators, {**self.measured, **newer.measured})
+        measured, convolutions = {**self.measured, **newer.measured}, {**self.convolutions, **newer.convolutions}
+        return Table(newer.gpu, newer.surroundings, operators, measured, convolutions)
 
     def as_text(self) -> str:
         """The JSON text, with one operator or call per line in a stable order."""
@@ -58,6 +64,7 @@ class Table:
             "surroundings": dict(self.surroundings),
             "operators": {name: asdict(standing) for name, standing in sorted(self.operators.items())},
             "measured": dict(sorted(self.measured.items())),
+            "convolutions": dict(sorted(self.convolutions.items())),
         }
         lines = [f"{json.dumps(key)}: {_block(value)}" for key, value in data.items()]
         return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -75,11 +82,15 @@ def own_tables() -> Path:
 @functools.cache
 def table_of(gpu: GPU) -> Table | None:
     """The table of this GPU; None if it was never measured."""
-    for folder in (own_tables(), Path(__file__).parent):
-        path = folder / f"{gpu.name.lower()}.json"
+    for folder in (own_tables(), SHIPPED):
+        path = folder / file_name(gpu)
         if path.exists():
             return read_table(path)
     return None
+
+
+def file_name(gpu: GPU) -> str:
+    return f"{gpu.name.lower()}.json"
 
 
 def read_table(path: Path) -> Table:
@@ -87,8 +98,7 @@ def read_table(path: Path) -> Table:
         data = json.loads(path.read_text(encoding="utf-8"))
         gpu = GPU(**{**data["gpu"], "capability": tuple(data["gpu"]["capability"])})
         operators = {name: Standing(**standing) for name, standing in data["operators"].items()}
-        return Table(
-            gpu, dict(data["surroundings"]), operators, {call: int(size) for call, size in data["measured"].items()}
-        )
+        sizes = ({call: int(size) for call, size in data.get(key, {}).items()} for key in ("measured", "convolutions"))
+        return Table(gpu, dict(data["surroundings"]), operators, *sizes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MemfixError(f"{path}: not a table of memfix calibrate ({error}); delete it or write it anew") from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -12,6 +13,10 @@ from ..layout import contiguous_strides
 
 Part = Literal["forward", "image", "weight"]
 """What is computed: the output, the gradient of the image, or the gradient of the weight."""
+
+
+_GEOMETRY = {"padding": 0, "stride": 1, "dilation": 1}
+"""With what they usually are."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,31 @@ class Convolution:
     padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
+
+    @property
+    def spelled(self) -> str:
+        """``forward float32 4,3,224,224 64,3,7,7 padding=3,3 stride=2,2 channels_last``, without what is usual."""
+        words = [self.part, str(self.dtype).removeprefix("torch."), _listed(self.image), _listed(self.weight)]
+        for name, usual in _GEOMETRY.items():
+            if set(numbers := getattr(self, name)) != {usual}:
+                words.append(f"{name}={_listed(numbers)}")
+        return " ".join([*words, "channels_last"] if self.channels_last else words)
+
+    @staticmethod
+    def read(spelled: str) -> Convolution:
+        """The convolution that is spelled so."""
+        part, dtype, *sizes = spelled.split()[:4]
+        image, weight = map(_numbers, sizes)
+        given = dict(option.partition("=")[::2] for option in spelled.split()[4:])
+        padding, stride, dilation = (
+            _numbers(given[name]) if name in given else (usual,) * (len(image) - 2) for name, usual in _GEOMETRY.items()
+        )
+        pixels = zip(image[2:], weight[2:], padding, stride, dilation, strict=True)
+        output = (image[0], weight[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, p, s, d in pixels))
+        is_last = "channels_last" in given
+        return Convolution(
+            cast(Part, part), getattr(torch, dtype), image, weight, output, is_last, padding, stride, dilation
+        )
 
     @property
     def groups(self) -> int:
@@ -53,6 +83,10 @@ class Convolution:
         return image * self.dtype.itemsize, weight * self.dtype.itemsize, output * self.dtype.itemsize
 
     @property
+    def num_results(self) -> int:
+        return self.result_bytes // self.dtype.itemsize
+
+    @property
     def num_multiplications(self) -> int:
         return math.prod(self.output) * math.prod(self.weight[1:])
 
@@ -68,3 +102,11 @@ class Convolution:
         batch, channels, *pixels = shape
         inner = contiguous_strides((batch, *pixels, channels))
         return (inner[0], inner[-1], *inner[1:-1])
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _numbers(listed: str) -> tuple[int, ...]:
+    return tuple(map(int, listed.split(",")))

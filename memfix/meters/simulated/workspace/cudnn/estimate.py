@@ -1,6 +1,6 @@
 """An estimate of cuDNN's workspace by the shapes alone, where the library is not installed or its answer is not enough.
 
-It was fitted to 11,500 choices of cuDNN 9.19 for an sm_90 GPU and to the calls that were measured on an H200. The fast
+It was fitted to 11,500 choices of cuDNN 9.19 for an sm_90 GPU and to 10,671 that were measured on an H200. The fast
 kernels want channels last, and 16 bytes of channels at a time. The library copies tensors that are not so, which makes
 up most of the workspace.
 """
@@ -24,6 +24,8 @@ _MOST_COPIES_OF_GROUPS, _MOST_COPIES_OF_CHANNELS = 9, 3
 """How often the three tensors were copied at most with groups and in depthwise convolutions: groups are filled up."""
 _MOST_PARTIAL_SUMS = {"forward": (2, 24 * MiB), "image": (2, 24 * MiB), "weight": (5, 64 * MiB)}
 """The most bytes beyond a copy of the three tensors without groups: a multiple of them, and in all."""
+_MOST_PARTIAL_PRODUCTS = 16
+"""Of a matrix product, each as large as its result in float32."""
 
 
 def estimated(convolution: Convolution) -> Range:
@@ -38,6 +40,8 @@ def estimated(convolution: Convolution) -> Range:
         most = sizes.total + min(times * sizes.total, limit)
     if convolution.part == "weight":
         most += 2 * sizes.weight_sum
+    if convolution.is_pointwise:
+        most = max(most, _MOST_PARTIAL_PRODUCTS * convolution.num_results * 4, _products_of_images(convolution))
     return Range(0, min(_usual(convolution, sizes), most), most + _SMALL)
 
 
@@ -81,11 +85,13 @@ def _usual(convolution: Convolution, sizes: _Sizes) -> int:
 
 def _usual_of_matrix_product(convolution: Convolution) -> int:
     """cuBLAS runs it. In channels first, each image has its own product, and those of the weight are summed after."""
-    image, _, output = convolution.sizes
     is_one_product = convolution.channels_last or math.prod(convolution.image[2:]) == 1
-    if convolution.part != "weight" or is_one_product:
-        return 0
-    return min(image + output, convolution.image[0] * math.prod(convolution.weight) * 4)
+    return 0 if convolution.part != "weight" or is_one_product else _products_of_images(convolution)
+
+
+def _products_of_images(convolution: Convolution) -> int:
+    """The weight's gradients of all images, in float32."""
+    return convolution.image[0] * math.prod(convolution.weight) * 4
 
 
 def _sums_by_channel(convolution: Convolution) -> int:

@@ -1,0 +1,66 @@
+"""Measures what cuDNN takes for a convolution on this machine's GPU, each part of it on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..meters.simulated.gpus import H200
+from ..meters.simulated.tables import SHIPPED, file_name, read_table
+from ..meters.simulated.workspace.cudnn import Convolution
+
+aten = torch.ops.aten
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_EMPTY_CACHE_EVERY = 200
+
+
+def known_convolutions() -> list[Convolution]:
+    """Those of well-known networks, which were measured on an H200."""
+    return [Convolution.read(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
+
+
+def workspaces(convolutions: Iterable[Convolution], say: Callable[[str], None]) -> Mapping[str, int]:
+    """The workspace of each, by how it is spelled."""
+    found: dict[str, int] = {}
+    for number, convolution in enumerate(convolutions):
+        say(convolution.spelled)
+        found[convolution.spelled] = workspace_of(convolution)
+        if number % _EMPTY_CACHE_EVERY == 0:
+            torch.cuda.empty_cache()
+    return found
+
+
+def workspace_of(convolution: Convolution) -> int:
+    """The bytes that torch requests for cuDNN besides the result, in the second run: the first one chooses a plan."""
+    run = _run_of(convolution)
+    run()
+    torch.cuda.reset_peak_memory_stats()
+    before = _requested("current")
+    result = run()
+    hidden = _requested("peak") - max(before, _requested("current"))
+    del result
+    return hidden
+
+
+def _run_of(convolution: Convolution) -> Callable[[], Any]:
+    image, weight, grad = (
+        _dense(convolution, shape) for shape in (convolution.image, convolution.weight, convolution.output)
+    )
+    geometry = [*map(list, (convolution.stride, convolution.padding, convolution.dilation))]
+    rest = (*geometry, False, [0] * len(convolution.stride), convolution.groups)
+    if convolution.part == "forward":
+        return lambda: aten.convolution.default(image, weight, None, *rest)
+    mask = [convolution.part == "image", convolution.part == "weight", False]
+    return lambda: aten.convolution_backward.default(grad, image, weight, None, *rest, mask)
+
+
+def _dense(convolution: Convolution, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = torch.empty(math.prod(shape), dtype=convolution.dtype, device="cuda").normal_().view(shape)
+    return tensor.to(memory_format=_CHANNELS_LAST[len(shape)]) if convolution.channels_last else tensor
+
+
+def _requested(point: str) -> int:
+    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{point}"])
