@@ -121,6 +121,20 @@ def test_a_number_that_decides_what_is_allocated_gives_bounds() -> None:
     assert reading.at_least == reading.peak_bytes
 
 
+def test_a_number_that_a_step_refuses_does_not_hide_what_else_is_assumed() -> None:
+    """As layers are dropped by chance in a step that checks its loss."""
+
+    def dropped(x: Any, mask: Any) -> Any:
+        if not 0 <= x.sum().item() < 1e9:
+            raise ValueError("the loss is not finite")
+        return x if torch.rand([]) < 0.001 else x.repeat(100, 1)
+
+    _, reading = asked(dropped)
+    assert not reading.exact
+    assert reading.at_least is not None
+    assert reading.at_least < 100 * 200 * 4 <= reading.peak_bytes
+
+
 @pytest.mark.parametrize(
     ("question", "num_runs"),
     [

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -65,12 +66,18 @@ class SimulatedMeter:
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """If the step reads values that nothing decides, it is measured under other answers too.
 
-        Answers under which it raises are left out: no run that ends well can have them.
+        Answers under which it raises are left out: no run that ends well can have them. If that may be for a single
+        value, such as a loss that the step checks, the others are tried with the usual one.
         """
+        from .assumptions import are_numbers
+
         runs = [self._run(build, warmup, "usual")]
         if runs[0].assumed:
             others: list[Extent] = ["least"] if runs[0].is_most else ["most", "least"]
             runs += [self._run(build, warmup, extent) for extent in others]
+            if not are_numbers(runs[0].assumed):
+                refused = [extent for extent, run in zip(others, runs[1:], strict=True) if run.reading is None]
+                runs += [self._run(build, warmup, extent, of_numbers="usual") for extent in refused]
         measured = [run for run in runs if run.reading is not None]
         if not measured:
             raise _common_error(runs)
@@ -96,20 +103,24 @@ class SimulatedMeter:
         lowest, highest = _bounds(readings)
         return dataclasses.replace(reading, at_least=lowest, at_most=highest)
 
-    def _run(self, build: StepBuilder, warmup: int, extent: Extent) -> _Run:
+    def _run(self, build: StepBuilder, warmup: int, extent: Extent, of_numbers: Extent | None = None) -> _Run:
         from .compiled import CompiledCodeError
 
+        run = functools.partial(self._run_once, build, warmup, extent, of_numbers or extent)
         try:
-            return self._run_once(build, warmup, extent)
+            return run()
         except CompiledCodeError as error:
-            return self._run_once(build, warmup, extent, runs_eager=str(error))
+            return run(runs_eager=str(error))
 
-    def _run_once(self, build: StepBuilder, warmup: int, extent: Extent, runs_eager: str | None = None) -> _Run:
+    def _run_once(
+        self, build: StepBuilder, warmup: int, extent: Extent, of_numbers: Extent, runs_eager: str | None = None
+    ) -> _Run:
         """``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
         from .compiled import CompiledCodeError
         from .source_lines import line_of
 
         with self._simulated(extent, runs_eager) as tracker:
+            tracker.answers.of_numbers = of_numbers
             try:
                 step = build("cuda")
                 gc.collect()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +49,11 @@ def number(place: str, dtype: torch.dtype) -> str:
 _KINDS = {True: "number", False: "flag or count"}
 
 
+def are_numbers(notes: Iterable[str]) -> bool:
+    """Whether nothing but single values is assumed."""
+    return all(note.startswith("the step reads a ") for note in notes)
+
+
 def at(note: str, place: str) -> str:
     """A note that names its place, as ``assume`` takes it."""
     return f"{note} (at {place})"
@@ -74,6 +79,8 @@ class Answers:
 
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
+        self.of_numbers: Extent = extent
+        """The same for single values: one that a step refuses, such as a loss, says nothing about the others."""
         self.are_most = True
         """Whether all that was answered would be the same under "most", which then need not be tried."""
         self._is_warming_up = True
@@ -93,7 +100,7 @@ class Answers:
     def made(self) -> float:
         """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer."""
         self._num_made += 1
-        return _NUMBERS[self.extent] * (1 + self._num_made * 2**-20)
+        return _NUMBERS[self.of_numbers] * (1 + self._num_made * 2**-20)
 
     def draw(self, drawn: torch.Tensor) -> None:
         """Put the largest number below 1, or 0, in place of a single drawn one, by which layers are dropped.
@@ -114,9 +121,9 @@ class Answers:
         self.are_most = False
         self._num_asked[place] += 1
         number = self._num_asked[place] - _PATIENCE
-        if computed is not None and number <= 0 and (self.extent == "usual" or dtype != torch.bool):
+        if computed is not None and number <= 0 and (self.of_numbers == "usual" or dtype != torch.bool):
             return computed
-        extent = self.extent if number <= 0 else EXTENTS[number % len(EXTENTS)]
+        extent = self.of_numbers if number <= 0 else EXTENTS[number % len(EXTENTS)]
         if dtype == torch.bool:
             return extent == "most"
         return _NUMBERS[extent] if dtype.is_floating_point or dtype.is_complex else _INTEGERS[extent]
