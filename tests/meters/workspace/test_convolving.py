@@ -153,7 +153,7 @@ def test_without_the_library_the_workspace_is_estimated() -> None:
     )
     with pytest.raises(Estimated, match=message) as estimate:
         run(aten.convolution.default, x, weight, None, *PLAIN)
-    copies = 2 * (2 * x.numel() + weight.numel())  # to channels last and back
+    copies = 2 * (2 * x.numel() + weight.numel()) + 16  # to channels last and back
     assert estimate.value.bytes.least == 0
     assert estimate.value.bytes.usual == copies < estimate.value.bytes.most
 
@@ -208,16 +208,18 @@ MEASURED = read_table(SHIPPED / file_name(H200)).convolutions
 
 
 def test_every_measured_convolution_lies_within_its_bounds() -> None:
-    """And for most of them the usual amount is near, even without the library."""
-    num_near = 0
+    """And for most of them the usual amount is near, or right, even without the library."""
+    num_near = num_right = 0
     for spelled, workspace in MEASURED.items():
         convolution = Convolution.read(spelled)
         assert convolution.spelled == spelled
         bytes = estimated(convolution)
         assert bytes.least <= workspace <= bytes.most, spelled
         num_near += abs(bytes.usual - workspace) <= sum(convolution.sizes) / 20
+        num_right += bytes.usual == workspace
     assert len(MEASURED) > 10_000
     assert num_near > 0.75 * len(MEASURED)
+    assert num_right > 0.65 * len(MEASURED)
 
 
 # ---------------------------------------------------------------- as measured

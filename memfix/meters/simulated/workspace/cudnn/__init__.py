@@ -8,16 +8,14 @@ from ...gpus import GPU
 from ...tables import Table, table_of
 from ..rules import Range
 from .convolution import Convolution, Part
-from .estimate import estimated
+from .estimate import COUNTERS_BYTES, estimated, has_many_tiles
 from .library import version
 from .plans import Plan, Settings, first_plan
 
 __all__ = ["Convolution", "Part", "cudnn_workspace", "source"]
 
 _TILE_BYTES = 256 * 128 * 4  # the largest partial sum of one multiprocessor
-_TILE = 128 * 128  # results, of the usual tile
 _SHARING_ENGINES = {62, 65, 67, 68, 71}
-_COUNTERS_BYTES = 131
 
 
 def cudnn_workspace(gpu: GPU, convolution: Convolution) -> Range:
@@ -35,7 +33,7 @@ def cudnn_workspace(gpu: GPU, convolution: Convolution) -> Range:
     if plan is None:
         return estimate
     most = max(estimate.most, plan.workspace + gpu.multiprocessors * _TILE_BYTES)
-    return Range(0, _without_counters(gpu, convolution, plan), most)
+    return Range(0, _without_counters(convolution, plan), most)
 
 
 def _measured(gpu: GPU, convolution: Convolution) -> int | None:
@@ -48,12 +46,11 @@ def _measured(gpu: GPU, convolution: Convolution) -> int | None:
     return table.convolutions.get(convolution.spelled)
 
 
-def _without_counters(gpu: GPU, convolution: Convolution, plan: Plan) -> int:
+def _without_counters(convolution: Convolution, plan: Plan) -> int:
     """The workspace of a plan on a GPU. Without one, the library always counts who has added to a shared sum; with one,
-    it does so only if there are more tiles than a wave and a half of multiprocessors."""
-    num_tiles = convolution.num_results / _TILE
-    counts = plan.engine in _SHARING_ENGINES and plan.workspace % 16 == _COUNTERS_BYTES % 16
-    return plan.workspace - _COUNTERS_BYTES * (counts and num_tiles <= 1.5 * gpu.multiprocessors)
+    it does so only where there are many tiles."""
+    counts = plan.engine in _SHARING_ENGINES and plan.workspace % 16 == COUNTERS_BYTES % 16
+    return plan.workspace - COUNTERS_BYTES * (counts and not has_many_tiles(convolution))
 
 
 def _is_suggested(convolution: Convolution) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from .....units import MiB
+from ...gpus import H200
 from ..rules import Range, round_up
 from .convolution import Convolution
 
@@ -19,6 +20,10 @@ _FEW_OPERATIONS = 2**27  # multiplications up to which float32 is not copied
 _FEW_PIXELS = 187  # of all images, below which the gradient of the image is not copied
 _SMALL_KERNEL = 25  # weights, up to which an image with odd channels is not copied
 _FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # below which float32 is not copied, or only the image and the weight are
+
+_TILE = 128 * 128  # results, of the usual tile
+_BEHIND_COPIES = 16  # bytes
+COUNTERS_BYTES = 131
 
 _MOST_COPIES_OF_GROUPS, _MOST_COPIES_OF_CHANNELS = 9, 3
 """How often the three tensors were copied at most with groups and in depthwise convolutions: groups are filled up."""
@@ -56,6 +61,8 @@ class _Sizes:
         self.image, self.output = image // inner * full_in, output // outer * full_out
         self.weight = weight // (inner * outer) * full_in * full_out
         self.total = self.image + self.weight + self.output
+        # a weight of one pixel is the same in both layouts
+        self.copies = self.total if math.prod(convolution.weight[2:]) > 1 else self.image + self.output
         self.weight_sum = self.weight // item * max(4, item)  # its gradient, in the dtype in which it is summed
         self.fills_image, self.fills_output = full_in != inner, full_out != outer
 
@@ -63,24 +70,43 @@ class _Sizes:
 def _usual(convolution: Convolution, sizes: _Sizes) -> int:
     if convolution.is_pointwise:
         return _usual_of_matrix_product(convolution)
-    is_half = convolution.dtype.itemsize == 2
     if convolution.is_depthwise:
+        is_half = convolution.dtype.itemsize == 2
         is_summed = convolution.part == "weight" and is_half and convolution.channels_last
         return _sums_by_channel(convolution) if is_summed else 0
+    copied = _copied(convolution, sizes)
+    return copied + _BEHIND_COPIES * (copied > 0) + COUNTERS_BYTES * _counts(convolution)
+
+
+def _copied(convolution: Convolution, sizes: _Sizes) -> int:
+    """The bytes of the copies in channels last that the usual kernel works on."""
     if convolution.groups > 1:
-        return 0 if is_half and convolution.channels_last else sum(convolution.sizes)
+        return 0 if convolution.channels_last else sizes.copies
     if sizes.fills_image or sizes.fills_output:
-        return _usual_of_odd_channels(convolution, sizes)
+        return _copied_of_odd_channels(convolution, sizes)
     if convolution.channels_last:
         return 0
-    if is_half or convolution.part == "weight":
-        return sizes.total
+    if convolution.dtype.itemsize == 2 or convolution.part == "weight":
+        return sizes.copies
     channels, pixels = convolution.image[1], math.prod(convolution.output) // convolution.output[1]
     if convolution.num_multiplications < _FEW_OPERATIONS or channels < _FEW_CHANNELS:
         return 0
     if convolution.part == "image":
-        return 0 if pixels < _FEW_PIXELS else sizes.total
-    return sizes.image + sizes.weight if channels < _SOME_CHANNELS else sizes.total
+        return 0 if pixels < _FEW_PIXELS else sizes.copies
+    return sizes.image + sizes.weight if channels < _SOME_CHANNELS else sizes.copies
+
+
+def _counts(convolution: Convolution) -> bool:
+    """Whether the usual kernel counts who has added to a shared sum."""
+    if convolution.part == "weight" or convolution.groups > 1:
+        return False
+    is_float32_in_last = convolution.dtype.itemsize == 4 and convolution.channels_last
+    return has_many_tiles(convolution) or (convolution.part == "image" and is_float32_in_last)
+
+
+def has_many_tiles(convolution: Convolution) -> bool:
+    """Whether there are more tiles than a wave and a half of an H200's multiprocessors."""
+    return convolution.num_results > 1.5 * H200.multiprocessors * _TILE
 
 
 def _usual_of_matrix_product(convolution: Convolution) -> int:
@@ -100,10 +126,10 @@ def _sums_by_channel(convolution: Convolution) -> int:
     return 8 * batch * round_up(channels, 32) * math.prod(convolution.weight[2:]) * 4
 
 
-def _usual_of_odd_channels(convolution: Convolution, sizes: _Sizes) -> int:
+def _copied_of_odd_channels(convolution: Convolution, sizes: _Sizes) -> int:
     is_half = convolution.dtype.itemsize == 2
     if convolution.part == "forward" and (not is_half or math.prod(convolution.weight[2:]) <= _SMALL_KERNEL):
         return 0
     if convolution.channels_last:
         return sizes.image * sizes.fills_image + sizes.output * sizes.fills_output + sizes.weight
-    return sizes.total if is_half or convolution.part == "weight" else 0
+    return sizes.copies if is_half or convolution.part == "weight" else 0
