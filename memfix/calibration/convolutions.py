@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
-from ..meters.simulated.gpus import H200
+from ..meters.base import StepBuilder
+from ..meters.simulated import SimulatedMeter
+from ..meters.simulated.gpus import GPU, H200
+from ..meters.simulated.patches import applied
 from ..meters.simulated.tables import SHIPPED, file_name, read_table
+from ..meters.simulated.workspace import Range, convolving
 from ..meters.simulated.workspace.cudnn import Convolution
 
 aten = torch.ops.aten
@@ -20,6 +24,19 @@ _EMPTY_CACHE_EVERY = 200
 def known_convolutions() -> list[Convolution]:
     """Those of well-known networks, which were measured on an H200."""
     return [Convolution.read(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
+
+
+def convolutions_of(build: StepBuilder) -> list[Convolution]:
+    """What a step asks of cuDNN. It is simulated for that."""
+    asked: dict[Convolution, None] = {}
+
+    def answer(_: GPU, convolution: Convolution) -> Range:
+        asked[convolution] = None
+        return Range.of(0)
+
+    with applied([(convolving, "cudnn_workspace", answer)]):
+        SimulatedMeter().measure(build)
+    return [*asked]
 
 
 def workspaces(convolutions: Iterable[Convolution], say: Callable[[str], None]) -> Mapping[str, int]:

@@ -20,46 +20,51 @@ SHOWN_MISSES = 40
 
 @click.command()
 @click.option("--run", "do_run", is_flag=True, help="Probe this machine's GPU and write its table.")
-@click.option(
-    "--only", metavar="TEXT", multiple=True, help="Only probes whose name contains this, or cudnn, to update a table."
-)
+@click.option("--only", metavar="TEXT", multiple=True, help="Only probes with this in their name, to update a table.")
+@click.option("--step", metavar="MODULE:FUNCTION", help="Only the convolutions of this step, to update a table.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.  [default: your own tables]")
 @gpu_option
 @json_option
-def calibrate(do_run: bool, only: tuple[str, ...], out: Path | None, gpu: str, json_path: str | None) -> int:
+def calibrate(
+    do_run: bool, only: tuple[str, ...], step: str | None, out: Path | None, gpu: str, json_path: str | None
+) -> int:
     """Which rules for kernels' hidden bytes were measured on a GPU, and which are assumed.
 
     With --run each operator's hidden bytes are probed on this machine's GPU over a range of shapes and held against
-    its rule; exit 1 where one is wrong. Convolutions of well-known networks are measured too (alone: --only cudnn).
+    its rule; exit 1 where one is wrong. Convolutions of well-known networks are measured too (alone: --only cudnn),
+    or those of your own: --step train.py:build, a function from a device to a step, as memfix.peak takes it.
     """
     from ..gate import report
     from ..meters.simulated.gpus import get_gpu
 
     report.require_writable(json_path)
     if not do_run:
-        if only or out:
-            raise click.UsageError("--only and --out belong to --run")
+        if only or step or out:
+            raise click.UsageError("--only, --step and --out belong to --run")
         return _show(get_gpu(gpu), report_console(to_stderr=json_path == "-"), json_path)
     from ..atomic_write import write_whole
-    from ..calibration.convolutions import known_convolutions
+    from ..calibration.convolutions import convolutions_of, known_convolutions
     from ..calibration.run import all_probes
     from ..calibration.run import calibrate as probe
     from ..errors import UsageError
     from ..meters.simulated.tables import file_name, own_tables, read_table, table_of
+    from ..scaffold.references import function_named
 
     def is_chosen(name: str) -> bool:
-        return not only or any(text in name for text in only)
+        return any(text in name for text in only) if only or step else True
 
     probes = {name: build for name, build in all_probes().items() if is_chosen(name)}
     convolutions = known_convolutions() if is_chosen("cudnn") else []
-    if not probes and not convolutions:
+    if only and not probes and not convolutions:
         raise UsageError(f"--only: no probe's name contains {' or '.join(map(repr, only))}")
+    if step is not None:
+        convolutions += convolutions_of(function_named("--step", step))
     with progress() as say:
         found = probe(probes, convolutions, say)
     console = report_console(to_stderr=json_path == "-")
     _print_run(found, console)
     path, table = out or own_tables() / file_name(found.table.gpu), found.table
-    if only:
+    if only or step:
         before = read_table(path) if path.exists() else table_of(table.gpu)
         table = before.updated(table) if before is not None else table
     write_whole(path, table.as_text(), "the table")

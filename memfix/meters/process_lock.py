@@ -96,8 +96,8 @@ class SharedParts:
     """Equal parts of something, such as a GPU's memory. A process takes some of them as soon as so many are free.
 
     Who wants few may overtake one who waits for many, but only for ``PATIENCE_S``: then nobody gets a part before that
-    one has all of its parts. With no overtaking, a hundred short measurements waited 25 s for one that waited for one.
-    A process that has some may ask again and gets no more, so a block may be nested.
+    one has all of its parts. In the order of coming, a hundred short measurements waited 25 s behind one that wanted
+    most of an H200's memory. A process that has some may ask again and gets no more, so a block may be nested.
     """
 
     PATIENCE_S = 60.0

@@ -69,6 +69,14 @@ def test_the_order_of_what_was_seen_does_not_change_the_file() -> None:
     assert '  "aten.mm": {"calls": 3, "missed": 0, "unknown": 0},\n' in TABLE.as_text()
 
 
+@pytest.mark.parametrize("version", ["91900", "92300"])
+def test_convolutions_of_another_cudnn_are_forgotten(version: str) -> None:
+    before = replace(TABLE, surroundings={"cudnn": "91900"})
+    newer = Table(H200, {"cudnn": version}, convolutions={"forward float32 2,3,8,8 4,3,3,3": 7})
+    kept = before.convolutions if version == "91900" else {}
+    assert before.updated(newer).convolutions == {**kept, **newer.convolutions}
+
+
 def changed(**parts: object) -> str:
     return json.dumps({**json.loads(TABLE.as_text()), **parts})
 

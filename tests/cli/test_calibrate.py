@@ -101,11 +101,11 @@ def test_a_table_without_some_of_its_surroundings_is_shown(memfix: Any, measured
 
 
 # ---------------------------------------------------------------- refusals
-@pytest.mark.parametrize("option", ["--only", "--out"])
+@pytest.mark.parametrize("option", ["--only", "--step", "--out"])
 def test_an_option_of_a_run_without_a_run_is_refused(memfix: Any, option: str) -> None:
     ended = memfix("calibrate", option, "sort")
     assert (ended.exit_code, ended.out) == (4, "")
-    assert "Error: --only and --out belong to --run" in ended.err
+    assert "Error: --only, --step and --out belong to --run" in ended.err
 
 
 def test_an_unknown_gpu_ends_with_4_and_the_nearest_one(memfix: Any) -> None:
@@ -128,6 +128,12 @@ def test_a_run_without_a_gpu_ends_with_2(memfix: Any) -> None:
 def test_a_choice_that_no_probe_is_in_ends_with_4(memfix: Any) -> None:
     assert memfix("calibrate", "--run", "--only", "no such probe") == Ended(
         4, "", "memfix: --only: no probe's name contains 'no such probe'\n"
+    )
+
+
+def test_a_step_that_is_not_there_ends_with_4(memfix: Any) -> None:
+    assert memfix("calibrate", "--run", "--step", "train.py:build") == Ended(
+        4, "", "memfix: --step: there is no file train.py\n"
     )
 
 
@@ -162,6 +168,36 @@ def test_a_run_writes_the_users_own_table(memfix: Any, found: Any, own_tables: P
     table = read_table(path)
     assert (table.operators["aten.mm"], table.measured) == (Standing(1), {"stft(1)": 512})
     assert path.read_text() == table.as_text()
+
+
+STEP = """
+import torch
+
+def build(device):
+    layer, x = torch.nn.Conv2d(3, 8, 3, device=device), torch.randn(5, 3, 9, 9, device=device)
+    return lambda: layer(x).sum().backward()
+"""
+
+
+def test_the_convolutions_of_a_step_are_measured_and_kept_beside_the_others(
+    memfix: Any, monkeypatch: pytest.MonkeyPatch, own_tables: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own_train.py").write_text(STEP)
+    measured: list[str] = []
+
+    def calibrated(probes: Any, convolutions: Any, say: Any) -> Calibration:
+        assert not probes
+        measured.extend(convolution.spelled for convolution in convolutions)
+        return Calibration(Table(H200, {"cudnn": "91900"}, convolutions=dict.fromkeys(measured, 7)), (), {})
+
+    monkeypatch.setattr(run, "calibrate", calibrated)
+    ended = memfix("calibrate", "--run", "--step", "own_train.py:build")
+    assert (ended.exit_code, ended.err) == (0, "")
+    assert measured == ["forward float32 5,3,9,9 8,3,3,3", "weight float32 5,3,9,9 8,3,3,3"]
+    assert "2 convolutions of cuDNN, kept as measured" in ended.out.splitlines()
+    kept = read_table(own_tables / "h200.json").convolutions
+    assert kept[measured[0]] == kept[measured[1]] == 7
+    assert len(kept) > 10_000
 
 
 def test_a_miss_ends_with_1_and_is_printed(memfix: Any, found: Any, tmp_path: Path) -> None:

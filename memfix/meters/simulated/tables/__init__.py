@@ -49,13 +49,15 @@ class Table:
         return None
 
     def updated(self, newer: Table) -> Table:
-        """This table with the results of a later run. An operator that had misses is judged by the later run alone."""
+        """This table with the results of a later run. An operator that had misses is judged by the later run alone, and
+        what another cuDNN took is forgotten."""
         operators = dict(self.operators)
         for name, now in newer.operators.items():
             before = operators.get(name, Standing())
             operators[name] = now if before.missed else replace(now, calls=max(now.calls, before.calls))
-        measured, convolutions = {**self.measured, **newer.measured}, {**self.convolutions, **newer.convolutions}
-        return Table(newer.gpu, newer.surroundings, operators, measured, convolutions)
+        is_same = self.surroundings.get("cudnn") == newer.surroundings.get("cudnn")
+        convolutions = {**(self.convolutions if is_same else {}), **newer.convolutions}
+        return Table(newer.gpu, newer.surroundings, operators, {**self.measured, **newer.measured}, convolutions)
 
     def as_text(self) -> str:
         """The JSON text, with one operator or call per line in a stable order."""
@@ -98,7 +100,10 @@ def read_table(path: Path) -> Table:
         data = json.loads(path.read_text(encoding="utf-8"))
         gpu = GPU(**{**data["gpu"], "capability": tuple(data["gpu"]["capability"])})
         operators = {name: Standing(**standing) for name, standing in data["operators"].items()}
-        sizes = ({call: int(size) for call, size in data.get(key, {}).items()} for key in ("measured", "convolutions"))
-        return Table(gpu, dict(data["surroundings"]), operators, *sizes)
+        measured, convolutions = (
+            {call: int(size) for call, size in calls.items()}
+            for calls in (data["measured"], data.get("convolutions", {}))  # a table from before has none
+        )
+        return Table(gpu, dict(data["surroundings"]), operators, measured, convolutions)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MemfixError(f"{path}: not a table of memfix calibrate ({error}); delete it or write it anew") from None
