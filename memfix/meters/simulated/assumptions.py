@@ -41,17 +41,20 @@ _ONCE_OR_TWICE = 2
 _INTEGERS: dict[Extent, int] = {"usual": 1, "most": 2, "least": 0}
 
 
-def number(place: str, dtype: torch.dtype) -> str:
+class NumberNote(str):
     """The note for a single value that nothing decides."""
-    return f"the step reads a {_KINDS[dtype.is_floating_point]} at {place} that nothing decides: any is assumed"
+
+    __slots__ = ()
 
 
-_KINDS = {True: "number", False: "flag or count"}
+def number(place: str, dtype: torch.dtype) -> NumberNote:
+    kind = "number" if dtype.is_floating_point else "flag or count"
+    return NumberNote(f"the step reads a {kind} at {place} that nothing decides: any is assumed")
 
 
 def are_numbers(notes: Iterable[str]) -> bool:
     """Whether nothing but single values is assumed."""
-    return all(note.startswith("the step reads a ") for note in notes)
+    return all(isinstance(note, NumberNote) for note in notes)
 
 
 def at(note: str, place: str) -> str:
