@@ -186,10 +186,12 @@ def ratios_of(op: str, form: str) -> list[str]:
 
 def _interleaved(first: StepOf, second: StepOf) -> float:
     """As many pairs as a second holds, but enough of them for a median."""
-    other, own = warm_step(second), warm_step(first)  # naive may not fit, and then the form need not run
-    pairs = int(SECONDS_OF_PAIRS / (elapsed_s(own) + elapsed_s(other)))
+    naive_first = sorted((first, second), key=lambda build: build.form != NAIVE)
+    by_form = {build.form: warm_step(build) for build in naive_first}  # a naive that does not fit spares the form's run
+    steps = by_form[first.form], by_form[second.form]
+    pairs = int(SECONDS_OF_PAIRS / sum(map(elapsed_s, steps)))
     try:
-        found = race(own, other, device=device(), pairs=max(LEAST_PAIRS, min(MOST_PAIRS, pairs)))
+        found = race(*steps, device=device(), pairs=max(LEAST_PAIRS, min(MOST_PAIRS, pairs)))
     except torch.OutOfMemoryError:
         raise NotHere(f"{first.form} and {second.form} do not fit this GPU one after the other") from None
     return round(found.ratio, 4)

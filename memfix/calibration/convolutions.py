@@ -15,9 +15,10 @@ from ..meters.simulated.patches import applied
 from ..meters.simulated.tables import SHIPPED, file_name, read_table
 from ..meters.simulated.workspace import Range, convolving
 from ..meters.simulated.workspace.cudnn import Convolution
+from ..meters.simulated.workspace.memory_formats import CHANNELS_LAST
+from .observe import watched
 
 aten = torch.ops.aten
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _EMPTY_CACHE_EVERY = 200
 
 
@@ -27,7 +28,7 @@ def known_convolutions() -> list[Convolution]:
 
 
 def convolutions_of(build: StepBuilder) -> list[Convolution]:
-    """What a step asks of cuDNN. It is simulated for that."""
+    """The convolutions that a step runs in cuDNN, found by a simulation of it."""
     asked: dict[Convolution, None] = {}
 
     def answer(_: GPU, convolution: Convolution) -> Range:
@@ -40,7 +41,7 @@ def convolutions_of(build: StepBuilder) -> list[Convolution]:
 
 
 def workspaces(convolutions: Iterable[Convolution], say: Callable[[str], None]) -> Mapping[str, int]:
-    """The workspace of each, by how it is spelled."""
+    """The workspace of each convolution, keyed by its spelling."""
     found: dict[str, int] = {}
     for number, convolution in enumerate(convolutions):
         say(convolution.spelled)
@@ -54,11 +55,7 @@ def workspace_of(convolution: Convolution) -> int:
     """The bytes that torch requests for cuDNN besides the result, in the second run: the first one chooses a plan."""
     run = _run_of(convolution)
     run()
-    torch.cuda.reset_peak_memory_stats()
-    before = _requested("current")
-    result = run()
-    hidden = _requested("peak") - max(before, _requested("current"))
-    del result
+    _, hidden, _ = watched(run)
     return hidden
 
 
@@ -76,8 +73,4 @@ def _run_of(convolution: Convolution) -> Callable[[], Any]:
 
 def _dense(convolution: Convolution, shape: tuple[int, ...]) -> torch.Tensor:
     tensor = torch.empty(math.prod(shape), dtype=convolution.dtype, device="cuda").normal_().view(shape)
-    return tensor.to(memory_format=_CHANNELS_LAST[len(shape)]) if convolution.channels_last else tensor
-
-
-def _requested(point: str) -> int:
-    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{point}"])
+    return tensor.to(memory_format=CHANNELS_LAST[len(shape)]) if convolution.channels_last else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,20 +63,25 @@ class OperatorWatch(TorchDispatchMode):
         there = {
             t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in((args, [*kwargs.values()]))
         }
-        before = _requested()["current"]
-        torch.cuda.reset_peak_memory_stats()
-        result = func(*args, **kwargs)
-        after = _requested()
+        result, hidden, grown = watched(lambda: func(*args, **kwargs))
         if any(t.is_cuda for t in tensors_in((args, list(kwargs.values()), result))):
-            hidden = after["peak"] - max(before, after["current"])
             call = Call(self.gpu, func, args, kwargs, result)
             predicted, reason = _prediction(call)
-            kept = max(0, after["current"] - before), _predicted_kept(call, there)
+            kept = max(0, grown), _predicted_kept(call, there)
             name = str(func.overloadpacket)
             if by_value:
                 spelled += f" -> {[list(made.shape) for made in tensors_in(result)]}"
             self.observations[spelled] = Observation(name, spelled, hidden, predicted, *kept, reason, by_value)
         return result
+
+
+def watched(run: Callable[[], Any]) -> tuple[Any, int, int]:
+    """The result of a run, the bytes that it allocated and freed again, and by how much the allocated bytes grew."""
+    before = _requested()["current"]
+    torch.cuda.reset_peak_memory_stats()
+    result = run()
+    after = _requested()
+    return result, after["peak"] - max(before, after["current"]), after["current"] - before
 
 
 def _prediction(call: Call) -> tuple[int | None, str]:

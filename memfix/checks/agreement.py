@@ -18,7 +18,7 @@ def check_agreement(call: FormCall, simulated: Meter) -> Iterator[Finding]:
     predicted = measure_phases(call, call.phases, simulated)
     expected_bytes = max(reading.total_bytes for reading in predicted.values())
     gpu = CudaMeter(expected_bytes)
-    with gpu_beside_others():  # once for all phases: whoever times a step may be before us each time
+    with gpu_beside_others():  # taken once for all phases: it queues behind processes that time a step
         if expected_bytes > gpu.capacity_bytes():
             return
         real = measure_phases(call, call.phases, gpu)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..contract import Contract
-from .draws import Drawn, drawn, equality_draws, in_mode, spoiled, usual, usual_draws
+from .draws import Drawn, drawn, equality_draws, in_mode, name_of_draws, spoiled, usual, usual_draws
 from .kernel_calls import calls_for_kernels
 from .plan import Place
 
@@ -43,7 +43,7 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0)
     The calls are the same for every form. They are drawn once and cached.
     """
     draws, num_others = equality_draws(contract, dtype), max(0, examples - 2)
-    name = _name_of_draws(contract, examples, seed)
+    name = name_of_draws(contract, examples, seed)
     if name not in _DRAWN:
         several = drawn(draws, contract, 1 + num_others * len(contract.dtypes), seed=seed)
         _DRAWN[name] = [*several, usual(draws, contract, seed=seed)]
@@ -73,12 +73,8 @@ def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Ite
 
 
 def _calls_for_kernels(contract: Contract, form: str, examples: int, seed: int) -> dict[str, list[Drawn]]:
-    name = (form, _name_of_draws(contract, examples, seed))
+    name = (form, name_of_draws(contract, examples, seed))
     if name not in _FOR_KERNELS:
         given = {dtype: drawn_calls(contract, dtype, examples, seed=seed) for dtype in contract.dtypes}
         _FOR_KERNELS[name] = calls_for_kernels(contract, form, given)
     return _FOR_KERNELS[name]
-
-
-def _name_of_draws(contract: Contract, examples: int, seed: int) -> str:
-    return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, examples, seed))

@@ -311,13 +311,18 @@ def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
     In every second call some inputs take no gradient: first one of them, each in turn, then all but one. The calls are
     the same for every form. They are drawn once and cached.
     """
-    name = repr((contract.name, contract.dims, contract.cases, contract.choices, contract.inputs, contract.dtypes))
-    if (name, examples) not in _FOR_MEMORY:
-        _FOR_MEMORY[name, examples] = _memory_calls(contract, examples)
-    return _FOR_MEMORY[name, examples]
+    name = name_of_draws(contract, contract.cases, examples)
+    if name not in _FOR_MEMORY:
+        _FOR_MEMORY[name] = _memory_calls(contract, examples)
+    return _FOR_MEMORY[name]
 
 
-_FOR_MEMORY: dict[tuple[str, int], list[Drawn]] = {}
+_FOR_MEMORY: dict[str, list[Drawn]] = {}
+
+
+def name_of_draws(contract: Contract, *more: object) -> str:
+    """All of a contract that decides what is drawn, and ``more``: the same for two copies of a contract."""
+    return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, *more))
 
 
 def _memory_calls(contract: Contract, examples: int) -> list[Drawn]:

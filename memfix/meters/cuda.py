@@ -151,8 +151,8 @@ _allocated_after_cycles = 0
 
 
 def _free_cycles() -> None:
-    """Free tensors that only reference cycles hold. If no more is allocated than after the last time, there are none: a
-    collection visits every object of torch, which takes a fifth of a second, five times a small measurement."""
+    """Free tensors that only reference cycles hold. If no more is allocated than after the last call, there are none to
+    free, and Python need not collect: it would visit every object of torch, which takes longer than a small step."""
     global _allocated_after_cycles
     import torch
 

@@ -69,7 +69,7 @@ class ProcessLock:
 
     def _take(self, how: How) -> None:
         file = open(self._path, "w")  # noqa: SIM115 - held until the last block ends
-        with self._door() as door:
+        with _door(self._path) as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(file, fcntl.LOCK_EX if how == "alone" else fcntl.LOCK_SH)
         self._file = file
@@ -81,23 +81,20 @@ class ProcessLock:
         self._file = None
 
     def _somebody_waits(self) -> bool:
-        with self._door() as door:
+        with _door(self._path) as door:
             try:
                 fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
         return False
 
-    def _door(self) -> IO[str]:
-        return open(f"{self._path}.door", "w")
-
 
 class SharedParts:
     """Equal parts of something, such as a GPU's memory. A process takes some of them as soon as so many are free.
 
-    Who wants few may overtake one who waits for many, but only for ``PATIENCE_S``: then nobody gets a part before that
-    one has all of its parts. In the order of coming, a hundred short measurements waited 25 s behind one that wanted
-    most of an H200's memory. A process that has some may ask again and gets no more, so a block may be nested.
+    A process that wants few parts may overtake one that waits for many. After ``PATIENCE_S`` of waiting a process is
+    no longer overtaken. In strict order, a hundred short measurements waited 25 s behind one that wanted most of an
+    H200's memory. A process that has some parts may ask again and gets no more, so a block may be nested.
     """
 
     PATIENCE_S = 60.0
@@ -123,7 +120,7 @@ class SharedParts:
 
     def num_taken(self) -> int:
         """How many parts other processes hold now."""
-        with self._door() as door:
+        with _door(self._path) as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             free = self._grabbed()
             self._give_back(free)
@@ -131,7 +128,7 @@ class SharedParts:
 
     def _wait_for(self, number: int) -> None:
         begin = time.monotonic()
-        with self._door() as door:
+        with _door(self._path) as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             while not self._took(number):
                 if time.monotonic() - begin < self.PATIENCE_S:
@@ -159,8 +156,10 @@ class SharedParts:
         """A byte for each part. It stays open: closing it would give back everything that this process holds."""
         return open(self._path, "w")
 
-    def _door(self) -> IO[str]:
-        return open(f"{self._path}.door", "w")
+
+def _door(path: str) -> IO[str]:
+    """The file at which processes queue for the one at ``path``."""
+    return open(f"{path}.door", "w")
 
 
 def _took_byte(file: IO[str], position: int) -> bool:

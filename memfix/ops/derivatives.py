@@ -33,8 +33,9 @@ def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, for one with ``setup_context``, at the least price for the host.
 
-    Where no gradient can be asked for, ``forward`` is called itself. Elsewhere torch reads its signature in every call,
-    which takes three times as long as the rest, and only ``torch.func`` and ``torch.compile`` need it.
+    Where no gradient can be asked for, ``forward`` is called itself, and elsewhere the ``apply`` of torch's base class:
+    that of ``Function`` first reads the signature of ``forward``, which takes three times as long as the rest and which
+    only ``torch.func`` and ``torch.compile`` need.
     """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return function.apply(*arguments)

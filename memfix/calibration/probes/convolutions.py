@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ...meters.simulated.workspace.memory_formats import CHANNELS_LAST
 from .registry import Step, bf16, f16, f32, probe
 
 aten = torch.ops.aten
-
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 # shape of the image without the batch, shape of the weight, stride, padding, dilation
 _LAYERS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, int, int]] = {
@@ -72,8 +71,8 @@ def _parts_of(
     size, kernel, stride, padding, dilation = layer
     image = torch.randn((batch, *size), dtype=dtype, device=device)
     weight = torch.randn(kernel, dtype=dtype, device=device)
-    if channels_last and image.dim() in _LAST:
-        image, weight = (tensor.to(memory_format=_LAST[image.dim()]) for tensor in (image, weight))
+    if channels_last and image.dim() in CHANNELS_LAST:
+        image, weight = (tensor.to(memory_format=CHANNELS_LAST[image.dim()]) for tensor in (image, weight))
     groups = 1 if transposed else size[0] // kernel[1]
     num_pixels = len(size) - 1
     lists = [[step] * num_pixels for step in (stride, padding, dilation)]

@@ -66,8 +66,8 @@ class SimulatedMeter:
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """If the step reads values that nothing decides, it is measured under other answers too.
 
-        Answers under which it raises are left out: no run that ends well can have them. If that may be for a single
-        value, such as a loss that the step checks, the others are tried with the usual one.
+        Answers under which it raises are left out: no run that ends well can have them. The reason may be one number,
+        such as a loss that the step checks, so the other answers are tried again with the usual numbers.
         """
         from .assumptions import are_numbers
 

@@ -83,7 +83,7 @@ class Answers:
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
         self.of_numbers: Extent = extent
-        """The same for single values: one that a step refuses, such as a loss, says nothing about the others."""
+        """The extent of single values, such as a loss. A step may refuse one of them and still allow other answers."""
         self.are_most = True
         """Whether all that was answered would be the same under "most", which then need not be tried."""
         self._is_warming_up = True

@@ -37,7 +37,13 @@ class Table:
     measured: Mapping[str, int] = field(default_factory=dict)
     """Signature of a call -> its hidden bytes, for calls that no rule derives."""
     convolutions: Mapping[str, int] = field(default_factory=dict)
-    """A call of cuDNN -> its workspace."""
+    """A convolution, as ``cudnn.Convolution`` spells it -> the workspace that cuDNN took for it."""
+
+    @property
+    def cudnn(self) -> int | None:
+        """The version of cuDNN that was measured, such as 91900 for 9.19.0."""
+        number = self.surroundings.get("cudnn")
+        return None if number is None else int(number)
 
     def doubt(self, operator: Any) -> str | None:
         """Why the rule of ``operator`` may be inexact; None if it is exact."""
@@ -55,8 +61,7 @@ class Table:
         for name, now in newer.operators.items():
             before = operators.get(name, Standing())
             operators[name] = now if before.missed else replace(now, calls=max(now.calls, before.calls))
-        is_same = self.surroundings.get("cudnn") == newer.surroundings.get("cudnn")
-        convolutions = {**(self.convolutions if is_same else {}), **newer.convolutions}
+        convolutions = {**(self.convolutions if self.cudnn == newer.cudnn else {}), **newer.convolutions}
         return Table(newer.gpu, newer.surroundings, operators, {**self.measured, **newer.measured}, convolutions)
 
     def as_text(self) -> str:

@@ -9,14 +9,13 @@ from typing import NamedTuple
 import torch
 
 from .cudnn import Convolution, Part, cudnn_workspace, source
-from .memory_formats import fits_32bit_indices, suggested_format
+from .memory_formats import CHANNELS_LAST, fits_32bit_indices, suggested_format
 from .rules import Call, Estimated, NoRule, Range, rule, size_of
 from .sums_inside import buffers_of_sum
 
 Shape = tuple[int, ...]
 
 _CUDNN_DEPTHWISE_CHANNELS = 32  # in half precision, cuDNN may run depthwise convolutions with at least so many channels
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 @rule("convolution", "_convolution")
@@ -147,7 +146,7 @@ class _CudnnRun:
 
 def _cudnn_format(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
     """Channels last if one of the two suggests it, but cuDNN has none for float64."""
-    last = _CHANNELS_LAST[first.dim()]
+    last = CHANNELS_LAST[first.dim()]
     if first.dtype == torch.float64 or last not in (suggested_format(first), suggested_format(second)):
         return torch.contiguous_format
     return last

@@ -8,6 +8,9 @@ from torch._prims_common import suggest_memory_format
 from .layout import extent
 from .rules import Call, NoRule, copies_unless_contiguous, rule, size_of
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By the number of dimensions."""
+
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     """The result of torch's ``Tensor::suggest_memory_format``: channels last by strides, else contiguous."""

@@ -16,7 +16,7 @@ Part = Literal["forward", "image", "weight"]
 
 
 _GEOMETRY = {"padding": 0, "stride": 1, "dilation": 1}
-"""With what they usually are."""
+"""With the default of each, which is not spelled out."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,22 @@ class Convolution:
 
     @property
     def spelled(self) -> str:
-        """``forward float32 4,3,224,224 64,3,7,7 padding=3,3 stride=2,2 channels_last``, without what is usual."""
+        """``forward float32 4,3,224,224 64,3,7,7 padding=3,3 stride=2,2 channels_last``. Defaults are left out."""
         words = [self.part, str(self.dtype).removeprefix("torch."), _listed(self.image), _listed(self.weight)]
-        for name, usual in _GEOMETRY.items():
-            if set(numbers := getattr(self, name)) != {usual}:
+        for name, default in _GEOMETRY.items():
+            if set(numbers := getattr(self, name)) != {default}:
                 words.append(f"{name}={_listed(numbers)}")
         return " ".join([*words, "channels_last"] if self.channels_last else words)
 
     @staticmethod
     def read(spelled: str) -> Convolution:
         """The convolution that is spelled so."""
-        part, dtype, *sizes = spelled.split()[:4]
-        image, weight = map(_numbers, sizes)
-        given = dict(option.partition("=")[::2] for option in spelled.split()[4:])
+        part, dtype, *words = spelled.split()
+        image, weight = map(_numbers, words[:2])
+        given = dict(word.partition("=")[::2] for word in words[2:])
         padding, stride, dilation = (
-            _numbers(given[name]) if name in given else (usual,) * (len(image) - 2) for name, usual in _GEOMETRY.items()
+            _numbers(given[name]) if name in given else (default,) * (len(image) - 2)
+            for name, default in _GEOMETRY.items()
         )
         pixels = zip(image[2:], weight[2:], padding, stride, dilation, strict=True)
         output = (image[0], weight[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, p, s, d in pixels))

@@ -24,13 +24,14 @@ _FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # below which float32 is not copied, or
 _TILE = 128 * 128  # results, of the usual tile
 _BEHIND_COPIES = 16  # bytes
 COUNTERS_BYTES = 131
+"""Of the counters with which multiprocessors add to one sum in turn."""
 
 _MOST_COPIES_OF_GROUPS, _MOST_COPIES_OF_CHANNELS = 9, 3
 """How often the three tensors were copied at most with groups and in depthwise convolutions: groups are filled up."""
 _MOST_PARTIAL_SUMS = {"forward": (2, 24 * MiB), "image": (2, 24 * MiB), "weight": (5, 64 * MiB)}
 """The most bytes beyond a copy of the three tensors without groups: a multiple of them, and in all."""
 _MOST_PARTIAL_PRODUCTS = 16
-"""Of a matrix product, each as large as its result in float32."""
+"""The most parts into which cuBLAS split the sum of a matrix product; each takes the result's size in float32."""
 
 
 def estimated(convolution: Convolution) -> Range:
@@ -97,7 +98,7 @@ def _copied(convolution: Convolution, sizes: _Sizes) -> int:
 
 
 def _counts(convolution: Convolution) -> bool:
-    """Whether the usual kernel counts who has added to a shared sum."""
+    """Whether several multiprocessors add to one sum in the usual kernel, which takes counters."""
     if convolution.part == "weight" or convolution.groups > 1:
         return False
     is_float32_in_last = convolution.dtype.itemsize == 4 and convolution.channels_last
