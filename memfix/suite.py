@@ -41,7 +41,7 @@ only, which see to it themselves."""
 _MEMORY = ("memory", "budget", "scaling")
 
 
-def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Callable[..., None]:
+def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None, speed: bool = True) -> Callable[..., None]:
     """One parametrised test with every check of the contracts. Give it a name that starts with ``test_``.
 
     Without a GPU: equality and speed on the CPU, bad inputs, and on the simulated meter budgets, scaling, leaks and
@@ -49,7 +49,8 @@ def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Ca
     With one, and marked ``gpu``: equality and speed there, and the allocator's bytes against the simulated ones.
 
     ``only="gpu"`` leaves out the checks that need no GPU, for contracts that ``memfix gate`` proves already;
-    ``only="cpu"`` leaves out the others.
+    ``only="cpu"`` leaves out the others. ``speed=False`` leaves out times, for contracts whose times
+    ``memfix gate --time`` holds: it runs nothing else meanwhile, while tests may run on many workers.
     """
     import pytest
 
@@ -64,7 +65,7 @@ def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None) -> Ca
         )
         for contract in contracts
         for check in suite_plan(contract)
-        if only is None or (only == "gpu") == (_gpu_use(check) is not None)
+        if (only is None or (only == "gpu") == (_gpu_use(check) is not None)) and (speed or check.kind != "speed")
     ]
 
     @pytest.mark.parametrize(("contract", "check"), tests)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 GRANULARITY_BYTES = 4 * KiB
 """The bytes that Python's own caches and free lists, and the measurement itself, may add to a count."""
+_CONFIRM_A_LEAK = 4  # more calls, at most, before bytes that stay are a leak
 _FRAMES = 4  # frames traced per allocation, to find the user's line behind a library's
 _NEAR_PEAK = 0.95
 _NUMPY_DOMAIN = 389047  # the tracemalloc domain of numpy's arrays
@@ -82,8 +83,10 @@ class HostMeter:
                 for _ in range(warmup):
                     _count(step)  # following tensors fills caches of Python's, such as those of attribute names
                 counted = _count(step)
-                may_leak = counted.left_bytes > GRANULARITY_BYTES  # or a cache of Python's grew
-                again = _count(step, for_leaks=True) if may_leak else counted
+                left_bytes = counted.left_bytes
+                for _ in range(_CONFIRM_A_LEAK):
+                    if left_bytes >= GRANULARITY_BYTES:  # a leak grows at every call, a cache of Python's at some
+                        left_bytes = min(left_bytes, _count(step, for_leaks=True).left_bytes)
             growth = None if was_tracing else resident_growth(step)
             rows: tuple[Allocation, ...] = ()
             if self._lines:
@@ -101,8 +104,7 @@ class HostMeter:
             peak_bytes=counted.peak_bytes,
             base_bytes=counted.base_bytes,
             held_bytes=counted.held_bytes,
-            # one call may leave a cache's first entry; a leak grows at every call
-            leaked_bytes=min(counted.left_bytes, again.left_bytes),
+            leaked_bytes=left_bytes,
             allocated_bytes=counted.peak_bytes,
             reserved_bytes=resident_bytes,
             granularity_bytes=GRANULARITY_BYTES,

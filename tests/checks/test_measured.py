@@ -85,3 +85,18 @@ def test_a_speed_budget_prints_the_two_times_of_its_ratio(
         f"takes 5.500x (1 process, 15 pairs) naive's time, allowed {times_naive:g}x on cpu (336 ms against 61 ms)",
     )
     assert found.figures["seconds"] / found.figures["naive_seconds"] == pytest.approx(found.figures["ratio"])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "races", "status"),
+    [([1.0], 1, "pass"), ([1.3, 1.0], 2, "pass"), ([1.3, 1.2, 1.3], 3, "fail")],
+)
+def test_a_form_is_too_slow_if_it_loses_every_race(
+    monkeypatch: pytest.MonkeyPatch, ratios: list[float], races: int, status: str
+) -> None:
+    scripted = iter(ratios)
+    monkeypatch.setattr(speed, "race", lambda *steps, **options: Race(next(scripted), 0.061, options["pairs"]))
+    (rope,) = contracts(["rope"])
+    found = speed.check_speed(rope, SpeedBudget("shared_table", case="small", times_naive=1.1))
+    assert (found.status, found.figures["ratio"]) == (status, ratios[-1])
+    assert len(ratios) - len([*scripted]) == races

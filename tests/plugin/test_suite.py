@@ -186,6 +186,12 @@ def test_only_gpu_and_only_cpu_are_the_two_parts_of_a_suite() -> None:
     assert names_of(memfix.suite(doubling())) == on_gpu | on_cpu
 
 
+def test_a_suite_without_speed_has_everything_else() -> None:
+    every, untimed = (names_of(memfix.suite(doubling(), speed=speed)) for speed in (True, False))
+    assert every - untimed == {"sum-fast-small-cpu", "sum-fast-small-cuda"}
+    assert untimed < every
+
+
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^only must be 'gpu', 'cpu' or None, got 'cuda'$"):
         memfix.suite(doubling(), only="cuda")  # type: ignore[arg-type]
