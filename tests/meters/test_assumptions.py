@@ -161,6 +161,94 @@ def test_the_most_is_tried_only_where_the_usual_answers_are_not_it(question: Any
     assert num_built == num_runs
 
 
+def rows_if(large: Any, device: str) -> torch.Tensor:
+    return torch.empty(1000 if large else 1, 10, device=device)
+
+
+def decided_in_build(x: torch.Tensor, kept: list[torch.Tensor]) -> Any:
+    kept.append(rows_if(x.sum().item() > 1, "cuda"))
+    return lambda: kept[0] * 2
+
+
+def decided_at_the_first_call(x: torch.Tensor, kept: list[torch.Tensor]) -> Any:
+    def step() -> Any:
+        if not kept:
+            kept.append(rows_if(x.sum().item() > 1, "cuda"))
+        return kept[0] * 2
+
+    return step
+
+
+def asked_again_but_kept_from_the_first_call(x: torch.Tensor, kept: list[torch.Tensor]) -> Any:
+    def step() -> Any:
+        number = x.sum().item()
+        if not kept:
+            kept.append(rows_if(number > 1, "cuda"))
+        return kept[0] * 2
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "decided", [decided_in_build, decided_at_the_first_call, asked_again_but_kept_from_the_first_call]
+)
+def test_a_number_that_decides_what_the_step_begins_with_gives_bounds(decided: Any) -> None:
+    reading = memfix.peak(lambda device: decided(torch.empty(10, 20, device=device), []))
+    assert not reading.exact
+    assert (reading.peak_bytes, reading.at_least, reading.at_most) == (40, 40, 40_000)
+    (note,) = reading.notes
+    assert note.endswith(NUMBER)
+
+
+def test_ids_that_are_counted_before_the_step_stay_a_doubt() -> None:
+    def build(device: str) -> Any:
+        counts = torch.bincount(torch.empty(10_000, dtype=torch.int64, device=device), minlength=5)
+        return lambda: counts * 2
+
+    reading = memfix.peak(build)
+    assert not reading.exact
+    assert reading.notes == (NO_LARGER_ID,)
+
+
+@pytest.mark.parametrize(
+    ("question", "num_built", "num_calls"),
+    [
+        (lambda x: None, 1, 2),
+        (lambda x: x.sum().item(), 1, 4),  # the warm-up, the step, and one call for each other number
+        (lambda x: 1 / (x.sum().item() > 0), 1, 4),  # the last call refuses its number
+        (lambda x: x.repeat(9, 1) if x.sum().item() > 1 else None, 3, 7),  # the first other number matters
+    ],
+)
+def test_a_number_for_a_log_line_is_tried_without_building_anew(question: Any, num_built: int, num_calls: int) -> None:
+    built, called = [], []
+
+    def build(device: str) -> Any:
+        built.append(device)
+        x = torch.empty(10, 20, device=device)
+
+        def step() -> Any:
+            called.append(device)
+            return question(x)
+
+        return step
+
+    memfix.peak(build)
+    assert (len(built), len(called)) == (num_built, num_calls)
+
+
+def test_a_step_that_refuses_a_third_call_is_built_anew() -> None:
+    built = []
+
+    def build(device: str) -> Any:
+        built.append(device)
+        batches = iter(torch.empty(2, 10, 20, device=device))
+        return lambda: (next(batches) * 2).sum().item()
+
+    reading = memfix.peak(build)
+    assert reading.exact
+    assert len(built) == 3
+
+
 def test_an_answer_that_ends_the_step_is_not_among_its_runs() -> None:
     def check(x: Any, mask: Any) -> Any:
         if x.sum() > 1:
@@ -330,7 +418,7 @@ def test_what_follows_from_a_stated_range_is_no_assumption(question: Any, answer
     assert answers[0] == answer
 
 
-def test_assumptions_of_the_warm_up_are_not_notes_of_the_step() -> None:
+def test_assumptions_of_the_build_that_do_not_matter_are_not_notes_of_the_step() -> None:
     def build(device: str) -> Any:
         mask = torch.empty(5, device=device) > 0
         assert mask.sum().item() == 5

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import memfix
 from memfix.meters.base import Reading
 from memfix.meters.simulated import fake_result_cache
 from memfix.meters.simulated.environment import simulated_gpu
+from memfix.meters.simulated.fake_result_cache import UNKNOWN, FakeResultCache
 from memfix.meters.simulated.gpus import H200
+from memfix.meters.simulated.hide_dispatch_modes import hide_python_key
+from memfix.meters.simulated.workspace.rules import tensors_in
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +129,24 @@ def test_what_gives_an_argument_another_shape_does_so_every_time() -> None:
             assert squeezed.shape == (3,)
 
 
+def test_numbers_of_an_elementwise_operator_need_no_new_result(asked: list[str]) -> None:
+    with simulated_gpu(H200, hides_modes=True):
+        weights, gradients = ([torch.empty(3, 4, device="cuda") for _ in range(5)] for _ in range(2))
+        for step in (1, 2, 3):
+            weights[0] * (0.5 * step)
+            torch._foreach_addcdiv_(weights, gradients, gradients, [0.1 * step] * 5)
+        torch.arange(0.0, 3.0, device="cuda")
+        assert torch.arange(0.0, 4.0, device="cuda").shape == (4,), "there numbers decide the shape"
+    assert "aten._foreach_addcdiv_.ScalarList" not in asked
+    assert asked.count("aten.mul.Tensor") <= 1
+
+
 def test_a_call_that_is_refused_is_refused_every_time() -> None:
     with simulated_gpu(H200, hides_modes=True):
         a, b = torch.empty(3, device="cuda"), torch.empty(4, device="cuda")
         for _ in range(2):
+            with pytest.raises(RuntimeError):
+                torch._foreach_add_([a], [b])
             with pytest.raises(RuntimeError, match="broadcast"):
                 a + b
             with pytest.raises(RuntimeError, match="invalid"):
@@ -151,6 +171,65 @@ def test_results_on_the_host_stay_there() -> None:
             assert host.device.type == "cpu"
             assert tracker.ledger.requested.live == before
             assert host.to("cuda").device.type == "cuda"
+
+
+class Blocks(nn.Module):
+    """A few layers of each kind that models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.pictures = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(2)
+        )
+        self.mixing = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 16))
+        self.scores = nn.Linear(16, 50)
+
+    def forward(self, ids: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        words = self.words(ids)
+        mixed = words + self.mixing(words) * self.pictures(images).mean(dim=(1, 2))[:, None, None]
+        attended = torch.softmax(mixed @ mixed.transpose(1, 2), -1) @ mixed
+        signs = torch.where(ids[..., None] > 3, -attended, attended.clone()) - attended.pow(2)
+        both = torch.cat([signs, torch.stack([mixed, mixed]).sum(0)], 1) / 2
+        return nn.functional.cross_entropy(self.scores(both).flatten(0, 1), torch.cat([ids, ids], 1).flatten())
+
+
+def blocks_step(layout: torch.memory_format, autocast: torch.dtype | None, training: bool, device: str) -> Any:
+    model = Blocks().to(device, memory_format=layout).train(training)
+    images = torch.empty(4, 3, 9, 9, device=device).to(memory_format=layout)
+    ids = torch.empty(4, 7, dtype=torch.int64, device=device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        with torch.autocast("cuda", autocast, enabled=autocast is not None):
+            loss = model(ids, images)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_meta_kernels_give_what_fake_tensor_mode_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = set()
+    new = FakeResultCache.new
+
+    def both(cache: FakeResultCache, operator: Any, args: Any, kwargs: Any, given: Any) -> Any:
+        result = new(cache, operator, args, kwargs, given)
+        if result is not UNKNOWN:
+            expected = operator(*args, **kwargs)
+            if cache.hides_modes:
+                hide_python_key(tensors_in(expected))
+            assert fake_result_cache._are_alike(expected, result), operator
+            compared.add(operator)
+        return result
+
+    monkeypatch.setattr(FakeResultCache, "new", both)
+    layouts, dtypes = (torch.contiguous_format, torch.channels_last), (None, torch.bfloat16)
+    for settings in itertools.product(layouts, dtypes, (True, False)):
+        measured(functools.partial(blocks_step, *settings))
+    assert compared == fake_result_cache.META_KERNELS
 
 
 def test_there_is_an_end_to_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

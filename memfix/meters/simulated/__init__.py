@@ -66,16 +66,18 @@ class SimulatedMeter:
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
         """If the step reads values that nothing decides, it is measured under other answers too.
 
-        Answers under which it raises are left out: no run that ends well can have them. The reason may be one number,
-        such as a loss that the step checks, so the other answers are tried again with the usual numbers.
+        Often these are numbers for a log line, such as the loss, so further calls of the same step show that they do
+        not matter. Otherwise the step is built anew for other answers. Those under which it raises are left out: no run
+        that ends well can have them. The reason may be one number, such as a loss that the step checks, so the other
+        answers are tried again with the usual numbers.
         """
         from .assumptions import are_numbers
 
         runs = [self._run(build, warmup, "usual")]
-        if runs[0].assumed:
+        if runs[0].rests_on and not runs[0].is_same_under_others:
             others: list[Extent] = ["least"] if runs[0].is_most else ["most", "least"]
             runs += [self._run(build, warmup, extent) for extent in others]
-            if not are_numbers(runs[0].assumed):
+            if not are_numbers(runs[0].rests_on):
                 refused = [extent for extent, run in zip(others, runs[1:], strict=True) if run.reading is None]
                 runs += [self._run(build, warmup, extent, of_numbers="usual") for extent in refused]
         measured = [run for run in runs if run.reading is not None]
@@ -116,6 +118,7 @@ class SimulatedMeter:
         self, build: StepBuilder, warmup: int, extent: Extent, of_numbers: Extent, runs_eager: str | None = None
     ) -> _Run:
         """``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
+        from .assumptions import are_numbers
         from .compiled import CompiledCodeError
         from .source_lines import line_of
 
@@ -124,22 +127,46 @@ class SimulatedMeter:
             try:
                 step = build("cuda")
                 gc.collect()
+                decided = tracker.may_numbers_decide_what_is_kept()
                 tracker.ledger.restart()
                 for _ in range(warmup):
                     step()
                 gc.collect()
+                decided |= tracker.may_numbers_decide_what_is_kept()
                 kept = tracker.ledger.left_behind(line_of)
                 reading = self._reading(tracker, step, is_first_call=warmup == 0)
                 if extent == "usual":  # other answers may leave the place out
                     tracker.decisions.require_used()
             except Exception as error:
-                if not tracker.assumed or isinstance(error, (CompiledCodeError, UsageError)):
+                rests_on = tuple(tracker.assumed_before | tracker.assumed)
+                if not rests_on or isinstance(error, (CompiledCodeError, UsageError)):
                     raise
-                return _Run(None, tuple(tracker.assumed), error, is_most=tracker.answers.are_most)
+                return _Run(None, (), rests_on, error, is_most=tracker.answers.are_most)
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
             unbounded = frozenset(tracker.notes) - tracker.bounded
             answers = tracker.answers
-            return _Run(reading, tuple(tracker.assumed), None, answers.in_a_loop, unbounded, answers.are_most)
+            assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
+            run = _Run(reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most)
+            if extent != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
+                return run
+            is_same = are_numbers(rests_on) and self._is_same_under_others(tracker, step, reading)
+            return dataclasses.replace(run, is_same_under_others=is_same)
+
+    def _is_same_under_others(self, tracker: StorageTracker, step: Step, reading: Reading) -> bool:
+        """Whether further calls of the step take the same bytes under other numbers, unless it refuses them."""
+        from .assumptions import EXTENTS
+
+        for extent in EXTENTS[1:]:
+            tracker.answers.extent = tracker.answers.of_numbers = extent
+            try:
+                other = self._reading(tracker, step)
+            except Exception:
+                if not tracker.answers.has_answered:  # then it refuses another call
+                    return False
+            else:
+                if _bytes_of(other) != _bytes_of(reading):
+                    return False
+        return True
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Readings of several steps on the same state. Each step runs once, without a warm-up."""
@@ -179,9 +206,7 @@ class SimulatedMeter:
         gc.collect()
         ledger = tracker.ledger
         ledger.restart()
-        tracker.notes.clear()  # doubts about the warm-up do not matter
-        tracker.assumed.clear()
-        tracker.answers.begin_step()
+        tracker.begin_step()
         if is_first_call:
             tracker.note("a first call: what libraries take once, such as cuBLAS its workspace, is not counted")
         with listening(ledger.enter_stage):
@@ -228,12 +253,17 @@ class _Run:
 
     reading: Reading | None
     assumed: tuple[str, ...]
+    """What the step reads."""
+    rests_on: tuple[str, ...]
+    """And what was read before it."""
     error: Exception | None = None
     in_a_loop: bool = False
     unbounded: frozenset[str] = frozenset()
     """The doubts that the reading's bounds do not cover."""
     is_most: bool = False
     """Whether the answers are also those of "most"."""
+    is_same_under_others: bool = False
+    """Whether further calls took the same bytes under other answers."""
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
@@ -242,12 +272,12 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
 
     reading = usual.reading
     assert reading is not None
-    if not usual.assumed:
+    if not usual.rests_on:
         return reading
     readings = [reading, *(other.reading for other in others if other.reading is not None)]
-    notes = (*reading.notes, *usual.assumed)
     if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter
-        return dataclasses.replace(reading, notes=notes)
+        return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed))
+    notes = (*reading.notes, *usual.rests_on)
     if any(run.in_a_loop for run in (usual, *others)):
         return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
     lowest, highest = _bounds(readings)
@@ -266,7 +296,7 @@ def _common_error(runs: list[_Run]) -> Exception:
     assert first is not None
     if all((type(other), str(other)) == (type(first), str(first)) for other in others):
         return first
-    what = "; ".join(runs[0].assumed)
+    what = "; ".join(runs[0].rests_on)
     error = MeasurementError(f"{what}; under all that were tried the step raises {first!r}; {ON_A_GPU}")
     error.__cause__ = first
     return error

@@ -88,6 +88,7 @@ class Answers:
         """Whether all that was answered would be the same under "most", which then need not be tried."""
         self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
+        self._asked_before: frozenset[str] = frozenset()
         self._num_made = 0
 
     @property
@@ -95,9 +96,20 @@ class Answers:
         """Whether one place of the step asked again and again, so that the answers decide how often it does."""
         return any(number > _ONCE_OR_TWICE for number in self._num_asked.values())
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the running step has read a number."""
+        return bool(self._num_asked)
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether the step asks at every place that asked before it, so that another call asks all there is to ask."""
+        return self._asked_before <= self._num_asked.keys()
+
     def begin_step(self) -> None:
         """End the warm-up: the step that counts begins."""
         self._is_warming_up = False
+        self._asked_before = frozenset(self._num_asked)
         self._num_asked.clear()
 
     def made(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .attention import OUTPUTS_ON_CUDA
-from .fake_result_cache import FakeResultCache, Recipe
+from .fake_result_cache import UNKNOWN, FakeResultCache, Recipe
 from .gpus import GPU
 from .hide_dispatch_modes import hide_python_key, show_python_key
 from .peers import given_back
@@ -29,14 +29,17 @@ def run_on_fakes(
     """The result of an operator call, and the recipe for it if it has one. ``given`` is the list of tensors among its
     arguments."""
     key = cache.key_of(operator, args, kwargs)
-    recipe = None if key is None else cache.get(key)
+    recipe = None if key is None else cache.get(key, operator, args)
     if recipe is not None:
         return recipe(cache, given), recipe
     cache.mode.cache_enabled = key is None  # one cache is enough: ours or FakeTensorMode's
     if cache.hides_modes:
         show_python_key(given)
     try:
-        result = _as_on_cuda(Call(gpu, operator, args, kwargs, operator(*args, **kwargs)))
+        result = UNKNOWN if key is None else cache.new(operator, args, kwargs, given)
+        if result is UNKNOWN:
+            result = operator(*args, **kwargs)
+        result = _as_on_cuda(Call(gpu, operator, args, kwargs, result))
     finally:
         if cache.hides_modes:
             hide_python_key(given)

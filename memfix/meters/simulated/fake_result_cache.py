@@ -28,6 +28,7 @@ Recipe = Callable[["FakeResultCache", Tensors], Any]
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+_NUMBERS = frozenset((int, float))
 _UNPREDICTABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _OTHER_VIEWS = (
     aten.alias.default, aten.diagonal.default, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default,
@@ -48,6 +49,22 @@ VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.view.default: torch.Tensor.view,
 }
 """Operators that return a view of their argument, and the fastest function to call for each."""
+META_KERNELS = frozenset((
+    aten._foreach_norm.Scalar, aten._foreach_sqrt.default, aten._log_softmax.default,
+    aten._log_softmax_backward_data.default, aten._softmax.default, aten._softmax_backward_data.default,
+    aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.cat.default, aten.clone.default,
+    aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default, aten.div.Tensor, aten.embedding.default,
+    aten.embedding_dense_backward.default, aten.gelu.default, aten.gelu_backward.default, aten.mean.dim,
+    aten.mm.default, aten.mul.Tensor, aten.native_batch_norm.default, aten.native_batch_norm_backward.default,
+    aten.native_dropout.default, aten.native_dropout_backward.default, aten.native_group_norm.default,
+    aten.native_group_norm_backward.default, aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default, aten.neg.default, aten.nll_loss_backward.default,
+    aten.nll_loss_forward.default, aten.pow.Tensor_Scalar, aten.silu.default, aten.silu_backward.default,
+    aten.stack.default, aten.sub.Tensor, aten.sum.dim_IntList, aten.threshold_backward.default, aten.where.self,
+    aten.zeros_like.default,
+))  # fmt: skip
+"""Operators whose meta kernels give what FakeTensorMode gives, which takes several times as long: before it runs a meta
+kernel it takes an operator apart, and each part goes through its dispatch."""
 _MOST_RECIPES = 50_000
 
 _recipes: dict[Hashable, Recipe | None] = {}
@@ -71,18 +88,37 @@ class FakeResultCache:
         """The result of an operator in ``VIEWS``, or ``UNKNOWN``."""
         if kwargs or not self._is_ours(args[0]) or self._is_other_mode_active():
             return UNKNOWN
-        # what FakeTensorMode does to run a kernel, without its slow context manager
+        views, device = self._on_meta(VIEWS[operator], args, kwargs), args[0].fake_device
+        if isinstance(views, (list, tuple)):
+            return [self.fake(view, device) for view in views]
+        return self.fake(views, device)
+
+    def new(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: Tensors) -> Any:
+        """The result of an operator in ``META_KERNELS``, or ``UNKNOWN``."""
+        if operator not in META_KERNELS or any(not self._is_ours(tensor) for tensor in given):
+            return UNKNOWN
+        devices = {tensor.device for tensor in given}
+        try:
+            result = self._on_meta(operator, args, kwargs)
+        except Exception:  # FakeTensorMode says what is wrong
+            return UNKNOWN
+        results = tensors_in(result)
+        if len(devices) != 1 or any(tensor.device != _META for tensor in results):
+            return UNKNOWN
+        (device,) = devices
+        if isinstance(result, torch.Tensor):
+            return self.fake(result, device)
+        return type(result)(part if part is None else self.fake(part, device) for part in result)
+
+    def _on_meta(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a meta kernel, as FakeTensorMode does in the end, without its slow context manager."""
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             self.mode.in_kernel_invocation = True
             torch._C._set_meta_in_tls_dispatch_include(True)
             try:
-                views = VIEWS[operator](*args)
+                return function(*args, **kwargs)
             finally:
                 self.mode.in_kernel_invocation = False
-        device = args[0].fake_device
-        if isinstance(views, (list, tuple)):
-            return [self.fake(view, device) for view in views]
-        return self.fake(views, device)
 
     def key_of(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable | None:
         """The key of a call; None if its result may depend on something that is not in the key."""
@@ -90,13 +126,16 @@ class FakeResultCache:
             return None
         # cuDNN changes the layout of a convolution's result
         key: list[Any] = [operator, torch.get_default_dtype(), torch._C._get_cudnn_enabled(), *kwargs]
-        kinds = operator.is_view, _returns_new_memory(operator)
-        is_complete = self._extend(key, args, *kinds) and self._extend(key, kwargs.values(), *kinds)
+        traits = _traits_of(operator)
+        is_complete = self._extend(key, args, traits) and self._extend(key, kwargs.values(), traits)
         return tuple(key) if is_complete else None
 
-    def get(self, key: Hashable) -> Recipe | None:
+    def get(self, key: Hashable, operator: torch._ops.OpOverload, args: Sequence[Any]) -> Recipe | None:
         """The recipe of a call, one for each key."""
-        return _recipes.get(key)
+        recipe = _recipes.get(key)
+        if recipe is None and _writes_lists_of_same_shapes(operator, args):
+            _recipes[key] = recipe = _nothing
+        return recipe
 
     def put(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> Recipe | None:
         """Keep the recipe of a call that has none yet, if there is one that makes the same result."""
@@ -107,10 +146,11 @@ class FakeResultCache:
             _recipes[key] = recipe if recipe is not None and _are_alike(result, recipe(self, given)) else None
         return _recipes[key]
 
-    def _extend(self, key: list[Any], values: Iterable[Any], with_offset: bool, with_real: bool) -> bool:
+    def _extend(self, key: list[Any], values: Iterable[Any], traits: _Traits) -> bool:
         """Add ``values`` to ``key``. Returns False if a value has a type that cannot be in a key.
 
-        Real tensors can only be ``with_real``: FakeTensorMode makes a fake of each, and no result may be a part of it.
+        Real tensors can be in one only if the operator returns new memory: FakeTensorMode makes a fake of each, and no
+        result may be a part of it.
         """
         for value in values:
             kind = type(value)
@@ -118,15 +158,17 @@ class FakeResultCache:
                 if not self._is_ours(value):
                     return False
                 key += (_kind_of(value), value.fake_device, value.dtype, value.shape, value.stride())
-                if with_offset:
+                if traits.is_view:
                     key += (value.storage_offset(), value.untyped_storage().nbytes())
+            elif traits.ignores_numbers and kind in _NUMBERS:
+                key.append(kind)
             elif kind in _PLAIN:
                 key += (kind, value)  # 1, 1.0 and True are equal but give results of different dtypes
             elif kind is list or kind is tuple:
                 key += (kind, len(value))
-                if not self._extend(key, value, with_offset, with_real):
+                if not self._extend(key, value, traits):
                     return False
-            elif with_real and (kind is torch.Tensor or kind is torch.nn.Parameter):
+            elif traits.returns_new_memory and (kind is torch.Tensor or kind is torch.nn.Parameter):
                 if value.layout is not torch.strided or value.device != _CPU:
                     return False
                 key += (kind, _kind_of(value), value.dtype, value.shape, value.stride())
@@ -180,10 +222,45 @@ def _is_predictable(operator: torch._ops.OpOverload) -> bool:
     return operator is aten.index.Tensor or not any(tag in operator.tags for tag in _UNPREDICTABLE)
 
 
-@functools.cache
-def _returns_new_memory(operator: torch._ops.OpOverload) -> bool:
+@dataclass(frozen=True)
+class _Traits:
+    """What the key of an operator's call needs to have."""
+
+    is_view: bool
+    returns_new_memory: bool
     """Whether the operator writes into no argument, and no result is a view of one."""
-    return all(argument.alias_info is None for argument in operator._schema.arguments)
+    ignores_numbers: bool
+    """Whether of plain numbers only the types decide what the result is like. An optimizer has others in every step."""
+
+
+@functools.cache
+def _traits_of(operator: torch._ops.OpOverload) -> _Traits:
+    return _Traits(
+        operator.is_view,
+        all(argument.alias_info is None for argument in operator._schema.arguments),
+        torch.Tag.pointwise in operator.tags or _is_foreach(operator),
+    )
+
+
+def _is_foreach(operator: torch._ops.OpOverload) -> bool:
+    return operator._opname.startswith("_foreach_")
+
+
+def _writes_lists_of_same_shapes(operator: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a call writes into a list of tensors and can neither fail nor return anything. FakeTensorMode would look
+    at each of an optimizer's tensors."""
+    if not _is_foreach(operator) or operator._schema.returns:
+        return False
+    first, *others = ([tensor.shape for tensor in value] for value in args if _is_list_of_tensors(value))
+    return all(other == first for other in others)
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], torch.Tensor)
+
+
+def _nothing(cache: FakeResultCache, given: Tensors) -> None:
+    """The recipe of an operator that returns nothing."""
 
 
 # ---------------------------------------------------------------- recipes
@@ -213,7 +290,7 @@ def _recipe_of(result: Any, places: _Places, *, is_view: bool) -> Recipe | None:
         kind: Any = type(result)
         return lambda cache, given: kind([recipe(cache, given) for recipe in recipes])
     if result is None:
-        return lambda cache, given: None
+        return _nothing
     if id(result) in places.of_tensor:
         place = places.of_tensor[id(result)]
         return lambda cache, given: given[place]

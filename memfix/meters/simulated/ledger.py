@@ -180,6 +180,11 @@ class Ledger:
         alive = _buffers([entry for entry in self.entries if entry.died is None], line_of)
         return Timeline(alive, self.event, ((0, ""),)).rows_at(self.event)
 
+    def is_alive_since(self, event: int) -> bool:
+        """Whether something is alive that was allocated after an event."""
+        self.settle()
+        return any(entry.died is None and entry.born > event for entry in self.entries)
+
     # ---------------------------------------------------------------- bookkeeping
     def _open(self, entry: Entry) -> None:
         self.event += 1

@@ -41,6 +41,8 @@ _INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, 
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_OF_VALUES = frozenset((assumptions.NO_LARGER_ID, peers.SAME))
+"""Doubts about values, which may decide what a step finds when it begins."""
 
 
 class StorageTracker(TorchDispatchMode):
@@ -66,6 +68,8 @@ class StorageTracker(TorchDispatchMode):
         self.decisions = Decisions(assume)
         self.assumed: dict[str, None] = {}
         """The assumptions on which an answer to the step rests, in order."""
+        self.assumed_before: dict[str, None] = {}
+        """Those of the build and the warm-up, which may decide what the step begins with."""
         self.values = Values(self.answers, self.assumed.setdefault)
         self.phase = RunningPhase()
         self.engine = EngineWatch(self.note)
@@ -77,6 +81,22 @@ class StorageTracker(TorchDispatchMode):
         """Those notes whose doubt the bounds of the reading cover."""
         self.launches: list[Launch] | None = None
         """The list to which Triton launches are added; None to ignore them."""
+        self._first_read: int | None = None
+        """The event of the ledger at which a number was read that nothing decides."""
+
+    def begin_step(self) -> None:
+        """End the warm-up: the step that counts begins. Doubts about kernels that ran before do not matter."""
+        for doubt in self.notes.keys() - _OF_VALUES:
+            del self.notes[doubt]
+        self.assumed_before |= self.assumed
+        self.assumed.clear()
+        self.answers.begin_step()
+
+    def may_numbers_decide_what_is_kept(self) -> bool:
+        """Whether something is alive that was made after a number was read which nothing decides, since the last
+        call."""
+        first_read, self._first_read = self._first_read, None
+        return first_read is not None and self.ledger.is_alive_since(first_read)
 
     def note(self, doubt: str) -> None:
         """Add a reason why the reading is an estimate."""
@@ -222,6 +242,8 @@ class StorageTracker(TorchDispatchMode):
             return decided
         note = assumptions.number(self._place(), dtype)
         self.assumed[note] = None
+        if self._first_read is None:
+            self._first_read = self.ledger.event
         return self.answers.number(dtype, note, computed)
 
     def _place(self) -> str:
