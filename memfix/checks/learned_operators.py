@@ -2,19 +2,24 @@
 
 At every ``a + b`` Triton's interpreter promotes dtypes, makes a tensor of a number, broadcasts shapes and describes the
 result. All of that follows from the types, so it is done once and kept as a recipe: one call of numpy, and the
-attributes of the result. A recipe is kept only if it gives bit by bit what the interpreter gave. It is looked for only
-where numpy's rules are Triton's: arithmetic in bfloat16, in unsigned integers, and between integers and floats is left
-to the interpreter.
+attributes of the result. A recipe is kept only if it gives bit by bit what the interpreter gives, also for arguments
+that show what the interpreter makes of a number: versions of Triton differ there. It is looked for only where numpy's
+rules are Triton's: arithmetic in bfloat16, in unsigned integers, and between integers and floats is left to the
+interpreter.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
 Operator = Callable[..., Any]
 Arrays = Callable[..., Any]
 """The array of a result, from the arguments of its operator."""
+Arguments = tuple[Any, ...]
 
 _FLOATS, _INTEGERS = ("fp16", "fp32", "fp64"), ("int32", "int64")
 _NUMBERS = (*_FLOATS, *_INTEGERS)
@@ -42,7 +47,8 @@ class LearnedOperators:
     def of_tensors(self, name: str, interpreted: Operator) -> Operator:
         """The operator of tensors called ``name``, of which the interpreter has ``interpreted``."""
         if name in _BINARY:
-            return self._learned(interpreted, self._key_of_two, lambda one, other: self._binary(name, one, other))
+            binary = functools.partial(self._binary, name)
+            return self._learned(interpreted, self._key_of_two, binary, self._with_the_number)
         if name == "__getitem__":
             return self._learned(interpreted, self._key_of_index, self._indexed)
         return self._learned(interpreted, self._key_of_cast, self._cast) if name == "to" else interpreted
@@ -50,13 +56,29 @@ class LearnedOperators:
     def of_language(self, name: str, interpreted: Operator) -> Operator:
         """The function of the language called ``name``, of which the interpreter has ``interpreted``."""
         if name == "where":
-            return self._learned(interpreted, self._key_of_three, self._chosen)
-        return self._learned(interpreted, self._key_of_load, self._loaded) if name == "load" else interpreted
+            return self._learned(interpreted, self._key_of_three, self._chosen, self._with_the_other_side)
+        if name == "load":
+            return self._learned(interpreted, self._key_of_load, self._loaded, self._with_nothing_there)
+        return interpreted
 
     def _learned(
-        self, interpreted: Operator, key_of: Callable[..., Hashable], arrays_of: Callable[..., Arrays | None]
+        self,
+        interpreted: Operator,
+        key_of: Callable[..., Hashable],
+        arrays_of: Callable[..., Arrays | None],
+        telling: Callable[..., Arguments] | None = None,
     ) -> Operator:
+        """``telling`` makes arguments of the same types whose result shows what becomes of a number among them."""
         recipes: dict[Hashable, Operator | None] = {}
+
+        def found(result: Any, *args: Any, **named: Any) -> Operator | None:
+            arrays = arrays_of(*args, **named)
+            if arrays is None or not _are_alike(arrays(*args, **named), result.handle.data):
+                return None
+            told = () if telling is None else telling(*args, **named)
+            if told and not _are_alike(arrays(*told), interpreted(*told).handle.data):
+                return None
+            return self._recipe(arrays, result)
 
         def operator(*args: Any, **named: Any) -> Any:
             key = key_of(*args, **named)
@@ -65,9 +87,9 @@ class LearnedOperators:
                 return recipe(*args, **named)
             result = interpreted(*args, **named)
             if key is not None and key not in recipes:
-                arrays = arrays_of(*args, **named)
-                found = None if arrays is None else arrays(*args, **named)
-                recipes[key] = self._recipe(arrays, result) if _are_alike(found, result.handle.data) else None
+                recipes[key] = None
+                with contextlib.suppress(Exception):  # another version of Triton may have no such function
+                    recipes[key] = found(result, *args, **named)
             return result
 
         return operator
@@ -84,6 +106,25 @@ class LearnedOperators:
 
         return recipe
 
+    # ---------------------------------------------------------------- arguments that tell
+    def _with_the_number(self, one: Any, other: Any) -> Arguments:
+        """A tensor of which each element is the number that it is compared or multiplied with."""
+        import numpy as np
+
+        if type(other) is self._tensor:
+            return ()
+        return self._like(one, np.full_like(one.handle.data, getattr(other, "value", other))), other
+
+    def _with_the_other_side(self, condition: Any, x: Any, y: Any) -> Arguments:
+        """What is chosen now where the other was."""
+        return self._like(condition, ~condition.handle.data), x, y
+
+    def _with_nothing_there(self, pointer: Any, mask: Any, other: Any = None) -> Arguments:
+        return pointer, self._like(mask, mask.handle.data & False), other
+
+    def _like(self, one: Any, data: Any) -> Any:
+        return self._recipe(lambda: data, one)()
+
     # ---------------------------------------------------------------- keys
     def _key(self, value: Any) -> Hashable:
         """A tensor by its types, and a number as it is; None for anything else."""
@@ -99,8 +140,8 @@ class LearnedOperators:
         theirs = self._key(other)
         return None if theirs is None else (one.type.name, one.handle.dtype.name, theirs)
 
-    def _key_of_three(self, condition: Any, one: Any, other: Any) -> Hashable:
-        key = self._key(condition), self._key(one), self._key(other)
+    def _key_of_three(self, condition: Any, x: Any, y: Any) -> Hashable:
+        key = self._key(condition), self._key(x), self._key(y)
         return None if None in key else key
 
     def _key_of_index(self, one: Any, index: Any) -> Hashable:
@@ -155,22 +196,22 @@ class LearnedOperators:
         kind = self._semantic.cast(one, dtype).handle.data.dtype
         return lambda one, dtype: one.handle.data.astype(kind)
 
-    def _chosen(self, condition: Any, one: Any, other: Any) -> Arrays | None:
+    def _chosen(self, condition: Any, x: Any, y: Any) -> Arrays | None:
         import numpy as np
 
-        both = [value for value in (one, other) if type(value) is self._tensor]
+        both = [value for value in (x, y) if type(value) is self._tensor]
         names = {value.dtype.name for value in both}
         if type(condition) is not self._tensor or condition.dtype.name != "int1" or len(names) != 1:
             return None
         if len(both) == 2:
-            return lambda condition, one, other: np.where(condition.handle.data, one.handle.data, other.handle.data)
-        number = other if both[0] is one else one
+            return lambda condition, x, y: np.where(condition.handle.data, x.handle.data, y.handle.data)
+        number = y if both[0] is x else x
         constant = self._constant("__add__", both[0].dtype, number)
         if constant is None:
             return None
-        if both[0] is one:
-            return lambda condition, one, other: np.where(condition.handle.data, one.handle.data, constant)
-        return lambda condition, one, other: np.where(condition.handle.data, constant, other.handle.data)
+        if both[0] is x:
+            return lambda condition, x, y: np.where(condition.handle.data, x.handle.data, constant)
+        return lambda condition, x, y: np.where(condition.handle.data, constant, y.handle.data)
 
     def _loaded(self, pointer: Any, mask: Any, other: Any = None) -> Arrays | None:
         import numpy as np
@@ -181,13 +222,15 @@ class LearnedOperators:
         if not pointer.type.is_block() or pointer.dtype.element_ty.name == "int1":
             return None
         shape, filled, load = pointer.handle.data.shape, None, semantic.builder.create_masked_load
+        _, _, _, *policies, _ = inspect.signature(load).parameters  # two, or from Triton 3.9 one
+        how = (*(None for _ in policies), False)
         if other is not None:
             number = semantic.cast(semantic.to_tensor(other), pointer.dtype.element_ty).handle
             filled = handle(np.full(shape, number.data), number.dtype)
 
         def load_again(pointer: Any, mask: Any, other: Any = None) -> Any:
             wide = handle(np.broadcast_to(mask.handle.data, shape), mask.handle.dtype)
-            return load(pointer.handle, wide, filled, None, None, False).data
+            return load(pointer.handle, wide, filled, *how).data
 
         return load_again
 

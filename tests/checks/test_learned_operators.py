@@ -42,7 +42,9 @@ def tenths(a, out, N: tl.constexpr):
     """A number beside a comparison is a float32 first, and beside a product it has the dtype of the tensor."""
     at = tl.arange(0, N)
     x = tl.load(a + at, mask=at < N)
-    tl.store(out + at, (x * 0.1).to(tl.float64) + tl.where(x == 0.1, 1.0, 0.0) + tl.where(0.1 <= x, 2.0, 0.0))
+    chosen = tl.where(x < 1, 0.1, x.to(tl.float64)) + tl.where(condition=x < 1, x=x.to(tl.float64), y=0.1)
+    there = tl.load(a + at, other=0.1, mask=at < 0 * x)
+    tl.store(out + at, chosen + there + x * 0.1 + tl.where(x == 0.1, 1.0, 0.0) + tl.where(0.1 <= x, 2.0, 0.0))
 
 N = 8
 DTYPES = (torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
