@@ -137,16 +137,31 @@ def test_numbers_of_an_elementwise_operator_need_no_new_result(asked: list[str])
             torch._foreach_addcdiv_(weights, gradients, gradients, [0.1 * step] * 5)
         torch.arange(0.0, 3.0, device="cuda")
         assert torch.arange(0.0, 4.0, device="cuda").shape == (4,), "there numbers decide the shape"
+        for order in (1, 2, 3):  # by it a norm takes a workspace or none
+            torch._foreach_norm(weights, order)
+    of_norms = [key for key in fake_result_cache._recipes if key[0] is torch.ops.aten._foreach_norm.Scalar]  # type: ignore[index]
+    assert len(of_norms) == 3
     assert "aten._foreach_addcdiv_.ScalarList" not in asked
     assert asked.count("aten.mul.Tensor") <= 1
+
+
+def test_no_two_calls_share_a_recipe_by_which_their_workspaces_are_remembered() -> None:
+    with simulated_gpu(H200, hides_modes=True):
+        for size in (3, 4):
+            weights = [torch.empty(size, device="cuda") for _ in range(2)]
+            torch._foreach_mul_(weights, weights)
+            torch._foreach_add_(weights, 1.0)
+    recipes = [recipe for recipe in fake_result_cache._recipes.values() if recipe is not None]
+    assert len(set(recipes)) == len(recipes) > 4
 
 
 def test_a_call_that_is_refused_is_refused_every_time() -> None:
     with simulated_gpu(H200, hides_modes=True):
         a, b = torch.empty(3, device="cuda"), torch.empty(4, device="cuda")
         for _ in range(2):
-            with pytest.raises(RuntimeError):
-                torch._foreach_add_([a], [b])
+            for one, other in (([a], [b]), ([a, a], [a]), ([], [])):
+                with pytest.raises(RuntimeError):
+                    torch._foreach_add_(one, other)
             with pytest.raises(RuntimeError, match="broadcast"):
                 a + b
             with pytest.raises(RuntimeError, match="invalid"):

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .hide_dispatch_modes import hide_python_key
-from .workspace.rules import STORAGES, tensors_in
+from .workspace.rules import RULES, STORAGES, tensors_in
 
 aten = torch.ops.aten
 
@@ -131,10 +131,10 @@ class FakeResultCache:
         return tuple(key) if is_complete else None
 
     def get(self, key: Hashable, operator: torch._ops.OpOverload, args: Sequence[Any]) -> Recipe | None:
-        """The recipe of a call, one for each key."""
+        """The recipe of a call, another one for each key."""
         recipe = _recipes.get(key)
         if recipe is None and _writes_lists_of_same_shapes(operator, args):
-            _recipes[key] = recipe = _nothing
+            _recipes[key] = recipe = _nothing()
         return recipe
 
     def put(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> Recipe | None:
@@ -230,7 +230,7 @@ class _Traits:
     returns_new_memory: bool
     """Whether the operator writes into no argument, and no result is a view of one."""
     ignores_numbers: bool
-    """Whether of plain numbers only the types decide what the result is like. An optimizer has others in every step."""
+    """Whether of plain numbers only the types decide what the call takes. An optimizer has others in every step."""
 
 
 @functools.cache
@@ -238,7 +238,7 @@ def _traits_of(operator: torch._ops.OpOverload) -> _Traits:
     return _Traits(
         operator.is_view,
         all(argument.alias_info is None for argument in operator._schema.arguments),
-        torch.Tag.pointwise in operator.tags or _is_foreach(operator),
+        (torch.Tag.pointwise in operator.tags or _is_foreach(operator)) and operator.overloadpacket not in RULES,
     )
 
 
@@ -251,16 +251,14 @@ def _writes_lists_of_same_shapes(operator: torch._ops.OpOverload, args: Sequence
     at each of an optimizer's tensors."""
     if not _is_foreach(operator) or operator._schema.returns:
         return False
-    first, *others = ([tensor.shape for tensor in value] for value in args if _is_list_of_tensors(value))
-    return all(other == first for other in others)
+    lists = [value for value in args if isinstance(value, (list, tuple)) and tensors_in(value[:1])]
+    shapes = [[tensor.shape for tensor in tensors] for tensors in lists]
+    return bool(shapes) and all(each == shapes[0] for each in shapes)
 
 
-def _is_list_of_tensors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], torch.Tensor)
-
-
-def _nothing(cache: FakeResultCache, given: Tensors) -> None:
-    """The recipe of an operator that returns nothing."""
+def _nothing() -> Recipe:
+    """A recipe of an operator that returns nothing. Each call's is its own, for by it workspaces are remembered."""
+    return lambda cache, given: None
 
 
 # ---------------------------------------------------------------- recipes
@@ -290,7 +288,7 @@ def _recipe_of(result: Any, places: _Places, *, is_view: bool) -> Recipe | None:
         kind: Any = type(result)
         return lambda cache, given: kind([recipe(cache, given) for recipe in recipes])
     if result is None:
-        return _nothing
+        return _nothing()
     if id(result) in places.of_tensor:
         place = places.of_tensor[id(result)]
         return lambda cache, given: given[place]
