@@ -136,8 +136,8 @@ def _held(*, alone: bool) -> Iterator[None]:
 def _memory_given_back() -> Iterator[None]:
     """At the end of the block this process has no memory that it does not use, so the next one may have it.
 
-    After running out, the error holds the step's frames, and these its tensors: 126 GiB of an H200's, in one case, of
-    which the next process thought that they were free.
+    After running out, the error holds the step's frames, and these its tensors. The next process would run out too,
+    though it has waited for all of the memory.
     """
     import torch
 
