@@ -17,6 +17,7 @@ from memfix.meters.simulated.assumptions import (
     ALL_CHOSEN,
     ALL_SET,
     COUNTED,
+    DRAWN,
     EQUAL,
     EVEN,
     NO_BOUNDS,
@@ -198,6 +199,16 @@ def test_a_number_that_decides_what_the_step_begins_with_gives_bounds(decided: A
     assert (reading.peak_bytes, reading.at_least, reading.at_most) == (40, 40, 40_000)
     (note,) = reading.notes
     assert note.endswith(NUMBER)
+
+
+def test_random_numbers_that_the_build_reads_are_noted_however_they_agree() -> None:
+    def build(device: str) -> Any:
+        rows = rows_if(torch.randn(8, device=device).sum().item() > 1e9, device)
+        return lambda: rows * 2
+
+    reading = memfix.peak(build)
+    assert reading.exact
+    assert reading.notes == (DRAWN,)
 
 
 def test_ids_that_are_counted_before_the_step_stay_a_doubt() -> None:

@@ -268,15 +268,16 @@ class _Run:
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     """The reading of a run, with the bounds that the others give it."""
-    from .assumptions import NO_BOUNDS
+    from .assumptions import DRAWN, NO_BOUNDS
 
     reading = usual.reading
     assert reading is not None
     if not usual.rests_on:
         return reading
     readings = [reading, *(other.reading for other in others if other.reading is not None)]
-    if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter
-        return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed))
+    if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter, as far as random ones were drawn
+        shown = (note for note in usual.rests_on if note in usual.assumed or note == DRAWN)
+        return dataclasses.replace(reading, notes=(*reading.notes, *shown))
     notes = (*reading.notes, *usual.rests_on)
     if any(run.in_a_loop for run in (usual, *others)):
         return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
