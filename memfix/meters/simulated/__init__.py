@@ -276,8 +276,8 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
         return reading
     readings = [reading, *(other.reading for other in others if other.reading is not None)]
     if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter, as far as random ones were drawn
-        shown = (note for note in usual.rests_on if note in usual.assumed or note == DRAWN)
-        return dataclasses.replace(reading, notes=(*reading.notes, *shown))
+        drawn = {DRAWN}.intersection(usual.rests_on).difference(usual.assumed)
+        return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed, *drawn))
     notes = (*reading.notes, *usual.rests_on)
     if any(run.in_a_loop for run in (usual, *others)):
         return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
