@@ -2,8 +2,8 @@
 
 At every ``a + b`` Triton's interpreter promotes dtypes, makes a tensor of a number, broadcasts shapes and describes the
 result. All of that follows from the types, so it is done once and kept as a recipe: one call of numpy, and the
-attributes of the result. A recipe is kept only if it gives bit by bit what the interpreter gives, also for arguments
-that show what the interpreter makes of a number: versions of Triton differ there. It is looked for only where numpy's
+attributes of the result. A recipe is kept only if it gives bit by bit what the interpreter gives, also for a probe that
+shows how the interpreter converts a number, in which versions of Triton differ. It is looked for only where numpy's
 rules are Triton's: arithmetic in bfloat16, in unsigned integers, and between integers and floats is left to the
 interpreter.
 """
@@ -66,17 +66,17 @@ class LearnedOperators:
         interpreted: Operator,
         key_of: Callable[..., Hashable],
         arrays_of: Callable[..., Arrays | None],
-        telling: Callable[..., Arguments] | None = None,
+        probe_of: Callable[..., Arguments] | None = None,
     ) -> Operator:
-        """``telling`` makes arguments of the same types whose result shows what becomes of a number among them."""
+        """``probe_of`` makes arguments of the same types whose result shows how the interpreter converts a number."""
         recipes: dict[Hashable, Operator | None] = {}
 
         def found(result: Any, *args: Any, **named: Any) -> Operator | None:
             arrays = arrays_of(*args, **named)
             if arrays is None or not _are_alike(arrays(*args, **named), result.handle.data):
                 return None
-            told = () if telling is None else telling(*args, **named)
-            if told and not _are_alike(arrays(*told), interpreted(*told).handle.data):
+            probe = () if probe_of is None else probe_of(*args, **named)
+            if probe and not _are_alike(arrays(*probe), interpreted(*probe).handle.data):
                 return None
             return self._recipe(arrays, result)
 
@@ -106,7 +106,7 @@ class LearnedOperators:
 
         return recipe
 
-    # ---------------------------------------------------------------- arguments that tell
+    # ---------------------------------------------------------------- probes
     def _with_the_number(self, one: Any, other: Any) -> Arguments:
         """A tensor of which each element is the number that it is compared or multiplied with."""
         import numpy as np
@@ -116,10 +116,11 @@ class LearnedOperators:
         return self._like(one, np.full_like(one.handle.data, getattr(other, "value", other))), other
 
     def _with_the_other_side(self, condition: Any, x: Any, y: Any) -> Arguments:
-        """What is chosen now where the other was."""
+        """With the opposite condition, so that the other operand is taken."""
         return self._like(condition, ~condition.handle.data), x, y
 
     def _with_nothing_there(self, pointer: Any, mask: Any, other: Any = None) -> Arguments:
+        """With a mask that is False everywhere, so that nothing is loaded but ``other``."""
         return pointer, self._like(mask, mask.handle.data & False), other
 
     def _like(self, one: Any, data: Any) -> Any:

@@ -14,10 +14,16 @@ import memfix
 from benchmarks.predicted_rows import in_words
 from benchmarks.third_party import SUBJECTS, WORKLOADS, missing
 from benchmarks.third_party.__main__ import main
-from memfix.meters.simulated.assumptions import NO_BOUNDS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200/third_party.json"
 KEPT = {name: row for name, row in json.loads(RESULTS.read_text())["workloads"].items() if "measured" in row}
+
+UNBOUNDED = {
+    "torchdiffeq, adaptive": pytest.mark.xfail(
+        strict=True, reason="values decide how often the solver steps: no bounds"
+    )
+}
+"""The steps whose estimate is neither within 5 % nor within bounds."""
 
 
 def build_of(name: str):
@@ -40,14 +46,12 @@ def test_other_peoples_code_runs_unmodified(name: str) -> None:
     assert reading.exact or reading.notes
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=UNBOUNDED.get(name, ())) for name in KEPT])
 def test_other_peoples_code_takes_what_an_h200_measured(name: str) -> None:
     predicted, measured = memfix.peak(build_of(name)), KEPT[name]["measured"]
     if predicted.exact:
         assert predicted.peak_bytes == measured
-    elif predicted.at_most is not None:
-        assert predicted.at_least <= measured <= predicted.at_most
-    elif NO_BOUNDS not in predicted.notes:  # which says that no estimate can hold
+    elif predicted.at_most is None or not predicted.at_least <= measured <= predicted.at_most:
         assert predicted.peak_bytes == pytest.approx(measured, rel=0.05)
 
 

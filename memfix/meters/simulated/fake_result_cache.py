@@ -95,15 +95,14 @@ class FakeResultCache:
 
     def new(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: Tensors) -> Any:
         """The result of an operator in ``META_KERNELS``, or ``UNKNOWN``."""
-        if operator not in META_KERNELS or any(not self._is_ours(tensor) for tensor in given):
-            return UNKNOWN
         devices = {tensor.device for tensor in given}
+        if operator not in META_KERNELS or len(devices) != 1 or not all(map(self._is_ours, given)):
+            return UNKNOWN
         try:
             result = self._on_meta(operator, args, kwargs)
         except Exception:  # FakeTensorMode says what is wrong
             return UNKNOWN
-        results = tensors_in(result)
-        if len(devices) != 1 or any(tensor.device != _META for tensor in results):
+        if any(tensor.device != _META for tensor in tensors_in(result)):  # the call names another device
             return UNKNOWN
         (device,) = devices
         if isinstance(result, torch.Tensor):

@@ -93,8 +93,8 @@ class StorageTracker(TorchDispatchMode):
         self.answers.begin_step()
 
     def may_numbers_decide_what_is_kept(self) -> bool:
-        """Whether something is alive that was made after a number was read which nothing decides, since the last
-        call."""
+        """Whether anything is alive that was made after the step read a number which nothing decides. Looks at what
+        happened since it was last asked."""
         first_read, self._first_read = self._first_read, None
         return first_read is not None and self.ledger.is_alive_since(first_read)
 
