@@ -383,7 +383,7 @@ def loss_speed_table() -> list[str]:
     for name, source in data["sources"].items():
         cells = [_over_floor(entry, name) for entry in entries]
         cells += [_largest_error([rows], name, kind="gradient of") for rows in errors.values()]
-        lines.append(f"| {_label(name, source)} | {' | '.join(cells)} |")
+        lines += [f"| {_label(name, source)} | {' | '.join(cells)} |"] if any(cells) else []
     return lines
 
 
@@ -404,9 +404,9 @@ def loss_sizes_table() -> list[str]:
 
 
 def _frontier() -> list[dict[str, Any]]:
-    """What was measured of the loss over rows per chunk; nothing before it was measured."""
-    path = RESULTS / "linear_cross_entropy_frontier.json"
-    return json.loads(path.read_text())["speed"] if path.exists() else []
+    """What was measured of the loss over rows per chunk."""
+    entries: list[dict[str, Any]] = json.loads((RESULTS / "linear_cross_entropy_frontier.json").read_text())["speed"]
+    return entries
 
 
 def _frontier_tokens() -> list[int]:
@@ -422,9 +422,9 @@ def loss_frontier() -> list[str]:
 
 
 def loss_frontier_picture(tokens: int) -> str:
-    """Time against peak: ours and Liger's over rows per chunk, and what others choose themselves."""
+    """Time against peak: ours and Liger's over rows per chunk, and with the rows that each chooses itself."""
     entries = [entry for entry in _frontier() if entry["dims"]["N"] == tokens]
-    names = {"triton_rows": "triton", "liger_rows": "Liger", "auto": "auto", "cce": "cut-cross-entropy"}
+    names = {"triton_rows": "triton", "liger_rows": "Liger", "liger": "Liger as it is called"}
     curves = [Curve(shown, _frontier_points(entries, name)) for name, shown in names.items()]
     dims = entries[0]["dims"]
     title = f"{tokens:,} tokens, width {dims['D']:,}, {dims['V']:,} classes, by rows per chunk"
@@ -444,11 +444,8 @@ def _frontier_points(entries: list[dict[str, Any]], name: str) -> tuple[Point, .
 
 
 def loss_small_vocabulary_table() -> list[str]:
-    """Small vocabularies on the H200 over rows per chunk; nothing before they were measured."""
-    path = RESULTS / "linear_cross_entropy_small_vocabulary.json"
-    if not path.exists():
-        return []
-    entries = json.loads(path.read_text())["speed"]
+    """Small vocabularies on the H200 over rows per chunk."""
+    entries = json.loads((RESULTS / "linear_cross_entropy_small_vocabulary.json").read_text())["speed"]
     shapes: dict[tuple[int, ...], dict[str, str]] = {}
     for entry in entries:
         dims = entry["dims"]
@@ -604,7 +601,7 @@ def kda_speed_table() -> list[str]:
         "|---|" + "--:|" * len(headings),
     ]
     for name, source in data["sources"].items():
-        cells = [_kda_cell(entry, name) for entry in entries.values()]
+        cells = [_times_and_peaks(entry, name) for entry in entries.values()]
         cells += [
             _largest_error([check["rows"] for check in errors if check["dtype"] == dtype], name) for dtype in dtypes
         ]
@@ -631,7 +628,7 @@ def _over_naive(row: dict[str, Any]) -> str:
     return f"{pairs['median']:.2f}x ({pairs['low']:.2f} to {pairs['high']:.2f})"
 
 
-def _kda_cell(entry: dict[str, Any], name: str) -> str:
+def _times_and_peaks(entry: dict[str, Any], name: str) -> str:
     rows = [entry["phases"][phase]["rows"].get(name) for phase in ("train", "forward")]
     if rows[0] is None:
         return ""
@@ -645,11 +642,8 @@ def _kda_cell(entry: dict[str, Any], name: str) -> str:
 
 
 def rope_speed_table() -> list[str]:
-    """Rope beside its peers on the H200, over a copy of the same bytes; nothing before it was measured."""
-    path = RESULTS / "rope_shapes.json"
-    if not path.exists():
-        return []
-    data = json.loads(path.read_text())
+    """Rope beside its peers on the H200, over a copy of the same bytes."""
+    data = json.loads((RESULTS / "rope_shapes.json").read_text())
     where, entries = data["surroundings"], data["speed"]
     dtypes = {entry["dtype"] for entry in entries}
     floors = " | ".join(" / ".join(format_seconds(rows[FLOOR]["seconds"]) for rows in _both(e)) for e in entries)
@@ -672,6 +666,31 @@ def rope_speed_table() -> list[str]:
 
 def _rope_shape(dims: dict[str, int]) -> str:
     return f"B{dims['B']} T{dims['T']} H{dims['H']} d{dims['D']}"
+
+
+def nsa_speed_table() -> list[str]:
+    """Native sparse attention beside flash-linear-attention on the H200: times, peaks and errors."""
+    data = json.loads((RESULTS / "nsa_shapes.json").read_text())
+    where, entries = data["surroundings"], data["speed"]
+    errors = [check["rows"] for check in data["errors"]]
+    lines = [
+        "Train step, and forward alone, each with its peak above the inputs, "
+        f"on {where['gpu']} (torch {where['torch']}, triton {where['triton']}, {where['date'][:10]}), bfloat16; errors "
+        "are against float64.",
+        "",
+        f"| | {' | '.join(_nsa_shape(entry) for entry in entries)} | largest error |",
+        "|---|" + "--:|" * (len(entries) + 1),
+    ]
+    for name, source in data["sources"].items():
+        cells = [_times_and_peaks(entry, name) for entry in entries]
+        lines.append(f"| {_label(name, source)} | {' | '.join(cells)} | {_largest_error(errors, name)} |")
+    return lines
+
+
+def _nsa_shape(entry: dict[str, Any]) -> str:
+    dims = entry["dims"]
+    branches = "two branches" if dims["window"] == 1 else "three branches"
+    return f"{branches}, T{dims['T']} H{dims['G'] * dims['R']} over {dims['G']}, d{dims['D']}"
 
 
 def vocabulary_speed_table() -> list[str]:
@@ -809,6 +828,7 @@ TABLES = {
     "loss_small_vocabulary": loss_small_vocabulary_table,
     "kda_speed": kda_speed_table,
     "rope_speed": rope_speed_table,
+    "nsa_speed": nsa_speed_table,
     "gate_power": gate_power_table,
     "vocabulary_speed": vocabulary_speed_table,
     "batches_speed": batches_speed_table,

@@ -66,8 +66,9 @@ def as_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
         f'<text x="14" y="27" font-size="16" font-weight="bold">{escape(title)}</text>',
         *_grid(across, upward, floor),
     ]
-    for curve, color in zip(curves, BAND_COLORS, strict=False):
-        lines += _drawn(curve, color, across, upward)
+    for number, (curve, color) in enumerate(zip(curves, BAND_COLORS, strict=False)):
+        # labels of every other curve stand below its line, so that those of two curves that meet can be read
+        lines += _drawn(curve, color, across, upward, labels_by=17 if number % 2 else -7)
     return "\n".join([*lines, *_legend(curves), "</svg>", ""])
 
 
@@ -87,7 +88,7 @@ def _grid(across: _Axis, upward: _Axis, floor: str) -> list[str]:
     return lines
 
 
-def _drawn(curve: Curve, color: str, across: _Axis, upward: _Axis) -> list[str]:
+def _drawn(curve: Curve, color: str, across: _Axis, upward: _Axis, *, labels_by: int) -> list[str]:
     places = [(across.at(point.peak_bytes / GiB), upward.at(point.times)) for point in curve.points]
     lines = []
     if len(places) > 1:
@@ -99,7 +100,7 @@ def _drawn(curve: Curve, color: str, across: _Axis, upward: _Axis) -> list[str]:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{color}"><title>{escape(said)}: '
             f"{point.times:.2f}x, {point.peak_bytes / GiB:.2f} GiB</title></circle>"
         )
-        lines.append(f'<text x="{x + 7:.1f}" y="{y - 6:.1f}" font-size="11">{escape(point.label)}</text>')
+        lines.append(f'<text x="{x + 3:.1f}" y="{y + labels_by:.1f}" font-size="11">{escape(point.label)}</text>')
     return lines
 
 

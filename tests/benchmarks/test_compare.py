@@ -529,14 +529,12 @@ def test_the_losss_tables_are_made_from_what_the_command_writes(tmp_path: Path, 
     assert [line.split(" | ")[0] for line in tables.loss_sizes_table()[3:5]] == rows
 
 
-def test_the_losss_frontier_is_drawn_once_it_was_measured(tmp_path: Path, tables: ModuleType) -> None:
+def test_the_losss_frontier_is_drawn_from_what_was_measured(tmp_path: Path, tables: ModuleType) -> None:
     def entry(rows: int, **times: float) -> dict[str, Any]:
         dims = {"N": 8192, "D": 4096, "V": 128_256, "rows_per_chunk": rows}
         figures = {name: {"times_floor": ratio, "peak_bytes": rows * 2**20} for name, ratio in times.items()}
         return {"dims": dims, "phases": {"train": {"rows": {"floor": {"seconds": 1.0}, **figures}}}}
 
-    assert tables.loss_frontier() == tables.loss_small_vocabulary_table() == tables.rope_speed_table() == []
-    assert not [name for name in tables.pictures() if "frontier" in name]
     entries = [entry(512, triton_rows=1.3, auto=1.1, cce=4.0), entry(8192, triton_rows=1.05, liger_rows=1.4)]
     for name in ("frontier", "small_vocabulary"):
         (tmp_path / f"linear_cross_entropy_{name}.json").write_text(json.dumps({"speed": entries}))
@@ -565,6 +563,21 @@ def test_ropes_table_is_made_from_what_the_command_writes(tmp_path: Path, tables
     assert found[2] == "| | B1 T20 H2 d8 | largest error |"
     assert [line.split(" | ")[0] for line in found[5:7]] == ["| `naive`", "| `shared_table`"]
     assert found[7].startswith("| formula, torch ")
+
+
+def test_nsas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
+    path = tmp_path / "nsa_shapes.json"
+    (contract,) = contracts(["nsa"])
+    comparing = Comparing(Contenders.of(contract, "cpu").chosen("chunked", "none"), path, add=False)
+    entry = Entry(
+        "tiny", "B=1 T=64 G=2 R=3 D=8 compress_block=8 compress_stride=8 select_block=8 num_selected=4 window=1"
+    )
+    comparing.measure(entry, Table([entry]), ["train", "forward"], TWO)
+    filled_in(path)
+    *_, heading, _, chunked = tables.nsa_speed_table()
+    assert heading == "| | two branches, T64 H6 over 2, d8 | largest error |"
+    assert chunked.startswith("| `chunked` | ")
+    assert chunked.count("<br>") == 1
 
 
 @pytest.mark.parametrize(
@@ -597,7 +610,7 @@ def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables:
 )
 def test_a_peer_that_cannot_is_told_from_one_that_is_wrong(tables: ModuleType, trouble: str, cell: str) -> None:
     rows = {"rows": {"peer": {"trouble": trouble}}}
-    assert tables._kda_cell({"phases": {"train": rows, "forward": rows}}, "peer") == cell
+    assert tables._times_and_peaks({"phases": {"train": rows, "forward": rows}}, "peer") == cell
 
 
 def test_a_contender_that_is_left_out_somewhere_has_an_empty_cell(tmp_path: Path, tables: ModuleType) -> None:

@@ -46,6 +46,13 @@ def test_one_setting_at_the_floor_is_drawn_too() -> None:
     assert len([*drawn(Curve("ours", (Point(GiB, 1.0),))).iter(f"{SVG}circle")]) == 1
 
 
+def test_labels_of_two_curves_that_meet_do_not() -> None:
+    same = [Curve(name, (Point(GiB, 1.5, name),)) for name in ("ours", "theirs")]
+    labels = [text for text in drawn(*same).iter(f"{SVG}text") if text.attrib.get("font-size") == "11"]
+    above, below = (float(text.attrib["y"]) for text in labels)
+    assert below - above > 20
+
+
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="a picture of time against memory needs a point"):
         as_svg("t", [Curve("ours", ())], floor="f")
