@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import nn
 import memfix
 from memfix.errors import ON_A_GPU, MeasurementError
 from memfix.meters.base import Reading
+from memfix.meters.simulated import values
 from memfix.meters.simulated.assumptions import (
     ALL_CHOSEN,
     ALL_SET,
+    COMPUTED,
     COUNTED,
     DRAWN,
     EQUAL,
@@ -463,22 +466,82 @@ def test_real_tensors_still_have_values_afterwards() -> None:
     assert torch.tensor([True, False]).sum().item() == 1
 
 
-def test_a_loop_until_a_value_is_small_has_no_bounds() -> None:
-    def build(device: str) -> Any:
-        x = torch.randn(2**20, device=device)
+def halves(start: Callable[[str], torch.Tensor], device: str) -> Callable[[], int]:
+    """Halves a tensor until its norm is below 1, and keeps every half."""
+    x = start(device)
 
-        def step() -> None:
-            kept = []
-            for _ in range(10):
-                if x.sum().item() < 1:
-                    return
-                kept.append(x * 2)
+    def step() -> int:
+        kept = [x]
+        while kept[-1].norm().item() >= 1:
+            kept.append(kept[-1] / 2)
+        return len(kept) - 1
+
+    return step
+
+
+def weights(device: str) -> torch.Tensor:
+    return torch.linspace(-1, 1, 2**16).to(device)
+
+
+def test_values_are_computed_where_they_end_a_loop() -> None:
+    """So many values are not kept otherwise; a third of 2**16 is their square's sum, so the norm is 148."""
+    num_halves = halves(weights, "cpu")()
+    assert num_halves == 8
+    reading = memfix.peak(partial(halves, weights))
+    assert reading.peak_bytes >= num_halves * 2**18
+    assert reading.peak_bytes < num_halves * 2**18 + 2**12
+    assert (reading.exact, reading.notes) == (False, (COMPUTED,))
+
+
+def test_a_loop_that_drawn_values_end_is_bounded_beyond_what_was_drawn() -> None:
+    def scaled(device: str) -> torch.Tensor:
+        return weights(device) * 2.0 ** torch.randint(0, 9, (1,), device=device)
+
+    reading = memfix.peak(partial(halves, scaled))
+    assert {DRAWN, COMPUTED} <= {*reading.notes}
+    assert reading.at_least is not None
+    assert reading.at_most is not None
+    drawn = reading.at_most - reading.at_least  # three times the range of the draws
+    assert reading.at_least + drawn // 3 <= reading.peak_bytes <= reading.at_most - drawn // 3
+
+
+@pytest.mark.parametrize("limit", ["MORE_FLOATS", "MOST_WORK", "MOST_BYTES"])
+def test_a_loop_whose_values_are_too_much_work_has_no_bounds(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(values, limit, 2**14)
+    reading = memfix.peak(partial(halves, weights))
+    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
+    assert NO_BOUNDS in reading.notes
+
+
+def test_values_on_the_cpu_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(device: str) -> Any:
+        layers = [nn.Linear(64, 64) for _ in range(64)]  # 1 MiB and more
+        step = halves(weights, device)
+        return lambda: (step(), layers)[0]
+
+    monkeypatch.setattr(values, "MOST_BYTES", 2**22)
+    assert COMPUTED in memfix.peak(partial(halves, weights)).notes
+    assert NO_BOUNDS not in memfix.peak(build).notes
+    monkeypatch.setattr(values, "MOST_BYTES", 2**20)
+    assert NO_BOUNDS in memfix.peak(build).notes
+
+
+def test_freed_values_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is freed can be used again: eight halves of 256 KiB, one after the other, fit into 1 MiB."""
+
+    def build(device: str) -> Any:
+        x = weights(device)
+
+        def step() -> torch.Tensor:
+            half = x
+            while half.norm().item() >= 1:
+                half = half / 2
+            return torch.zeros(int(half.norm().item() * 2**20), device=device)
 
         return step
 
-    reading = memfix.peak(build)
-    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
-    assert NO_BOUNDS in reading.notes
+    monkeypatch.setattr(values, "MOST_BYTES", 2**20)
+    assert COMPUTED in memfix.peak(build).notes
 
 
 def test_layers_that_a_drawn_number_drops_are_bounded_by_all_and_none() -> None:

@@ -41,10 +41,19 @@ def written(device: str) -> torch.Tensor:
     return mask
 
 
+def in_parts(device: str) -> torch.Tensor:
+    parts = torch.empty(5, dtype=torch.int64, device=device)
+    parts[:2] = 7
+    parts[2:4].copy_(torch.tensor([3, 4], device=device))
+    parts[4:].random_(6, 7)
+    return parts
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
         (lambda d: bool(ones(d, 2, 5).all()), True),
+        (lambda d: in_parts(d).tolist(), [7, 7, 3, 4, 6]),
         (lambda d: int(ones(d, 2, 5).sum()), 10),
         (lambda d: written(d).tolist(), [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]),
         (lambda d: written(d).sum(-1).tolist(), [3, 4]),
@@ -77,6 +86,44 @@ def test_what_an_unknown_value_is_mixed_into_is_unknown() -> None:
 
     _, reading = answered(mixed)
     assert any("nothing decides" in note or "assumed" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("known_first", [True, False])
+def test_one_unknown_part_makes_the_whole_unknown(known_first: bool) -> None:
+    def mixed(device: str) -> int:
+        counts = torch.empty(2, dtype=torch.int64, device=device)
+        parts = [torch.ones(1, dtype=torch.int64, device=device), torch.empty(1, device=device).long()]
+        for place in (0, 1) if known_first else (1, 0):
+            counts[place : place + 1].copy_(parts[place])
+        return int(counts.sum())
+
+    _, reading = answered(mixed)
+    assert any("nothing decides" in note for note in reading.notes)
+
+
+def test_memory_that_nothing_was_written_into_has_no_values() -> None:
+    _, reading = answered(lambda d: torch.empty(3, device=d)[1].item())
+    assert any("nothing decides" in note for note in reading.notes)
+
+
+def test_a_kernel_writes_into_what_is_still_as_it_was_filled() -> None:
+    """Kernels do not run; what they read, such as the bounds of sequences, stays known."""
+    triton = pytest.importorskip("triton")
+
+    def count_body(ids, counts):
+        pass
+
+    count = triton.jit(count_body)
+
+    def counted(device: str, fill: Any) -> tuple[int, int]:
+        bounds, counts = torch.arange(3, device=device), fill(3, dtype=torch.int64, device=device)
+        count[(1,)](bounds, counts)
+        return int(bounds.sum()), int(counts.sum())
+
+    for fill in (torch.zeros, torch.ones, torch.empty):
+        (known, _), reading = answered(partial(counted, fill=fill))
+        assert known == 3
+        assert any("nothing decides" in note for note in reading.notes)
 
 
 def test_what_an_unknown_value_is_written_into_has_no_old_value() -> None:
@@ -296,6 +343,27 @@ def test_a_model_from_outside_has_its_weights_afterwards() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     model(torch.randn(4, 300))[0].sum().backward()
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_gradients_that_move_with_a_real_model_take_memory_until_they_are_dropped(is_dropped: bool) -> None:
+    model = nn.Linear(32, 32)
+    model(torch.ones(1, 32)).sum().backward()
+    numbers, held = model.weight.grad.clone(), None if is_dropped else model.weight.grad
+
+    def build(device: str) -> Any:
+        def step() -> None:
+            model.to(device)
+            if is_dropped:
+                model.zero_grad()
+
+        return step
+
+    weights = (32 * 32 + 32) * 4
+    reading = memfix.peak(build, warmup=0)
+    assert (reading.peak_bytes, reading.held_bytes) == (2 * weights, weights if is_dropped else 2 * weights)
+    assert torch.equal(model.weight.grad, numbers)
+    assert held is None or model.weight.grad is held
 
 
 def test_experts_in_float32_and_speech_losses_have_fakes() -> None:

@@ -18,13 +18,6 @@ from benchmarks.third_party.__main__ import main
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200/third_party.json"
 KEPT = {name: row for name, row in json.loads(RESULTS.read_text())["workloads"].items() if "measured" in row}
 
-UNBOUNDED = {
-    "torchdiffeq, adaptive": pytest.mark.xfail(
-        strict=True, reason="values decide how often the solver steps: no bounds"
-    )
-}
-"""The steps whose estimate is neither within 5 % nor within bounds."""
-
 
 def build_of(name: str):
     package, build = WORKLOADS[name]
@@ -46,7 +39,7 @@ def test_other_peoples_code_runs_unmodified(name: str) -> None:
     assert reading.exact or reading.notes
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=UNBOUNDED.get(name, ())) for name in KEPT])
+@pytest.mark.parametrize("name", KEPT)
 def test_other_peoples_code_takes_what_an_h200_measured(name: str) -> None:
     predicted, measured = memfix.peak(build_of(name)), KEPT[name]["measured"]
     if predicted.exact:

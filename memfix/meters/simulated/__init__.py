@@ -70,23 +70,37 @@ class SimulatedMeter:
         not matter. Otherwise the step is built anew for other answers. Those under which it raises are left out: no run
         that ends well can have them. The reason may be one number, such as a loss that the step checks, so the other
         answers are tried again with the usual numbers.
-        """
-        from .assumptions import are_numbers
 
-        runs = [self._run(build, warmup, "usual")]
-        if runs[0].rests_on and not runs[0].is_same_under_others:
-            others: list[Extent] = ["least"] if runs[0].is_most else ["most", "least"]
-            runs += [self._run(build, warmup, extent) for extent in others]
-            if not are_numbers(runs[0].rests_on):
-                refused = [extent for extent, run in zip(others, runs[1:], strict=True) if run.reading is None]
-                runs += [self._run(build, warmup, extent, of_numbers="usual") for extent in refused]
+        Where such values decide how often a loop runs, they are computed, if that is little work.
+        """
+        runs = self._runs(build, warmup)
+        computed = self._runs(build, warmup, computes=True) if _is_unbounded(runs) else []
+        if computed and not any(run.in_a_loop for run in computed):
+            runs = computed
         measured = [run for run in runs if run.reading is not None]
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
+        if runs is computed:
+            reading = _of_computed_loop(reading)
         if reading.exact or tables.table_of(self.gpu) is not None:
             return reading
         return self._beyond_measured(reading, measured[0], build, warmup)
+
+    def _runs(self, build: StepBuilder, warmup: int, *, computes: bool = False) -> list[_Run]:
+        """A run under the usual answers, and those under others if the values may matter."""
+        from .assumptions import are_numbers
+
+        run = functools.partial(self._run, build, warmup, computes=computes)
+        usual = run("usual")
+        if not usual.rests_on or usual.is_same_under_others:
+            return [usual]
+        extents: list[Extent] = ["least"] if usual.is_most else ["most", "least"]
+        others = [run(extent) for extent in extents]
+        if not are_numbers(usual.rests_on):
+            refused = [extent for extent, other in zip(extents, others, strict=True) if other.reading is None]
+            others += [run(extent, "usual") for extent in refused]
+        return [usual, *others]
 
     def _beyond_measured(self, reading: Reading, run: _Run, build: StepBuilder, warmup: int) -> Reading:
         """The reading of a GPU that was never measured, with the bounds of what may be otherwise there."""
@@ -101,21 +115,37 @@ class SimulatedMeter:
             prefers = not self.gpu.prefers_cudnn_attention
             other = copy.copy(self)
             other.gpu = dataclasses.replace(self.gpu, prefers_cudnn_attention=prefers)
-            readings += [run.reading for run in [other._run(build, warmup, "usual")] if run.reading is not None]
+            there = other._run(build, warmup, "usual", computes=run.computes)
+            readings += [] if there.reading is None else [there.reading]
         lowest, highest = _bounds(readings)
         return dataclasses.replace(reading, at_least=lowest, at_most=highest)
 
-    def _run(self, build: StepBuilder, warmup: int, extent: Extent, of_numbers: Extent | None = None) -> _Run:
+    def _run(
+        self,
+        build: StepBuilder,
+        warmup: int,
+        extent: Extent,
+        of_numbers: Extent | None = None,
+        *,
+        computes: bool = False,
+    ) -> _Run:
+        """``computes`` is whether values are computed that are usually too many."""
         from .compiled import CompiledCodeError
 
-        run = functools.partial(self._run_once, build, warmup, extent, of_numbers or extent)
+        run = functools.partial(self._run_once, build, warmup, extent, of_numbers or extent, computes)
         try:
             return run()
         except CompiledCodeError as error:
             return run(runs_eager=str(error))
 
     def _run_once(
-        self, build: StepBuilder, warmup: int, extent: Extent, of_numbers: Extent, runs_eager: str | None = None
+        self,
+        build: StepBuilder,
+        warmup: int,
+        extent: Extent,
+        of_numbers: Extent,
+        computes: bool,
+        runs_eager: str | None = None,
     ) -> _Run:
         """``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
         from .assumptions import are_numbers
@@ -124,6 +154,8 @@ class SimulatedMeter:
 
         with self._simulated(extent, runs_eager) as tracker:
             tracker.answers.of_numbers = of_numbers
+            if computes:
+                tracker.values.keep_more()
             try:
                 step = build("cuda")
                 gc.collect()
@@ -146,7 +178,9 @@ class SimulatedMeter:
             unbounded = frozenset(tracker.notes) - tracker.bounded
             answers = tracker.answers
             assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
-            run = _Run(reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most)
+            run = _Run(
+                reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most, computes=computes
+            )
             if extent != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
                 return run
             is_same = are_numbers(rests_on) and self._is_same_under_others(tracker, step, reading)
@@ -264,6 +298,8 @@ class _Run:
     """Whether the answers are also those of "most"."""
     is_same_under_others: bool = False
     """Whether further calls took the same bytes under other answers."""
+    computes: bool = False
+    """Whether values were computed that are usually too many."""
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
@@ -279,10 +315,30 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
         drawn = {DRAWN}.intersection(usual.rests_on).difference(usual.assumed)
         return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed, *drawn))
     notes = (*reading.notes, *usual.rests_on)
-    if any(run.in_a_loop for run in (usual, *others)):
+    if _is_unbounded([usual, *others]):
         return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
     lowest, highest = _bounds(readings)
     return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)
+
+
+def _is_unbounded(runs: list[_Run]) -> bool:
+    """Whether how often a loop runs depends on answers, so that no number of them bounds it."""
+    taken = {_bytes_of(run.reading) for run in runs if run.reading is not None}
+    return len(taken) > 1 and any(run.in_a_loop for run in runs)
+
+
+def _of_computed_loop(reading: Reading) -> Reading:
+    """The estimate for a step with a loop that computed numbers end. Its bounds come from a few draws of random
+    numbers, so they reach as far again on both sides."""
+    from .assumptions import COMPUTED
+
+    reading = dataclasses.replace(reading, exact=False, notes=(*reading.notes, COMPUTED))
+    if reading.at_least is None or reading.at_most is None:
+        return reading
+    range_bytes = reading.at_most - reading.at_least
+    return dataclasses.replace(
+        reading, at_least=max(0, reading.at_least - range_bytes), at_most=reading.at_most + range_bytes
+    )
 
 
 def _bounds(readings: list[Reading]) -> tuple[int, int]:

@@ -27,6 +27,7 @@ NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
 ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
 NO_BOUNDS = "a loop reads what nothing decides, and how often it runs is not known: there are no bounds"
+COMPUTED = "a loop runs as often as numbers say that were computed on the CPU, where they round otherwise than on a GPU"
 UNDECIDED = "a number that nothing decides"
 """The assumption behind values that were computed from an assumed number. The note names the line that reads them."""
 NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
@@ -36,7 +37,7 @@ _NO_ZEROS = "no element is zero"
 _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """The name of a backward node that reads values -> what is assumed about them."""
 _NUMBERS: dict[Extent, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
-_PATIENCE = 200  # reads at one place before the answer changes
+_PATIENCE = 64  # reads at one place before the answer changes
 _ONCE_OR_TWICE = 2
 _INTEGERS: dict[Extent, int] = {"usual": 1, "most": 2, "least": 0}
 

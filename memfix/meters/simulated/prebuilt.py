@@ -74,16 +74,27 @@ def _is_real(tensor: torch.Tensor | None) -> bool:
 def _restore_of_module(module: torch.nn.Module) -> Callable[[], None]:
     """Puts back the buffers of a module and the gradients of its parameters."""
     module_now, buffers = weakref.ref(module), {**module._buffers}
-    gradients = [(weakref.ref(each), each.grad) for each in module._parameters.values() if each is not None]
+    gradients = [
+        (weakref.ref(each), _same_later(each.grad)) for each in module._parameters.values() if each is not None
+    ]
 
     def restore() -> None:
-        for parameter_now, gradient in gradients:
+        for parameter_now, gradient_now in gradients:
             if (parameter := parameter_now()) is not None:
-                parameter.grad = gradient
+                parameter.grad = gradient_now()
         if (module := module_now()) is not None:
             _refill(module._buffers, buffers)
 
     return restore
+
+
+def _same_later(gradient: torch.Tensor | None) -> Callable[[], torch.Tensor | None]:
+    """Gives a gradient, or its numbers once it was dropped. A gradient that moves to the GPU takes memory there."""
+    if gradient is None or not _is_real(gradient):
+        return lambda: None
+    with torch._C._DisableTorchDispatch():
+        gradient_now, numbers = weakref.ref(gradient), gradient.detach()
+    return lambda: numbers if (found := gradient_now()) is None else found
 
 
 def _restore_of_swap(one: torch.Tensor, other: torch.Tensor) -> Callable[[], None]:

@@ -224,6 +224,7 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
     from triton.runtime import autotuner, jit
 
     def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
+        tracker.values.launched((*arguments, *options.values()))
         if tracker.launches is not None:
             tracker.launches.append(Launch.of(kernel, arguments, options))
 
@@ -241,6 +242,7 @@ def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
 
     def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
         kernel.device_of(arguments)
+        tracker.values.launched(arguments)
         if tracker.launches is not None:
             tracker.launches.append(Launch(kernel, (), {"shared_bytes": shared_bytes}))
 

@@ -29,7 +29,7 @@ from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
-from .values import Values, is_small
+from .values import Values
 from .workspace import Call, Workspace, hides_nothing
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
@@ -220,7 +220,7 @@ class StorageTracker(TorchDispatchMode):
             if self._rests_on_a_number([tensor]):
                 self._number(tensor.dtype)
             return value
-        if not is_small(tensor):
+        if not self.values.is_small(tensor):
             return None
         for _, decided in self.decisions.of_results(None, (), [tensor], self.lines.current()):
             return decided

@@ -4,6 +4,7 @@ The rule: small tensors on the CPU are real, unless they were made from unknown 
 GPU are known if operators made them from known values alone; they are kept in real memory beside it. Small are up to
 ``MOST_INTEGERS`` elements of an integer or bool dtype, and ``MOST_FLOATS`` of any other; of a larger storage only the
 one value that all its elements share is kept. An operator that mixes in an unknown value makes what it writes unknown.
+Where such values decide how often a loop runs, the step is measured again with more of them (``keep_more``).
 
 Known values may rest on assumptions, which go along with them: random numbers are drawn on the CPU, where a GPU would
 draw others, and a count over an unknown mask is assumed (``assumptions``). So is every scalar that is made from unknown
@@ -32,6 +33,8 @@ from .workspace.rules import tensors_in
 aten = torch.ops.aten
 
 MOST_INTEGERS, MOST_FLOATS = 2**20, 2**12
+MORE_FLOATS, MOST_WORK, MOST_BYTES = 2**22, 2**32, 2**30
+"""With more values: how many of a storage, and the work and the memory of all of them together. A few seconds."""
 _CPU = torch.device("cpu")
 _NOTHING: frozenset[str] = frozenset()
 _DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
@@ -55,7 +58,17 @@ class _Known:
     """Of a one-hot mask: the elements that are set."""
     number: int = field(default_factory=itertools.count().__next__)
     """Another for every storage, where addresses are used again."""
+    is_blank: bool = False
+    """Whether nothing was written into it yet, so that it becomes known part by part."""
+    is_filled: bool = False
+    """Whether it has nothing but what it was filled with when it was made, as what a kernel is to write into."""
+    num_bytes: int = 0
+    """How much memory its values take."""
     reference: Any = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            self.num_bytes = self.memory.nbytes()
 
     def seen_by(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of ``tensor``, which lies in this storage."""
@@ -74,12 +87,26 @@ class Values:
         self._answers = answers
         self._assume = assume
         self._known: dict[int, _Known] = {}
+        self._most_floats = MOST_FLOATS
+        self._work_left, self._bytes_left = 0.0, 0
+
+    def keep_more(self) -> None:
+        """Keep more floats from now on, until they take too much work or memory."""
+        self._most_floats = MORE_FLOATS
+        self._work_left, self._bytes_left = MOST_WORK, MOST_BYTES
+
+    @property
+    def _keeps_more(self) -> bool:
+        return self._most_floats > MOST_FLOATS
+
+    def is_small(self, tensor: torch.Tensor) -> bool:
+        return is_small(tensor, self._most_floats)
 
     # ---------------------------------------------------------------- reading
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, in memory that its views share; None if they are not known."""
         if not isinstance(tensor, FakeTensor):
-            return tensor if _is_small_on_cpu(tensor) else None
+            return tensor if self._is_small_on_cpu(tensor) else None
         known = self._at(tensor)
         if known is None or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return None
@@ -113,23 +140,26 @@ class Values:
                 if value is None:
                     return UNKNOWN
                 real[id(tensor)] = value
+        if self._keeps_more and not self._affords(operator, given):
+            return UNKNOWN
         return _run(operator, args, kwargs, real)
 
     def really(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> Any:
         """The result of an operator as real tensors, if it has small results on the CPU; else ``UNKNOWN``."""
-        if operator.namespace != "aten" or not all(map(_is_small_on_cpu, results or given)):
+        if operator.namespace != "aten" or not all(map(self._is_small_on_cpu, results or given)):
             return UNKNOWN
         # code may read real memory unnoticed, which must not rest on an assumed number
         is_undecided = UNDECIDED in self.assumed_of(given)
         value = UNKNOWN if is_undecided else self.computed(operator, args, kwargs, given)
         if value is UNKNOWN:
             return self._filled(operator, args, kwargs, results)
-        if assumed := self._assumed_by(operator, given):
+        assumed = self._assumed_by(operator, given)
+        if assumed or self._keeps_more:
             self._answers.are_most &= DRAWN not in assumed
             for tensor in tensors_in(value):
                 if operator.overloadpacket in _DRAWS_UP_TO_1 and tensor.numel() == 1:
                     self._answers.draw(tensor)
-                self._remember(tensor, _Known(assumed=assumed))
+                self._remember(tensor, _Known(assumed=assumed, num_bytes=tensor.untyped_storage().nbytes()))
         return value
 
     def _filled(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Any:
@@ -152,6 +182,18 @@ class Values:
         with torch._C._DisableTorchDispatch():
             tensor.fill_(self._answers.number(tensor.dtype, COPIED))
 
+    def _affords(self, operator: Any, given: list[torch.Tensor]) -> bool:
+        """Pay for an operator on more values; without the means, keep as few as usual from now on."""
+        self._work_left -= _work_of(operator, given)
+        if self._work_left > 0 and self._bytes_left > 0:
+            return True
+        self._most_floats = MOST_FLOATS
+        return False
+
+    def _is_small_on_cpu(self, tensor: torch.Tensor) -> bool:
+        device = getattr(tensor, "fake_device", None) or tensor.device  # .device of a fake tensor is dispatched
+        return device.type == "cpu" and self.is_small(tensor)
+
     def _is_known(self, tensor: torch.Tensor) -> bool:
         return not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in self._known
 
@@ -159,14 +201,21 @@ class Values:
         return self._known.get(tensor.untyped_storage()._cdata)
 
     # ---------------------------------------------------------------- stating
-    def keep(self, tensor: torch.Tensor, value: torch.Tensor, assumed: frozenset[str] = _NOTHING) -> None:
+    def keep(
+        self,
+        tensor: torch.Tensor,
+        value: torch.Tensor,
+        assumed: frozenset[str] = _NOTHING,
+        *,
+        is_filled: bool = False,
+    ) -> None:
         """Make ``value``, or one value for all elements, known as that of a fake tensor with a storage of its own."""
         storage = tensor.untyped_storage()
         with torch._C._DisableTorchDispatch():
-            if not is_small(tensor):
-                known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed)
+            if not self.is_small(tensor):
+                known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed, is_filled=is_filled)
             else:
-                known = _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed)
+                known = _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed, is_filled=is_filled)
                 room = known.seen_by(tensor)
                 assert room is not None
                 room.copy_(value)
@@ -182,7 +231,18 @@ class Values:
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            self._known.pop(tensor.untyped_storage()._cdata, None)
+            self._drop(tensor.untyped_storage()._cdata)
+
+    def launched(self, arguments: Iterable[Any]) -> None:
+        """Follow a kernel that is not run: it writes into what has nothing yet but zeros or the like."""
+        for tensor in arguments:
+            known = self._at(tensor) if isinstance(tensor, FakeTensor) else None
+            if known is not None and (known.is_blank or known.is_filled):
+                self.forget([tensor])
+
+    def _drop(self, address: int) -> None:
+        known = self._known.pop(address, None)
+        self._bytes_left += 0 if known is None else known.num_bytes
 
     def _remember(self, tensor: torch.Tensor, known: _Known) -> None:
         storage = tensor.untyped_storage()
@@ -191,9 +251,11 @@ class Values:
         def freed(reference: object) -> None:
             found = self._known.get(address)
             if found is not None and found.reference is reference:
-                del self._known[address]
+                self._drop(address)
 
         known.reference = weakref.ref(storage, freed)
+        self._drop(address)
+        self._bytes_left -= known.num_bytes
         self._known[address] = known
 
     # ---------------------------------------------------------------- following
@@ -206,14 +268,19 @@ class Values:
         if operator.namespace in peers.NAMESPACES:
             self._receive(operator, args, given, results)
             return
+        if packet in _BLANK:
+            if self.is_small(results[0]):
+                self._remember(results[0], _Known(is_blank=True))
+            return
         if not (results or _writes(operator)) or packet in _SAYS_NOTHING:
             return
-        if packet in _OVERWRITES and self.of(args[0]) is None:
+        if packet in _OVERWRITES and self.of(args[0]) is None and not self._has_room(args[0], given):
+            self.forget([args[0]])
             self._overwrite(operator, args, kwargs, given)
             return
         if packet in _FILLS:
             filled = _FILLS[packet]
-            self.keep(results[0], _scalar(args[-1] if filled is None else filled))
+            self.keep(results[0], _scalar(args[-1] if filled is None else filled), is_filled=True)
             return
         healthy = healthy_results(operator, args)
         is_assumed = bool(healthy) and UNDECIDED in self.assumed_of(given)
@@ -239,16 +306,17 @@ class Values:
 
     def _follow_known(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
         """Follow an operator on small tensors whose values are known."""
-        if not all(map(is_small, (*given, *results))):
+        if not all(map(self.is_small, (*given, *results))):
             return False
         values = self.computed(operator, args, kwargs, given)
         if values is UNKNOWN:
             return False
-        assumed = self._assumed_by(operator, given)
+        assumed, is_fill = self._assumed_by(operator, given), operator.overloadpacket in _ONE_VALUE
         for fake, value in zip(results, tensors_in(values), strict=False):
             known = None if _has_room_for_results(operator) else self._at(fake)
             if known is not None:  # written in place, or a view
                 known.assumed |= assumed
+                known.is_filled &= is_fill or not _writes(operator)
             elif fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
                 fake.constant = None  # FakeTensorMode keeps the values of fewer tensors itself
@@ -293,13 +361,26 @@ class Values:
             if share is not None:
                 known = self._at(first)
                 self._remember(result, _Known(share=share, pool=known.pool if known else None))
-        elif packet in _COUNTS and result.numel() and is_small(result):
+        elif packet in _COUNTS and result.numel() and self.is_small(result):
             share = self.share_of(first)
             if share is not None and formula_that_reads() is None:
                 note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
                 self.keep(result, _scalar(value), frozenset((note,)))
         elif result.dim() == 0 and result.dtype.is_floating_point and _fills_its_storage(result):
             self.keep(result, _scalar(self._answers.made()), frozenset((UNDECIDED,)))
+
+    def _has_room(self, target: torch.Tensor, given: list[torch.Tensor]) -> bool:
+        """Give a part of a blank storage room for known values, which an operator writes there: until something else is
+        written there, the rest is zero. Return whether there is room now."""
+        known = self._at(target)
+        others = [tensor for tensor in given if tensor is not target]
+        if known is None or not known.is_blank or any(self.of(tensor) is None for tensor in others):
+            return False
+        with torch._C._DisableTorchDispatch():
+            known.memory = torch.zeros(target.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+        known.is_blank, known.num_bytes = False, known.memory.nbytes()
+        self._bytes_left -= known.num_bytes
+        return True
 
     def _overwrite(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> None:
         """Make all of a storage known that an operator wrote as a whole."""
@@ -310,13 +391,13 @@ class Values:
         sources = {id(tensor): self.of(tensor) for tensor in others}
         if any(value is None for value in sources.values()):
             return
-        is_whole = is_small(target)
+        is_whole = self.is_small(target)
         if not is_whole and (operator.overloadpacket not in _SHARES or any(t.numel() > 1 for t in others)):
             return
         with torch._C._DisableTorchDispatch():
             room = torch.empty(target.shape if is_whole else (), dtype=target.dtype, device=_CPU)
         if _run(operator, args, kwargs, {**sources, id(target): room}) is not UNKNOWN:
-            self.keep(target, room, self._assumed_by(operator, others))
+            self.keep(target, room, self._assumed_by(operator, others), is_filled=operator.overloadpacket in _ONE_VALUE)
 
     def _receive(self, operator: Any, args: Any, given: list[torch.Tensor], results: list[Any]) -> None:
         """Follow a collective. Tensors that it writes may be parts of one storage, which is known if they fill it."""
@@ -327,7 +408,7 @@ class Values:
             written[tensor.untyped_storage()._cdata] += tensor.numel() * tensor.itemsize
         for tensor, value in received:
             storage = tensor.untyped_storage()
-            if value is None or not is_small(tensor):
+            if value is None or not self.is_small(tensor):
                 self.forget([tensor])
                 continue
             if self.of(tensor) is None and written[storage._cdata] == storage.nbytes():
@@ -347,7 +428,7 @@ class Values:
 
     def _is_zero(self, tensor: torch.Tensor) -> bool:
         """Whether all elements are known to be zero."""
-        value = self._single(tensor) if not is_small(tensor) else self.of(tensor)
+        value = self._single(tensor) if not self.is_small(tensor) else self.of(tensor)
         with torch._C._DisableTorchDispatch():
             return value is not None and not value.any()
 
@@ -358,16 +439,11 @@ class Values:
         return self.assumed_of(given) | ({DRAWN} if draws else _NOTHING)
 
 
-def is_small(tensor: torch.Tensor) -> bool:
+def is_small(tensor: torch.Tensor, most_floats: int = MOST_FLOATS) -> bool:
     """Whether the values of a tensor's whole storage are few enough to be kept."""
     dtype = tensor.dtype
-    most = MOST_FLOATS if dtype.is_floating_point or dtype.is_complex else MOST_INTEGERS
+    most = most_floats if dtype.is_floating_point or dtype.is_complex else MOST_INTEGERS
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most * dtype.itemsize
-
-
-def _is_small_on_cpu(tensor: torch.Tensor) -> bool:
-    device = getattr(tensor, "fake_device", None) or tensor.device  # .device of a fake tensor is dispatched
-    return device.type == "cpu" and is_small(tensor)
 
 
 @functools.cache
@@ -390,6 +466,12 @@ def healthy_results(operator: Any, args: Any) -> dict[int, int]:
             return {0: (packet is aten.ne) == is_inf}
         return {}
     return _HEALTHY.get(packet, {})
+
+
+def _work_of(operator: Any, given: list[torch.Tensor]) -> float:
+    """About how many elements an operator reads; of a product, how many pairs it multiplies, as if both were square."""
+    sizes = sorted((float(tensor.numel()) for tensor in given), reverse=True)
+    return sizes[0] * math.sqrt(sizes[:2][-1]) if operator.overloadpacket in _PRODUCTS else sum(sizes)
 
 
 def _fills_its_storage(tensor: torch.Tensor) -> bool:
@@ -460,13 +542,13 @@ def _packets(names: str) -> frozenset[Any]:
     return frozenset(getattr(aten, name) for name in names.split())
 
 
-_SAYS_NOTHING = _packets(
-    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ "
-    "_amp_foreach_non_finite_check_and_unscale_"
-)
-"""Operators that make memory without values, and one that only writes where a gradient is not finite."""
+_BLANK = _packets("empty empty_like empty_strided new_empty new_empty_strided empty_permuted")
+"""Operators that make memory without values."""
+_SAYS_NOTHING = _packets("resize_ _amp_foreach_non_finite_check_and_unscale_")
+"""The second only writes where a gradient is not finite."""
 _OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
-_SHARES = _packets("fill_ zero_ copy_")
+_ONE_VALUE = _packets("fill_ zero_")
+_SHARES = _ONE_VALUE | {aten.copy_}
 _FILLS: dict[Any, int | None] = {
     **dict.fromkeys(_packets("zeros zeros_like new_zeros"), 0),
     **dict.fromkeys(_packets("ones ones_like new_ones"), 1),
@@ -474,6 +556,12 @@ _FILLS: dict[Any, int | None] = {
 }
 """Operators that give all elements the same value: the value, or None for their last argument."""
 _COPIES = _packets("_to_copy clone")
+_PRODUCTS = _packets(
+    "mm addmm bmm baddbmm convolution convolution_backward _cdist_forward linalg_solve_triangular triangular_solve "
+    "linalg_cholesky_ex linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_solve_ex _linalg_svd _linalg_eigh "
+    "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
+)
+"""And factorisations, which multiply as many."""
 _REDUCES = _packets("all any sum amax amin max min mean")
 _COUNTS = _packets("all any sum count_nonzero")
 _KEEPS_SHARE = _packets("_to_copy clone index index_select gather")
@@ -488,5 +576,5 @@ _HEALTHY: dict[Any, dict[int, int]] = {
     **{packet: {2: 0} for packet in _packets("linalg_lu_factor_ex linalg_ldl_factor_ex")},
     **{packet: {3: 0} for packet in _packets("_linalg_solve_ex")},
 }
-_FROM_UNKNOWN = frozenset((*_OVERWRITES, *_FILLS, *_COUNTS, *_KEEPS_SHARE, *_ALWAYS_HOLDS, aten.eq, *_HEALTHY))
+_FROM_UNKNOWN = frozenset((*_OVERWRITES, *_FILLS, *_BLANK, *_COUNTS, *_KEEPS_SHARE, *_ALWAYS_HOLDS, aten.eq, *_HEALTHY))
 """Operators of whose results something may be known though nothing is known of their arguments."""

@@ -17,11 +17,12 @@ Size = Sequence[int]
 class Kernel:
     """A kernel that Inductor would compile by Triton. A launch allocates nothing."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tracker: StorageTracker) -> None:
         self.name = name
+        self._tracker = tracker
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        return None
+        self._tracker.values.launched((*args, *kwargs.values()))
 
 
 def empty_strided(size: Size, stride: Size, dtype: torch.dtype) -> torch.Tensor:
