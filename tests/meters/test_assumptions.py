@@ -493,6 +493,29 @@ def test_values_are_computed_where_they_end_a_loop() -> None:
     assert (reading.exact, reading.notes) == (False, (COMPUTED,))
 
 
+@pytest.mark.parametrize("loss_of", [torch.mean, lambda x: nn.functional.mse_loss(x, x.detach())])
+def test_a_loop_that_ends_when_a_loss_stays_depends_on_it(loss_of: Any) -> None:
+    """A patience of three: whether the loss falls far enough is tried too."""
+
+    def build(device: str) -> Any:
+        x = torch.empty(2**23, device=device)  # too many values to be computed
+
+        def step() -> list[torch.Tensor]:
+            best, waited, kept = float("inf"), 0, []
+            while waited < 3 and len(kept) < 9:
+                kept.append(loss_of(x))
+                loss = kept[-1].item()
+                waited = 0 if loss < best - 1e-2 else waited + 1
+                best = min(best, loss)
+            return kept
+
+        return step
+
+    reading = memfix.peak(build)
+    assert not reading.exact
+    assert NO_BOUNDS in reading.notes
+
+
 def test_a_loop_that_drawn_values_end_is_bounded_beyond_what_was_drawn() -> None:
     def scaled(device: str) -> torch.Tensor:
         return weights(device) * 2.0 ** torch.randint(0, 9, (1,), device=device)

@@ -54,6 +54,7 @@ def in_parts(device: str) -> torch.Tensor:
     [
         (lambda d: bool(ones(d, 2, 5).all()), True),
         (lambda d: in_parts(d).tolist(), [7, 7, 3, 4, 6]),
+        (lambda d: (torch.ones(2, 3, device=d) @ torch.ones(3, device=d)).tolist(), [3, 3]),
         (lambda d: int(ones(d, 2, 5).sum()), 10),
         (lambda d: written(d).tolist(), [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]),
         (lambda d: written(d).sum(-1).tolist(), [3, 4]),

@@ -114,9 +114,10 @@ class Answers:
         self._num_asked.clear()
 
     def made(self) -> float:
-        """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer."""
+        """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer: usually
+        each is a little larger than the last one, under "most" much larger, and under "least" much smaller."""
         self._num_made += 1
-        return _NUMBERS[self.of_numbers] * (1 + self._num_made * 2**-20)
+        return _NUMBERS[self.of_numbers] * (1 + self._num_made * (2**-20 if self.of_numbers == "usual" else 2**-3))
 
     def draw(self, drawn: torch.Tensor) -> None:
         """Put the largest number below 1, or 0, in place of a single drawn one, by which layers are dropped.

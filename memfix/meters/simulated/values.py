@@ -274,7 +274,8 @@ class Values:
             return
         if not (results or _writes(operator)) or packet in _SAYS_NOTHING:
             return
-        if packet in _OVERWRITES and self.of(args[0]) is None and not self._has_room(args[0], given):
+        overwrites = packet in _OVERWRITES or (packet in _ADD_PRODUCTS and kwargs.get("beta", 1) == 0)
+        if overwrites and self.of(args[0]) is None and not self._has_room(args[0], given):
             self.forget([args[0]])
             self._overwrite(operator, args, kwargs, given)
             return
@@ -300,7 +301,7 @@ class Values:
             share = index.shape[dim] / args[0].shape[dim]
             self._remember(args[0], _Known(share=share, pool=Pool(index.numel())))
         elif len(results) == 1 and given:
-            self._follow_unknown(operator, args, results[0])
+            self._follow_unknown(operator, args, given, results[0])
         for place, value in healthy.items():
             self.keep(results[place], _scalar(value))
 
@@ -348,7 +349,7 @@ class Values:
         self.keep(result, value, self.assumed_of(given))
         return True
 
-    def _follow_unknown(self, operator: Any, args: Any, result: torch.Tensor) -> None:
+    def _follow_unknown(self, operator: Any, args: Any, given: list[torch.Tensor], result: torch.Tensor) -> None:
         """Follow what is known of an operator's result though the values of its argument are not."""
         packet = operator.overloadpacket
         first = args[0]
@@ -366,7 +367,7 @@ class Values:
             if share is not None and formula_that_reads() is None:
                 note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
                 self.keep(result, _scalar(value), frozenset((note,)))
-        elif result.dim() == 0 and result.dtype.is_floating_point and _fills_its_storage(result):
+        elif result.dim() == 0 and result.dtype.is_floating_point and _has_own_storage(result, given):
             self.keep(result, _scalar(self._answers.made()), frozenset((UNDECIDED,)))
 
     def _has_room(self, target: torch.Tensor, given: list[torch.Tensor]) -> bool:
@@ -474,6 +475,12 @@ def _work_of(operator: Any, given: list[torch.Tensor]) -> float:
     return sizes[0] * math.sqrt(sizes[:2][-1]) if operator.overloadpacket in _PRODUCTS else sum(sizes)
 
 
+def _has_own_storage(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
+    """Whether an operator made a storage for its result. It may be larger: a mean of squares lies where they were."""
+    storage = result.untyped_storage()._cdata
+    return all(tensor.untyped_storage()._cdata != storage for tensor in given)
+
+
 def _fills_its_storage(tensor: torch.Tensor) -> bool:
     return math.prod(tensor.shape) * tensor.dtype.itemsize == tensor.untyped_storage().nbytes()
 
@@ -547,6 +554,8 @@ _BLANK = _packets("empty empty_like empty_strided new_empty new_empty_strided em
 _SAYS_NOTHING = _packets("resize_ _amp_foreach_non_finite_check_and_unscale_")
 """The second only writes where a gradient is not finite."""
 _OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
+_ADD_PRODUCTS = _packets("addmv_ addmm_ addbmm_ baddbmm_ addr_")
+"""Operators that overwrite where what was there is multiplied by 0."""
 _ONE_VALUE = _packets("fill_ zero_")
 _SHARES = _ONE_VALUE | {aten.copy_}
 _FILLS: dict[Any, int | None] = {
