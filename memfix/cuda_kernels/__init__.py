@@ -102,6 +102,11 @@ class CudaKernel:
         """Of its pointers; None for numbers."""
         return tuple(parameter.dtype if parameter.is_pointer else None for parameter in self.parameters)
 
+    def written(self, arguments: Sequence[Any]) -> list[Any]:
+        """Those of ``arguments`` that the kernel may write into: its pointers, but those to what is const."""
+        pairs = zip(self.parameters, arguments, strict=True)
+        return [argument for parameter, argument in pairs if not parameter.type.startswith("const ")]
+
     def device_of(self, arguments: Sequence[Any]) -> torch.device:
         """The device of the tensors among ``arguments``, which must be as the kernel declares them."""
         import torch

@@ -107,24 +107,27 @@ def test_memory_that_nothing_was_written_into_has_no_values() -> None:
     assert any("nothing decides" in note for note in reading.notes)
 
 
-def test_a_kernel_writes_into_what_is_still_as_it_was_filled() -> None:
-    """Kernels do not run; what they read, such as the bounds of sequences, stays known."""
-    triton = pytest.importorskip("triton")
+def count(ids, counts):
+    """A kernel, once ``triton.jit`` has it."""
+    tl.atomic_add(counts + tl.load(ids + tl.program_id(0)), 1)  # noqa: F821
 
-    def count_body(ids, counts):
-        pass
 
-    count = triton.jit(count_body)
+def test_what_a_kernel_writes_into_is_unknown_and_what_it_reads_is_not() -> None:
+    kernel = pytest.importorskip("triton").jit(count)
 
-    def counted(device: str, fill: Any) -> tuple[int, int]:
-        bounds, counts = torch.arange(3, device=device), fill(3, dtype=torch.int64, device=device)
-        count[(1,)](bounds, counts)
-        return int(bounds.sum()), int(counts.sum())
+    def counted(device: str, words: bool) -> tuple[int, int]:
+        ids, counts = torch.ones(3, dtype=torch.int64, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+        if words:
+            kernel[(3,)](counts=counts, ids=ids)
+        else:
+            kernel[(3,)](ids, counts)
+        return int(ids.sum()), int(counts.sum())
 
-    for fill in (torch.zeros, torch.ones, torch.empty):
-        (known, _), reading = answered(partial(counted, fill=fill))
+    for words in (False, True):
+        (known, _), reading = answered(partial(counted, words=words))
         assert known == 3
-        assert any("nothing decides" in note for note in reading.notes)
+        assert len(reading.notes) == 1
+        assert "the step reads a flag or count at " in reading.notes[0]
 
 
 def test_what_an_unknown_value_is_written_into_has_no_old_value() -> None:

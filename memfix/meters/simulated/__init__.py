@@ -13,7 +13,7 @@ bytes. Modules:
 - ``fake_execution``, ``fake_result_cache``: compute the results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries take for themselves
 - ``prebuilt``: moves real weights to the simulated GPU and back
-- ``values``: keeps the values of small tensors
+- ``values``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
 - ``assumptions``, ``decisions``, ``peers``, ``refusals``: handle steps that read values which are not known
 - ``ledger``, ``source_lines``, ``gpus``: keep the bytes, find the source lines behind them, describe the GPUs
 """

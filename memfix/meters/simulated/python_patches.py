@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...cuda_kernels import CudaKernel
+from .kernel_writes import written_arguments
 from .launches import Launch
 from .patches import Patch, nothing
 from .tracking import StorageTracker
@@ -224,7 +225,7 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
     from triton.runtime import autotuner, jit
 
     def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
-        tracker.values.launched((*arguments, *options.values()))
+        tracker.values.launched(written_arguments(kernel, arguments, options))
         if tracker.launches is not None:
             tracker.launches.append(Launch.of(kernel, arguments, options))
 
@@ -242,7 +243,7 @@ def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
 
     def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
         kernel.device_of(arguments)
-        tracker.values.launched(arguments)
+        tracker.values.launched(kernel.written(arguments))
         if tracker.launches is not None:
             tracker.launches.append(Launch(kernel, (), {"shared_bytes": shared_bytes}))
 

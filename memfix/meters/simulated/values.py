@@ -60,8 +60,6 @@ class _Known:
     """Another for every storage, where addresses are used again."""
     is_blank: bool = False
     """Whether nothing was written into it yet, so that it becomes known part by part."""
-    is_filled: bool = False
-    """Whether it has nothing but what it was filled with when it was made, as what a kernel is to write into."""
     num_bytes: int = 0
     """How much memory its values take."""
     reference: Any = None
@@ -201,21 +199,14 @@ class Values:
         return self._known.get(tensor.untyped_storage()._cdata)
 
     # ---------------------------------------------------------------- stating
-    def keep(
-        self,
-        tensor: torch.Tensor,
-        value: torch.Tensor,
-        assumed: frozenset[str] = _NOTHING,
-        *,
-        is_filled: bool = False,
-    ) -> None:
+    def keep(self, tensor: torch.Tensor, value: torch.Tensor, assumed: frozenset[str] = _NOTHING) -> None:
         """Make ``value``, or one value for all elements, known as that of a fake tensor with a storage of its own."""
         storage = tensor.untyped_storage()
         with torch._C._DisableTorchDispatch():
             if not self.is_small(tensor):
-                known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed, is_filled=is_filled)
+                known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed)
             else:
-                known = _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed, is_filled=is_filled)
+                known = _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed)
                 room = known.seen_by(tensor)
                 assert room is not None
                 room.copy_(value)
@@ -233,12 +224,9 @@ class Values:
         for tensor in tensors:
             self._drop(tensor.untyped_storage()._cdata)
 
-    def launched(self, arguments: Iterable[Any]) -> None:
-        """Follow a kernel that is not run: it writes into what has nothing yet but zeros or the like."""
-        for tensor in arguments:
-            known = self._at(tensor) if isinstance(tensor, FakeTensor) else None
-            if known is not None and (known.is_blank or known.is_filled):
-                self.forget([tensor])
+    def launched(self, written: Iterable[Any]) -> None:
+        """Forget what a kernel writes into, for it does not run."""
+        self.forget(tensor for tensor in written if isinstance(tensor, FakeTensor))
 
     def _drop(self, address: int) -> None:
         known = self._known.pop(address, None)
@@ -281,7 +269,7 @@ class Values:
             return
         if packet in _FILLS:
             filled = _FILLS[packet]
-            self.keep(results[0], _scalar(args[-1] if filled is None else filled), is_filled=True)
+            self.keep(results[0], _scalar(args[-1] if filled is None else filled))
             return
         healthy = healthy_results(operator, args)
         is_assumed = bool(healthy) and UNDECIDED in self.assumed_of(given)
@@ -312,12 +300,11 @@ class Values:
         values = self.computed(operator, args, kwargs, given)
         if values is UNKNOWN:
             return False
-        assumed, is_fill = self._assumed_by(operator, given), operator.overloadpacket in _ONE_VALUE
+        assumed = self._assumed_by(operator, given)
         for fake, value in zip(results, tensors_in(values), strict=False):
             known = None if _has_room_for_results(operator) else self._at(fake)
             if known is not None:  # written in place, or a view
                 known.assumed |= assumed
-                known.is_filled &= is_fill or not _writes(operator)
             elif fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
                 fake.constant = None  # FakeTensorMode keeps the values of fewer tensors itself
@@ -398,7 +385,7 @@ class Values:
         with torch._C._DisableTorchDispatch():
             room = torch.empty(target.shape if is_whole else (), dtype=target.dtype, device=_CPU)
         if _run(operator, args, kwargs, {**sources, id(target): room}) is not UNKNOWN:
-            self.keep(target, room, self._assumed_by(operator, others), is_filled=operator.overloadpacket in _ONE_VALUE)
+            self.keep(target, room, self._assumed_by(operator, others))
 
     def _receive(self, operator: Any, args: Any, given: list[torch.Tensor], results: list[Any]) -> None:
         """Follow a collective. Tensors that it writes may be parts of one storage, which is known if they fill it."""
@@ -556,8 +543,7 @@ _SAYS_NOTHING = _packets("resize_ _amp_foreach_non_finite_check_and_unscale_")
 _OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
 _ADD_PRODUCTS = _packets("addmv_ addmm_ addbmm_ baddbmm_ addr_")
 """Operators that overwrite where what was there is multiplied by 0."""
-_ONE_VALUE = _packets("fill_ zero_")
-_SHARES = _ONE_VALUE | {aten.copy_}
+_SHARES = _packets("fill_ zero_ copy_")
 _FILLS: dict[Any, int | None] = {
     **dict.fromkeys(_packets("zeros zeros_like new_zeros"), 0),
     **dict.fromkeys(_packets("ones ones_like new_ones"), 1),

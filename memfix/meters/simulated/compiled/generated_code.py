@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..kernel_writes import written_by_source
 from ..tracking import StorageTracker
 
 _ALIGNMENT = 16  # bytes; Inductor copies inputs that are not aligned to it
@@ -17,12 +18,13 @@ Size = Sequence[int]
 class Kernel:
     """A kernel that Inductor would compile by Triton. A launch allocates nothing."""
 
-    def __init__(self, name: str, tracker: StorageTracker) -> None:
+    def __init__(self, name: str, source: str, tracker: StorageTracker) -> None:
         self.name = name
-        self._tracker = tracker
+        self._written = written_by_source(source)
+        self._values = tracker.values
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        self._tracker.values.launched((*args, *kwargs.values()))
+        self._values.launched(self._written(args))
 
 
 def empty_strided(size: Size, stride: Size, dtype: torch.dtype) -> torch.Tensor:

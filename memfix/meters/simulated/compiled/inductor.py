@@ -17,6 +17,7 @@ from ..storages import is_on_gpu
 from ..triton_driver import TritonDriver
 from ..workspace.rules import tensors_in
 from . import generated_code
+from .generated_code import Kernel
 from .process_state import cache_folder
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
         *((CudaInterface, name, staticmethod(getattr(cuda, theirs))) for name, theirs in names.items()),
         (CudaInterface, "get_raw_stream", staticmethod(always(0))),
         (CUDADeviceOpOverrides, "import_get_raw_stream_as", lambda _, name: f"{name} = lambda index: 0"),
-        (AsyncCompile, "triton", lambda _, name, *args, **kwargs: generated_code.Kernel(name, compiler.tracker)),
+        (AsyncCompile, "triton", lambda _, name, source, **_where: Kernel(name, source, compiler.tracker)),
         (AsyncCompile, "cpp_pybinding", always(nothing)),
         (guards, "_empty_strided_cpu", generated_code.empty_strided_cpu(compiler.tracker)),
         (guards, "_empty_strided_cuda", generated_code.empty_strided),
