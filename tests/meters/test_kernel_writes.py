@@ -81,7 +81,13 @@ def test_names_that_are_assigned_together_stand_for_all_that_is_assigned() -> No
 def test_without_a_source_everything_may_be_written() -> None:
     made: dict[str, Any] = {}
     exec("def made(source, target): pass", made)
-    for kernel in (made["made"], print, Wrapped(len)):
+    kernels = [
+        made["made"],
+        print,
+        Wrapped(len),
+        (lambda source, target: None),
+    ]
+    for kernel in kernels:
         assert written_arguments(kernel, ("source",), {"target": "target"}) == ["source", "target"]
 
 

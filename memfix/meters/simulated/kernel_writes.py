@@ -49,10 +49,9 @@ def _function_of(kernel: Any) -> Any:
 @functools.cache
 def _written_by(function: Any) -> Names | None:
     try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError):  # it has no file, or is a lambda in the middle of an expression
         return None
-    tree = ast.parse(source).body[0]
     return _Kernel(tree, function.__globals__).written() if isinstance(tree, ast.FunctionDef) else None
 
 
