@@ -422,9 +422,9 @@ def loss_frontier() -> list[str]:
 
 
 def loss_frontier_picture(tokens: int) -> str:
-    """Time against peak: ours and Liger's over rows per chunk, and with the rows that each chooses itself."""
+    """Time against peak: ours and Liger's over rows per chunk, and Liger with the rows that it chooses itself."""
     entries = [entry for entry in _frontier() if entry["dims"]["N"] == tokens]
-    names = {"triton_rows": "triton", "liger_rows": "Liger", "liger": "Liger as it is called"}
+    names = {"triton_rows": "triton", "liger_rows": "Liger", "liger": "Liger, rows of its own choice"}
     curves = [Curve(shown, _frontier_points(entries, name)) for name, shown in names.items()]
     dims = entries[0]["dims"]
     title = f"{tokens:,} tokens, width {dims['D']:,}, {dims['V']:,} classes, by rows per chunk"

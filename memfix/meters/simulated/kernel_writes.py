@@ -6,7 +6,8 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 Names = frozenset[str]
@@ -16,25 +17,14 @@ _NONE: Names = frozenset()
 def written_arguments(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
     """The arguments that a kernel may write into; all, if its source is not to be had."""
     function = _function_of(kernel)
-    written = None if function is None else _written_by(function)
-    if written is None:
-        return [*arguments, *options.values()]
-    return _chosen(written, inspect.signature(function).parameters, arguments, options)
+    source = None if function is None else _source_of(function)
+    return [*arguments, *options.values()] if source is None else source.written_of(arguments, options)
 
 
 def written_by_source(source: str) -> Callable[[Sequence[Any]], list[Any]]:
     """The same for the last function of a source."""
     *_, tree = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-    kernel = _Kernel(tree, {})
-    written = kernel.written()
-    return lambda arguments: _chosen(written, kernel.parameters, arguments, {})
-
-
-def _chosen(
-    written: Names, parameters: Iterable[str], arguments: Sequence[Any], options: Mapping[str, Any]
-) -> list[Any]:
-    named = {**dict(zip(parameters, arguments, strict=False)), **options}
-    return [value for name, value in named.items() if name in written]
+    return _Source(tree, {}).written_of
 
 
 def _function_of(kernel: Any) -> Any:
@@ -47,24 +37,32 @@ def _function_of(kernel: Any) -> Any:
 
 
 @functools.cache
-def _written_by(function: Any) -> Names | None:
+def _source_of(function: Any) -> _Source | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError):  # it has no file, or is a lambda in the middle of an expression
         return None
-    return _Kernel(tree, function.__globals__).written() if isinstance(tree, ast.FunctionDef) else None
+    return _Source(tree, function.__globals__) if isinstance(tree, ast.FunctionDef) else None
 
 
-class _Kernel:
-    """A kernel's source. A name stands for the parameters that an address in it may come from."""
+class _Source:
+    """The source of a kernel. Of every name in it, it knows the parameters that an address behind it may come from."""
 
     def __init__(self, tree: ast.FunctionDef, functions: Mapping[str, Any]) -> None:
+        """``functions`` has those that the kernel may call, among others."""
         self._tree = tree
         self._functions = functions
-        self.parameters = [argument.arg for argument in (*tree.args.posonlyargs, *tree.args.args)]
-        self._behind: dict[str, Names] = {name: frozenset((name,)) for name in self.parameters}
+        arguments = (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)
+        self._parameters = [argument.arg for argument in arguments]
+        self._behind: dict[str, Names] = {name: frozenset((name,)) for name in self._parameters}
 
-    def written(self) -> Names:
+    def written_of(self, arguments: Sequence[Any], options: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
+        """Those of the arguments that the kernel writes into."""
+        named = {**dict(zip(self._parameters, arguments, strict=False)), **options}
+        return [value for name, value in named.items() if name in self._written]
+
+    @functools.cached_property
+    def _written(self) -> Names:
         before = None
         while before != self._behind:  # a loop may carry an address on
             before = {**self._behind}
@@ -97,12 +95,8 @@ class _Kernel:
         function = _function_of(self._functions.get(name)) if isinstance(call.func, ast.Name) else None
         if function is None:
             return _NONE
-        written = _written_by(function)
-        named = dict(zip(inspect.signature(function).parameters, call.args, strict=False))
-        named |= {word.arg: word.value for word in call.keywords if word.arg}
-        return _NONE.union(
-            *(self._addresses(value) for name, value in named.items() if written is None or name in written)
-        )
+        named = {word.arg: word.value for word in call.keywords if word.arg}
+        return _NONE.union(*map(self._addresses, written_arguments(function, call.args, named)))
 
 
 def _called(call: ast.Call) -> str:
