@@ -286,10 +286,14 @@ static inline float power_of_two(float exponent) { return std::exp2(exponent); }
 template <typename T> static inline void store16(const emulation::Global<T> &to, long long at, uint4 value) {
     to.store_together(at, value);
 }
+template <typename T> static inline void store8(const emulation::Global<T> &to, long long at, uint2 value) {
+    to.store_together(at, value);
+}
 template <typename T> static inline void store4(const emulation::Global<T> &to, long long at, unsigned value) {
     to.store_together(at, value);
 }
 
+static inline int found_again(int value) { return value; }
 template <typename T> static inline bool is_there(const emulation::Global<T> &pointer) { return pointer.is_there(); }
 static inline float from_lane(float value, int lane) {
     return __int_as_float(emulation::exchange({{__float_as_uint(value)}})[lane].values[0]);
@@ -369,9 +373,15 @@ static inline void copy16(unsigned to, const emulation::Global<T> &from, long lo
     const uint4 bytes = exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0};
     std::memcpy(shared + to, &bytes, sizeof bytes);
 }
-template <typename T> static inline void copy8(unsigned to, const emulation::Global<T> &from, long long at) {
-    const uint2 bytes = from.template load_together<uint2>(at);
+template <typename T>
+static inline void copy4(unsigned to, const emulation::Global<T> &from, long long at, bool exists) {
+    const unsigned bytes = exists ? from.template load_together<unsigned>(at) : 0u;
     std::memcpy(shared + to, &bytes, sizeof bytes);
+}
+static inline unsigned take4(unsigned at) {
+    unsigned value;
+    std::memcpy(&value, shared + at, sizeof value);
+    return value;
 }
 static inline uint2 take8(unsigned at) {
     uint2 value;
@@ -384,6 +394,7 @@ static inline uint4 take16(unsigned at) {
     return value;
 }
 static inline void put4(unsigned at, unsigned value) { std::memcpy(shared + at, &value, sizeof value); }
+static inline void put8(unsigned at, uint2 value) { std::memcpy(shared + at, &value, sizeof value); }
 static inline void put16(unsigned at, uint4 value) { std::memcpy(shared + at, &value, sizeof value); }
 static inline void publish(const emulation::Global<int> &ready, long long at) {
     __syncthreads();

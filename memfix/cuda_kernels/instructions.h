@@ -5,8 +5,13 @@ struct bfloat16 {
     unsigned short bits;
 };
 
+// by name, for the compiler may cut an assignment into stores of four bytes
 template <typename T> __device__ void store16(T* to, long long at, uint4 value) {
-    *reinterpret_cast<uint4*>(to + at) = value;
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to + at), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w));
+}
+template <typename T> __device__ void store8(T* to, long long at, uint2 value) {
+    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(to + at), "r"(value.x), "r"(value.y));
 }
 __device__ void store4(bfloat16* to, long long at, unsigned value) { *reinterpret_cast<unsigned*>(to + at) = value; }
 // two floats as bfloat16, the first in the low half
@@ -26,10 +31,10 @@ __device__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, 
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// half of the last of ten digits more: the tensor cores leave out what is behind them
 __device__ unsigned with_ten_digits(float value) {
-    unsigned rounded;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-    return rounded;
+    const float leading = __int_as_float(__float_as_uint(value) & 0xff800000u);
+    return __float_as_uint(fmaf(leading, 0x1p-11f, value));
 }
 // sums[16, 8] += a[16, 8] @ b[8, 8] with ten binary digits
 __device__ void multiply_floats(float (&sums)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
@@ -43,6 +48,11 @@ __device__ unsigned transposed(unsigned pair) {
     unsigned turned;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
     return turned;
+}
+// such that the compiler keeps nothing that comes of it from round to round of a loop, where registers are short
+__device__ int found_again(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
 }
 template <typename T> __device__ bool is_there(const T* pointer) { return pointer != nullptr; }
 __device__ float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
@@ -66,11 +76,15 @@ __device__ void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
 __device__ void await_warp() { __syncwarp(); }
 // 16 bytes of global memory, or zeros
 template <typename T> __device__ void copy16(unsigned to, const T* from, long long at, bool exists = true) {
-    const T* source = exists ? from + at : from;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "r"(exists ? 16 : 0));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 16 : 0));
 }
-template <typename T> __device__ void copy8(unsigned to, const T* from, long long at) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from + at));
+template <typename T> __device__ void copy4(unsigned to, const T* from, long long at, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 4 : 0));
+}
+__device__ unsigned take4(unsigned at) {
+    unsigned value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(at));
+    return value;
 }
 __device__ uint2 take8(unsigned at) {
     uint2 value;
@@ -87,6 +101,9 @@ __device__ uint4 take16(unsigned at) {
 __device__ void put16(unsigned at, uint4 value) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w));
+}
+__device__ void put8(unsigned at, uint2 value) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(value.x), "r"(value.y));
 }
 __device__ void put4(unsigned at, unsigned value) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(value)); }
 __device__ float shared_float(unsigned at) {

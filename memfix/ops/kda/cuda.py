@@ -79,7 +79,7 @@ def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, sca
         chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
         terms.scores_NHCC, terms.inverse_NHCC, terms.decay_NHK,
         terms.growth_NH if is_cut else None, scale, length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=(34 + chunks.width_k // 8) * _SLOT,
+        shared_bytes=(18 + chunks.width_k // 8) * _SLOT + 4 * TOKENS_PER_CHUNK,
     )  # fmt: skip
 
 
@@ -156,17 +156,17 @@ def _gradients(
     inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float
 ) -> tuple[torch.Tensor, ...]:
     (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), (length, per_sequence, *_) = inputs, chunks.counts
-    num_groups = chunks.width_k // GROUP
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
-    parts_PBTH = beta_BTH.new_empty((num_groups, *beta_BTH.shape), dtype=torch.float32)
+    grad_beta_BTH = torch.empty_like(beta_BTH, dtype=torch.float32)
     kernel("gradients", chunks.width_k, chunks.width_v).launch(
         (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
         chunks.bounds_N2, *kept, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
-        grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH, scale, beta_BTH.numel(),
+        grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, grad_beta_BTH, scale,
         length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=2 * TOKENS_PER_CHUNK * (4 * chunks.width_v + 3 * TOKENS_PER_CHUNK) + 32 * _SLOT * num_groups,
+        shared_bytes=2 * TOKENS_PER_CHUNK * (4 * chunks.width_v + 3 * TOKENS_PER_CHUNK + 2)
+        + _SLOT * chunks.width_k // 2,
     )  # fmt: skip
-    return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
+    return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, grad_beta_BTH.to(beta_BTH.dtype)
 
 
 _PASSES = Passes(_prepare, _scan, _there_and_back, _gradients, bounds_growth=True)

@@ -1,16 +1,17 @@
 // Kimi delta attention in bfloat16, in chunks of 32 tokens. Compiled at run time; see also cuda.py and kernels.py, whose
 // prepare says what a chunk does to a state.
 //
-// A warp takes a chunk of a head and keeps it in registers. A thread has the rows r, r+8, r+16 and r+24, r = lane/4, and
-// of every 32 channels the 8 from 8*(lane%4) on: 16 bytes of a row, whose pairs are operands of the tensor cores as they
-// are, because a product may sum over channels in any order.
+// A warp takes 16 channels of a chunk of a head at a time, and keeps them in registers. A thread has the rows r, r+8, r+16
+// and r+24, r = lane/4, and the 4 channels from 4*(lane%4) on: 8 bytes of a row, whose pairs are operands of the tensor
+// cores as they are, because a product may sum over channels in any order. Of 32 values it has the 8 from 8*(lane%4) on.
 //
 // It is compiled for one WIDTH of keys, and WARPS of a block that walks from chunk to chunk.
 
 #define TOKENS 32
 #define ROWS 4        // of a thread
-#define CHANNELS 8    // of a thread, of every GROUP
-#define GROUP 32
+#define PART 16       // channels that a warp takes at a time: with 32 it has too few registers
+#define CHANNELS 4    // of a thread
+#define GROUP 32      // values
 #define STEEPEST 116.0f       // as _steepest in kernels.py
 #define LOWEST_GATE -300.0f   // its power of two is 0; -inf itself would leave sums as NaN
 #define LOG2_E 1.4426950408889634f
@@ -19,6 +20,7 @@
 
 __device__ float low_of(unsigned both) { return __int_as_float(both << 16); }
 __device__ float high_of(unsigned both) { return __int_as_float(both & 0xffff0000u); }
+__device__ float half_of(unsigned both, int side) { return side ? high_of(both) : low_of(both); }
 __device__ uint4 as_bits(float a, float b, float c, float d) {
     return uint4{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
@@ -80,19 +82,9 @@ __device__ void invert_block(const float (&lower)[2][4], float (&solved)[2][4], 
     }
 }
 
-// the inverse of I + lower as operands of products: rows 0 to 15, and rows 16 to 31 by their first and second 16 columns
-struct Inverse {
-    unsigned first[4], joining[4], second[4];
-};
-__device__ void as_operand(unsigned (&operand)[4], const float (&block)[2][4]) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-        operand[2 * n] = pack(block[n][0], block[n][1]);
-        operand[2 * n + 1] = pack(block[n][2], block[n][3]);
-    }
-}
-__device__ Inverse inverse_of(const float (&lower)[TILES][4], int lane) {
-    float parts[3][2][4];  // of rows 0 to 15, of rows 16 to 31 and columns 0 to 15, and of the rest
+// the inverse of I + lower: rows 0 to 15, and rows 16 to 31 by their first and second 16 columns
+__device__ void invert(float (&blocks)[3][2][4], const float (&lower)[TILES][4], int lane) {
+    float parts[3][2][4], turned[2][4], second_turned[2][4], product[2][4] = {}, joining[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -101,25 +93,50 @@ __device__ Inverse inverse_of(const float (&lower)[TILES][4], int lane) {
             parts[1][n][e] = lower[tile(1, n)][e];
             parts[2][n][e] = lower[tile(1, 2 + n)][e];
         }
-    float first[2][4], second[2][4], turned[2][4], second_turned[2][4], product[2][4] = {}, joining[2][4] = {};
-    invert_block(parts[0], first, turned, lane);
-    invert_block(parts[2], second, second_turned, lane);
+    invert_block(parts[0], blocks[0], turned, lane);
+    invert_block(parts[2], blocks[2], second_turned, lane);
     multiply_blocks(product, turned, parts[1]);  // (joining @ first), transposed
-    multiply_blocks(joining, second, product);
+    multiply_blocks(joining, blocks[2], product);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) joining[n][e] = -joining[n][e];
-    Inverse inverse;
-    as_operand(inverse.first, first);
-    as_operand(inverse.joining, joining);
-    as_operand(inverse.second, second);
-    return inverse;
+        for (int e = 0; e < 4; ++e) blocks[1][n][e] = -joining[n][e];
 }
 
+// its columns times the strengths of their tokens
+__device__ void strengthen(float (&blocks)[3][2][4], const float (&strength)[ROWS], int q) {
+#pragma unroll
+    for (int n = 0; n < ROWS; ++n)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+            const float of_token = from_lane(strength[n], 4 * (2 * q + side));
+#pragma unroll
+            for (int e = side; e < 4; e += 2) {
+                if (n < 2) blocks[0][n][e] *= of_token;
+                blocks[n < 2 ? 1 : 2][n & 1][e] *= of_token;
+            }
+        }
+}
+
+// as operands of products
+struct Inverse {
+    unsigned first[4], joining[4], second[4];
+    __device__ Inverse(const float (&blocks)[3][2][4]) {
+        as_operand(first, blocks[0]);
+        as_operand(joining, blocks[1]);
+        as_operand(second, blocks[2]);
+    }
+    static __device__ void as_operand(unsigned (&operand)[4], const float (&block)[2][4]) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            operand[2 * n] = pack(block[n][0], block[n][1]);
+            operand[2 * n + 1] = pack(block[n][2], block[n][3]);
+        }
+    }
+};
+
 // inverse @ rows, for 8 channels of a thread and all its rows
-__device__ void solve(const Inverse& inverse, const unsigned (&rows)[ROWS][4], uint4 (&solved)[ROWS]) {
-    unsigned out[ROWS][4];
+__device__ void solve(const Inverse& inverse, const unsigned (&rows)[ROWS][4], unsigned (&solved)[ROWS][4]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
         unsigned turned[ROWS];
@@ -129,58 +146,45 @@ __device__ void solve(const Inverse& inverse, const unsigned (&rows)[ROWS][4], u
         multiply(upper, inverse.first, turned[0], turned[1]);
         multiply(lower, inverse.joining, turned[0], turned[1]);
         multiply(lower, inverse.second, turned[2], turned[3]);
-        out[0][p] = pack(upper[0], upper[1]);
-        out[1][p] = pack(upper[2], upper[3]);
-        out[2][p] = pack(lower[0], lower[1]);
-        out[3][p] = pack(lower[2], lower[3]);
+        solved[0][p] = pack(upper[0], upper[1]);
+        solved[1][p] = pack(upper[2], upper[3]);
+        solved[2][p] = pack(lower[0], lower[1]);
+        solved[3][p] = pack(lower[2], lower[3]);
     }
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) solved[m] = uint4{out[m][0], out[m][1], out[m][2], out[m][3]};
 }
 
 // ---------------------------------------------------------------- rows and gates
 struct Chunk {
     long long first_row, index;
     int num_tokens, heads;
-    __device__ long long row(int token) const { return first_row + (long long)token * heads; }
+    // of a token's row in a tensor of such rows
+    __device__ long long at(int token, int width) const { return first_row * width + token * (heads * width); }
     __device__ bool has(int token) const { return token < num_tokens; }
 };
 
 template <typename Bounds>
 __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, int heads) {
-    const long long slot = blockIdx.x / heads;  // blocks that run at once take neighbouring heads, whose rows are neighbours
-    const int head = blockIdx.x % heads;
+    // blocks that run at once take neighbouring heads, whose rows are neighbours
+    const unsigned slot = blockIdx.x / heads, head = blockIdx.x - slot * heads;
     long long first, end;
     if (length == 0) {  // packed
-        first = bounds[2 * slot];
-        end = bounds[2 * slot + 1];
+        first = bounds[2ll * slot];
+        end = bounds[2ll * slot + 1];
     } else {
-        const long long sequence = slot / chunks_per_sequence;
-        first = sequence * length + (slot - sequence * chunks_per_sequence) * TOKENS;
-        end = (sequence + 1) * length;
+        const unsigned sequence = slot / chunks_per_sequence;
+        first = (long long)sequence * length + (slot - sequence * chunks_per_sequence) * TOKENS;
+        end = (sequence + 1ll) * length;
     }
-    return Chunk{first * heads + head, slot * heads + head, int(end - first < TOKENS ? end - first : TOKENS), heads};
+    return Chunk{first * heads + head, blockIdx.x, int(end - first < TOKENS ? end - first : TOKENS), heads};
 }
 
 // A thread fetches ahead what it will need itself, so a warp waits for nobody: its 16 bytes lie in slots, of 512 bytes for
 // all lanes. Where there is no token there are zeros.
 #define SLOT 512
-#define STAGE_SLOTS 16  // of a group of channels: 4 of queries, 4 of keys, 8 of gates; or of the values of four groups
 
-template <typename Tensor>
-__device__ void fetch_rows(unsigned slots, Tensor tensor, const Chunk& chunk, int width, int column, int r) {
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m)
-        copy16(slots + m * SLOT, tensor, chunk.row(r + 8 * m) * width + column, chunk.has(r + 8 * m));
-}
-
-// of gates a thread takes the tokens 2*q + (t & 1) + 8*(t >> 1), and 4 channels from 4*r on
-__device__ int token_of_gate(int t, int q) { return 2 * q + (t & 1) + 8 * (t >> 1); }
-template <typename Gates>
-__device__ void fetch_gates(unsigned slots, Gates g, const Chunk& chunk, int width, int column, int q) {
-#pragma unroll
-    for (int t = 0; t < 8; ++t)
-        copy16(slots + t * SLOT, g, chunk.row(token_of_gate(t, q)) * width + column, chunk.has(token_of_gate(t, q)));
+// where 16 bytes of a row lie in shared memory: such that eight rows can be read at once
+template <int PARTS> __device__ unsigned at_part(int row, int part) {
+    return (row * PARTS + (part ^ (PARTS >= 8 ? row & 7 : row >> 1 & 3))) * 16;
 }
 
 __device__ void take_rows(unsigned (&values)[ROWS][4], unsigned slots) {
@@ -191,24 +195,64 @@ __device__ void take_rows(unsigned (&values)[ROWS][4], unsigned slots) {
     }
 }
 
+// one a token
+template <typename Floats> __device__ void copy_strengths(unsigned to, Floats beta, const Chunk& chunk, int lane) {
+    copy4(to + 4 * lane, beta, chunk.at(lane, 1), chunk.has(lane));
+}
+__device__ void take_strengths(float (&strength)[ROWS], unsigned strengths, int r) {
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) strength[m] = shared_float(strengths + 4 * (r + 8 * m));
+}
+
+// A part of a chunk's channels in shared memory: queries and keys, or gates. Lanes copy it in pieces of 16 bytes for each
+// other
+#define PART_STAGE (TOKENS * PART * 4)
+#define PART_KEYS (PART_STAGE / 2)
+template <typename Tensor>
+__device__ void copy_part(unsigned stage, Tensor q, Tensor k, const Chunk& chunk, int part, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int token = (lane >> 1) + 16 * i;
+        const long long at = chunk.at(token, WIDTH) + PART * part + 8 * (lane & 1);
+        copy16(stage + i * SLOT + 16 * lane, q, at, chunk.has(token));
+        copy16(stage + PART_KEYS + i * SLOT + 16 * lane, k, at, chunk.has(token));
+    }
+}
+__device__ void take_part(unsigned (&rows)[ROWS][2], unsigned stage, int lane) {
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) {
+        const uint2 two = take8(stage + m * (SLOT / 2) + 8 * lane);
+        rows[m][0] = two.x, rows[m][1] = two.y;
+    }
+}
+
+// of gates a thread takes the tokens 2*q + (t & 1) + 8*(t >> 1), and the channels 2*r and 2*r + 1: tokens lie in an order
+// such that a warp takes neighbours
+__device__ int token_of_gate(int t, int q) { return 2 * q + (t & 1) + 8 * (t >> 1); }
+template <typename Gates>
+__device__ void copy_gates(unsigned stage, Gates g, const Chunk& chunk, int part, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int token = token_of_gate(2 * i + (lane >> 4), lane >> 2 & 3);
+        copy16(stage + i * SLOT + 16 * lane, g, chunk.at(token, WIDTH) + PART * part + 4 * (lane & 3), chunk.has(token));
+    }
+}
 // as exponents of 2
-__device__ void take_gates(float (&gates)[8][4], unsigned slots) {
+__device__ void take_gates(float (&gates)[8][2], unsigned stage, int lane) {
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
-        const uint4 four = take16(slots + t * SLOT);
-        const unsigned bits[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int c = 0; c < 4; ++c) gates[t][c] = __int_as_float(bits[c]) * LOG2_E;
+        const uint2 two = take8(stage + t * (SLOT / 2) + 64 * (lane & 3) + 8 * (lane >> 2));
+        gates[t][0] = __int_as_float(two.x) * LOG2_E, gates[t][1] = __int_as_float(two.y) * LOG2_E;
     }
 }
 
 // for each row of a thread and each of its channels, the sum of all gates up to the row's own. A gate is the sum of two
 // bfloat16: one alone would leave a factor of a strong gate as few digits as the gate has behind its point
-__device__ void sum_gates(float (&sums)[ROWS][CHANNELS], const float (&gates)[8][4], int r, int q) {
+__device__ void sum_gates(float (&sums)[ROWS][CHANNELS], const float (&gates)[8][2], int r, int q) {
     const unsigned corner = (2 * q <= r ? 0x3f80u : 0u) | (2 * q + 1 <= r ? 0x3f800000u : 0u);
     const unsigned triangle[4] = {corner, ONES, 0u, corner}, ones[4] = {ONES, ONES, ONES, ONES};
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
+    for (int c = 0; c < 2; ++c) {
         float upper[4] = {}, lower[4] = {};
         unsigned pairs[2][4];
 #pragma unroll
@@ -223,8 +267,8 @@ __device__ void sum_gates(float (&sums)[ROWS][CHANNELS], const float (&gates)[8]
             multiply(lower, ones, pairs[part][0], pairs[part][1]);
             multiply(lower, triangle, pairs[part][2], pairs[part][3]);
         }
-        sums[0][c] = upper[0], sums[0][c + 4] = upper[1], sums[1][c] = upper[2], sums[1][c + 4] = upper[3];
-        sums[2][c] = lower[0], sums[2][c + 4] = lower[1], sums[3][c] = lower[2], sums[3][c + 4] = lower[3];
+        sums[0][c] = upper[0], sums[0][c + 2] = upper[1], sums[1][c] = upper[2], sums[1][c + 2] = upper[3];
+        sums[2][c] = lower[0], sums[2][c + 2] = lower[1], sums[3][c] = lower[2], sums[3][c + 2] = lower[3];
     }
 }
 
@@ -241,12 +285,12 @@ __device__ bool find_middle(float (&middle)[CHANNELS], const float (&sums)[ROWS]
 }
 
 // replaces NaN and -inf; the first token that has a NaN, or TOKENS
-__device__ int clean(float (&gates)[8][4], int q) {
+__device__ int clean(float (&gates)[8][2], int q) {
     int first_nan = TOKENS;
 #pragma unroll
     for (int t = 0; t < 8; ++t)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
+        for (int c = 0; c < 2; ++c) {
             if (gates[t][c] != gates[t][c]) {
                 first_nan = least(first_nan, token_of_gate(t, q));
                 gates[t][c] = 0.0f;
@@ -262,31 +306,26 @@ __device__ int clean(float (&gates)[8][4], int q) {
 }
 
 // ---------------------------------------------------------------- pairs of tokens
-// tile (m, n) += rows of left of tile m @ rows of right of tile n, transposed
-__device__ void multiply_rows(float (&sums)[4], const unsigned (&left)[ROWS][4], const unsigned (&right)[ROWS][4], int m,
+// tile (m, n) += rows of left of tile m @ rows of right of tile n, transposed; 16 channels
+__device__ void multiply_rows(float (&sums)[4], const unsigned (&left)[ROWS][2], const unsigned (&right)[ROWS][2], int m,
                               int n) {
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-        const unsigned a[4] = {left[2 * m][2 * k], left[2 * m + 1][2 * k], left[2 * m][2 * k + 1],
-                               left[2 * m + 1][2 * k + 1]};
-        multiply(sums, a, right[n][2 * k], right[n][2 * k + 1]);
-    }
+    const unsigned a[4] = {left[2 * m][0], left[2 * m + 1][0], left[2 * m][1], left[2 * m + 1][1]};
+    multiply(sums, a, right[n][0], right[n][1]);
 }
 
 // values * factors, as bfloat16
-__device__ void scale_rows(unsigned (&scaled)[ROWS][4], const unsigned (&values)[ROWS][4],
-                           const float (&factors)[ROWS][CHANNELS]) {
+__device__ void scale_rows(unsigned (&scaled)[ROWS][2], const unsigned (&values)[ROWS][2], const float (&factors)[ROWS][CHANNELS]) {
 #pragma unroll
     for (int m = 0; m < ROWS; ++m)
 #pragma unroll
-        for (int p = 0; p < 4; ++p)
+        for (int p = 0; p < 2; ++p)
             scaled[m][p] = pack(low_of(values[m][p]) * factors[m][2 * p], high_of(values[m][p]) * factors[m][2 * p + 1]);
 }
 
-// adds the products of all pairs in 32 channels, whose factors meet in the middle of the chunk
+// adds the products of all pairs in 16 channels, whose factors meet in the middle of the chunk
 __device__ void add_flat_pairs(float (&overlaps)[TILES][4], float (&weighed)[TILES][4],
-                               const unsigned (&later_query)[ROWS][4], const unsigned (&later_key)[ROWS][4],
-                               const unsigned (&earlier_key)[ROWS][4]) {
+                               const unsigned (&later_query)[ROWS][2], const unsigned (&later_key)[ROWS][2],
+                               const unsigned (&earlier_key)[ROWS][2]) {
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -305,48 +344,46 @@ __device__ float distance_of(const float (&sums)[ROWS][CHANNELS], int m, int c, 
     return token > border ? distance : -distance;
 }
 
-// the same by levels, whatever the gates: the border between two halves lies between the tokens of a pair
-__device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], const unsigned (&query)[ROWS][4],
-                                const unsigned (&key)[ROWS][4], const float (&sums)[ROWS][CHANNELS], int lane) {
+// the same by levels, whatever the gates: the border between two halves lies between the tokens of a pair. A token and
+// itself come first, as a level at which nothing decays
+__device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], const unsigned (&query)[ROWS][2],
+                                const unsigned (&key)[ROWS][2], const float (&sums)[ROWS][CHANNELS], int lane) {
     const int r = lane >> 2, q = lane & 3;
-#pragma unroll 1
-    for (int level = 0; level < 5; ++level) {
+#pragma unroll
+    for (int level = -1; level < 5; ++level) {
         float factors[ROWS][CHANNELS];
+        unsigned decayed_query[ROWS][2], decayed_key[ROWS][2];
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) factors[m][c] = power_of_two(distance_of(sums, m, c, level, lane));
-        unsigned decayed_query[ROWS][4], decayed_key[ROWS][4];
+            for (int c = 0; c < CHANNELS; ++c)
+                factors[m][c] = level < 0 ? 1.0f : power_of_two(distance_of(sums, m, c, level, lane));
         scale_rows(decayed_query, query, factors);
         scale_rows(decayed_key, key, factors);
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int n = 0; n < 2 * m + 2; ++n) {
+                if (level == 4 ? n >= 2 * m : level == 3 ? n != 2 * m : n < 2 * m) continue;  // where nobody meets
                 float of_keys[4] = {}, of_queries[4] = {};
                 multiply_rows(of_keys, decayed_key, decayed_key, m, n);
                 multiply_rows(of_queries, decayed_query, decayed_key, m, n);
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (meet(row_of(m, e, r), column_of(n, e, q), level)) {
+                for (int e = 0; e < 4; ++e) {
+                    const int i = row_of(m, e, r), j = column_of(n, e, q);
+                    if (level < 0 ? i == j : meet(i, j, level)) {
                         overlaps[tile(m, n)][e] += of_keys[e];
                         weighed[tile(m, n)][e] += of_queries[e];
                     }
+                }
             }
     }
 }
 
 // ---------------------------------------------------------------- prepare
+// 32 x 32 with zeros above its lower triangle
 template <typename Out>
-__device__ void store_rows(Out out, const Chunk& chunk, int width, int column, const uint4 (&values)[ROWS], int r) {
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) store16(out, (chunk.index * TOKENS + r + 8 * m) * width + column, values[m]);
-}
-
-// 32 x 32 with zeros above its lower triangle; the diagonal is given apart
-template <typename Out>
-__device__ void store_pairs(Out out, const Chunk& chunk, const float (&pairs)[TILES][4], const float (&own)[ROWS],
-                            float scale, int lane) {
+__device__ void store_pairs(Out out, const Chunk& chunk, const float (&pairs)[TILES][4], float scale, int lane) {
     const int r = lane >> 2, q = lane & 3;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -354,13 +391,11 @@ __device__ void store_pairs(Out out, const Chunk& chunk, const float (&pairs)[TI
         for (int n = 0; n < 4; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float two[2];
+                float two[2] = {};
 #pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    const int i = row_of(m, 2 * half, r), j = column_of(n, side, q);
-                    const float pair = n < 2 * m + 2 ? pairs[tile(m, n < 2 * m + 2 ? n : 0)][2 * half + side] : 0.0f;
-                    two[side] = i == j ? own[2 * m + half] * scale : i > j ? pair * scale : 0.0f;
-                }
+                for (int side = 0; side < 2; ++side)
+                    if (n < 2 * m + 2 && row_of(m, 2 * half, r) >= column_of(n, side, q))
+                        two[side] = pairs[tile(m, n < 2 * m + 2 ? n : 0)][2 * half + side] * scale;
                 store4(out, (chunk.index * TOKENS + row_of(m, 2 * half, r)) * TOKENS + column_of(n, 0, q),
                        pack(two[0], two[1]));
             }
@@ -383,9 +418,8 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
 // A bound on how much of a state is left after a chunk, as an exponent of 2. A token leaves of no channel more than its
 // largest gate does, and I - beta*k*k^T makes nothing longer than |1 - beta*|k|^2| times, if that is more than 1.
 struct Growth {
-    unsigned slots;             // of a token's largest gates, which would be too many registers
-    float length[ROWS] = {};    // of a token's key, squared
-    __device__ void add_gates(const float (&gates)[8][4], bool is_first) {
+    unsigned slots;  // of a token's largest gates, which would be too many registers
+    __device__ void add_gates(const float (&gates)[8][2], bool is_first) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float most[4];
@@ -393,14 +427,15 @@ struct Growth {
             const unsigned bits[4] = {before.x, before.y, before.z, before.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float (&of_token)[4] = gates[4 * half + i];
-                most[i] = fmaxf(fmaxf(of_token[0], of_token[1]), fmaxf(of_token[2], of_token[3]));
+                most[i] = fmaxf(gates[4 * half + i][0], gates[4 * half + i][1]);
                 if (!is_first) most[i] = fmaxf(most[i], __int_as_float(bits[i]));
             }
             put16(slots + half * SLOT, as_bits(most[0], most[1], most[2], most[3]));
         }
     }
-    __device__ float bound(const float (&strength)[ROWS], int lane) const {
+    // a key's product with itself is on the diagonal, from factors of eight digits
+    __device__ float bound(const float (&overlaps)[TILES][4], const float (&strength)[ROWS], int lane) const {
+        const int r = lane >> 2;
         float sum = 0.0f, longer = 1.0f;
 #pragma unroll
         for (int t = 0; t < 8; ++t) {
@@ -411,81 +446,93 @@ struct Growth {
         }
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
-            const float stretch = fabsf(1.0f - strength[m] * sum_over_quads(length[m], lane));
-            longer *= stretch <= 1.0f ? 1.0f : stretch;
+            const float (&own)[4] = overlaps[tile(m >> 1, m)];
+            const float length = 1.02f * (r & 1 ? own[2 * (m & 1) + 1] : own[2 * (m & 1)]);
+            const float stretch = fabsf(1.0f - strength[m] * length);
+            longer *= stretch <= 1.0f || (lane & 3) != r >> 1 ? 1.0f : stretch;
         }
         float stretched = log2f(longer);
 #pragma unroll
-        for (int step = 4; step < 32; step *= 2) stretched += from_lane(stretched, lane ^ step);
+        for (int step = 1; step < 32; step *= 2) stretched += from_lane(stretched, lane ^ step);
         sum = sum_over_quads(sum, lane) + stretched;
         return sum == sum ? sum : INFINITE;
     }
 };
 
-// 32 channels of a chunk: their part in its pairs, its queries and keys, its weights before they are solved, and what a
-// bound on its growth needs of them
+// rows of a part as they decay: factors of its pairs, queries and keys, and weights before they are solved. Factors meet in
+// the middle of the chunk; where gates are steep there are none of pairs
+template <bool STEEP> struct DecayedPart {
+    unsigned later_query[ROWS][2], later_key[ROWS][2], earlier_key[ROWS][2];
+
+    template <typename Out, typename Decay>
+    __device__ DecayedPart(const unsigned (&query)[ROWS][2], const unsigned (&key)[ROWS][2],
+                           const float (&sums)[ROWS][CHANNELS], const float (&middle)[CHANNELS], unsigned to_solve, Out queries, Out keys, Decay decay,
+                           const Chunk& chunk, int column, float scale, int lane) {
+        const int r = lane >> 2;
+        float end[CHANNELS], from_start[CHANNELS], to_end[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) {
+            end[c] = from_lane(sums[3][c], 28 + (lane & 3));
+            from_start[c] = STEEP ? 1.0f : power_of_two(middle[c]);
+            to_end[c] = STEEP ? 1.0f : power_of_two(end[c] - middle[c]);
+        }
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            unsigned of_query[2], of_key[2], of_weight[2];
+            float whole[CHANNELS];
+#pragma unroll
+            for (int p = 0; p < 2; ++p) {
+                float a[2], b[2], rise[2], fall[2];
+#pragma unroll
+                for (int side = 0; side < 2; ++side) {
+                    const int c = 2 * p + side;
+                    const float distance = STEEP ? sums[m][c] : sums[m][c] - middle[c];
+                    a[side] = half_of(query[m][p], side), b[side] = half_of(key[m][p], side);
+                    rise[side] = power_of_two(distance);
+                    fall[side] = b[side] * power_of_two(STEEP ? end[c] - distance : -distance);
+                    whole[c] = rise[side] * from_start[c];
+                }
+                if (!STEEP) {
+                    later_query[m][p] = pack(a[0] * rise[0], a[1] * rise[1]);
+                    later_key[m][p] = pack(b[0] * rise[0], b[1] * rise[1]);
+                    earlier_key[m][p] = pack(fall[0], fall[1]);
+                }
+                of_query[p] = pack(a[0] * whole[2 * p] * scale, a[1] * whole[2 * p + 1] * scale);
+                of_key[p] = pack(fall[0] * to_end[2 * p], fall[1] * to_end[2 * p + 1]);
+                of_weight[p] = pack(b[0] * whole[2 * p], b[1] * whole[2 * p + 1]);
+            }
+            const long long at = (chunk.index * TOKENS + found_again(r) + 8 * m) * WIDTH + column;
+            store8(queries, at, uint2{of_query[0], of_query[1]});
+            store8(keys, at, uint2{of_key[0], of_key[1]});
+            put8(to_solve + m * SLOT, uint2{of_weight[0], of_weight[1]});
+            if (m == 3 && r == 7)
+                store16(decay, chunk.index * WIDTH + column, as_bits(whole[0], whole[1], whole[2], whole[3]));
+        }
+    }
+};
+
+// a part of a chunk's channels: what they add to its pairs, and what a bound on its growth needs of them
 template <typename Out, typename Decay>
-__device__ int prepare_channels(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], float (&own)[ROWS],
-                                Growth& growth, unsigned slots, unsigned to_solve, Out queries, Out keys, Decay decay,
-                                const Chunk& chunk, int group, const float (&strength)[ROWS], float scale, int lane) {
-    const int r = lane >> 2, quad = lane & 3, column = GROUP * group + CHANNELS * quad;
-    float gates[8][4], sums[ROWS][CHANNELS];
-    unsigned query[ROWS][4], key[ROWS][4];
-    take_rows(query, slots);
-    take_rows(key, slots + 4 * SLOT);
-    take_gates(gates, slots + 8 * SLOT);
-    growth.add_gates(gates, group == 0);
+__device__ int prepare_part(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], Growth& growth, unsigned stage,
+                            unsigned to_solve, Out queries, Out keys, Decay decay, const Chunk& chunk, int part, float scale,
+                            int lane) {
+    const int r = lane >> 2, quad = lane & 3, column = PART * part + CHANNELS * quad;
+    float gates[8][2], sums[ROWS][CHANNELS], middle[CHANNELS];
+    unsigned query[ROWS][2], key[ROWS][2];
+    take_part(query, stage, lane);
+    take_part(key, stage + PART_KEYS, lane);
+    take_gates(gates, stage + PART_STAGE, lane);
+    growth.add_gates(gates, part == 0);
     sum_gates(sums, gates, r, quad);
-    float middle[CHANNELS];
-    const bool is_steep = any_lane(find_middle(middle, sums, quad));
-    int first_nan = TOKENS;
-    if (is_steep) {
-        first_nan = clean(gates, quad);
-        sum_gates(sums, gates, r, quad);
-        add_steep_pairs(overlaps, weighed, query, key, sums, lane);
+    if (!any_lane(find_middle(middle, sums, quad))) {
+        const DecayedPart<false> rows(query, key, sums, middle, to_solve, queries, keys, decay, chunk, column, scale, lane);
+        add_flat_pairs(overlaps, weighed, rows.later_query, rows.later_key, rows.earlier_key);
+        return TOKENS;
     }
-    // of each channel: where factors begin and end to decay, and what is missing to the chunk's start and end
-    float since[CHANNELS], until[CHANNELS], from_start[CHANNELS], to_end[CHANNELS];
-#pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) {
-        const float end = from_lane(sums[3][c], 28 + quad);
-        since[c] = is_steep ? 0.0f : middle[c];
-        until[c] = is_steep ? end : middle[c];
-        from_start[c] = power_of_two(since[c]);
-        to_end[c] = power_of_two(end - until[c]);
-    }
-    unsigned later_query[ROWS][4], later_key[ROWS][4], earlier_key[ROWS][4];
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) {
-        unsigned of_query[4], of_key[4], of_weight[4];
-        float whole[CHANNELS];
-#pragma unroll
-        for (int p = 0; p < 4; ++p) {
-            const int c = 2 * p, d = c + 1;
-            const float q0 = low_of(query[m][p]), q1 = high_of(query[m][p]);
-            const float k0 = low_of(key[m][p]), k1 = high_of(key[m][p]);
-            const float rise0 = power_of_two(sums[m][c] - since[c]), rise1 = power_of_two(sums[m][d] - since[d]);
-            const float fall0 = power_of_two(until[c] - sums[m][c]), fall1 = power_of_two(until[d] - sums[m][d]);
-            own[m] += q0 * k0 + q1 * k1;
-            growth.length[m] += k0 * k0 + k1 * k1;
-            later_query[m][p] = pack(q0 * rise0, q1 * rise1);
-            later_key[m][p] = pack(k0 * rise0, k1 * rise1);
-            earlier_key[m][p] = pack(k0 * fall0, k1 * fall1);
-            whole[c] = rise0 * from_start[c], whole[d] = rise1 * from_start[d];
-            of_query[p] = pack(q0 * whole[c] * scale, q1 * whole[d] * scale);
-            of_key[p] = pack(k0 * fall0 * to_end[c], k1 * fall1 * to_end[d]);
-            of_weight[p] = pack(k0 * whole[c] * strength[m], k1 * whole[d] * strength[m]);
-        }
-        const long long at = (chunk.index * TOKENS + r + 8 * m) * WIDTH + column;
-        store16(queries, at, uint4{of_query[0], of_query[1], of_query[2], of_query[3]});
-        store16(keys, at, uint4{of_key[0], of_key[1], of_key[2], of_key[3]});
-        put16(to_solve + m * SLOT, uint4{of_weight[0], of_weight[1], of_weight[2], of_weight[3]});
-        if (m == 3 && r == 7) {
-            store16(decay, chunk.index * WIDTH + column, as_bits(whole[0], whole[1], whole[2], whole[3]));
-            store16(decay, chunk.index * WIDTH + column + 4, as_bits(whole[4], whole[5], whole[6], whole[7]));
-        }
-    }
-    if (!is_steep) add_flat_pairs(overlaps, weighed, later_query, later_key, earlier_key);
+    const int first_nan = clean(gates, quad);
+    sum_gates(sums, gates, r, quad);
+    add_steep_pairs(overlaps, weighed, query, key, sums, lane);
+    DecayedPart<true>(query, key, sums, middle, to_solve, queries, keys, decay, chunk, column, scale, lane);
     return first_nan;
 }
 
@@ -494,59 +541,61 @@ template <typename Out, typename Decay>
 __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int first_nan, int lane) {
     const int r = lane >> 2, quad = lane & 3;
     const unsigned nan = 0x7fff7fffu, wide_nan = 0x7fffffffu;
-    for (int column = CHANNELS * quad; column < WIDTH; column += GROUP) {
+    for (int column = CHANNELS * quad; column < WIDTH; column += PART) {
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
             if (r + 8 * m >= first_nan)
-                store16(queries, (chunk.index * TOKENS + r + 8 * m) * WIDTH + column, uint4{nan, nan, nan, nan});
-        if (r == 7) {
-            store16(decay, chunk.index * WIDTH + column, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
-            store16(decay, chunk.index * WIDTH + column + 4, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
-        }
+                store8(queries, (chunk.index * TOKENS + r + 8 * m) * WIDTH + column, uint2{nan, nan});
+        if (r == 7) store16(decay, chunk.index * WIDTH + column, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
     }
 }
 
-extern "C" __global__ void kda_prepare(
+// A warp prepares a chunk. Shared memory: two stages of parts, then of values; weights before they are solved; what Growth
+// keeps; and strengths.
+#define PREPARE_VALUES 64  // of a stage
+extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
     bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse_out,
     float* decay, float* growth, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
-    const int lane = threadIdx.x, r = lane >> 2, quad = lane & 3, groups = WIDTH / GROUP;
+    const int lane = threadIdx.x, r = lane >> 2, quad = lane & 3, parts = WIDTH / PART;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
-    const unsigned own_slots = start_of_shared() + 16 * lane, to_solve = own_slots + 2 * STAGE_SLOTS * SLOT;
-    const auto stage_of = [&](int i) { return own_slots + i % 2 * STAGE_SLOTS * SLOT; };
-    // one group of channels after the other, then values by four groups
+    const unsigned to_solve = start_of_shared() + 4 * PART_STAGE + 16 * lane;
+    const auto stage_of = [](int i) { return start_of_shared() + i % 2 * (2 * PART_STAGE); };
+    // one part of the channels after the other, then values
     const auto fetch = [&](int i) {
-        const int column = GROUP * i + CHANNELS * quad;
-        if (i < groups) {
-            fetch_rows(stage_of(i), q, chunk, WIDTH, column, r);
-            fetch_rows(stage_of(i) + 4 * SLOT, k, chunk, WIDTH, column, r);
-            fetch_gates(stage_of(i) + 8 * SLOT, g, chunk, WIDTH, GROUP * i + 4 * r, quad);
+        if (i < parts) {
+            copy_part(stage_of(i), q, k, chunk, i, found_again(lane));
+            copy_gates(stage_of(i) + PART_STAGE, g, chunk, i, found_again(lane));
         } else {
-            const int first = 4 * (i - groups), end = least(first + 4, width_v / GROUP);
-            for (int group = first; group < end; ++group)
-                fetch_rows(stage_of(i) + (group - first) * ROWS * SLOT, v, chunk, width_v, GROUP * group + CHANNELS * quad, r);
+            const int column = PREPARE_VALUES * (i - parts) + 8 * (lane & 7), token = lane >> 3;
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                copy16(stage_of(i) + at_part<8>(token + 4 * j, lane & 7), v, chunk.at(token + 4 * j, width_v) + column,
+                       chunk.has(token + 4 * j) && column < width_v);
         }
         end_copies();
     };
+    Growth growing = {to_solve + WIDTH / GROUP * ROWS * SLOT};
+    const unsigned strengths = start_of_shared() + 4 * PART_STAGE + (WIDTH / GROUP * ROWS + 2) * SLOT;
+    copy_strengths(strengths, beta, chunk, lane);
     fetch(0);
     fetch(1);
-    float strength[ROWS], own[ROWS] = {};
-    Growth growing = {to_solve + groups * ROWS * SLOT};
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) strength[m] = chunk.has(r + 8 * m) ? beta[chunk.row(r + 8 * m)] : 0.0f;
     float overlaps[TILES][4] = {}, weighed[TILES][4] = {};
     int first_nan = TOKENS;
 #pragma unroll 1
-    for (int group = 0; group < groups; ++group) {
+    for (int part = 0; part < parts; ++part) {
         await_copies<1>();
-        first_nan = least(first_nan, prepare_channels(overlaps, weighed, own, growing, stage_of(group),
-                                                      to_solve + group * ROWS * SLOT, queries, keys, decay, chunk, group,
-                                                      strength, scale, lane));
-        fetch(group + 2);
+        await_warp();
+        first_nan = least(first_nan, prepare_part(overlaps, weighed, growing, stage_of(part),
+                                                  to_solve + part / 2 * ROWS * SLOT + part % 2 * 8, queries, keys, decay,
+                                                  chunk, part, scale, lane));
+        await_warp();
+        fetch(part + 2);
     }
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) own[m] = sum_over_quads(own[m], lane);
-    store_pairs(scores, chunk, weighed, own, scale, lane);
+    store_pairs(scores, chunk, weighed, scale, lane);
+    float strength[ROWS];
+    take_strengths(strength, strengths, r);
+    const float bound = growing.bound(overlaps, strength, lane);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -556,38 +605,54 @@ extern "C" __global__ void kda_prepare(
                 overlaps[tile(m, n)][e] = row_of(m, e, r) > column_of(n, e, quad)
                                               ? overlaps[tile(m, n)][e] * strength[2 * m + (e >> 1)]
                                               : 0.0f;
-    const Inverse inverse = inverse_of(overlaps, lane);
-    if (is_there(inverse_out)) store_inverse(inverse_out, chunk, inverse, lane);
-    unsigned rows[ROWS][4];
-    uint4 solved[ROWS];
-    float nothing = 0.0f;  // or NaN
+    float blocks[3][2][4];
+    invert(blocks, overlaps, lane);
+    if (is_there(inverse_out)) store_inverse(inverse_out, chunk, Inverse(blocks), lane);
+    strengthen(blocks, strength, quad);
+    const Inverse inverse(blocks);
+    unsigned rows[ROWS][4], solved[ROWS][4];
 #pragma unroll 1
-    for (int group = 0; group < groups; ++group) {
+    for (int group = 0; group < WIDTH / GROUP; ++group) {
         take_rows(rows, to_solve + group * ROWS * SLOT);
         solve(inverse, rows, solved);
-        store_rows(weights, chunk, WIDTH, GROUP * group + CHANNELS * quad, solved, r);
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            const long long at = (chunk.index * TOKENS + r + 8 * m) * WIDTH + GROUP * group + CHANNELS * quad;
+            store8(weights, at, uint2{solved[m][0], solved[m][1]});
+            store8(weights, at + PART, uint2{solved[m][2], solved[m][3]});
+        }
     }
+    float nothing[4] = {};  // or NaN
 #pragma unroll 1
     for (int group = 0; group * GROUP < width_v; ++group) {
-        if (group % 4 == 0) {
-            if (group >= 4) fetch(groups + group / 4 + 1);
+        const int item = parts + group / 2;
+        if (group % 2 == 0) {
+            if (group > 0) {
+                await_warp();
+                fetch(item + 1);
+            }
             await_copies<1>();
+            await_warp();
         }
-        take_rows(rows, stage_of(groups + group / 4) + group % 4 * ROWS * SLOT);
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            const uint4 four = take16(stage_of(item) + at_part<8>(r + 8 * m, group % 2 * 4 + quad));
+            rows[m][0] = four.x, rows[m][1] = four.y, rows[m][2] = four.z, rows[m][3] = four.w;
+        }
+        solve(inverse, rows, solved);
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            const unsigned zeros[4] = {};
+            multiply(nothing, zeros, rows[0][p], rows[1][p]);
+            multiply(nothing, zeros, rows[2][p], rows[3][p]);
+        }
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
-#pragma unroll
-            for (int p = 0; p < 4; ++p) {
-                const float low = low_of(rows[m][p]) * strength[m], high = high_of(rows[m][p]) * strength[m];
-                rows[m][p] = pack(low, high);
-                nothing += low * 0.0f + high * 0.0f;
-            }
-        solve(inverse, rows, solved);
-        store_rows(values, chunk, width_v, GROUP * group + CHANNELS * quad, solved, r);
+            store16(values, (chunk.index * TOKENS + r + 8 * m) * width_v + GROUP * group + 8 * quad,
+                    uint4{solved[m][0], solved[m][1], solved[m][2], solved[m][3]});
     }
     if (is_there(growth)) {
-        const float bound = growing.bound(strength, lane);
-        const bool is_odd = any_lane(first_nan < TOKENS || nothing != nothing);
+        const bool is_odd = any_lane(first_nan < TOKENS || nothing[0] != nothing[0] || nothing[1] != nothing[1]);
         if (lane == 0) growth[chunk.index] = is_odd ? INFINITE : bound;
     }
     if (first_nan < TOKENS) spread_nan(queries, decay, chunk, first_nan, lane);
@@ -609,11 +674,6 @@ struct Stage {
     static const int SCORES = TURNED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
     static const int BYTES = DECAY + WIDTH * 4;
 };
-
-// where 16 bytes of a row lie in shared memory: such that eight rows can be read at once
-template <int PARTS> __device__ unsigned at_part(int row, int part) {
-    return (row * PARTS + (part ^ (PARTS >= 8 ? row & 7 : row >> 1 & 3))) * 16;
-}
 
 // 32 rows of PARTS * 16 bytes, zeros behind the last. A thread copies one part of every so-manieth row, and every eighth
 // part if there are more
@@ -1007,35 +1067,40 @@ extern "C" __global__ void kda_there_and_back(
 }
 
 // ---------------------------------------------------------------- gradients inside a chunk
-// A block takes a chunk of a head, and a warp 32 channels of it. All warps read the gradients of outputs, V' and the
-// gradients of values in slots of the block; a warp's own states come through a ring of stages, then its queries, keys and
-// gates. First each warp takes its share of the values, then of the pairs, for all of them.
+// A block takes a chunk of a head, and a warp two parts of its channels, one after the other. All warps read the gradients of
+// outputs, V' and the gradients of values in slots of the block; a warp's own states come through a ring of stages, then its
+// queries, keys and gates. First each warp takes its share of the values, then of the pairs, for all of them.
 //
 // A sum of gates from a chunk's start to token t appears in the loss by way of what t takes from the first state, what it
 // adds to the last, and its pairs. Z_t is the derivative by that sum. The gradient of a gate is the sum of Z over its own
 // and all later tokens, and what the last state gives to all of them. A pair's two terms cancel in the sums before it, so
 // both are products of the same rounded factors.
 #define RING 4
-#define RING_STAGE (8 * SLOT)
 #define PAIR_BYTES (TOKENS * TOKENS * 2)
 // what the slots of a block hold; WRITTEN are the gradients of V', then of what was written into the state
 enum { OUTPUTS, NEW_VALUES, WRITTEN, OLD_VALUES, MATRICES };
 
-// rows 8*q.. of 32 values of a state, and 4 channels from 4*r on: operands of a product that sums over values
+// rows 8*q.. of 32 values of a part of a state, and the channels 2*r and 2*r + 1: operands of a product that sums over
+// values
 struct StateRows {
-    uint2 rows[8];
-    __device__ void take(unsigned slots) {
+    unsigned rows[8];
+
+    // row 8*(i & 3) + (i >> 2) lies at place i, so that a warp takes neighbours
+    template <typename In> static __device__ void copy(unsigned stage, In states, long long at, int lane) {
 #pragma unroll
-        for (int t = 0; t < 8; ++t) rows[t] = take8(slots + t * (SLOT / 2));
+        for (int i = 0; i < 2; ++i) {
+            const int place = (lane >> 1) + 16 * i;
+            copy16(stage + i * SLOT + 16 * lane, states, at + (8 * (place & 3) + (place >> 2)) * WIDTH + 8 * (lane & 1));
+        }
     }
-    __device__ unsigned word(int t, int channel) const { return channel < 2 ? rows[t].x : rows[t].y; }
-    __device__ float value(int t, int channel) const {
-        return channel & 1 ? high_of(word(t, channel)) : low_of(word(t, channel));
+    __device__ void take(unsigned stage, int lane) {
+#pragma unroll
+        for (int t = 0; t < 8; ++t) rows[t] = take4(stage + 128 * t + 32 * (lane & 3) + 4 * (lane >> 2));
     }
     // of rows t and t + 1
     __device__ unsigned pair(int t, int channel) const {
-        const unsigned a = word(t, channel), b = word(t + 1, channel);
-        return channel & 1 ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
+        const unsigned a = rows[t], b = rows[t + 1];
+        return channel ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
     }
 };
 
@@ -1059,10 +1124,10 @@ struct TurnedInverse {
     }
 };
 
-// what a thread has of 32 tokens and 32 channels, as products leave it
+// what a thread has of 32 tokens and a part of the channels, as products leave it
 struct Sums {
-    float tiles[2][4][4] = {};
-    __device__ float& at(int m, int c) { return tiles[m >> 1][c & 3][2 * (m & 1) + (c >> 2)]; }
+    float tiles[2][2][4] = {};
+    __device__ float& at(int m, int c) { return tiles[m >> 1][c & 1][2 * (m & 1) + (c >> 1)]; }
     // += rows[tokens, values] @ state[values, channels]
     __device__ void add_product(unsigned slots, const StateRows& state) {
         unsigned rows[ROWS][4];
@@ -1074,7 +1139,7 @@ struct Sums {
                 const unsigned a[4] = {rows[2 * m][2 * k], rows[2 * m + 1][2 * k], rows[2 * m][2 * k + 1],
                                        rows[2 * m + 1][2 * k + 1]};
 #pragma unroll
-                for (int n = 0; n < 4; ++n) multiply(tiles[m][n], a, state.pair(4 * k, n), state.pair(4 * k + 2, n));
+                for (int n = 0; n < 2; ++n) multiply(tiles[m][n], a, state.pair(4 * k, n), state.pair(4 * k + 2, n));
             }
     }
 };
@@ -1145,8 +1210,16 @@ __device__ float diagonal_of(unsigned matrix, int token) {
 // of the rows of tile m, which the compiler does not know
 __device__ float from_rows(const float (&rows)[ROWS], int m, int half) { return m ? rows[2 + half] : rows[half]; }
 
-// two channels of a row in a thread's slots
-__device__ unsigned pair_in(unsigned slots, int m, int p) { return __float_as_uint(shared_float(slots + m * SLOT + 4 * p)); }
+// two channels of a row of a part
+__device__ unsigned pair_in(unsigned stage, int m, int p, int lane) { return take4(stage + m * (SLOT / 2) + 8 * lane + 4 * p); }
+
+// with two channels of a thread and all its rows, as a product leaves them
+template <typename Use> __device__ void for_each(const float (&halves)[2][4], Use use) {
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) use(m, side, halves[m >> 1][2 * (m & 1) + side]);
+}
 
 // what pairs add. The exponent is that of a pair's later token; its earlier one has it times turn
 template <typename Exponent>
@@ -1155,10 +1228,9 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
                           unsigned pairs, int lane) {
     const unsigned scores = pairs, overlaps = pairs + PAIR_BYTES, weighed = pairs + 2 * PAIR_BYTES;
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
+    for (int p = 0; p < 2; ++p) {
         float rise[ROWS][2], fall[ROWS][2];
-        unsigned later_query[ROWS], later_key[ROWS], earlier_key[ROWS];
-        unsigned query_columns[ROWS], later_columns[ROWS], earlier_columns[ROWS];
+        unsigned query[ROWS], later[ROWS], earlier[ROWS], columns[ROWS];
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
 #pragma unroll
@@ -1167,89 +1239,92 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
                 rise[m][side] = power_of_two(of_later);
                 fall[m][side] = power_of_two(of_later * turn);
             }
-            const unsigned query = pair_in(queries, m, p), key = pair_in(keys, m, p);
-            later_query[m] = pack(low_of(query) * rise[m][0], high_of(query) * rise[m][1]);
-            later_key[m] = pack(low_of(key) * rise[m][0], high_of(key) * rise[m][1]);
-            earlier_key[m] = pack(low_of(key) * fall[m][0], high_of(key) * fall[m][1]);
-            query_columns[m] = transposed(later_query[m]);
-            later_columns[m] = transposed(later_key[m]);
-            earlier_columns[m] = transposed(earlier_key[m]);
+            query[m] = pair_in(queries, m, p, lane), later[m] = pair_in(keys, m, p, lane);
+            earlier[m] = pack(low_of(later[m]) * fall[m][0], high_of(later[m]) * fall[m][1]);
+            query[m] = pack(low_of(query[m]) * rise[m][0], high_of(query[m]) * rise[m][1]);
+            later[m] = pack(low_of(later[m]) * rise[m][0], high_of(later[m]) * rise[m][1]);
+            columns[m] = transposed(earlier[m]);
         }
-        float to_query[2][4] = {}, to_later[2][4] = {}, to_earlier[2][4] = {}, unweighed[2][4] = {};
-        levels.multiply_by(to_query[0], to_query[1], scores, earlier_columns, lane);
-        levels.multiply_by(to_later[0], to_later[1], weighed, earlier_columns, lane);
-        levels.multiply_by(unweighed[0], unweighed[1], overlaps, earlier_columns, lane);
-        levels.multiply_turned(to_earlier[0], to_earlier[1], weighed, later_columns, lane);
-        levels.multiply_turned(to_earlier[0], to_earlier[1], scores, query_columns, lane);
+        // one product after the other, each used up at once: there are no registers for more
+        float to_query[2][4] = {}, to_later[2][4] = {}, unweighed[2][4] = {}, to_earlier[2][4] = {};
+        levels.multiply_by(to_query[0], to_query[1], scores, columns, lane);
+        for_each(to_query, [&](int m, int side, float a) {
+            z.at(m, 2 * p + side) += half_of(query[m], side) * a;
+            of_query.at(m, 2 * p + side) += a * rise[m][side];
+        });
+        levels.multiply_by(to_later[0], to_later[1], weighed, columns, lane);
+        for_each(to_later, [&](int m, int side, float b) {
+            z.at(m, 2 * p + side) += half_of(later[m], side) * b;
+            of_key.at(m, 2 * p + side) += b * rise[m][side];
+        });
+        levels.multiply_by(unweighed[0], unweighed[1], overlaps, columns, lane);
+        for_each(unweighed, [&](int m, int side, float b) { of_strength[m] += half_of(later[m], side) * b; });
 #pragma unroll
-        for (int m = 0; m < ROWS; ++m)
+        for (int m = 0; m < ROWS; ++m) columns[m] = transposed(later[m]);
+        levels.multiply_turned(to_earlier[0], to_earlier[1], weighed, columns, lane);
 #pragma unroll
-            for (int side = 0; side < 2; ++side) {
-                const int c = 2 * p + side, e = 2 * (m & 1) + side;
-                const float q = side ? high_of(later_query[m]) : low_of(later_query[m]);
-                const float later = side ? high_of(later_key[m]) : low_of(later_key[m]);
-                const float earlier = side ? high_of(earlier_key[m]) : low_of(earlier_key[m]);
-                const float a = to_query[m >> 1][e], b = to_later[m >> 1][e], d = to_earlier[m >> 1][e];
-                of_strength[m] += later * unweighed[m >> 1][e];
-                z.at(m, c) += q * a + later * b - earlier * d;
-                of_query.at(m, c) += a * rise[m][side];
-                of_key.at(m, c) += b * rise[m][side] + d * fall[m][side];
-            }
+        for (int m = 0; m < ROWS; ++m) columns[m] = transposed(query[m]);
+        levels.multiply_turned(to_earlier[0], to_earlier[1], scores, columns, lane);
+        for_each(to_earlier, [&](int m, int side, float d) {
+            z.at(m, 2 * p + side) -= half_of(earlier[m], side) * d;
+            of_key.at(m, 2 * p + side) += d * fall[m][side];
+        });
     }
 }
 
-extern "C" __global__ void kda_gradients(
+extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
     const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
     const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
-    float* grad_g, float* grad_beta, float scale, long long num_rows, int length, int chunks_per_sequence, int heads,
-    int width_v) {
-    const int lane = threadIdx.x & 31, r = lane >> 2, quad = lane & 3, warp = threadIdx.x >> 5, warps = WIDTH / GROUP;
-    const int groups = width_v / GROUP, column = GROUP * warp + CHANNELS * quad;
+    float* grad_g, float* grad_beta, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
+    const int lane = threadIdx.x & 31, r = lane >> 2, quad = lane & 3, warp = threadIdx.x >> 5, warps = WIDTH / 32;
+    const int groups = width_v / GROUP, per_part = groups + 2;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
     const unsigned common = start_of_shared() + 16 * lane, pairs = start_of_shared() + MATRICES * groups * ROWS * SLOT;
-    const unsigned ring = pairs + 3 * PAIR_BYTES + warp * (RING * RING_STAGE), solver = pairs + 2 * PAIR_BYTES;
+    const unsigned solver = pairs + 2 * PAIR_BYTES, strengths = pairs + 3 * PAIR_BYTES;
+    const unsigned ring = strengths + TOKENS * 4 + warp * (RING * PART_STAGE);
     const auto slots_of = [&](int matrix, int group) { return common + (matrix * groups + group) * ROWS * SLOT; };
-    // 32 values of both states at a time, then queries and keys, then gates
+    const auto stage_of = [&](int item) { return ring + item % RING * PART_STAGE; };
+    // of each part 32 values of both states at a time, then queries and keys, then gates
     const auto fetch = [&](int item) {
-        const unsigned stage = ring + item % RING * RING_STAGE;
-        if (item < groups) {
-            const long long at = (chunk.index * width_v + GROUP * item + 8 * quad) * WIDTH + GROUP * warp + 4 * r;
-#pragma unroll
-            for (int t = 0; t < 8; ++t) {
-                copy8(stage + t * (SLOT / 2) + 8 * lane, states, at + t * WIDTH);
-                copy8(stage + (8 + t) * (SLOT / 2) + 8 * lane, grad_states, at + t * WIDTH);
-            }
-        } else if (item == groups) {
-            fetch_rows(stage + 16 * lane, q, chunk, WIDTH, column, r);
-            fetch_rows(stage + ROWS * SLOT + 16 * lane, k, chunk, WIDTH, column, r);
-        } else if (item == groups + 1) {
-            fetch_gates(stage + 16 * lane, g, chunk, WIDTH, GROUP * warp + 4 * r, quad);
+        const int nth = item < per_part ? 0 : 1, i = item - nth * per_part, part = 2 * warp + nth;
+        if (i < groups) {
+            const long long at = (chunk.index * width_v + GROUP * i) * WIDTH + PART * part;
+            StateRows::copy(stage_of(item), states, at, lane);
+            StateRows::copy(stage_of(item) + PART_STAGE / 2, grad_states, at, lane);
+        } else if (i == groups) {
+            copy_part(stage_of(item), q, k, chunk, part, lane);
+        } else if (i == groups + 1) {
+            copy_gates(stage_of(item), g, chunk, part, lane);
         }
         end_copies();
     };
-    for (int group = warp; group < groups; group += warps) {
-        const int of_value = GROUP * group + CHANNELS * quad;
-        fetch_rows(slots_of(OUTPUTS, group), grad_out, chunk, width_v, of_value, r);
-        fetch_rows(slots_of(OLD_VALUES, group), v, chunk, width_v, of_value, r);
+    for (int i = warp; i < 2 * groups; i += warps) {
+        const int group = i >> 1, of_value = GROUP * group + 8 * quad;
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
-            const long long at = (chunk.index * TOKENS + r + 8 * m) * width_v + of_value;
-            copy16(slots_of(NEW_VALUES, group) + m * SLOT, values, at);
-            copy16(slots_of(WRITTEN, group) + m * SLOT, grad_values, at);
+            const int token = r + 8 * m;
+            const long long at = (i & 1 ? chunk.at(token, width_v) : (chunk.index * TOKENS + token) * width_v) + of_value;
+            if (i & 1) {
+                copy16(slots_of(OUTPUTS, group) + m * SLOT, grad_out, at, chunk.has(token));
+                copy16(slots_of(OLD_VALUES, group) + m * SLOT, v, at, chunk.has(token));
+            } else {
+                copy16(slots_of(NEW_VALUES, group) + m * SLOT, values, at);
+                copy16(slots_of(WRITTEN, group) + m * SLOT, grad_values, at);
+            }
         }
     }
     for (int i = threadIdx.x; i < TOKENS * 4; i += WIDTH)  // 16 bytes of a row
         copy16(solver + at_part<TOKENS / 8>(i >> 2, i & 3), inverse, chunk.index * (TOKENS * TOKENS) + i * 8);
+    if (warp == 0) copy_strengths(strengths, beta, chunk, lane);
     end_copies();
 #pragma unroll
     for (int item = 0; item < RING; ++item) fetch(item);
     const float kept = decay[chunk.index * WIDTH], poison = kept != kept ? kept : 0.0f;
     float strength[ROWS], of_strength[ROWS] = {};
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) strength[m] = chunk.has(r + 8 * m) ? beta[chunk.row(r + 8 * m)] : 0.0f;
     await_copies<RING>();
     __syncthreads();
+    take_strengths(strength, strengths, r);
 
     // values: the gradient of V' becomes that of beta*v, before the triangular system
     const TurnedInverse solved(solver, lane);
@@ -1274,7 +1349,7 @@ extern "C" __global__ void kda_gradients(
         for (int m = 0; m < ROWS; ++m) {
             put16(slots_of(WRITTEN, group) + m * SLOT, uint4{written[m][0], written[m][1], written[m][2], written[m][3]});
             if (chunk.has(r + 8 * m))
-                store16(grad_v, chunk.row(r + 8 * m) * width_v + GROUP * group + CHANNELS * quad,
+                store16(grad_v, chunk.at(r + 8 * m, width_v) + GROUP * group + 8 * quad,
                         uint4{given[m][0], given[m][1], given[m][2], given[m][3]});
         }
     }
@@ -1305,104 +1380,119 @@ extern "C" __global__ void kda_gradients(
     }
     __syncthreads();
 
-    Sums of_query, of_key, z;  // z is the gradient of weighed keys first
-    float of_decay[4] = {};
 #pragma unroll 1
-    for (int group = 0; group < groups; ++group) {
-        await_copies<RING - 1>();
-        const unsigned stage = ring + group % RING * RING_STAGE + 8 * lane;
-        StateRows state, grad_state;
-        state.take(stage);
-        grad_state.take(stage + RING_STAGE / 2);
+    for (int nth = 0; nth < 2; ++nth) {
+        const int first = nth * per_part;
+        Sums of_query, of_key, z;  // z is the gradient of weighed keys first
+        float of_decay[2] = {};
+#pragma unroll 1
+        for (int group = 0; group < groups; ++group) {
+            await_copies<RING - 1>();
+            await_warp();
+            const unsigned stage = stage_of(first + group);
+            StateRows state, grad_state;
+            state.take(stage, lane);
+            grad_state.take(stage + PART_STAGE / 2, lane);
 #pragma unroll
-        for (int t = 0; t < 8; ++t)
+            for (int t = 0; t < 8; ++t)
 #pragma unroll
-            for (int c = 0; c < 4; ++c) of_decay[c] += state.value(t, c) * grad_state.value(t, c);
-        of_query.add_product(slots_of(OUTPUTS, group), state);
-        z.add_product(slots_of(WRITTEN, group), state);
-        of_key.add_product(slots_of(NEW_VALUES, group), grad_state);
+                for (int c = 0; c < 2; ++c) of_decay[c] += half_of(state.rows[t], c) * half_of(grad_state.rows[t], c);
+            of_query.add_product(slots_of(OUTPUTS, group), state);
+            z.add_product(slots_of(WRITTEN, group), state);
+            of_key.add_product(slots_of(NEW_VALUES, group), grad_state);
+            await_warp();
+            fetch(first + group + RING);
+        }
+        const unsigned queries = stage_of(first + groups), keys = queries + PART_KEYS;
+        float gates[8][2], sums[ROWS][CHANNELS], middle[CHANNELS], own[ROWS];
+        await_copies<RING - 2>();
         await_warp();
-        fetch(group + RING);
-    }
-    const unsigned queries = ring + groups % RING * RING_STAGE + 16 * lane, keys = queries + ROWS * SLOT;
-    float gates[8][4], sums[ROWS][CHANNELS], middle[CHANNELS], own[ROWS];
-    await_copies<0>();
-    take_gates(gates, ring + (groups + 1) % RING * RING_STAGE + 16 * lane);
-    sum_gates(sums, gates, r, quad);
-    const bool is_steep = any_lane(find_middle(middle, sums, quad));
-    if (is_steep) {
-        clean(gates, quad);
+        take_gates(gates, stage_of(first + groups + 1), lane);
         sum_gates(sums, gates, r, quad);
-    }
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) own[m] = diagonal_of(pairs, r + 8 * m);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        of_decay[c] = sum_over_quads(of_decay[c], lane);
-    }
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        unsigned query[ROWS], key[ROWS];
-#pragma unroll
-        for (int m = 0; m < ROWS; ++m) query[m] = pair_in(queries, m, p), key[m] = pair_in(keys, m, p);
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const int c = 2 * p + side;
-            const float end = from_lane(sums[3][c], 28 + quad);
-            float of_last = 0.0f;  // what the last state gives to every gate: by the last token
-#pragma unroll
-            for (int m = 0; m < ROWS; ++m) {
-                const float a = side ? high_of(query[m]) : low_of(query[m]), b = side ? high_of(key[m]) : low_of(key[m]);
-                const float since_start = power_of_two(sums[m][c]);
-                const float grad_query = of_query.at(m, c) * since_start * scale, grad_weighed = -z.at(m, c) * since_start;
-                const float grad_key = of_key.at(m, c) * power_of_two(end - sums[m][c]);
-                of_strength[m] += grad_weighed * b;
-                of_last += b * grad_key;
-                z.at(m, c) = a * grad_query + b * (grad_weighed * strength[m] - grad_key);
-                of_query.at(m, c) = grad_query + own[m] * b;
-                of_key.at(m, c) = grad_key + grad_weighed * strength[m] + own[m] * a;
-            }
-#pragma unroll
-            for (int step = 4; step < 32; step *= 2) of_last += from_lane(of_last, lane ^ step);
-            of_last += power_of_two(end) * from_lane(of_decay[c & 3], 4 * (2 * quad + (c >> 2)));
-            z.at(ROWS - 1, c) += r == 7 ? of_last : 0.0f;
+        const bool is_steep = any_lane(find_middle(middle, sums, quad));
+        if (is_steep) {
+            clean(gates, quad);
+            sum_gates(sums, gates, r, quad);
         }
-    }
-    if (is_steep) {
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) own[m] = diagonal_of(pairs, r + 8 * m);
+        take_strengths(strength, strengths, r);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) of_decay[c] = sum_over_quads(of_decay[c], lane);
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+            unsigned query[ROWS], key[ROWS];
+#pragma unroll
+            for (int m = 0; m < ROWS; ++m) query[m] = pair_in(queries, m, p, lane), key[m] = pair_in(keys, m, p, lane);
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int c = 2 * p + side;
+                const float end = from_lane(sums[3][c], 28 + quad);
+                float of_last = 0.0f;  // what the last state gives to every gate: by the last token
+#pragma unroll
+                for (int m = 0; m < ROWS; ++m) {
+                    const float a = half_of(query[m], side), b = half_of(key[m], side);
+                    const float since_start = power_of_two(sums[m][c]);
+                    const float grad_query = of_query.at(m, c) * since_start * scale, grad_weighed = -z.at(m, c) * since_start;
+                    const float grad_key = of_key.at(m, c) * power_of_two(end - sums[m][c]);
+                    of_strength[m] += grad_weighed * b;
+                    of_last += b * grad_key;
+                    z.at(m, c) = a * grad_query + b * (grad_weighed * strength[m] - grad_key);
+                    of_query.at(m, c) = grad_query + own[m] * b;
+                    of_key.at(m, c) = grad_key + grad_weighed * strength[m] + own[m] * a;
+                }
+#pragma unroll
+                for (int step = 4; step < 32; step *= 2) of_last += from_lane(of_last, lane ^ step);
+                of_last += power_of_two(end) * from_lane(of_decay[c & 1], 4 * (2 * quad + (c >> 1)));
+                z.at(ROWS - 1, c) += r == 7 ? of_last : 0.0f;
+            }
+        }
+        if (is_steep) {
 #pragma unroll 1
-        for (int level = 0; level < 5; ++level) {
-            const auto exponent = [&](int m, int c) { return distance_of(sums, m, c, level, lane); };
-            add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, 1.0f, Levels(level, level + 1, lane), pairs,
-                      lane);
-        }
-    } else {  // all pairs meet in the middle of the chunk
-        const auto exponent = [&](int m, int c) { return sums[m][c] - middle[c]; };
-        add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, -1.0f, Levels(0, 5, lane), pairs, lane);
-    }
-#pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) {
-#pragma unroll
-        for (int step = 1; step < 8; step *= 2)
-#pragma unroll
-            for (int m = 0; m < ROWS; ++m) {
-                const float later = from_lane(z.at(m, c), lane + 4 * step & 31);
-                z.at(m, c) += r + step < 8 ? later : 0.0f;
+            for (int level = 0; level < 5; ++level) {
+                const auto exponent = [&](int m, int c) { return distance_of(sums, m, c, level, lane); };
+                add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, 1.0f, Levels(level, level + 1, lane), pairs,
+                          lane);
             }
+        } else {  // all pairs meet in the middle of the chunk
+            const auto exponent = [&](int m, int c) { return sums[m][c] - middle[c]; };
+            add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, -1.0f, Levels(0, 5, lane), pairs, lane);
+        }
 #pragma unroll
-        for (int m = ROWS - 2; m >= 0; --m) z.at(m, c) += from_lane(z.at(m + 1, c), quad);
+        for (int c = 0; c < CHANNELS; ++c) {
+#pragma unroll
+            for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+                for (int m = 0; m < ROWS; ++m) {
+                    const float later = from_lane(z.at(m, c), lane + 4 * step & 31);
+                    z.at(m, c) += r + step < 8 ? later : 0.0f;
+                }
+#pragma unroll
+            for (int m = ROWS - 2; m >= 0; --m) z.at(m, c) += from_lane(z.at(m + 1, c), quad);
+        }
+        await_warp();
+        fetch(first + groups + RING);
+        fetch(first + groups + 1 + RING);
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            if (!chunk.has(r + 8 * m)) continue;
+            const long long at = chunk.at(r + 8 * m, WIDTH) + PART * (2 * warp + nth) + CHANNELS * quad;
+            const auto pair_of = [&](Sums& sums, int p) { return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison); };
+            store8(grad_q, at, uint2{pair_of(of_query, 0), pair_of(of_query, 1)});
+            store8(grad_k, at, uint2{pair_of(of_key, 0), pair_of(of_key, 1)});
+            store16(grad_g, at, as_bits(z.at(m, 0) + poison, z.at(m, 1) + poison, z.at(m, 2) + poison, z.at(m, 3) + poison));
+        }
     }
+    const unsigned of_strengths = start_of_shared() + OLD_VALUES * groups * ROWS * SLOT;  // whose place nobody reads any more
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
         of_strength[m] = sum_over_quads(of_strength[m], lane);
-        if (!chunk.has(r + 8 * m)) continue;
-        const long long row = chunk.row(r + 8 * m), at = row * WIDTH + column;
-        const auto pair_of = [&](Sums& sums, int p) { return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison); };
-        store16(grad_q, at, uint4{pair_of(of_query, 0), pair_of(of_query, 1), pair_of(of_query, 2), pair_of(of_query, 3)});
-        store16(grad_k, at, uint4{pair_of(of_key, 0), pair_of(of_key, 1), pair_of(of_key, 2), pair_of(of_key, 3)});
-#pragma unroll
-        for (int c = 0; c < CHANNELS; c += 4)
-            store16(grad_g, at + c, as_bits(z.at(m, c) + poison, z.at(m, c + 1) + poison, z.at(m, c + 2) + poison,
-                                            z.at(m, c + 3) + poison));
-        if (quad == 0) grad_beta[warp * num_rows + row] = of_strength[m] + poison;
+        if (quad == 0) put4(of_strengths + 4 * (TOKENS * warp + r + 8 * m), __float_as_uint(of_strength[m]));
     }
+    __syncthreads();
+    if (warp > 0 || !chunk.has(lane)) return;
+    float all = poison;
+#pragma unroll
+    for (int i = 0; i < warps; ++i) all += shared_float(of_strengths + 4 * (TOKENS * i + lane));
+    grad_beta[chunk.at(lane, 1)] = all;
 }
