@@ -74,9 +74,9 @@ __device__ void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
                  "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]));
 }
 __device__ void await_warp() { __syncwarp(); }
-// 16 bytes of global memory, or zeros
+// 16 bytes of global memory, or zeros; the rest of their 128 bytes comes into the L2 cache with them
 template <typename T> __device__ void copy16(unsigned to, const T* from, long long at, bool exists = true) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 16 : 0));
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 16 : 0));
 }
 template <typename T> __device__ void copy4(unsigned to, const T* from, long long at, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 4 : 0));

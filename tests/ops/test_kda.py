@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from memfix.checks.form_call import FormCall
 from memfix.checks.inputs import Draw, StepOf
@@ -27,7 +29,7 @@ from memfix.ops.kda.cuda import cuda_kda
 from memfix.ops.kda.naive import naive_kda
 from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
-from memfix.ops.kda.triton import Chunks, triton_kda
+from memfix.ops.kda.triton import Chunks, Terms, triton_kda
 from memfix.ops.kda.wy import wy_kda
 from memfix.registry import all_contracts
 
@@ -511,6 +513,30 @@ def test_a_nan_reaches_segments_that_have_forgotten_all_else(spoilt: int) -> Non
     for one, other in zip(got, naive_kda(*given), strict=True):
         assert other[..., 7].isnan().any()
         assert one[other.isnan()].isnan().all()
+
+
+@pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("least_gate", [-2.0, -40.0], ids=["flat", "steep"])
+def test_what_a_chunk_leaves_of_a_state_is_bounded_by_every_gate_and_every_key(least_gate: float, width: int) -> None:
+    q, k, v = torch.randn(3, 1, 150, 1, width)
+    k *= torch.rand(1, 150, 1, 1) * 4 / k.norm(dim=-1, keepdim=True)
+    given = (
+        q.bfloat16(),
+        k.bfloat16(),
+        v.bfloat16(),
+        torch.empty_like(q).uniform_(least_gate, 0),
+        torch.rand(1, 150, 1),
+    )
+    chunks = Chunks(1, width, width, 1, 5, 150, 8)
+    with emulated():
+        terms = Terms.of(cuda._PASSES, given, chunks, 1.0, keeps_inverse=False)
+    _, k, _, g, beta = (x.double()[0, :, 0] for x in given)
+    longer = (1 - beta * k.square().sum(-1)).abs().clamp(min=1)
+    exponent = F.pad(g.amax(-1) / math.log(2) + longer.log2(), (0, 10)).view(5, 32).sum(1)
+    assert terms.growth_NH is not None
+    excess = terms.growth_NH.double().flatten() - exponent
+    assert (excess >= -1e-3).all() and (excess <= 2).all()
 
 
 @pytest.mark.parametrize(

@@ -844,12 +844,11 @@ __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned
 }
 __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q) {
 #pragma unroll
-    for (int n = 0; n < WIDTH / 8; ++n)
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-            const float kept = shared_float(stage + Stage::DECAY + 4 * column_of(n, side, q));
-            state[n][side] *= kept, state[n][2 + side] *= kept;
-        }
+    for (int n = 0; n < WIDTH / 8; ++n) {
+        const uint2 kept = take8(stage + Stage::DECAY + 4 * column_of(n, 0, q));
+        state[n][0] *= __int_as_float(kept.x), state[n][2] *= __int_as_float(kept.x);
+        state[n][1] *= __int_as_float(kept.y), state[n][3] *= __int_as_float(kept.y);
+    }
 }
 
 // V' = values - state @ weights^T, as an operand and as a product leaves it
@@ -1021,6 +1020,8 @@ __device__ void go_back(const Walk& way, In weights, In queries, In keys, In sco
                                            at_part<VALUES / 8>(16 * k + 8 * (lane >> 4) + (lane & 7),
                                                                2 * (threadIdx.x >> 5) + (lane >> 3 & 1)));
         multiply_by_rows(sums, operand, stage + Stage::KEYS, lane);
+        decay_state(grad, stage, way.q);
+        multiply_by_columns(grad, of_out, stage + Stage::QUERIES, lane);
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
@@ -1028,16 +1029,14 @@ __device__ void go_back(const Walk& way, In weights, In queries, In keys, In sco
             multiply(sums[n], of_out[0], b[0], b[1]);
             multiply(sums[n], of_out[1], b[2], b[3]);
         }
-        if (step < way.end)
-            store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
         as_operands<4>(of_values, sums);
 #pragma unroll
         for (int k = 0; k < 2; ++k)
 #pragma unroll
             for (int e = 0; e < 4; ++e) of_values[k][e] ^= 0x80008000u;  // what comes of them is subtracted
-        decay_state(grad, stage, way.q);
         multiply_by_columns(grad, of_values, stage + Stage::WEIGHTS, lane);
-        multiply_by_columns(grad, of_out, stage + Stage::QUERIES, lane);
+        if (step < way.end)
+            store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
     });
     if (!way.is_first()) {
         give_state(grad_ends, way, way.number_of(way.segment - 1), grad);
