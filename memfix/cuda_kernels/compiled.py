@@ -41,7 +41,8 @@ def no_compiler() -> str | None:
 
 def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
     """The binary of the kernel's file for a GPU. Raises ``CompilerRefused`` with what the compiler said."""
-    return _cubin_of(kernel.path.name, kernel.source, "sm_{}{}".format(*capability))
+    own = "a" if capability == (9, 0) else ""  # instructions that only Hopper has
+    return _cubin_of(kernel.path.name, kernel.source, "sm_{}{}".format(*capability) + own)
 
 
 @functools.lru_cache(_MOST_FILES)

@@ -56,6 +56,8 @@ __device__ int found_again(int value) {
 }
 template <typename T> __device__ bool is_there(const T* pointer) { return pointer != nullptr; }
 __device__ float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+// of all lanes, so that the compiler knows them to go one way
+__device__ int in_all_lanes(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 __device__ bool any_lane(bool flag) { return __any_sync(0xffffffffu, flag); }
 // four 8 x 8 matrices from shared memory; of each, eight lanes say where a row begins
 __device__ void load_matrices(unsigned (&matrices)[4], unsigned at) {
@@ -127,5 +129,82 @@ __device__ void await_published(const int* ready, long long at) {
 }
 __device__ void end_copies() { asm volatile("cp.async.commit_group;"); }
 template <int LATER> __device__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER)); }
-extern __shared__ __align__(256) char shared[];
+extern __shared__ __align__(1024) char shared[];
 __device__ unsigned start_of_shared() { return static_cast<unsigned>(__cvta_generic_to_shared(shared)); }
+
+// ---------------------------------------------------------------- four warps together, on Hopper alone
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HAS_GROUPS 1
+// a matrix in shared memory, SWIZZLE bytes of a row side by side, eight rows behind each other; the rest of wide rows lies
+// panel_bytes further
+template <int SWIZZLE> struct Tile {
+    unsigned long long descriptor;
+    __device__ Tile(unsigned at, unsigned panel_bytes = 0)
+        : descriptor((at & 0x3ffffu) >> 4 | (unsigned long long)(panel_bytes >> 4) << 16 | (8ull * SWIZZLE >> 4) << 32 |
+                     (SWIZZLE == 128 ? 1ull : 2ull) << 62) {}
+};
+// registers must be as the program says before a product begins, and are not to be read before it is awaited
+template <int N> __device__ void settle(float (&sums)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+}
+template <int N, int K> __device__ void begin_group(float (&sums)[N][4], const unsigned (&operand)[K][4]) {
+    settle(sums);
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+        asm volatile("" ::"r"(operand[k][0]), "r"(operand[k][1]), "r"(operand[k][2]), "r"(operand[k][3]) : "memory");
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ void end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LATER, typename... Sums> __device__ void await_groups(Sums&... sums) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+    (settle(sums), ...);
+}
+// what a thread copied or wrote
+__device__ void show_to_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// sums[16, 8*N] = SIGN * a[16, 16] @ tile[16, 8*N], or += where it adds, for 16 rows of each of four warps; the tile is stored
+// as [8*N, 16] unless it is TURNED
+#define SUMS_OF(four) "+f"(four[0]), "+f"(four[1]), "+f"(four[2]), "+f"(four[3])
+template <bool TURNED, int SIGN, typename Tile>
+__device__ void multiply_group(float (&sums)[4][4], const unsigned (&a)[4], Tile tile, bool adds = true) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %23, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "{%16,%17,%18,%19}, %20, adds, %21, 1, %22; }"
+        : SUMS_OF(sums[0]), SUMS_OF(sums[1]), SUMS_OF(sums[2]), SUMS_OF(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile.descriptor), "n"(SIGN), "n"(int(TURNED)),
+          "r"(int(adds)));
+}
+template <bool TURNED, int SIGN, typename Tile>
+__device__ void multiply_group(float (&sums)[8][4], const unsigned (&a)[4], Tile tile, bool adds = true) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %39, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+        "{%32,%33,%34,%35}, %36, adds, %37, 1, %38; }"
+        : SUMS_OF(sums[0]), SUMS_OF(sums[1]), SUMS_OF(sums[2]), SUMS_OF(sums[3]), SUMS_OF(sums[4]), SUMS_OF(sums[5]),
+          SUMS_OF(sums[6]), SUMS_OF(sums[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile.descriptor), "n"(SIGN), "n"(int(TURNED)),
+          "r"(int(adds)));
+}
+template <bool TURNED, int SIGN, typename Tile>
+__device__ void multiply_group(float (&sums)[16][4], const unsigned (&a)[4], Tile tile, bool adds = true) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %71, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+        "{%64,%65,%66,%67}, %68, adds, %69, 1, %70; }"
+        : SUMS_OF(sums[0]), SUMS_OF(sums[1]), SUMS_OF(sums[2]), SUMS_OF(sums[3]), SUMS_OF(sums[4]), SUMS_OF(sums[5]),
+          SUMS_OF(sums[6]), SUMS_OF(sums[7]), SUMS_OF(sums[8]), SUMS_OF(sums[9]), SUMS_OF(sums[10]), SUMS_OF(sums[11]),
+          SUMS_OF(sums[12]), SUMS_OF(sums[13]), SUMS_OF(sums[14]), SUMS_OF(sums[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tile.descriptor), "n"(SIGN), "n"(int(TURNED)),
+          "r"(int(adds)));
+}
+#else
+#define HAS_GROUPS 0
+template <int LATER, typename... Sums> __device__ void await_groups(Sums&...) {}
+__device__ void show_to_groups() {}
+#endif

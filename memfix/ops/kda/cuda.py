@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from ...cuda_kernels import CudaKernel
-from ..launches import largest_power_of_two
+from ..launches import largest_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
 from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by, triton_kda
 
 WIDTHS = (64, 128)
 """Of keys; values may have any multiple of 32 up to ``MOST_VALUES``, for which a block has shared memory."""
 MOST_VALUES = 512
-STAGES, GROUP, _SLOT = 3, 32, 512  # as in the source
+_SLOT, _ALIGNED_BYTES = 512, 1024  # as in the source
 BLOCKS_AT_ONCE = 264
 """That walk from chunk to chunk, on the 132 SMs of an H200."""
 JOINED = 4
@@ -40,10 +40,18 @@ def values_of_block(width_v: int) -> int:
     return 64 if width_v % 64 == 0 else 32
 
 
+def stages_of(chunks: Chunks) -> int:
+    """Chunks that a block of a walk has in shared memory. Fewer are faster where two blocks share an SM."""
+    return 3 if _may_be_cut(chunks) else 2
+
+
+def kernel(name: str, chunks: Chunks) -> CudaKernel:
+    return _kernel(name, chunks.width_k, values_of_block(chunks.width_v) // 16, stages_of(chunks))
+
+
 @functools.cache
-def kernel(name: str, width_k: int, width_v: int) -> CudaKernel:
-    constants = ("WIDTH", width_k), ("WARPS", values_of_block(width_v) // 16)
-    return CudaKernel(_SOURCE, f"kda_{name}", constants)
+def _kernel(name: str, width: int, warps: int, stages: int) -> CudaKernel:
+    return CudaKernel(_SOURCE, f"kda_{name}", (("WIDTH", width), ("WARPS", warps), ("STAGES", stages)))
 
 
 @kda_form
@@ -74,7 +82,7 @@ def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, sca
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     length, per_sequence, *_ = chunks.counts
     is_cut = _num_segments(chunks) > (1 if terms.inverse_NHCC is None else JOINED)
-    kernel("prepare", chunks.width_k, chunks.width_v).launch(
+    kernel("prepare", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
         chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
         terms.scores_NHCC, terms.inverse_NHCC, terms.decay_NHK,
@@ -91,26 +99,26 @@ def _scan(
     out_BTHV: torch.Tensor,
 ) -> torch.Tensor | None:
     (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, final_SHKV)
-    kernel("scan", chunks.width_k, chunks.width_v).launch(
+    kernel("scan", chunks).launch(
         (*segments.blocks, segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, initial_SHKV, final_SHKV, segments.ends_GSHKV, segments.ready,
         out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES * segments.stage_bytes,
+        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=segments.shared_bytes,
     )  # fmt: skip
     return segments.ends_GSHKV if segments.number > JOINED else None
 
 
 def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
     (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED)
-    kernel("there_and_back", chunks.width_k, chunks.width_v).launch(
+    kernel("there_and_back", chunks).launch(
         (*segments.blocks, 2 * segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, walk.initial_SHKV, walk.ends_GSHKV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV, segments.ends_GSHKV, segments.ready,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
         segments.joined, length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=STAGES * segments.stage_bytes + 2 * values_of_block(chunks.width_v) * chunks.width_k,
+        shared_bytes=segments.shared_bytes + 2 * values_of_block(chunks.width_v) * chunks.width_k,
     )  # fmt: skip
 
 
@@ -123,8 +131,8 @@ class _Segments:
     """Of those that forward walked through."""
     blocks: tuple[int, int]
     threads: tuple[int]
-    stage_bytes: int
-    """Of a chunk on its way: weights, queries, keys, values and scores of its tokens, and its decay."""
+    shared_bytes: int
+    """Of chunks on their way: weights, queries, keys, values and scores of their tokens, and their decay."""
     ends_GSHKV: torch.Tensor | None = None
     ready: torch.Tensor | None = None
 
@@ -135,7 +143,8 @@ class _Segments:
         num_cut = _num_segments(chunks)
         number = max(1, num_cut // joined)
         stage_bytes = 2 * TOKENS_PER_CHUNK * (3 * width_k + values + TOKENS_PER_CHUNK) + 4 * width_k
-        sizes = number, num_cut // number, blocks, (2 * values,), stage_bytes
+        shared_bytes = stages_of(chunks) * _ALIGNED_BYTES * num_tiles(stage_bytes, _ALIGNED_BYTES)
+        sizes = number, num_cut // number, blocks, (2 * values,), shared_bytes
         if number == 1:
             return _Segments(*sizes)
         size_GSHKV = (number - 1, chunks.num_sequences, chunks.num_heads, width_k, width_v)
@@ -145,11 +154,20 @@ class _Segments:
 
 def _num_segments(chunks: Chunks) -> int:
     """Of each sequence, in a forward pass: a power of two, so that a backward pass can join them."""
-    num_blocks = chunks.num_sequences * chunks.num_heads * chunks.width_v // values_of_block(chunks.width_v)
-    if not 0 < num_blocks * JOINED <= BLOCKS_AT_ONCE:
+    if not _may_be_cut(chunks):
         return 1
     num_tokens = TOKENS_PER_CHUNK * (chunks.num_chunks // chunks.num_sequences)
-    return largest_power_of_two(min(BLOCKS_AT_ONCE // num_blocks, num_tokens // (LEAST_CHUNKS * chunks.chunk_size)))
+    most = min(BLOCKS_AT_ONCE // _num_blocks(chunks), num_tokens // (LEAST_CHUNKS * chunks.chunk_size))
+    return largest_power_of_two(most)
+
+
+def _may_be_cut(chunks: Chunks) -> bool:
+    return 0 < _num_blocks(chunks) * JOINED <= BLOCKS_AT_ONCE
+
+
+def _num_blocks(chunks: Chunks) -> int:
+    """Of a walk through whole sequences."""
+    return chunks.num_sequences * chunks.num_heads * chunks.width_v // values_of_block(chunks.width_v)
 
 
 def _gradients(
@@ -158,7 +176,7 @@ def _gradients(
     (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), (length, per_sequence, *_) = inputs, chunks.counts
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
     grad_beta_BTH = torch.empty_like(beta_BTH, dtype=torch.float32)
-    kernel("gradients", chunks.width_k, chunks.width_v).launch(
+    kernel("gradients", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
         chunks.bounds_N2, *kept, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
         grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, grad_beta_BTH, scale,

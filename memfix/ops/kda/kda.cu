@@ -5,7 +5,8 @@
 // and r+24, r = lane/4, and the 4 channels from 4*(lane%4) on: 8 bytes of a row, whose pairs are operands of the tensor
 // cores as they are, because a product may sum over channels in any order. Of 32 values it has the 8 from 8*(lane%4) on.
 //
-// It is compiled for one WIDTH of keys, and WARPS of a block that walks from chunk to chunk.
+// It is compiled for one WIDTH of keys, WARPS of a block that walks from chunk to chunk, and so many STAGES, chunks that it has
+// in shared memory.
 
 #define TOKENS 32
 #define ROWS 4        // of a thread
@@ -182,9 +183,11 @@ __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, in
 // all lanes. Where there is no token there are zeros.
 #define SLOT 512
 
-// where 16 bytes of a row lie in shared memory: such that eight rows can be read at once
-template <int PARTS> __device__ unsigned at_part(int row, int part) {
-    return (row * PARTS + (part ^ (PARTS >= 8 ? row & 7 : row >> 1 & 3))) * 16;
+// where 16 bytes of a row lie in shared memory, such that eight rows can be read at once, and four warps together can
+// multiply by them: first 128 bytes of every row, then the next
+template <int PARTS, int NUM_ROWS = TOKENS> __device__ unsigned at_part(int row, int part) {
+    if (PARTS > 8) return at_part<8>(row, part & 7) + (part >> 3) * (NUM_ROWS * 128);
+    return (row * PARTS + (part ^ (PARTS == 8 ? row & 7 : row >> 1 & 3))) * 16;
 }
 
 __device__ void take_rows(unsigned (&values)[ROWS][4], unsigned slots) {
@@ -664,19 +667,20 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
 //
 // A sequence is cut into segments, which blocks walk at once. Where the chunks before a segment leave next to nothing of
 // an earlier state, its block walks through them first; elsewhere it awaits the state from the block before.
-#define STAGES 3
 #define FORGOTTEN -40.0f  // as an exponent of 2: float32 has 24 digits
 #define VALUES (16 * WARPS)  // of a block
+#define IN_GROUPS (HAS_GROUPS && WARPS % 4 == 0)
 
 // of a chunk in shared memory; TURNED are its values, or the gradients of its outputs
 struct Stage {
     static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, TURNED = 3 * QUERIES;
     static const int SCORES = TURNED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
-    static const int BYTES = DECAY + WIDTH * 4;
+    static const int BYTES = (DECAY + WIDTH * 4 + 1023) / 1024 * 1024;
 };
 
 // 32 rows of PARTS * 16 bytes, zeros behind the last. A thread copies one part of every so-manieth row, and every eighth
 // part if there are more
+#define PANEL_BYTES (TOKENS * 128)
 template <int PARTS, typename Tensor>
 __device__ void copy_rows(unsigned to, Tensor from, long long at, long long row_width, int num_rows = TOKENS) {
     const int beside = PARTS < 8 ? PARTS : 8, rows = WARPS * 32 / beside;
@@ -687,7 +691,7 @@ __device__ void copy_rows(unsigned to, Tensor from, long long at, long long row_
     for (int i = 0; i < TOKENS / rows; ++i)
 #pragma unroll
         for (int j = 0; j < PARTS / beside; ++j)
-            copy16(to + i * rows * PARTS * 16 + j * 128, from, at + i * rows * row_width + j * 64,
+            copy16(to + i * rows * beside * 16 + j * PANEL_BYTES, from, at + i * rows * row_width + j * 64,
                    row + i * rows < num_rows);
 }
 template <typename In> __device__ void copy_keys(unsigned to, In from, long long chunk) {
@@ -711,7 +715,7 @@ template <typename Bounds> struct Way {
         value = blockIdx.y * VALUES + 16 * (threadIdx.x >> 5);
         sequence = blockIdx.x / heads, head = blockIdx.x % heads;
         begin = length == 0 ? first_chunk[sequence] : sequence * chunks_per_sequence;
-        num_chunks = length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence;
+        num_chunks = in_all_lanes(length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence);
         const int num_parts = num_segments * joined, per_segment = (num_chunks + num_parts - 1) / num_parts * joined;
         first = least(segment * per_segment, num_chunks), end = least(first + per_segment, num_chunks);
     }
@@ -800,6 +804,7 @@ __device__ void walk(int from, int num_chunks, int direction, Copy copy, Step st
 #pragma unroll 1
     for (int i = 0; i < num_chunks; ++i) {
         await_copies<STAGES - 2>();
+        show_to_groups();
         __syncthreads();
         const int ahead = i + STAGES - 1;
         if (ahead < num_chunks) copy(stage_of(ahead), from + direction * ahead);
@@ -818,29 +823,78 @@ template <int N> __device__ void as_operands(unsigned (&operands)[N / 2][4], con
     }
 }
 
-// sums[values, tokens] += operand[values, channels] @ rows[tokens, channels]^T
+// Products of 16 values of each warp by what all of them read. On Hopper four warps multiply together, straight from
+// shared memory, which each of them would else read for itself; what is multiplied is ready after await_groups.
+
+// sums[values, tokens] = operand[values, channels] @ rows[tokens, channels]^T
 __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4], unsigned rows, int lane) {
+#if IN_GROUPS
+    begin_group(sums, operand);
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; ++k)
+        multiply_group<false, 1>(sums, operand[k], Tile<128>(rows + k / 4 * PANEL_BYTES + k % 4 * 32), k > 0);
+    end_group();
+#else
     const unsigned at = rows + at_part<WIDTH / 8>(lane & 7, lane >> 3);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[n][e] = 0.0f;
 #pragma unroll
     for (int k = 0; k < WIDTH / 32; ++k)
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
-            load_matrices(b, (at ^ 64 * k) + 16 * WIDTH * n);  // stages begin at multiples of 256, so part 4*k is a bit
+            load_matrices(b, (at ^ k % 2 * 64) + k / 2 * PANEL_BYTES + n * 1024);  // part 4 of a panel is a bit
             multiply(sums[n], operand[2 * k], b[0], b[1]);
             multiply(sums[n], operand[2 * k + 1], b[2], b[3]);
         }
+#endif
 }
-// state[values, channels] += operand[values, tokens] @ rows[tokens, channels]
+// state[values, channels] += SIGN * operand[values, tokens] @ rows[tokens, channels]
+template <int SIGN = 1>
 __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned (&operand)[2][4], unsigned rows, int lane) {
-    const unsigned at = rows + at_part<WIDTH / 8>(lane, 0);
+#if IN_GROUPS
+    begin_group(state, operand);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) multiply_group<true, SIGN>(state, operand[k], Tile<128>(rows + k * 2048, PANEL_BYTES));
+    end_group();
+#else
+    const unsigned at = rows + at_part<WIDTH / 8>(lane, 0), sign = SIGN < 0 ? 0x80008000u : 0u;
+    unsigned signed_operand[2][4];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) signed_operand[k][e] = operand[k][e] ^ sign;
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n) {
         unsigned b[4];
-        load_transposed(b, at ^ 16 * n);
-        multiply(state[n], operand[0], b[0], b[1]);
-        multiply(state[n], operand[1], b[2], b[3]);
+        load_transposed(b, (at ^ n % 8 * 16) + n / 8 * PANEL_BYTES);
+        multiply(state[n], signed_operand[0], b[0], b[1]);
+        multiply(state[n], signed_operand[1], b[2], b[3]);
     }
+#endif
+}
+// sums[values, tokens] += operand[values, tokens] @ scores, or scores turned
+template <bool TURNED>
+__device__ void multiply_by_scores(float (&sums)[4][4], const unsigned (&operand)[2][4], unsigned scores, int lane) {
+#if IN_GROUPS
+    begin_group(sums, operand);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) multiply_group<!TURNED, 1>(sums, operand[k], Tile<64>(scores + k * (TURNED ? 32 : 1024)));
+    end_group();
+#else
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        unsigned b[4];
+        if (TURNED)
+            load_matrices(b, scores + at_part<TOKENS / 8>(8 * n + (lane & 7), lane >> 3));
+        else
+            load_transposed(b, scores + at_part<TOKENS / 8>(lane, n));
+        multiply(sums[n], operand[0], b[0], b[1]);
+        multiply(sums[n], operand[1], b[2], b[3]);
+    }
+#endif
 }
 __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q) {
 #pragma unroll
@@ -851,11 +905,8 @@ __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q)
     }
 }
 
-// V' = values - state @ weights^T, as an operand and as a product leaves it
-__device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4],
-                         unsigned stage, int lane) {
-    float known[4][4] = {};
-    multiply_by_rows(known, operand, stage + Stage::WEIGHTS, lane);
+// V' = values - known, as an operand and as a product leaves it
+__device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const float (&known)[4][4], unsigned stage, int lane) {
     const int part = 2 * (threadIdx.x >> 5);
     unsigned upper[4], lower[4];
     load_transposed(upper, stage + Stage::TURNED + at_part<VALUES / 8>(lane, part));
@@ -910,19 +961,16 @@ extern "C" __global__ void kda_scan(
     walk(way.first - num_before, way.end - way.first + num_before, 1, copy, [&](unsigned stage, int step) {
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         as_operands<WIDTH / 8>(operand, state);
-        float sums[4][4], answer[4][4] = {};
-        find_new(fresh, sums, operand, stage, lane);
+        float known[4][4], sums[4][4], answer[4][4];
         decay_state(state, stage, way.q);
+        multiply_by_rows(known, operand, stage + Stage::WEIGHTS, lane);
+        await_groups<0>(known);
+        find_new(fresh, sums, known, stage, lane);
         multiply_by_columns(state, fresh, stage + Stage::KEYS, lane);
-        if (step < way.first) return;
         multiply_by_rows(answer, operand, stage + Stage::QUERIES, lane);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            unsigned b[4];
-            load_matrices(b, stage + Stage::SCORES + at_part<TOKENS / 8>(lane & 7, lane >> 3) + 512 * n);
-            multiply(answer[n], fresh[0], b[0], b[1]);
-            multiply(answer[n], fresh[1], b[2], b[3]);
-        }
+        multiply_by_scores<true>(answer, fresh, stage + Stage::SCORES, lane);
+        await_groups<0>(state, answer);
+        if (step < way.first) return;  // queries and scores have not come
         int num_tokens;
         const long long first = way.first_token(step, num_tokens);
         store_turned(out, (first * heads + way.head) * width_v + way.value, (long long)heads * width_v, num_tokens, answer,
@@ -943,13 +991,13 @@ __device__ void keep_state(Out states, long long at, const unsigned (&operand)[W
     const unsigned mine = start_of_shared() + STAGES * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
-        store_matrices(mine + at_part<WIDTH / 8>(lane & 15, 2 * k + (lane >> 4)), operand[k]);
+        store_matrices(mine + at_part<WIDTH / 8, 16>(lane & 15, 2 * k + (lane >> 4)), operand[k]);
     await_warp();
     const int parts = WIDTH / 8, rows = 32 / parts;
 #pragma unroll
     for (int i = 0; i < 16 / rows; ++i) {
         const int row = i * rows + lane / parts, part = lane % parts;
-        store16(states, at + row * WIDTH + part * 8, take16(mine + at_part<parts>(row, part)));
+        store16(states, at + row * WIDTH + part * 8, take16(mine + at_part<parts, 16>(row, part)));
     }
     await_warp();
 }
@@ -974,12 +1022,15 @@ __device__ void go_there(const Walk& way, In weights, Out values, In keys, Float
     walk(way.first, way.end - way.first, 1, copy, [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], fresh[2][4];
-        float sums[4][4];
+        float known[4][4], sums[4][4];
         as_operands<WIDTH / 8>(operand, state);
-        keep_state(states, (chunk * width_v + way.value) * WIDTH, operand, lane);
-        find_new(fresh, sums, operand, stage, lane);
         decay_state(state, stage, way.q);
+        multiply_by_rows(known, operand, stage + Stage::WEIGHTS, lane);
+        keep_state(states, (chunk * width_v + way.value) * WIDTH, operand, lane);
+        await_groups<0>(known);
+        find_new(fresh, sums, known, stage, lane);
         multiply_by_columns(state, fresh, stage + Stage::KEYS, lane);
+        await_groups<0>(state);
         store_turned(values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
     });
 }
@@ -1011,30 +1062,22 @@ __device__ void go_back(const Walk& way, In weights, In queries, In keys, In sco
     walk(way.end - 1 + num_before, way.end - way.first + num_before, -1, copy, [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], of_out[2][4], of_values[2][4];
-        float sums[4][4] = {};
+        float sums[4][4];
         as_operands<WIDTH / 8>(operand, grad);
-        if (step < way.end) keep_state(grad_states, (chunk * width_v + way.value) * WIDTH, operand, lane);
 #pragma unroll
         for (int k = 0; k < 2; ++k)
             load_transposed(of_out[k], stage + Stage::TURNED +
                                            at_part<VALUES / 8>(16 * k + 8 * (lane >> 4) + (lane & 7),
                                                                2 * (threadIdx.x >> 5) + (lane >> 3 & 1)));
-        multiply_by_rows(sums, operand, stage + Stage::KEYS, lane);
         decay_state(grad, stage, way.q);
+        multiply_by_rows(sums, operand, stage + Stage::KEYS, lane);
+        multiply_by_scores<false>(sums, of_out, stage + Stage::SCORES, lane);
         multiply_by_columns(grad, of_out, stage + Stage::QUERIES, lane);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            unsigned b[4];
-            load_transposed(b, stage + Stage::SCORES + at_part<TOKENS / 8>(lane, n));
-            multiply(sums[n], of_out[0], b[0], b[1]);
-            multiply(sums[n], of_out[1], b[2], b[3]);
-        }
+        if (step < way.end) keep_state(grad_states, (chunk * width_v + way.value) * WIDTH, operand, lane);
+        await_groups<0>(sums, grad);
         as_operands<4>(of_values, sums);
-#pragma unroll
-        for (int k = 0; k < 2; ++k)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) of_values[k][e] ^= 0x80008000u;  // what comes of them is subtracted
-        multiply_by_columns(grad, of_values, stage + Stage::WEIGHTS, lane);
+        multiply_by_columns<-1>(grad, of_values, stage + Stage::WEIGHTS, lane);
+        await_groups<0>(grad);
         if (step < way.end)
             store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
     });
