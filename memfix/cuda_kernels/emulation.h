@@ -374,11 +374,6 @@ static inline void copy16(unsigned to, const emulation::Global<T> &from, long lo
     const uint4 bytes = exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0};
     std::memcpy(shared + to, &bytes, sizeof bytes);
 }
-template <typename T>
-static inline void copy4(unsigned to, const emulation::Global<T> &from, long long at, bool exists) {
-    const unsigned bytes = exists ? from.template load_together<unsigned>(at) : 0u;
-    std::memcpy(shared + to, &bytes, sizeof bytes);
-}
 static inline unsigned take4(unsigned at) {
     unsigned value;
     std::memcpy(&value, shared + at, sizeof value);

@@ -80,9 +80,6 @@ __device__ void await_warp() { __syncwarp(); }
 template <typename T> __device__ void copy16(unsigned to, const T* from, long long at, bool exists = true) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 16 : 0));
 }
-template <typename T> __device__ void copy4(unsigned to, const T* from, long long at, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 4 : 0));
-}
 __device__ unsigned take4(unsigned at) {
     unsigned value;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(at));

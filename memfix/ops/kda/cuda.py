@@ -56,7 +56,7 @@ def _kernel(name: str, width: int, warps: int, stages: int) -> CudaKernel:
 
 @kda_form
 def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
-    """Equals naive. Takes what the form ``triton`` does, and a float32 copy of ``beta`` that is not.
+    """Equals naive. Takes what the form ``triton`` does, and a float32 copy of a ``beta`` that is neither that nor bfloat16.
 
     The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
     Hopper or later; anything else takes the form ``triton``.
@@ -64,6 +64,11 @@ def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     if _suits(tensors):
         return kda_by(_PASSES, tensors, options)
     return triton_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
+
+
+def _wide_or_narrow(beta_BTH: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """As kernels take it: in float32, or in bfloat16."""
+    return (None, beta_BTH) if beta_BTH.dtype == torch.bfloat16 else (beta_BTH.float(), None)
 
 
 def _suits(tensors: KdaTensors) -> bool:
@@ -83,8 +88,8 @@ def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, sca
     length, per_sequence, *_ = chunks.counts
     is_cut = _num_segments(chunks) > (1 if terms.inverse_NHCC is None else JOINED)
     kernel("prepare", chunks).launch(
-        (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
-        chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
+        (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
+        *_wide_or_narrow(beta_BTH), chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
         terms.scores_NHCC, terms.inverse_NHCC, terms.decay_NHK,
         terms.growth_NH if is_cut else None, scale, length, per_sequence, chunks.num_heads, chunks.width_v,
         shared_bytes=(18 + chunks.width_k // 8) * _SLOT + 4 * TOKENS_PER_CHUNK,
@@ -175,11 +180,12 @@ def _gradients(
 ) -> tuple[torch.Tensor, ...]:
     (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), (length, per_sequence, *_) = inputs, chunks.counts
     grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
-    grad_beta_BTH = torch.empty_like(beta_BTH, dtype=torch.float32)
+    grad_beta_BTH = torch.empty_like(beta_BTH, dtype=None if beta_BTH.dtype == torch.bfloat16 else torch.float32)
     kernel("gradients", chunks).launch(
-        (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH.float(),
-        chunks.bounds_N2, *kept, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
-        grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, grad_beta_BTH, scale,
+        (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
+        *_wide_or_narrow(beta_BTH), chunks.bounds_N2, *kept,
+        walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
+        grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, *_wide_or_narrow(grad_beta_BTH), scale,
         length, per_sequence, chunks.num_heads, chunks.width_v,
         shared_bytes=2 * TOKENS_PER_CHUNK * (4 * chunks.width_v + 3 * TOKENS_PER_CHUNK + 2)
         + _SLOT * chunks.width_k // 2,

@@ -5,8 +5,8 @@
 // and r+24, r = lane/4, and the 4 channels from 4*(lane%4) on: 8 bytes of a row, whose pairs are operands of the tensor
 // cores as they are, because a product may sum over channels in any order. Of 32 values it has the 8 from 8*(lane%4) on.
 //
-// It is compiled for one WIDTH of keys, WARPS of a block that walks from chunk to chunk, and so many STAGES, chunks that it has
-// in shared memory.
+// It is compiled for one WIDTH of keys, WARPS of a block that walks from chunk to chunk, and so many STAGES: chunks that the
+// block has in shared memory.
 
 #define TOKENS 32
 #define ROWS 4        // of a thread
@@ -198,9 +198,20 @@ __device__ void take_rows(unsigned (&values)[ROWS][4], unsigned slots) {
     }
 }
 
-// one a token
-template <typename Floats> __device__ void copy_strengths(unsigned to, Floats beta, const Chunk& chunk, int lane) {
-    copy4(to + 4 * lane, beta, chunk.at(lane, 1), chunk.has(lane));
+// of a token, which is in float32 or in bfloat16: one of the pointers is to nothing
+template <typename Wide, typename Narrow>
+__device__ float strength_of(Wide wide, Narrow narrow, const Chunk& chunk, int token) {
+    if (!chunk.has(token)) return 0.0f;
+    const long long at = chunk.at(token, 1);
+    if (is_there(wide)) return wide[at];
+    const bfloat16 rounded = narrow[at];
+    return low_of(rounded.bits);
+}
+template <typename Wide, typename Narrow> __device__ void store_either(Wide wide, Narrow narrow, long long at, float value) {
+    if (is_there(wide))
+        wide[at] = value;
+    else
+        narrow[at] = bfloat16{(unsigned short)pack(value, 0.0f)};
 }
 __device__ void take_strengths(float (&strength)[ROWS], unsigned strengths, int r) {
 #pragma unroll
@@ -557,7 +568,8 @@ __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int fir
 // keeps; and strengths.
 #define PREPARE_VALUES 64  // of a stage
 extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
+    const long long* bounds,
     bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse_out,
     float* decay, float* growth, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x, r = lane >> 2, quad = lane & 3, parts = WIDTH / PART;
@@ -580,9 +592,9 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     };
     Growth growing = {to_solve + WIDTH / GROUP * ROWS * SLOT};
     const unsigned strengths = start_of_shared() + 4 * PART_STAGE + (WIDTH / GROUP * ROWS + 2) * SLOT;
-    copy_strengths(strengths, beta, chunk, lane);
     fetch(0);
     fetch(1);
+    put4(strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
     float overlaps[TILES][4] = {}, weighed[TILES][4] = {};
     int first_nan = TOKENS;
 #pragma unroll 1
@@ -1315,10 +1327,11 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
 }
 
 extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const long long* bounds,
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
+    const long long* bounds,
     const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
     const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
-    float* grad_g, float* grad_beta, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
+    float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x & 31, r = lane >> 2, quad = lane & 3, warp = threadIdx.x >> 5, warps = WIDTH / 32;
     const int groups = width_v / GROUP, per_part = groups + 2;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
@@ -1358,10 +1371,10 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     }
     for (int i = threadIdx.x; i < TOKENS * 4; i += WIDTH)  // 16 bytes of a row
         copy16(solver + at_part<TOKENS / 8>(i >> 2, i & 3), inverse, chunk.index * (TOKENS * TOKENS) + i * 8);
-    if (warp == 0) copy_strengths(strengths, beta, chunk, lane);
     end_copies();
 #pragma unroll
     for (int item = 0; item < RING; ++item) fetch(item);
+    if (warp == 0) put4(strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
     const float kept = decay[chunk.index * WIDTH], poison = kept != kept ? kept : 0.0f;
     float strength[ROWS], of_strength[ROWS] = {};
     await_copies<RING>();
@@ -1536,5 +1549,5 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     float all = poison;
 #pragma unroll
     for (int i = 0; i < warps; ++i) all += shared_float(of_strengths + 4 * (TOKENS * i + lane));
-    grad_beta[chunk.at(lane, 1)] = all;
+    store_either(grad_beta, narrow_grad_beta, chunk.at(lane, 1), all);
 }
