@@ -536,7 +536,8 @@ def test_what_a_chunk_leaves_of_a_state_is_bounded_by_every_gate_and_every_key(l
     exponent = F.pad(g.amax(-1) / math.log(2) + longer.log2(), (0, 10)).view(5, 32).sum(1)
     assert terms.growth_NH is not None
     excess = terms.growth_NH.double().flatten() - exponent
-    assert (excess >= -1e-3).all() and (excess <= 2).all()
+    assert (excess >= -1e-3).all()
+    assert (excess <= 2).all()
 
 
 @pytest.mark.parametrize(

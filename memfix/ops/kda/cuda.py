@@ -24,7 +24,7 @@ from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by,
 WIDTHS = (64, 128)
 """Of keys; values may have any multiple of 32 up to ``MOST_VALUES``, for which a block has shared memory."""
 MOST_VALUES = 512
-_SLOT, _ALIGNED_BYTES = 512, 1024  # as in the source
+STAGES_OF_SCAN, _SLOT, _ALIGNED_BYTES = 3, 512, 1024  # as in the source
 BLOCKS_AT_ONCE = 264
 """That walk from chunk to chunk, on the 132 SMs of an H200."""
 JOINED = 4
@@ -40,23 +40,24 @@ def values_of_block(width_v: int) -> int:
     return 64 if width_v % 64 == 0 else 32
 
 
-def stages_of(chunks: Chunks) -> int:
-    """Chunks that a block of a walk has in shared memory. Fewer are faster where two blocks share an SM."""
+def stages_there_and_back(chunks: Chunks) -> int:
+    """Chunks that a block has in shared memory in a backward pass. Fewer are faster where two blocks share an SM."""
     return 3 if _may_be_cut(chunks) else 2
 
 
 def kernel(name: str, chunks: Chunks) -> CudaKernel:
-    return _kernel(name, chunks.width_k, values_of_block(chunks.width_v) // 16, stages_of(chunks))
+    return _kernel(name, chunks.width_k, values_of_block(chunks.width_v) // 16, stages_there_and_back(chunks))
 
 
 @functools.cache
 def _kernel(name: str, width: int, warps: int, stages: int) -> CudaKernel:
-    return CudaKernel(_SOURCE, f"kda_{name}", (("WIDTH", width), ("WARPS", warps), ("STAGES", stages)))
+    constants = ("WIDTH", width), ("WARPS", warps), ("STAGES_THERE_AND_BACK", stages)
+    return CudaKernel(_SOURCE, f"kda_{name}", constants)
 
 
 @kda_form
 def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
-    """Equals naive. Takes what the form ``triton`` does, and a float32 copy of a ``beta`` that is neither that nor bfloat16.
+    """Equals naive. Takes what the form ``triton`` does.
 
     The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
     Hopper or later; anything else takes the form ``triton``.
@@ -89,10 +90,11 @@ def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, sca
     is_cut = _num_segments(chunks) > (1 if terms.inverse_NHCC is None else JOINED)
     kernel("prepare", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
-        *_wide_or_narrow(beta_BTH), chunks.bounds_N2, terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK,
-        terms.scores_NHCC, terms.inverse_NHCC, terms.decay_NHK,
+        *_wide_or_narrow(beta_BTH), chunks.bounds_N2,
+        terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
+        terms.inverse_NHCC, terms.decay_NHK,
         terms.growth_NH if is_cut else None, scale, length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=(18 + chunks.width_k // 8) * _SLOT + 4 * TOKENS_PER_CHUNK,
+        shared_bytes=(18 + chunks.width_k // 8) * _SLOT,
     )  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def _scan(
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, initial_SHKV, final_SHKV, segments.ends_GSHKV, segments.ready,
         out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=segments.shared_bytes,
+        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES_OF_SCAN * segments.stage_bytes,
     )  # fmt: skip
     return segments.ends_GSHKV if segments.number > JOINED else None
 
@@ -123,7 +125,8 @@ def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
         walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV, segments.ends_GSHKV, segments.ready,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
         segments.joined, length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=segments.shared_bytes + 2 * values_of_block(chunks.width_v) * chunks.width_k,
+        shared_bytes=stages_there_and_back(chunks) * segments.stage_bytes
+        + 2 * values_of_block(chunks.width_v) * chunks.width_k,
     )  # fmt: skip
 
 
@@ -136,8 +139,8 @@ class _Segments:
     """Of those that forward walked through."""
     blocks: tuple[int, int]
     threads: tuple[int]
-    shared_bytes: int
-    """Of chunks on their way: weights, queries, keys, values and scores of their tokens, and their decay."""
+    stage_bytes: int
+    """Of a chunk on its way: weights, queries, keys, values and scores of its tokens, and its decay."""
     ends_GSHKV: torch.Tensor | None = None
     ready: torch.Tensor | None = None
 
@@ -147,9 +150,9 @@ class _Segments:
         blocks = chunks.num_sequences * chunks.num_heads, width_v // values
         num_cut = _num_segments(chunks)
         number = max(1, num_cut // joined)
-        stage_bytes = 2 * TOKENS_PER_CHUNK * (3 * width_k + values + TOKENS_PER_CHUNK) + 4 * width_k
-        shared_bytes = stages_of(chunks) * _ALIGNED_BYTES * num_tiles(stage_bytes, _ALIGNED_BYTES)
-        sizes = number, num_cut // number, blocks, (2 * values,), shared_bytes
+        num_bytes = 2 * TOKENS_PER_CHUNK * (3 * width_k + values + TOKENS_PER_CHUNK) + 4 * width_k
+        stage_bytes = _ALIGNED_BYTES * num_tiles(num_bytes, _ALIGNED_BYTES)
+        sizes = number, num_cut // number, blocks, (2 * values,), stage_bytes
         if number == 1:
             return _Segments(*sizes)
         size_GSHKV = (number - 1, chunks.num_sequences, chunks.num_heads, width_k, width_v)

@@ -5,8 +5,8 @@
 // and r+24, r = lane/4, and the 4 channels from 4*(lane%4) on: 8 bytes of a row, whose pairs are operands of the tensor
 // cores as they are, because a product may sum over channels in any order. Of 32 values it has the 8 from 8*(lane%4) on.
 //
-// It is compiled for one WIDTH of keys, WARPS of a block that walks from chunk to chunk, and so many STAGES: chunks that the
-// block has in shared memory.
+// It is compiled for one WIDTH of keys, WARPS of a block that walks from chunk to chunk, and so many STAGES_THERE_AND_BACK:
+// chunks that a block has in shared memory in a backward pass.
 
 #define TOKENS 32
 #define ROWS 4        // of a thread
@@ -564,14 +564,14 @@ __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int fir
     }
 }
 
-// A warp prepares a chunk. Shared memory: two stages of parts, then of values; weights before they are solved; what Growth
-// keeps; and strengths.
+// A warp prepares a chunk. Shared memory: two stages of parts, then of values; weights before they are solved; and what Growth
+// keeps.
 #define PREPARE_VALUES 64  // of a stage
 extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
-    const long long* bounds,
-    bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores, bfloat16* inverse_out,
-    float* decay, float* growth, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
+    const long long* bounds, bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores,
+    bfloat16* inverse_out, float* decay, float* growth, float scale, int length, int chunks_per_sequence, int heads,
+    int width_v) {
     const int lane = threadIdx.x, r = lane >> 2, quad = lane & 3, parts = WIDTH / PART;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
     const unsigned to_solve = start_of_shared() + 4 * PART_STAGE + 16 * lane;
@@ -591,10 +591,8 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
         end_copies();
     };
     Growth growing = {to_solve + WIDTH / GROUP * ROWS * SLOT};
-    const unsigned strengths = start_of_shared() + 4 * PART_STAGE + (WIDTH / GROUP * ROWS + 2) * SLOT;
     fetch(0);
     fetch(1);
-    put4(strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
     float overlaps[TILES][4] = {}, weighed[TILES][4] = {};
     int first_nan = TOKENS;
 #pragma unroll 1
@@ -608,8 +606,12 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
         fetch(part + 2);
     }
     store_pairs(scores, chunk, weighed, scale, lane);
+    // the chunk is found again, for its place would be kept in registers that the parts need
+    const Chunk same = chunk_of(bounds, length, chunks_per_sequence, found_again(heads));
+    const float own_strength = strength_of(beta, narrow_beta, same, lane);
     float strength[ROWS];
-    take_strengths(strength, strengths, r);
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) strength[m] = from_lane(own_strength, r + 8 * m);
     const float bound = growing.bound(overlaps, strength, lane);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -679,6 +681,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
 //
 // A sequence is cut into segments, which blocks walk at once. Where the chunks before a segment leave next to nothing of
 // an earlier state, its block walks through them first; elsewhere it awaits the state from the block before.
+#define STAGES_OF_SCAN 3
 #define FORGOTTEN -40.0f  // as an exponent of 2: float32 has 24 digits
 #define VALUES (16 * WARPS)  // of a block
 #define IN_GROUPS (HAS_GROUPS && WARPS % 4 == 0)
@@ -805,7 +808,7 @@ __device__ int find_state(float (&state)[WIDTH / 8][4], const Walk& way, Floats 
 }
 
 // from chunk to chunk, with copies ahead of it
-template <typename Copy, typename Step>
+template <int STAGES, typename Copy, typename Step>
 __device__ void walk(int from, int num_chunks, int direction, Copy copy, Step step) {
     const auto stage_of = [](int i) { return start_of_shared() + i % STAGES * Stage::BYTES; };
 #pragma unroll
@@ -970,7 +973,7 @@ extern "C" __global__ void kda_scan(
         copy_keys(stage + Stage::QUERIES, queries, chunk);
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
     };
-    walk(way.first - num_before, way.end - way.first + num_before, 1, copy, [&](unsigned stage, int step) {
+    walk<STAGES_OF_SCAN>(way.first - num_before, way.end - way.first + num_before, 1, copy, [&](unsigned stage, int step) {
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         as_operands<WIDTH / 8>(operand, state);
         float known[4][4], sums[4][4], answer[4][4];
@@ -1000,7 +1003,7 @@ extern "C" __global__ void kda_scan(
 // 16 values of a state, by way of shared memory that only this warp uses
 template <typename Out>
 __device__ void keep_state(Out states, long long at, const unsigned (&operand)[WIDTH / 16][4], int lane) {
-    const unsigned mine = start_of_shared() + STAGES * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
+    const unsigned mine = start_of_shared() + STAGES_THERE_AND_BACK * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
         store_matrices(mine + at_part<WIDTH / 8, 16>(lane & 15, 2 * k + (lane >> 4)), operand[k]);
@@ -1031,7 +1034,7 @@ __device__ void go_there(const Walk& way, In weights, Out values, In keys, Float
         copy_rows<VALUES / 8>(stage + Stage::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
         copy_decay(stage, decay, chunk);
     };
-    walk(way.first, way.end - way.first, 1, copy, [&](unsigned stage, int step) {
+    walk<STAGES_THERE_AND_BACK>(way.first, way.end - way.first, 1, copy, [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         float known[4][4], sums[4][4];
@@ -1071,7 +1074,7 @@ __device__ void go_back(const Walk& way, In weights, In queries, In keys, In sco
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
         copy_decay(stage, decay, chunk);
     };
-    walk(way.end - 1 + num_before, way.end - way.first + num_before, -1, copy, [&](unsigned stage, int step) {
+    walk<STAGES_THERE_AND_BACK>(way.end - 1 + num_before, way.end - way.first + num_before, -1, copy, [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], of_out[2][4], of_values[2][4];
         float sums[4][4];
@@ -1328,10 +1331,10 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
 
 extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
-    const long long* bounds,
-    const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states, const bfloat16* grad_out,
-    const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k, bfloat16* grad_v,
-    float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int length, int chunks_per_sequence, int heads, int width_v) {
+    const long long* bounds, const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states,
+    const bfloat16* grad_out, const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k,
+    bfloat16* grad_v, float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int length,
+    int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x & 31, r = lane >> 2, quad = lane & 3, warp = threadIdx.x >> 5, warps = WIDTH / 32;
     const int groups = width_v / GROUP, per_part = groups + 2;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
