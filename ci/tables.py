@@ -613,7 +613,12 @@ def kda_speed_table() -> list[str]:
     return [*lines, "", f"`streamed` in chunks of 64 over dense `naive`, float32: {', '.join(spreads)}."]
 
 
-_KDA_GATES = {"shapes": "", "weak_gates": ", gates above -0.05", "steep_gates": ", gates down to -20"}
+_KDA_GATES = {
+    "shapes": "",
+    "weak_gates": ", gates above -0.05",
+    "strong_gates": ", gates evenly down to -5",
+    "steep_gates": ", gates evenly down to -20",
+}
 """By table of the comparison, what is said of its gates."""
 
 

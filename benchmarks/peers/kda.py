@@ -46,6 +46,30 @@ def steep(tensors: Tensors, generator: torch.Generator) -> None:
     tensors["g"].uniform_(-20.0, 0.0, generator=generator)
 
 
+def strong(tensors: Tensors, generator: torch.Generator) -> None:
+    """The same with gates evenly between -5 and 0, the strongest that flash-linear-attention's safe_gate takes."""
+    mild(tensors, generator)
+    tensors["g"].uniform_(LEAST_GATE, 0.0, generator=generator)
+
+
+def graphed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in CUDA graphs, one of its forward and one of its backward, captured at the first call with tensors
+    of these shapes. The host copies the tensors to where the graphs read them, and launches two graphs."""
+    captured: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
+
+    def call(*tensors: torch.Tensor | None, **options: Any) -> Any:
+        given = tuple(tensor for tensor in tensors if tensor is not None)
+        shapes = tuple(tensor.shape for tensor in given)
+        if shapes not in captured:
+            captured.clear()  # their memory belongs to a shape that is done
+            places = tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given)
+            with torch.enable_grad():
+                captured[shapes] = torch.cuda.make_graphed_callables(functools.partial(function, **options), places)
+        return captured[shapes](*given)
+
+    return call
+
+
 def _fla(*, safe_gate: bool) -> Callable[..., Any]:
     chunk_kda = fla_operators("kda").chunk_kda
     return lambda q, k, v, g, beta, initial_state=None, *, scale=None: chunk_kda(
@@ -80,6 +104,7 @@ def _cudnn() -> Callable[..., Any]:
 
 
 _FAST = ("triton", "cuda")  # at the long shapes the others take a thousand times as long
+_PEERS = ("fla", "fla_safe_gate", "cudnn")
 _IN_BFLOAT16 = "dtype=bfloat16 dtype.g=float32"
 _WIDE = f"K=128 V=128 {_IN_BFLOAT16}"
 
@@ -88,24 +113,34 @@ COMPARISON = Comparison(
         "fla": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=False), ("fla", "triton")),
         "fla_safe_gate": Peer("flash-linear-attention", functools.partial(_fla, safe_gate=True), ("fla", "triton")),
         "cudnn": Peer("nvidia-cudnn-frontend", _cudnn, ("cudnn", "cuda")),
+        "fla_graphed": Peer("flash-linear-attention", lambda: graphed(_fla(safe_gate=True)), ("fla", "triton")),
     },
     tables={
         "shapes": Table(
             [
-                Entry("incident", _IN_BFLOAT16, forms=("wy", *_FAST)),
+                Entry("incident", _IN_BFLOAT16, forms=("wy", *_FAST, "cuda_graphed")),
                 Entry("incident", "dtype=float32", forms=("naive", "streamed", "wy", "triton"), peers=()),
-                Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST),
-                Entry("batched", f"B=4 T=4096 H=16 {_WIDE}", forms=_FAST),
-                Entry("context", f"B=1 T=65536 H=16 {_WIDE}", forms=_FAST),
+                Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS),
+                Entry("batched", f"B=4 T=4096 H=16 {_WIDE}", forms=_FAST, peers=_PEERS),
+                Entry("context", f"B=1 T=65536 H=16 {_WIDE}", forms=_FAST, peers=_PEERS),
             ],
             phases=("train", "forward"),
             values=("mild",),
         ),
         "weak_gates": Table(
-            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST)], phases=("train", "forward"), values=("weak",)
+            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
+            phases=("train", "forward"),
+            values=("weak",),
+        ),
+        "strong_gates": Table(
+            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
+            phases=("train", "forward"),
+            values=("strong",),
         ),
         "steep_gates": Table(
-            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST)], phases=("train", "forward"), values=("steep",)
+            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
+            phases=("train", "forward"),
+            values=("steep",),
         ),
         # "about 5 % slower", and slower the smaller the chunks: two claims of the incident report
         "chunks": Table(
@@ -115,8 +150,11 @@ COMPARISON = Comparison(
             rounds=5,
         ),
     },
-    forms={"cuda": Form(cuda_kda, has_kernels=True)},
-    values={"mild": mild, "weak": weak, "steep": steep},
+    forms={
+        "cuda": Form(cuda_kda, has_kernels=True),
+        "cuda_graphed": Form(graphed(cuda_kda), has_kernels=True),
+    },
+    values={"mild": mild, "weak": weak, "strong": strong, "steep": steep},
     gradient_of=(0,),
     error_at={"B": 1, "T": 256},
 )

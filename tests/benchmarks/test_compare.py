@@ -591,7 +591,7 @@ def test_liger_gets_the_smallest_factor_with_as_many_rows(tokens: int, asked: in
 
 
 def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
-    for name in ("shapes", "weak_gates", "steep_gates", "chunks"):
+    for name in ("shapes", "weak_gates", "strong_gates", "steep_gates", "chunks"):
         path = tmp_path / f"kda_{name}.json"
         (contract,) = contracts(["kda"])
         comparing = Comparing(Contenders.of(contract, "cpu").chosen("naive,streamed", "none"), path, add=False)
@@ -601,7 +601,7 @@ def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables:
     found = tables.kda_speed_table()
     assert "float32, gates above -0.05 | " in found[2]
     assert [line.split(" | ")[0] for line in found[4:6]] == ["| `naive`", "| `streamed`"]
-    assert found[4].count("<br>") == 3  # forward behind train, for each kind of gates
+    assert found[4].count("<br>") == 4  # forward behind train, for each kind of gates
     assert found[-1].startswith("`streamed` in chunks of 64 over dense `naive`, float32: train ")
 
 
