@@ -87,13 +87,12 @@ def _suits(tensors: KdaTensors) -> bool:
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     length, per_sequence, *_ = chunks.counts
-    is_cut = _num_segments(chunks) > (1 if terms.inverse_NHCC is None else JOINED)
     kernel("prepare", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
-        terms.inverse_NHCC, terms.decay_NHK,
-        terms.growth_NH if is_cut else None, scale, length, per_sequence, chunks.num_heads, chunks.width_v,
+        terms.inverse_NHCC, terms.decay_NHK, terms.growth_NH,
+        scale, length, per_sequence, chunks.num_heads, chunks.width_v,
         shared_bytes=(18 + chunks.width_k // 8) * _SLOT,
     )  # fmt: skip
 

@@ -18,6 +18,7 @@
 #define LOG2_E 1.4426950408889634f
 #define ONES 0x3f803f80u      // two ones in bfloat16
 #define INFINITE __int_as_float(0x7f800000)
+#define WIDE_NAN 0x7fffffff
 
 __device__ float low_of(unsigned both) { return __int_as_float(both << 16); }
 __device__ float high_of(unsigned both) { return __int_as_float(both & 0xffff0000u); }
@@ -430,7 +431,8 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
 }
 
 // A bound on how much of a state is left after a chunk, as an exponent of 2. A token leaves of no channel more than its
-// largest gate does, and I - beta*k*k^T makes nothing longer than |1 - beta*|k|^2| times, if that is more than 1.
+// largest gate does, and I - beta*k*k^T makes nothing longer than |1 - beta*|k|^2| times, if that is more than 1. It is NaN
+// where a gate is, and INFINITE where something else is no number.
 struct Growth {
     unsigned slots;  // of a token's largest gates, which would be too many registers
     __device__ void add_gates(const float (&gates)[8][2], bool is_first) {
@@ -554,13 +556,13 @@ __device__ int prepare_part(float (&overlaps)[TILES][4], float (&weighed)[TILES]
 template <typename Out, typename Decay>
 __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int first_nan, int lane) {
     const int r = lane >> 2, quad = lane & 3;
-    const unsigned nan = 0x7fff7fffu, wide_nan = 0x7fffffffu;
+    const unsigned nan = 0x7fff7fffu;
     for (int column = CHANNELS * quad; column < WIDTH; column += PART) {
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
             if (r + 8 * m >= first_nan)
                 store8(queries, (chunk.index * TOKENS + r + 8 * m) * WIDTH + column, uint2{nan, nan});
-        if (r == 7) store16(decay, chunk.index * WIDTH + column, uint4{wide_nan, wide_nan, wide_nan, wide_nan});
+        if (r == 7) store16(decay, chunk.index * WIDTH + column, uint4{WIDE_NAN, WIDE_NAN, WIDE_NAN, WIDE_NAN});
     }
 }
 
@@ -668,10 +670,8 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
             store16(values, (chunk.index * TOKENS + r + 8 * m) * width_v + GROUP * group + 8 * quad,
                     uint4{solved[m][0], solved[m][1], solved[m][2], solved[m][3]});
     }
-    if (is_there(growth)) {
-        const bool is_odd = any_lane(first_nan < TOKENS || nothing[0] != nothing[0] || nothing[1] != nothing[1]);
-        if (lane == 0) growth[chunk.index] = is_odd ? INFINITE : bound;
-    }
+    const bool is_odd = any_lane(nothing[0] != nothing[0] || nothing[1] != nothing[1]);
+    if (lane == 0) growth[chunk.index] = first_nan < TOKENS ? __int_as_float(WIDE_NAN) : is_odd ? INFINITE : bound;
     if (first_nan < TOKENS) spread_nan(queries, decay, chunk, first_nan, lane);
 }
 
@@ -749,7 +749,7 @@ template <typename Bounds> struct Way {
     template <typename Floats> __device__ bool is_finite(Floats growth, int from, int direction) const {
         bool is_odd = false;
         for (int i = lane; i < (direction < 0 ? from + 1 : num_chunks - from); i += 32)
-            is_odd |= growth[chunk(from + direction * i)] == INFINITE;
+            is_odd |= !(growth[chunk(from + direction * i)] < INFINITE);
         return !any_lane(is_odd);
     }
     // how many chunks from one on leave next to nothing of a state; 0 where a segment's do not, or one leaves NaN
@@ -1331,7 +1331,7 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
 
 extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
-    const long long* bounds, const bfloat16* inverse, const float* decay, const bfloat16* values, const bfloat16* states,
+    const long long* bounds, const bfloat16* inverse, const float* growth, const bfloat16* values, const bfloat16* states,
     const bfloat16* grad_out, const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k,
     bfloat16* grad_v, float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int length,
     int chunks_per_sequence, int heads, int width_v) {
@@ -1378,7 +1378,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
 #pragma unroll
     for (int item = 0; item < RING; ++item) fetch(item);
     if (warp == 0) put4(strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
-    const float kept = decay[chunk.index * WIDTH], poison = kept != kept ? kept : 0.0f;
+    const float grown = growth[chunk.index], poison = grown != grown ? grown : 0.0f;
     float strength[ROWS], of_strength[ROWS] = {};
     await_copies<RING>();
     __syncthreads();

@@ -123,7 +123,8 @@ class _Kda(torch.autograd.Function):
         )  # fmt: skip
         ctx.passes.there_and_back(terms, chunks, walk)
         assert terms.inverse_NHCC is not None
-        kept = Kept(terms.inverse_NHCC, terms.decay_NHK, terms.values_NHCV)
+        nan_of_gates = terms.decay_NHK if terms.growth_NH is None else terms.growth_NH
+        kept = Kept(terms.inverse_NHCC, nan_of_gates, terms.values_NHCV)
         del terms  # the rest of them makes room for the gradients
         return *ctx.passes.gradients(inputs, chunks, walk, kept, scale), grad_initial_SHKV, None, None, None
 
@@ -291,7 +292,8 @@ class Kept(NamedTuple):
     """What is left of the terms after the way there and back."""
 
     inverse_NHCC: torch.Tensor
-    decay_NHK: torch.Tensor
+    nan_of_gates: torch.Tensor
+    """NaN for a chunk that has such a gate: the bound on its growth, or where there is none its decay."""
     values_NHCV: torch.Tensor
     """V'."""
 
@@ -316,7 +318,7 @@ def _gradients(
     )  # fmt: skip
     launch(
         kernels.gradients_of_channels, (chunks.num_chunks * chunks.num_heads, num_blocks),
-        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, kept.decay_NHK, kept.values_NHCV, walk.states_NHVK,
+        q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, kept.nan_of_gates, kept.values_NHCV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
         grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, *chunks.counts, **chunks.constants,
         BLOCK_K=CHANNELS.k, BLOCK_V=CHANNELS.v, num_warps=CHANNELS.warps, num_stages=CHANNELS.stages,
