@@ -61,6 +61,13 @@ using Requests = std::map<std::tuple<int, unsigned, uint64_t>, std::set<uint64_t
 
 enum class Waits { nobody, warp, block };
 
+// a product of four warps that nobody has awaited yet: two rows of a thread, times a matrix in shared memory
+struct Product {
+    float (*sums)[4], rows[2][16];
+    unsigned at, panel_bytes, swizzle, num_tiles;
+    bool is_turned, adds;
+};
+
 // A context starts a fiber; later switches are jumps, which ask the system for nothing.
 struct Fiber {
     ucontext_t context;
@@ -70,6 +77,8 @@ struct Fiber {
     Waits waits_for = Waits::nobody;
     bool ended = false;
     std::map<int, uint64_t> loads;
+    unsigned num_exchanges;
+    std::vector<std::vector<Product>> groups; // the last one is not complete
 };
 
 static Traffic *traffic;
@@ -212,6 +221,8 @@ static void run_block() {
         fiber.ended = fiber.started = false;
         fiber.waits_for = Waits::nobody;
         fiber.loads.clear();
+        fiber.num_exchanges = 0;
+        fiber.groups.assign(1, {});
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data();
         fiber.context.uc_stack.ss_size = fiber.stack.size();
@@ -257,14 +268,12 @@ struct Operands {
     unsigned values[6];
 };
 static std::vector<Operands> left[2];
-static std::vector<unsigned> num_left;
 
 static const Operands *exchange(const Operands &mine) {
     size_t me = running, first = me / 32 * 32;
     for (auto &place : left)
         if (place.size() < fibers.size()) place.resize(fibers.size());
-    if (num_left.size() < fibers.size()) num_left.resize(fibers.size());
-    auto &place = left[num_left[me]++ % 2];
+    auto &place = left[fibers[me].num_exchanges++ % 2];
     place[me] = mine;
     wait_for(Waits::warp);
     return &place[first];
@@ -403,7 +412,55 @@ static inline void await_published(const emulation::Global<int> &ready, long lon
 }
 static inline void end_copies() {}
 template <int LATER> static inline void await_copies() {}
-// one warp after the other multiplies
-#define HAS_GROUPS 0
-template <int LATER, typename... Sums> static inline void await_groups(Sums &...) {}
+// ---------------------------------------------------------------- four warps together, as on Hopper
+// A product is made when it is awaited, so whoever reads it before sees that it is not there.
+#define HAS_GROUPS 1
+template <int SWIZZLE> struct Tile {
+    unsigned at, panel_bytes;
+    Tile(unsigned at, unsigned panel_bytes = 0) : at(at), panel_bytes(panel_bytes) {}
+};
+template <bool TURNED, int SIGN, int N, int SWIZZLE>
+static inline void multiply_group(float (&sums)[N][4], const unsigned (&a)[4], Tile<SWIZZLE> tile, bool adds = true) {
+    if (blockDim.x % 128) emulation::fail("multiplies with other warps, of which there are not four");
+    const emulation::Operands *all = emulation::exchange({{a[0], a[1], a[2], a[3]}});
+    unsigned lane = emulation::running % 32;
+    emulation::Product product = {sums, {}, tile.at, tile.panel_bytes, SWIZZLE, N, TURNED, adds};
+    for (unsigned half = 0; half < 2; half++)
+        for (unsigned k = 0; k < 16; k++) {
+            unsigned both = all[lane / 4 * 4 + k % 8 / 2].values[half + 2 * (k / 8)];
+            product.rows[half][k] = SIGN * __int_as_float(k % 2 ? both & 0xffff0000u : both << 16);
+        }
+    emulation::fibers[emulation::running].groups.back().push_back(product);
+}
+namespace emulation {
+// swizzled as the hardware does: by bits of the address itself
+static float element_of(const Product &product, unsigned row, unsigned column) {
+    unsigned bytes = 2 * column, panel = bytes / product.swizzle;
+    unsigned at = product.at + panel * product.panel_bytes + row * product.swizzle + bytes % product.swizzle;
+    at ^= (at >> 7 & (product.swizzle / 16 - 1)) << 4;
+    uint16_t element;
+    std::memcpy(&element, shared + at, sizeof element);
+    return __int_as_float(unsigned(element) << 16);
+}
+static void make(const Product &product) {
+    for (unsigned n = 0; n < product.num_tiles; n++)
+        for (unsigned side = 0; side < 2; side++) {
+            unsigned column = 8 * n + 2 * (running % 4) + side;
+            float &upper = product.sums[n][side], &lower = product.sums[n][2 + side];
+            if (!product.adds) upper = lower = 0.0f;
+            for (unsigned k = 0; k < 16; k++) {
+                float element = product.is_turned ? element_of(product, k, column) : element_of(product, column, k);
+                upper += product.rows[0][k] * element;
+                lower += product.rows[1][k] * element;
+            }
+        }
+}
+} // namespace emulation
+template <int N, int K> static inline void begin_group(float (&)[N][4], const unsigned (&)[K][4]) {}
+static inline void end_group() { emulation::fibers[emulation::running].groups.emplace_back(); }
+template <int LATER, typename... Sums> static inline void await_groups(Sums &...) {
+    auto &groups = emulation::fibers[emulation::running].groups;
+    for (; groups.size() > LATER + 1; groups.erase(groups.begin()))
+        for (auto &product : groups.front()) emulation::make(product);
+}
 static inline void show_to_groups() {}

@@ -160,8 +160,8 @@ template <int LATER, typename... Sums> __device__ void await_groups(Sums&... sum
 }
 // what a thread copied or wrote
 __device__ void show_to_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// sums[16, 8*N] = SIGN * a[16, 16] @ tile[16, 8*N], or += where it adds, for 16 rows of each of four warps; the tile is stored
-// as [8*N, 16] unless it is TURNED
+// 16 rows of each of four warps: sums[16, 8*N] = SIGN * a[16, 16] @ tile[16, 8*N], or += where it adds. The tile is stored as
+// [8*N, 16] unless it is TURNED
 #define SUMS_OF(four) "+f"(four[0]), "+f"(four[1]), "+f"(four[2]), "+f"(four[3])
 template <bool TURNED, int SIGN, typename Tile>
 __device__ void multiply_group(float (&sums)[4][4], const unsigned (&a)[4], Tile tile, bool adds = true) {

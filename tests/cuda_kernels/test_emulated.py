@@ -53,6 +53,28 @@ extern "C" __global__ void copies_four(const float* x, float* out) {
     copy16(16 * threadIdx.x, x, 4 * threadIdx.x);
     store16(out, 4 * threadIdx.x, take16(16 * threadIdx.x));
 }
+// a[64, 16] @ b[32, :16]^T, or @ b[:16, 32]
+extern "C" __global__ void multiplies_in_groups(const float* a, const bfloat16* b, float* out, int turned, int awaits) {
+    const int row = threadIdx.x / 4, part = threadIdx.x % 4, first = threadIdx.x / 32 * 16 + row % 8;
+    copy16(row * 64 + (part ^ (row >> 1 & 3)) * 16, b, row * 32 + part * 8);
+    unsigned operand[1][4];
+    for (int i = 0; i < 4; ++i) {
+        const int at = (first + i % 2 * 8) * 16 + i / 2 * 8 + 2 * part;
+        operand[0][i] = pack(a[at], a[at + 1]);
+    }
+    float sums[4][4] = {};
+    show_to_groups();
+    __syncthreads();
+    begin_group(sums, operand);
+    if (turned)
+        multiply_group<true, 1>(sums, operand[0], Tile<64>(0));
+    else
+        multiply_group<false, 1>(sums, operand[0], Tile<64>(0));
+    end_group();
+    if (awaits) await_groups<0>(sums);
+    for (int n = 0; n < 4; ++n)
+        for (int e = 0; e < 4; ++e) out[(first + e / 2 * 8) * 32 + 8 * n + 2 * part + e % 2] = sums[n][e];
+}
 extern "C" __global__ void fills(float* out, const float* x) { out[threadIdx.x] = is_there(x) ? float(x[0]) : 7.0f; }
 """
 
@@ -175,6 +197,24 @@ def test_sixteen_bytes_are_loaded_and_stored_at_multiples_of_them(kernel: Named)
             kernel("copies_four").launch((1,), (1,), x[1:], out)
         with pytest.raises(KernelFault, match=r"writes 16 bytes of out from \[0\] on"):
             kernel("copies_four").launch((1,), (1,), x, out[2:])
+
+
+@needs_compiler
+@pytest.mark.parametrize("turned", [False, True])
+def test_four_warps_multiply_together_and_their_product_is_there_once_awaited(kernel: Named, turned: bool) -> None:
+    a, b, out = torch.randn(64, 16).bfloat16(), torch.randn(32, 32).bfloat16(), torch.zeros(64, 32)
+    with emulated():
+        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 1)
+        torch.testing.assert_close(out, a.float() @ (b[:16] if turned else b[:, :16].T).float())
+        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 0)
+        assert not out.any()
+
+
+@needs_compiler
+def test_warps_that_are_not_four_cannot_multiply_together(kernel: Named) -> None:
+    a, b, out = torch.zeros(64, 16), torch.zeros(32, 32).bfloat16(), torch.zeros(64, 32)
+    with emulated(), pytest.raises(KernelFault, match="multiplies with other warps, of which there are not four"):
+        kernel("multiplies_in_groups").launch((1,), (64,), a, b, out, 0, 1)
 
 
 @needs_compiler

@@ -329,7 +329,8 @@ __device__ void multiply_rows(float (&sums)[4], const unsigned (&left)[ROWS][2],
 }
 
 // values * factors, as bfloat16
-__device__ void scale_rows(unsigned (&scaled)[ROWS][2], const unsigned (&values)[ROWS][2], const float (&factors)[ROWS][CHANNELS]) {
+__device__ void scale_rows(unsigned (&scaled)[ROWS][2], const unsigned (&values)[ROWS][2],
+                           const float (&factors)[ROWS][CHANNELS]) {
 #pragma unroll
     for (int m = 0; m < ROWS; ++m)
 #pragma unroll
@@ -425,7 +426,8 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int at = 2 * (n & 1) + half;
-                const unsigned two = m == 0 ? (n < 2 ? inverse.first[at] : 0u) : n < 2 ? inverse.joining[at] : inverse.second[at];
+                const unsigned below = n < 2 ? inverse.joining[at] : inverse.second[at];
+                const unsigned two = m == 1 ? below : n < 2 ? inverse.first[at] : 0u;
                 store4(out, (chunk.index * TOKENS + row_of(m, 2 * half, r)) * TOKENS + column_of(n, 0, q), two);
             }
 }
@@ -482,8 +484,8 @@ template <bool STEEP> struct DecayedPart {
 
     template <typename Out, typename Decay>
     __device__ DecayedPart(const unsigned (&query)[ROWS][2], const unsigned (&key)[ROWS][2],
-                           const float (&sums)[ROWS][CHANNELS], const float (&middle)[CHANNELS], unsigned to_solve, Out queries, Out keys, Decay decay,
-                           const Chunk& chunk, int column, float scale, int lane) {
+                           const float (&sums)[ROWS][CHANNELS], const float (&middle)[CHANNELS], unsigned to_solve,
+                           Out queries, Out keys, Decay decay, const Chunk& chunk, int column, float scale, int lane) {
         const int r = lane >> 2;
         float end[CHANNELS], from_start[CHANNELS], to_end[CHANNELS];
 #pragma unroll
@@ -566,8 +568,8 @@ __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int fir
     }
 }
 
-// A warp prepares a chunk. Shared memory: two stages of parts, then of values; weights before they are solved; and what Growth
-// keeps.
+// A warp prepares a chunk. Shared memory: two stages of parts, then of values; weights before they are solved; and what
+// Growth keeps.
 #define PREPARE_VALUES 64  // of a stage
 extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
@@ -921,7 +923,8 @@ __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q)
 }
 
 // V' = values - known, as an operand and as a product leaves it
-__device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const float (&known)[4][4], unsigned stage, int lane) {
+__device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const float (&known)[4][4], unsigned stage,
+                         int lane) {
     const int part = 2 * (threadIdx.x >> 5);
     unsigned upper[4], lower[4];
     load_transposed(upper, stage + Stage::TURNED + at_part<VALUES / 8>(lane, part));
@@ -1052,8 +1055,9 @@ __device__ void go_there(const Walk& way, In weights, Out values, In keys, Float
 
 // backward through the chunks: the gradient of each one's last state, and of its V'
 template <typename Walk, typename In, typename Floats, typename Wide, typename Flags, typename Out>
-__device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Floats decay, Floats growth, In grad_out,
-                        Floats grad_final, Wide grad_initial, Wide grad_ends, Flags ready, Out grad_values, Out grad_states) {
+__device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Floats decay, Floats growth,
+                        In grad_out, Floats grad_final, Wide grad_initial, Wide grad_ends, Flags ready, Out grad_values,
+                        Out grad_states) {
     const int lane = way.lane, width_v = way.width_v;
     float grad[WIDTH / 8][4] = {};
     int num_before = 0;
@@ -1074,7 +1078,8 @@ __device__ void go_back(const Walk& way, In weights, In queries, In keys, In sco
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
         copy_decay(stage, decay, chunk);
     };
-    walk<STAGES_THERE_AND_BACK>(way.end - 1 + num_before, way.end - way.first + num_before, -1, copy, [&](unsigned stage, int step) {
+    const int num_steps = way.end - way.first + num_before;
+    walk<STAGES_THERE_AND_BACK>(way.end - 1 + num_before, num_steps, -1, copy, [&](unsigned stage, int step) {
         const long long chunk = way.chunk(step);
         unsigned operand[WIDTH / 16][4], of_out[2][4], of_values[2][4];
         float sums[4][4];
@@ -1268,7 +1273,9 @@ __device__ float diagonal_of(unsigned matrix, int token) {
 __device__ float from_rows(const float (&rows)[ROWS], int m, int half) { return m ? rows[2 + half] : rows[half]; }
 
 // two channels of a row of a part
-__device__ unsigned pair_in(unsigned stage, int m, int p, int lane) { return take4(stage + m * (SLOT / 2) + 8 * lane + 4 * p); }
+__device__ unsigned pair_in(unsigned stage, int m, int p, int lane) {
+    return take4(stage + m * (SLOT / 2) + 8 * lane + 4 * p);
+}
 
 // with two channels of a thread and all its rows, as a product leaves them
 template <typename Use> __device__ void for_each(const float (&halves)[2][4], Use use) {
@@ -1491,7 +1498,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
                 for (int m = 0; m < ROWS; ++m) {
                     const float a = half_of(query[m], side), b = half_of(key[m], side);
                     const float since_start = power_of_two(sums[m][c]);
-                    const float grad_query = of_query.at(m, c) * since_start * scale, grad_weighed = -z.at(m, c) * since_start;
+                    const float grad_query = of_query.at(m, c) * since_start * scale;
+                    const float grad_weighed = -z.at(m, c) * since_start;
                     const float grad_key = of_key.at(m, c) * power_of_two(end - sums[m][c]);
                     of_strength[m] += grad_weighed * b;
                     of_last += b * grad_key;
@@ -1509,8 +1517,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
 #pragma unroll 1
             for (int level = 0; level < 5; ++level) {
                 const auto exponent = [&](int m, int c) { return distance_of(sums, m, c, level, lane); };
-                add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, 1.0f, Levels(level, level + 1, lane), pairs,
-                          lane);
+                const Levels levels(level, level + 1, lane);
+                add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, 1.0f, levels, pairs, lane);
             }
         } else {  // all pairs meet in the middle of the chunk
             const auto exponent = [&](int m, int c) { return sums[m][c] - middle[c]; };
@@ -1535,13 +1543,16 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         for (int m = 0; m < ROWS; ++m) {
             if (!chunk.has(r + 8 * m)) continue;
             const long long at = chunk.at(r + 8 * m, WIDTH) + PART * (2 * warp + nth) + CHANNELS * quad;
-            const auto pair_of = [&](Sums& sums, int p) { return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison); };
+            const auto pair_of = [&](Sums& sums, int p) {
+                return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison);
+            };
             store8(grad_q, at, uint2{pair_of(of_query, 0), pair_of(of_query, 1)});
             store8(grad_k, at, uint2{pair_of(of_key, 0), pair_of(of_key, 1)});
             store16(grad_g, at, as_bits(z.at(m, 0) + poison, z.at(m, 1) + poison, z.at(m, 2) + poison, z.at(m, 3) + poison));
         }
     }
-    const unsigned of_strengths = start_of_shared() + OLD_VALUES * groups * ROWS * SLOT;  // whose place nobody reads any more
+    // in the place of what nobody reads any more
+    const unsigned of_strengths = start_of_shared() + OLD_VALUES * groups * ROWS * SLOT;
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
         of_strength[m] = sum_over_quads(of_strength[m], lane);

@@ -1,0 +1,13 @@
+"""Reads what four warps multiply before the product is awaited: on a GPU it may be there, or not."""
+
+from __future__ import annotations
+
+import functools
+
+from memfix.ops.kda.cuda import cuda_kda
+from tests.altered_kernel import altered_kda
+
+OP, LIKE, CAUGHT_BY = "kda_wide", "cuda", "equality"
+HONEST, ALTERED = "        await_groups<0>(sums, grad);\n", ""
+
+form = functools.wraps(cuda_kda)(altered_kda(HONEST, ALTERED, "there_and_back"))
