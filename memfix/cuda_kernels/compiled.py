@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .binaries import keep, path_of
 
 if TYPE_CHECKING:
     from . import CudaKernel, Frame
@@ -47,9 +50,14 @@ def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
 
 @functools.lru_cache(_MOST_FILES)
 def _cubin_of(name: str, source: str, architecture: str) -> bytes:
+    whole = _HEADER.read_text(encoding="utf-8") + source
+    path = path_of("compiled", ".cubin", whole, _compiler(), architecture, *_OPTIONS)
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
     nvrtc = _nvrtc()
-    compiled = _by_nvcc if nvrtc is None else functools.partial(_by_nvrtc, nvrtc)
-    return compiled(name, _HEADER.read_text(encoding="utf-8") + source, architecture)
+    cubin = _by_nvcc(name, whole, architecture) if nvrtc is None else _by_nvrtc(nvrtc, name, whole, architecture)
+    keep(path, cubin)
+    return cubin
 
 
 def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
@@ -79,6 +87,17 @@ def _nvrtc() -> ctypes.CDLL | None:
         except OSError:
             continue
     return None
+
+
+@functools.cache
+def _compiler() -> str:
+    """Which one compiles, with its version."""
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _ok(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "NVRTC")
+    return f"NVRTC {major.value}.{minor.value}"
 
 
 def _by_nvrtc(nvrtc: ctypes.CDLL, name: str, source: str, architecture: str) -> bytes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import CudaKernel, Parameter, declarations, parameters_of
+from .binaries import keep, path_of
 from .compiled import as_c, three
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ def _built(source: str) -> ctypes.PyDLL:
     """
     compiler = _compiler()
     assert compiler is not None
-    made_of = "\0".join((source, _HEADER.read_text(encoding="utf-8"), compiler, platform.machine(), *_OPTIONS))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfix"
-    path = cache / f"emulated-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.so"
+    path = path_of(
+        "emulated", ".so", source, _HEADER.read_text(encoding="utf-8"), compiler, platform.machine(), *_OPTIONS
+    )
     if path.exists():
         return ctypes.PyDLL(str(path))
     with tempfile.TemporaryDirectory(prefix="memfix-emulated-") as folder:
@@ -161,9 +161,5 @@ def _built(source: str) -> ctypes.PyDLL:
         ended = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
         if ended.returncode:
             raise KernelFault(f"does not compile for the host:\n{ended.stderr.strip()}")
-        with contextlib.suppress(OSError):  # a home that cannot be written to: it is compiled in every process
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=cache, delete=False) as copy:
-                copy.write(out.read_bytes())
-            os.replace(copy.name, path)
+        keep(path, out.read_bytes())
         return ctypes.PyDLL(str(out))

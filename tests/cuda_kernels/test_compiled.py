@@ -47,6 +47,38 @@ def test_what_the_compiler_refuses_is_said_in_its_words(doubled: CudaKernel) -> 
 
 
 @needs_compiler
+def test_a_later_process_takes_what_was_compiled(
+    doubled: CudaKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiles(*_: object) -> bytes:
+        raise AssertionError("compiles")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled._cubin_of.cache_clear()
+    cubin = cubin_of(doubled, (9, 0))
+    for compiler in ("_by_nvrtc", "_by_nvcc"):
+        monkeypatch.setattr(compiled, compiler, compiles)
+    compiled._cubin_of.cache_clear()  # as in a new process
+    assert cubin_of(doubled, (9, 0)) == cubin
+    with pytest.raises(AssertionError, match="compiles"):
+        cubin_of(doubled, (8, 0))
+    monkeypatch.setattr(compiled, "_OPTIONS", ("--std=c++14",))
+    compiled._cubin_of.cache_clear()
+    with pytest.raises(AssertionError, match="compiles"):
+        cubin_of(doubled, (9, 0))
+
+
+@needs_compiler
+def test_a_home_that_cannot_be_written_to_keeps_nothing(
+    doubled: CudaKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    compiled._cubin_of.cache_clear()
+    assert cubin_of(doubled, (9, 0))
+
+
+@needs_compiler
 def test_the_gate_fails_a_kernel_that_does_not_compile(doubled: CudaKernel) -> None:
     doubled.path.write_text(DOUBLED.replace("*= 2", "*= of_the_host(2)"), encoding="utf-8")
 
