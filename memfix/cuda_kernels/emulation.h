@@ -412,6 +412,7 @@ static inline void await_published(const emulation::Global<int> &ready, long lon
 }
 static inline void end_copies() {}
 template <int LATER> static inline void await_copies() {}
+
 // ---------------------------------------------------------------- four warps together, as on Hopper
 // A product is made when it is awaited, so whoever reads it before sees that it is not there.
 #define HAS_GROUPS 1

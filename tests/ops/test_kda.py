@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -538,6 +539,18 @@ def test_what_a_chunk_leaves_of_a_state_is_bounded_by_every_gate_and_every_key(l
     excess = terms.growth_NH.double().flatten() - exponent
     assert (excess >= -1e-3).all()
     assert (excess <= 2).all()
+
+
+@pytest.mark.parametrize(
+    ("capability", "takes_them"), [((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)]
+)
+def test_cuda_kernels_run_where_a_block_has_room_for_them(
+    capability: tuple[int, int], takes_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    rows = SimpleNamespace(dtype=torch.bfloat16, shape=(1, 64, 2, 128), is_cuda=True, device="cuda")
+    gates = SimpleNamespace(dtype=torch.float32)
+    assert cuda._suits(SimpleNamespace(inputs=(rows, rows, rows, gates, rows))) is takes_them
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def kda(
     steps.
 
     ``form``: ``auto`` is ``cuda`` on a GPU where Triton is installed and inputs are not float64, else ``wy``. ``cuda``
-    has kernels of its own in bfloat16 with keys 64 or 128 wide on Hopper or later, and is ``triton`` elsewhere.
+    has kernels of its own in bfloat16 with keys 64 or 128 wide on Hopper and on data centers' Blackwell, and is
+    ``triton`` elsewhere.
     """
     require_shape("q", q, "B T H K")
     outputs: Outputs = DISPATCHER.function(form, q)(

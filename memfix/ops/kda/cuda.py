@@ -32,6 +32,7 @@ JOINED = 4
 not worth it in forward."""
 LEAST_CHUNKS = 4
 """Of a segment, of the size that was asked for."""
+_HOPPER, _TOO_SMALL = (9, 0), (12, 0)  # the latter's blocks have 99 KiB of shared memory
 _SOURCE = Path(__file__).with_name("kda.cu")
 
 
@@ -60,7 +61,7 @@ def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals naive. Takes what the form ``triton`` does.
 
     The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
-    Hopper or later; anything else takes the form ``triton``.
+    Hopper and on data centers' Blackwell; anything else takes the form ``triton``.
     """
     if _suits(tensors):
         return kda_by(_PASSES, tensors, options)
@@ -80,7 +81,7 @@ def _suits(tensors: KdaTensors) -> bool:
         and q_BTHK.shape[3] in WIDTHS
         and v_BTHV.shape[3] % 32 == 0
         and v_BTHV.shape[3] <= MOST_VALUES
-        and (not q_BTHK.is_cuda or torch.cuda.get_device_capability(q_BTHK.device) >= (9, 0))
+        and (not q_BTHK.is_cuda or _HOPPER <= torch.cuda.get_device_capability(q_BTHK.device) < _TOO_SMALL)
     )
 
 
