@@ -22,7 +22,8 @@ FLOORS = [
     {"checks", "measure", "watch", "ops", "pictures"},
     {"meters", "contract"},
     {"laws"},
-    {"formula", "provenance", "atomic_write", "orphans", "versions", "cuda_kernels"},
+    {"formula", "provenance", "orphans", "versions", "cuda_kernels"},
+    {"atomic_write"},
     {"units", "errors"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
