@@ -75,7 +75,7 @@ class CudaKernel:
             raise RuntimeError(
                 f"the kernel {self.name} runs on a GPU, and the tensors are on {device}; use torch's own"
             )
-        emulate(self, grid, block, arguments)
+        emulate(self, grid, block, arguments, shared_bytes)
 
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:

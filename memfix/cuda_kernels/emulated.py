@@ -77,7 +77,9 @@ def cannot_emulate() -> str | None:
     return None if _compiler() else "there is no C++ compiler; install g++, or set CXX"
 
 
-def emulate(kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+def emulate(
+    kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_bytes: int = 0
+) -> None:
     """Run one launch. Blocks run one after the other."""
     pointers = as_c(kernel, arguments)
     sizes = [
@@ -88,7 +90,7 @@ def emulate(kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], argum
     run = getattr(_built(host_source(kernel)), f"emulate_{kernel.name}")
     run.restype = ctypes.c_char_p
     fault = run(
-        (ctypes.c_uint * 3)(*three(grid)), (ctypes.c_uint * 3)(*three(block)),
+        (ctypes.c_uint * 3)(*three(grid)), (ctypes.c_uint * 3)(*three(block)), ctypes.c_uint(shared_bytes),
         pointers, (ctypes.c_int64 * len(sizes))(*sizes), counted,
     )  # fmt: skip
     if fault is not None:
@@ -132,9 +134,9 @@ def _runner(name: str, parameters: Sequence[Parameter]) -> str:
         for i, parameter in enumerate(parameters)
     ]
     return (
-        f'extern "C" const char *emulate_{name}(const unsigned *grid, const unsigned *block, void **arguments, '
-        "const int64_t *sizes, emulation::Traffic *traffic) {\n"
-        f"    return emulation::run(grid, block, traffic, [=] {{ {name}({', '.join(taken)}); }});\n}}"
+        f'extern "C" const char *emulate_{name}(const unsigned *grid, const unsigned *block, unsigned shared_bytes, '
+        "void **arguments, const int64_t *sizes, emulation::Traffic *traffic) {\n"
+        f"    return emulation::run(grid, block, shared_bytes, traffic, [=] {{ {name}({', '.join(taken)}); }});\n}}"
     )
 
 

@@ -88,6 +88,8 @@ static size_t running;
 static jmp_buf scheduler;
 static std::function<void()> body;
 static std::string fault;
+static const unsigned MOST_SHARED = 232448; // of a block, as on an H200
+static unsigned shared_bytes;               // of the launch, beyond what the kernel declares
 
 struct Fault {};
 
@@ -249,12 +251,17 @@ static void run_block() {
 }
 
 // what went wrong, or nullptr
-static const char *run(const unsigned *grid, const unsigned *block, Traffic *counted, std::function<void()> kernel) {
+static const char *run(const unsigned *grid, const unsigned *block, unsigned asked_bytes, Traffic *counted,
+                       std::function<void()> kernel) {
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {block[0], block[1], block[2]};
     traffic = counted;
     body = std::move(kernel);
+    shared_bytes = asked_bytes;
     fault.clear();
+    if (shared_bytes > MOST_SHARED)
+        fault = "the launch asks for " + std::to_string(shared_bytes) + " bytes of shared memory, and a block has at most " +
+                std::to_string(MOST_SHARED);
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x && fault.empty(); blockIdx.x++) run_block();
@@ -349,13 +356,26 @@ static inline void multiply_floats(float (&sums)[4], float a0, float a1, float a
                        __int_as_float(all[4 * column + k % 4].values[4 + k / 4]);
     }
 }
-alignas(1024) static char shared[232448];
 static inline unsigned start_of_shared() { return 0; }
-static inline float shared_float(unsigned at) {
-    float value;
-    std::memcpy(&value, shared + at, sizeof value);
+namespace emulation {
+alignas(1024) static char shared[MOST_SHARED];
+// so many bytes of what the launch asked for
+static char *shared_at(unsigned at, size_t bytes) {
+    if (at + bytes > shared_bytes)
+        fail("uses byte " + std::to_string(at + bytes) + " of shared memory, of which the launch has " +
+             std::to_string(shared_bytes));
+    return shared + at;
+}
+template <typename T> static T taken(unsigned at) {
+    T value;
+    std::memcpy(&value, shared_at(at, sizeof value), sizeof value);
     return value;
 }
+template <typename T> static void put(unsigned at, const T &value) {
+    std::memcpy(shared_at(at, sizeof value), &value, sizeof value);
+}
+} // namespace emulation
+static inline float shared_float(unsigned at) { return emulation::taken<float>(at); }
 static inline void load_matrices(unsigned (&matrices)[4], unsigned at, bool turned = false) {
     const emulation::Operands *all = emulation::exchange({{at}});
     unsigned lane = emulation::running % 32;
@@ -364,8 +384,7 @@ static inline void load_matrices(unsigned (&matrices)[4], unsigned at, bool turn
         for (unsigned side = 0; side < 2; side++) {
             unsigned row = lane / 4, column = 2 * (lane % 4) + side;
             if (turned) std::swap(row, column);
-            uint16_t element;
-            std::memcpy(&element, shared + all[8 * matrix + row].values[0] + 2 * column, sizeof element);
+            uint16_t element = emulation::taken<uint16_t>(all[8 * matrix + row].values[0] + 2 * column);
             matrices[matrix] |= unsigned(element) << 16 * side;
         }
     }
@@ -374,33 +393,20 @@ static inline void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
     const emulation::Operands *all = emulation::exchange({{at}});
     unsigned lane = emulation::running % 32;
     for (unsigned matrix = 0; matrix < 4; matrix++)
-        std::memcpy(shared + all[8 * matrix + lane / 4].values[0] + 4 * (lane % 4), &matrices[matrix], 4);
+        emulation::put(all[8 * matrix + lane / 4].values[0] + 4 * (lane % 4), matrices[matrix]);
 }
 static inline void await_warp() { emulation::wait_for(emulation::Waits::warp); }
 static inline void load_transposed(unsigned (&matrices)[4], unsigned at) { load_matrices(matrices, at, true); }
 template <typename T>
 static inline void copy16(unsigned to, const emulation::Global<T> &from, long long at, bool exists = true) {
-    const uint4 bytes = exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0};
-    std::memcpy(shared + to, &bytes, sizeof bytes);
+    emulation::put(to, exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0});
 }
-static inline unsigned take4(unsigned at) {
-    unsigned value;
-    std::memcpy(&value, shared + at, sizeof value);
-    return value;
-}
-static inline uint2 take8(unsigned at) {
-    uint2 value;
-    std::memcpy(&value, shared + at, sizeof value);
-    return value;
-}
-static inline uint4 take16(unsigned at) {
-    uint4 value;
-    std::memcpy(&value, shared + at, sizeof value);
-    return value;
-}
-static inline void put4(unsigned at, unsigned value) { std::memcpy(shared + at, &value, sizeof value); }
-static inline void put8(unsigned at, uint2 value) { std::memcpy(shared + at, &value, sizeof value); }
-static inline void put16(unsigned at, uint4 value) { std::memcpy(shared + at, &value, sizeof value); }
+static inline unsigned take4(unsigned at) { return emulation::taken<unsigned>(at); }
+static inline uint2 take8(unsigned at) { return emulation::taken<uint2>(at); }
+static inline uint4 take16(unsigned at) { return emulation::taken<uint4>(at); }
+static inline void put4(unsigned at, unsigned value) { emulation::put(at, value); }
+static inline void put8(unsigned at, uint2 value) { emulation::put(at, value); }
+static inline void put16(unsigned at, uint4 value) { emulation::put(at, value); }
 static inline void publish(const emulation::Global<int> &ready, long long at) {
     __syncthreads();
     if (threadIdx.x == 0) ready[at] = 1;
@@ -439,9 +445,7 @@ static float element_of(const Product &product, unsigned row, unsigned column) {
     unsigned bytes = 2 * column, panel = bytes / product.swizzle;
     unsigned at = product.at + panel * product.panel_bytes + row * product.swizzle + bytes % product.swizzle;
     at ^= (at >> 7 & (product.swizzle / 16 - 1)) << 4;
-    uint16_t element;
-    std::memcpy(&element, shared + at, sizeof element);
-    return __int_as_float(unsigned(element) << 16);
+    return __int_as_float(unsigned(taken<uint16_t>(at)) << 16);
 }
 static void make(const Product &product) {
     for (unsigned n = 0; n < product.num_tiles; n++)

@@ -191,12 +191,24 @@ def test_a_warp_whose_threads_part_is_a_fault(kernel: Named) -> None:
 def test_sixteen_bytes_are_loaded_and_stored_at_multiples_of_them(kernel: Named) -> None:
     x, out = torch.arange(12.0), torch.zeros(12)
     with emulated():
-        kernel("copies_four").launch((1,), (2,), x, out)
+        kernel("copies_four").launch((1,), (2,), x, out, shared_bytes=32)
         assert out[:8].equal(x[:8])
         with pytest.raises(KernelFault, match=r"reads 16 bytes of x from \[0\] on, which does not begin at a multiple"):
-            kernel("copies_four").launch((1,), (1,), x[1:], out)
+            kernel("copies_four").launch((1,), (1,), x[1:], out, shared_bytes=16)
         with pytest.raises(KernelFault, match=r"writes 16 bytes of out from \[0\] on"):
-            kernel("copies_four").launch((1,), (1,), x, out[2:])
+            kernel("copies_four").launch((1,), (1,), x, out[2:], shared_bytes=16)
+
+
+@needs_compiler
+def test_shared_memory_that_the_launch_has_not_is_a_fault(kernel: Named) -> None:
+    x, out = torch.arange(8.0), torch.zeros(8)
+    with emulated(), pytest.raises(KernelFault, match="uses byte 32 of shared memory, of which the launch has 16"):
+        kernel("copies_four").launch((1,), (2,), x, out, shared_bytes=16)
+    with (
+        emulated(),
+        pytest.raises(KernelFault, match="asks for 300000 bytes of shared memory, and a block has"),
+    ):
+        kernel("copies_four").launch((1,), (2,), x, out, shared_bytes=300_000)
 
 
 @needs_compiler
@@ -204,9 +216,9 @@ def test_sixteen_bytes_are_loaded_and_stored_at_multiples_of_them(kernel: Named)
 def test_four_warps_multiply_together_and_their_product_is_there_once_awaited(kernel: Named, turned: bool) -> None:
     a, b, out = torch.randn(64, 16).bfloat16(), torch.randn(32, 32).bfloat16(), torch.zeros(64, 32)
     with emulated():
-        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 1)
+        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 1, shared_bytes=2048)
         torch.testing.assert_close(out, a.float() @ (b[:16] if turned else b[:, :16].T).float())
-        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 0)
+        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 0, shared_bytes=2048)
         assert not out.any()
 
 
@@ -214,7 +226,7 @@ def test_four_warps_multiply_together_and_their_product_is_there_once_awaited(ke
 def test_warps_that_are_not_four_cannot_multiply_together(kernel: Named) -> None:
     a, b, out = torch.zeros(64, 16), torch.zeros(32, 32).bfloat16(), torch.zeros(64, 32)
     with emulated(), pytest.raises(KernelFault, match="multiplies with other warps, of which there are not four"):
-        kernel("multiplies_in_groups").launch((1,), (64,), a, b, out, 0, 1)
+        kernel("multiplies_in_groups").launch((1,), (64,), a, b, out, 0, 1, shared_bytes=2048)
 
 
 @needs_compiler
