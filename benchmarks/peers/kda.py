@@ -127,21 +127,14 @@ COMPARISON = Comparison(
             phases=("train", "forward"),
             values=("mild",),
         ),
-        "weak_gates": Table(
-            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
-            phases=("train", "forward"),
-            values=("weak",),
-        ),
-        "strong_gates": Table(
-            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
-            phases=("train", "forward"),
-            values=("strong",),
-        ),
-        "steep_gates": Table(
-            [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
-            phases=("train", "forward"),
-            values=("steep",),
-        ),
+        **{
+            f"{gates}_gates": Table(
+                [Entry("long", f"B=1 T=8192 H=32 {_WIDE}", forms=_FAST, peers=_PEERS)],
+                phases=("train", "forward"),
+                values=(gates,),
+            )
+            for gates in ("weak", "strong", "steep")
+        },
         # "about 5 % slower", and slower the smaller the chunks: two claims of the incident report
         "chunks": Table(
             [Entry("incident", f"chunk_size={size}", forms=("naive", "streamed"), peers=()) for size in (32, 64, 128)],

@@ -5,7 +5,7 @@ struct bfloat16 {
     unsigned short bits;
 };
 
-// by name, for the compiler may cut an assignment into stores of four bytes
+// in one instruction: the compiler may split an assignment into stores of four bytes
 template <typename T> __device__ void store16(T* to, long long at, uint4 value) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to + at), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w));
@@ -31,7 +31,7 @@ __device__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, 
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// half of the last of ten digits more: the tensor cores leave out what is behind them
+// plus half of the last of ten digits: tensor cores drop the digits behind it, so the value is rounded
 __device__ unsigned with_ten_digits(float value) {
     const float leading = __int_as_float(__float_as_uint(value) & 0xff800000u);
     return __float_as_uint(fmaf(leading, 0x1p-11f, value));
@@ -49,14 +49,14 @@ __device__ unsigned transposed(unsigned pair) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
     return turned;
 }
-// such that the compiler keeps nothing that comes of it from round to round of a loop, where registers are short
+// the same value, hidden from the compiler: it computes anew what depends on it, and keeps that in no registers across a loop
 __device__ int found_again(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
 template <typename T> __device__ bool is_there(const T* pointer) { return pointer != nullptr; }
 __device__ float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
-// of all lanes, so that the compiler knows them to go one way
+// a value that all lanes have: the compiler then knows that they take the same branches
 __device__ int in_all_lanes(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 __device__ bool any_lane(bool flag) { return __any_sync(0xffffffffu, flag); }
 // four 8 x 8 matrices from shared memory; of each, eight lanes say where a row begins
@@ -158,7 +158,7 @@ template <int LATER, typename... Sums> __device__ void await_groups(Sums&... sum
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
     (settle(sums), ...);
 }
-// what a thread copied or wrote
+// makes what a thread copied to shared memory, or wrote there, visible to products of four warps
 __device__ void show_to_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // 16 rows of each of four warps: sums[16, 8*N] = SIGN * a[16, 16] @ tile[16, 8*N], or += where it adds. The tile is stored as
 // [8*N, 16] unless it is TURNED

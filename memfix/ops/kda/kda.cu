@@ -610,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
         fetch(part + 2);
     }
     store_pairs(scores, chunk, weighed, scale, lane);
-    // the chunk is found again, for its place would be kept in registers that the parts need
+    // the chunk's place is computed again: kept, it would take registers that the parts need
     const Chunk same = chunk_of(bounds, length, chunks_per_sequence, found_again(heads));
     const float own_strength = strength_of(beta, narrow_beta, same, lane);
     float strength[ROWS];
