@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,11 +63,11 @@ class CudaKernel:
         """Launch on the current stream of the tensors' device. Every argument is a tensor or a number, as the kernel
         declares it, or None for a pointer to nothing. The kernel reads a tensor by its pointer: pass strides where it
         may not be contiguous. ``shared_bytes``: of a block, beyond what the kernel declares."""
-        device = self.device_of(arguments)
+        device, values = self.as_numbers(arguments)
         if device.type == "cuda":
             from .compiled import launch_on
 
-            launch_on(device, self, grid, block, arguments, shared_bytes)
+            launch_on(device.index, self, grid, block, values, shared_bytes)
             return
         from .emulated import emulate, is_emulating
 
@@ -75,7 +75,7 @@ class CudaKernel:
             raise RuntimeError(
                 f"the kernel {self.name} runs on a GPU, and the tensors are on {device}; use torch's own"
             )
-        emulate(self, grid, block, arguments, shared_bytes)
+        emulate(self, grid, block, arguments, values, shared_bytes)
 
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -107,27 +107,36 @@ class CudaKernel:
         pairs = zip(self.parameters, arguments, strict=True)
         return [argument for parameter, argument in pairs if not parameter.type.startswith("const ")]
 
-    def device_of(self, arguments: Sequence[Any]) -> torch.device:
-        """The device of the tensors among ``arguments``, which must be as the kernel declares them."""
+    def as_numbers(
+        self, arguments: Sequence[Any], address_of: Callable[[torch.Tensor], int] | None = None
+    ) -> tuple[torch.device, list[float]]:
+        """The device of the tensors among ``arguments``, and what the kernel gets: addresses, 0 for None, and numbers.
+
+        Arguments that are not as the kernel declares them are refused. Every launch pays for this loop, so it is one.
+        """
         import torch
 
+        address_of = address_of or torch.Tensor.data_ptr
         if len(arguments) != len(self.dtypes):
             raise TypeError(f"{self.name} takes {len(self.dtypes)} arguments, got {len(arguments)}")
-        device = None
-        for i, (dtype, argument) in enumerate(zip(self.dtypes, arguments, strict=True)):
-            if dtype is None or argument is None or not isinstance(argument, torch.Tensor):
-                if (dtype is None) == isinstance(argument, (int, float)):
-                    continue
-            elif argument.dtype is dtype:
+        device: torch.device | None = None
+        values: list[float] = []
+        for dtype, argument in zip(self.dtypes, arguments, strict=True):
+            if dtype is None and isinstance(argument, (int, float)):
+                values.append(argument)
+            elif dtype is not None and argument is None:
+                values.append(0)
+            elif dtype is not None and isinstance(argument, torch.Tensor) and argument.dtype is dtype:
                 if device is None:
                     device = argument.device
                 elif argument.device != device:
                     raise ValueError(f"{self.name} needs tensors of one device, got {device}, {argument.device}")
-                continue
-            raise TypeError(f"{self.name}: {self.parameters[i].refusal(argument)}")
+                values.append(address_of(argument))
+            else:
+                raise TypeError(f"{self.name}: {self.parameters[len(values)].refusal(argument)}")
         if device is None:
             raise ValueError(f"{self.name} needs tensors of one device, got none")
-        return device
+        return device, values
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long": "int64", "bfloat16": "bfloat16"}

@@ -157,22 +157,22 @@ def function_on(kernel: CudaKernel, index: int, shared_bytes: int = 0) -> ctypes
 
 
 def launch_on(
-    device: torch.device,
+    index: int,
     kernel: CudaKernel,
     grid: Sequence[int],
     block: Sequence[int],
-    arguments: Sequence[Any],
+    values: Sequence[float],
     shared_bytes: int = 0,
 ) -> None:
-    """Launch on the current stream of ``device``, whichever device is the current one."""
-    index = _index_of(device)
+    """Launch on the current stream of a GPU, whichever device is the current one."""
+    if torch.cuda.current_device() != index:
+        with torch.cuda.device(index):
+            launch_on(index, kernel, grid, block, values, shared_bytes)
+        return
     function = function_on(kernel, index, shared_bytes)
-    sizes = (*three(grid), *three(block), shared_bytes)
-    pointers = as_c(kernel, arguments)
-    with torch.cuda._DeviceGuard(index):
-        _make_current(index)
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        _ok(_launch_kernel()(function, *sizes, stream, pointers, None), "CUDA")
+    pointers, stream = as_c(kernel, values), torch._C._cuda_getCurrentRawStream(index)
+    _make_current(index)
+    _ok(_launch_kernel()(function, *three(grid), *three(block), shared_bytes, stream, pointers, None), "CUDA")
 
 
 @functools.cache
@@ -182,14 +182,10 @@ def _launch_kernel() -> Any:
     return launch
 
 
-def as_c(kernel: CudaKernel, arguments: Sequence[Any]) -> ctypes.Array[ctypes.c_void_p]:
-    """Pointers to the arguments as a kernel takes them. They are good until the next call in this thread."""
+def as_c(kernel: CudaKernel, values: Sequence[float]) -> ctypes.Array[ctypes.c_void_p]:
+    """Pointers to the values of the arguments. They are good until the next call in this thread."""
     thread = threading.get_ident()
     packing, memory, pointers = kernel.frames.get(thread) or kernel.frames.setdefault(thread, _frame_of(kernel))
-    values = [
-        0 if value is None else value if dtype is None else value.data_ptr()
-        for dtype, value in zip(kernel.dtypes, arguments, strict=True)
-    ]
     packing.pack_into(memory, 0, *values)
     return pointers
 
@@ -205,10 +201,6 @@ def _frame_of(kernel: CudaKernel) -> Frame:
 def three(sizes: Sequence[int]) -> tuple[int, ...]:
     """Sizes of a grid or a block with all three dimensions."""
     return (*sizes, 1, 1)[:3]
-
-
-def _index_of(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _make_current(index: int) -> None:

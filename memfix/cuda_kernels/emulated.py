@@ -78,10 +78,15 @@ def cannot_emulate() -> str | None:
 
 
 def emulate(
-    kernel: CudaKernel, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_bytes: int = 0
+    kernel: CudaKernel,
+    grid: Sequence[int],
+    block: Sequence[int],
+    arguments: Sequence[Any],
+    values: Sequence[float],
+    shared_bytes: int = 0,
 ) -> None:
     """Run one launch. Blocks run one after the other."""
-    pointers = as_c(kernel, arguments)
+    pointers = as_c(kernel, values)
     sizes = [
         _elements_of(argument) if parameter.is_pointer else 0
         for parameter, argument in zip(kernel.parameters, arguments, strict=True)

@@ -242,7 +242,7 @@ def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
     """Skip CUDA kernels, whose launch allocates nothing either, but check their arguments."""
 
     def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
-        kernel.device_of(arguments)
+        kernel.as_numbers(arguments, address_of=lambda _: 0)
         tracker.values.launched(kernel.written(arguments))
         if tracker.launches is not None:
             tracker.launches.append(Launch(kernel, (), {"shared_bytes": shared_bytes}))
