@@ -1,4 +1,4 @@
-"""Batch norm by torch's own kernels and by cuDNN; ``dispatcher_overrides`` chooses as a CUDA build would."""
+"""Batch norm by torch's kernels and by cuDNN. ``dispatcher_overrides`` chooses between them as a CUDA build does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _elemt(call: Call) -> list[int]:
 
 
 def _statistics(tensor: torch.Tensor) -> list[int]:
-    """Channels first, one block sums a channel. Channels last, row blocks exchange partial results through memory."""
+    """In channels first, one block sums a channel. In channels last, row blocks exchange partial sums in memory."""
     kernels = _kernels_for(tensor)
     if kernels == "general":
         raise NoRule(f"batch norm of a tensor that is not contiguous, shape {list(tensor.shape)}")

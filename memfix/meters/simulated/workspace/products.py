@@ -73,7 +73,7 @@ _by_cutlass = unknown(
 
 @rule("_grouped_mm")
 def _grouped(call: Call) -> list[int]:
-    """In float32 the groups are products one after the other, into the result."""
+    """In float32, torch multiplies one group after the other into the result."""
     return [] if call["self"].dtype == torch.float32 else _by_cutlass(call)
 
 

@@ -1,4 +1,4 @@
-"""Reductions: the casts and masks made before them, and the partial results if a reduction is split over blocks."""
+"""Reductions: casts and masks made beforehand, and partial results if a reduction is split over blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sum(call: Call) -> list[int]:
 @rule("nansum")
 def _nansum(call: Call) -> list[int]:
     tensor = call["self"]
-    jitted = tensor.is_complex()  # kernels compiled at run time keep the partial sums of pieces in the result
+    jitted = tensor.is_complex()  # run-time compiled kernels keep the partial sums of pieces in the result
     keepdim = _keepdim_of(call)
     return sum_buffers(call.gpu, tensor, _dims_of(call), call["dtype"], keepdim=keepdim, jitted=jitted)
 
