@@ -1,4 +1,4 @@
-"""Shapes and values of single tensors: rearranging, choosing, reducing, solving, in place and not, with backward."""
+"""Operators that rearrange, index, reduce, multiply and solve, in place and not, with backward."""
 
 from __future__ import annotations
 
