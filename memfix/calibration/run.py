@@ -22,7 +22,7 @@ from .probes.registry import PROBES
 
 
 def all_probes() -> Mapping[str, StepBuilder]:
-    """Every probe, by name."""
+    """Import all modules of probes and return the probes by name."""
     for module in pkgutil.iter_modules(probes.__path__):
         importlib.import_module(f"{probes.__name__}.{module.name}")
     return PROBES
@@ -33,7 +33,7 @@ class Calibration:
     table: Table
     observations: tuple[Observation, ...]
     failures: Mapping[str, str]
-    """Probes that did not run, and why."""
+    """Name of a probe that failed -> its error."""
 
 
 def calibrate(

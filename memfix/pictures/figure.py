@@ -170,7 +170,7 @@ class _PhaseLabel:
 
 
 def _placed(labels: list[_PhaseLabel], plot_inches: float) -> list[tuple[_PhaseLabel, float]]:
-    """Choose the labels that fit and their positions. Labels never touch; wide phases come first, then unseen names."""
+    """Place labels, widest phase first. Labels never touch; a name that is wider than its phase is shown only once."""
     placed: list[tuple[_PhaseLabel, float]] = []
     for label in sorted(labels, key=lambda label: label.room, reverse=True):
         half = label.width / 2

@@ -12,7 +12,7 @@ from ..meters.recorded import Failure
 from ..units import format_bytes
 
 STEP = "step"
-_GROWTH = 1.01  # live memory before a step that grows by less is not worth a line
+_GROWTH = 1.01  # smallest growth of the live memory before a step that the report mentions
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ def watch(
 ) -> Watch:
     """Watch the memory of a training loop on a real GPU.
 
-    ``predicted`` is a reading to compare with, such as :func:`memfix.peak` returns. Without a GPU ``enabled="auto"``
-    does nothing and says so, and ``enabled=True`` raises; ``enabled=False`` does nothing. ``device`` is a GPU's index,
-    by default the current one. ``lines=False`` reads only the allocator's counters: no source lines and no cost for an
-    allocation. ``max_entries`` bounds the history of one step. ``on_failure`` is called with a report when an
+    ``predicted`` is a reading to compare with, such as :func:`memfix.peak` returns. Without a GPU, ``enabled="auto"``
+    only warns, and ``enabled=True`` raises; ``enabled=False`` does nothing. ``device`` is a GPU's index, by default the
+    current one. ``lines=False`` reads only the allocator's counters, which costs nothing per allocation but records no
+    source lines. ``max_entries`` bounds the history of one step. ``on_failure`` is called with a report when an
     allocation fails, before torch raises.
     """
     return Watch(

@@ -1,4 +1,4 @@
-"""Sorting, selecting, searching, permuting, sampling and scanning, on both sides of every threshold of their rules."""
+"""Sorting, selecting, searching, permuting, sampling and scanning, on both sides of every threshold in the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions: along every axis, around the lengths where torch splits them over blocks, and larger than 32 bits."""
+"""Reductions along every axis, around the lengths where torch splits them over blocks, and beyond 32-bit offsets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _norm_of_single_elements(device: str, rows: int) -> Step:
     )
 
 
-# ---------------------------------------------------------------- larger than 32-bit offsets
+# ---------------------------------------------------------------- beyond 32-bit offsets
 probe("of_all_in_pieces", length=((1 << 30) + 2, (1 << 31) + 1))(
     lambda device, length: partial(
         lambda x: (x.sum(), x.sum(dtype=f32), x.amax(), x.argmax(), torch.linalg.vector_norm(x)),

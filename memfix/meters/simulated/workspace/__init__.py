@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 for _file in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_file.name}")  # each registers its rules
+    importlib.import_module(f"{__name__}.{_file.name}")  # each module registers its rules
 
 
 class Hidden(NamedTuple):

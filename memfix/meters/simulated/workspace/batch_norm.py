@@ -95,7 +95,7 @@ def _native_backward(call: Call) -> list[int]:
     if call["save_invstd"] is not None and call["save_invstd"].numel() == 0:
         buffers.append(tensor.shape[1] * item)
     if call["train"] and weight is None and _kernels_for(grad) != "channels_last":
-        buffers.append(item)  # a weight of one element
+        buffers.append(item)  # torch makes a weight of one element
     return buffers
 
 

@@ -149,7 +149,7 @@ def _selected_sort_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> 
     return [num_selected * item_bytes, num_selected * _INDEX_BYTES, *worst_moment(sorting, gathering)]
 
 
-# ---------------------------------------------------------------- one value by its rank
+# ---------------------------------------------------------------- order statistics
 copied_unless_contiguous("self", "kthvalue")
 
 

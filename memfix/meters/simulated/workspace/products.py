@@ -21,7 +21,7 @@ def _mm(call: Call) -> list[int]:
 
 @rule("addmm", "addmm_", "_addmm_activation")
 def _addmm(call: Call) -> list[int]:
-    """cuBLASLt adds the bias, or it is copied to the result; no other copy is made."""
+    """Either cuBLASLt adds the bias, or torch copies the bias to the result; the bias needs no other copy."""
     return _matrix_copies(_result_of(call), call["mat1"], call["mat2"])
 
 

@@ -63,7 +63,7 @@ class Call:
     def __getitem__(self, name: str) -> Any:
         if name in self.kwargs:
             return self.kwargs[name]
-        if not self.has(name):  # a newer torch renamed it
+        if not self.has(name):  # a newer torch has renamed the argument
             raise NoRule(f"{self.operator} has no argument {name!r} in torch {torch.__version__}")
         position, default = _parameters(self.operator)[name]
         return self.args[position] if position < len(self.args) else default

@@ -19,7 +19,7 @@ _SMALL = 65_536  # most bytes of counters and offsets
 _FEW_OPERATIONS = 2**27  # with fewer multiplications, float32 is not copied
 _FEW_PIXELS = 187  # with fewer output pixels in all images, the image gradient makes no float32 copies
 _SMALL_KERNEL = 25  # kernel pixels up to which a forward in half precision does not copy odd channels
-_FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # float32: with fewer, nothing, or only the image and the weight, is copied
+_FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # float32: below 64 no copies, below 128 none of the output
 
 _TILE = 128 * 128  # results in the usual tile
 _BEHIND_COPIES = 16  # bytes that follow the copies

@@ -22,7 +22,7 @@ from .library import library
 _DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
 _CROSS_CORRELATION = 1
 _INSTANT, _FALLBACK = 0, 2  # modes of the heuristics, in the order in which torch tries them
-_TENSOR_CORE, _DOWN_CONVERTS, _NONDETERMINISTIC = 0, 1, 4  # numerical notes
+_TENSOR_CORE, _DOWN_CONVERTS, _NONDETERMINISTIC = 0, 1, 4  # numerical notes of an engine
 _ALIGNMENT = 32  # what torch declares, although the allocator's addresses are multiples of 512
 
 # the attributes of the operation: image, output, weight, convolution, alpha, beta
