@@ -1,1 +1,1 @@
-"""Holding the simulated meter's rules against a real GPU, operator by operator."""
+"""Compare the simulated meter's workspace rules with a real GPU, operator by operator."""

@@ -1,4 +1,4 @@
-"""Measures what cuDNN takes for a convolution on this machine's GPU, each part of it on its own."""
+"""Measure cuDNN's workspace on this machine's GPU, separately for a convolution's output and each gradient."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _EMPTY_CACHE_EVERY = 200
 
 
 def known_convolutions() -> list[Convolution]:
-    """Those of well-known networks, which were measured on an H200."""
+    """The convolutions of well-known networks, from the table that was measured on an H200."""
     return [Convolution.read(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
 
 
 def convolutions_of(build: StepBuilder) -> list[Convolution]:
-    """The convolutions that a step runs in cuDNN, found by a simulation of it."""
+    """The convolutions that a step runs in cuDNN, found by simulating the step."""
     asked: dict[Convolution, None] = {}
 
     def answer(_: GPU, convolution: Convolution) -> Range:
@@ -52,7 +52,7 @@ def workspaces(convolutions: Iterable[Convolution], say: Callable[[str], None]) 
 
 
 def workspace_of(convolution: Convolution) -> int:
-    """The bytes that torch requests for cuDNN besides the result, in the second run: the first one chooses a plan."""
+    """The bytes that torch requests besides the result, in the second run: in the first, cuDNN chooses a plan."""
     run = _run_of(convolution)
     run()
     _, hidden, _ = watched(run)

@@ -1,4 +1,4 @@
-"""Watches real operators on a real GPU: the bytes each hides, beside what its rule says."""
+"""Measure the hidden bytes of real operators on a GPU and compare them with the workspace rules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..meters.simulated.workspace.signature import signature
 
 @dataclass(frozen=True)
 class Observation:
-    """One call: the bytes it hid and those that its results keep, and what is predicted of them.
+    """A call's hidden bytes and the bytes that its results keep, measured and predicted.
 
-    ``predicted`` is None where there is no rule, for a ``reason``.
+    ``predicted`` is None if no rule covers the call; ``reason`` says why.
     """
 
     operator: str
@@ -33,7 +33,7 @@ class Observation:
     predicted_kept: int
     reason: str = ""
     depends_on_values: bool = False
-    """Whether the values decide how large the results are: then the signature does not tell the hidden bytes."""
+    """Whether the hidden bytes depend on the values in the tensors, so that the signature does not determine them."""
 
     @property
     def missed(self) -> bool:
@@ -41,12 +41,12 @@ class Observation:
 
 
 class OperatorWatch(TorchDispatchMode):
-    """Records every operator that runs on CUDA inside, whole operators as the simulated meter sees them."""
+    """Records every CUDA operator that runs inside, with composite operators decomposed as in the simulated meter."""
 
     def __init__(self, gpu: GPU) -> None:
         super().__init__()
         self.gpu = gpu
-        self.observations: dict[str, Observation] = {}  # by signature: the same call twice says nothing new
+        self.observations: dict[str, Observation] = {}  # by signature: a call that was seen is not measured again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +76,7 @@ class OperatorWatch(TorchDispatchMode):
 
 
 def watched(run: Callable[[], Any]) -> tuple[Any, int, int]:
-    """The result of a run, the bytes that it allocated and freed again, and by how much the allocated bytes grew."""
+    """Return the result of a run, its peak of hidden bytes, and by how much the allocated bytes grew."""
     before = _requested()["current"]
     torch.cuda.reset_peak_memory_stats()
     result = run()
@@ -92,7 +92,7 @@ def _prediction(call: Call) -> tuple[int | None, str]:
 
 
 def _predicted_kept(call: Call, there: dict[int, int]) -> int:
-    """What the results need by their shapes, beyond the memory that arguments had ``there`` before."""
+    """The bytes by which the results must enlarge storages. ``there``: storages of the arguments, with their bytes."""
     enlarged = storage_bytes(call)
     if enlarged is not None:
         return enlarged
@@ -106,7 +106,7 @@ def _requested() -> dict[str, int]:
 
 
 def _depends_on_values(operator: Any, args: Any) -> bool:
-    """Whether an operator's buffers depend on values: on how many are picked, or differ."""
+    """Whether an operator's buffers depend on values, such as the number of selected or distinct elements."""
     picks = any(map(is_mask, tensors_in(args[1:2])))
     writes_by_mask = picks and operator.overloadpacket in (torch.ops.aten.index_put, torch.ops.aten.index_put_)
     is_sorted = operator.overloadpacket is torch.ops.aten.isin

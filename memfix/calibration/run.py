@@ -1,4 +1,4 @@
-"""From probes on this machine's GPU to its table."""
+"""Run probes on this machine's GPU and tabulate what they measure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .probes.registry import PROBES
 
 
 def all_probes() -> Mapping[str, StepBuilder]:
-    """Every probe, by name."""
+    """Import all modules of probes and return the probes by name."""
     for module in pkgutil.iter_modules(probes.__path__):
         importlib.import_module(f"{probes.__name__}.{module.name}")
     return PROBES
@@ -33,7 +33,7 @@ class Calibration:
     table: Table
     observations: tuple[Observation, ...]
     failures: Mapping[str, str]
-    """Probes that did not run, and why."""
+    """Name of a probe that failed -> its error."""
 
 
 def calibrate(
@@ -50,12 +50,12 @@ def calibrate(
     watch = OperatorWatch(gpu)
     failures = {}
     gc.collect()
-    gc.freeze()  # what was there before need not be looked at after every probe
+    gc.freeze()  # the collection after every probe then skips all older objects
     for name, build in chosen.items():
         say(name)
         try:
             _run_watched(build, watch)
-        except Exception as error:  # one probe that this GPU or torch cannot run must not lose the others
+        except Exception as error:  # a probe that this GPU or torch cannot run must not stop the others
             failures[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         gc.collect()
         if torch.cuda.memory_reserved() > gpu.memory_bytes // 2:
@@ -71,7 +71,7 @@ def _run_watched(build: StepBuilder, watch: OperatorWatch) -> None:
     import torch
 
     step = build("cuda")
-    step()  # libraries take what they keep
+    step()  # libraries allocate what they keep
     torch.cuda.synchronize()
     with torch.autograd.set_multithreading_enabled(False), watch:
         step()
@@ -93,7 +93,7 @@ def _tabulated(gpu: GPU, surroundings: Mapping[str, str], observations: Iterable
 
 
 def this_gpu() -> GPU:
-    """The description of the GPU in this machine: the known one, or one made from what torch says of it."""
+    """The description of this machine's GPU: the known one, or else one made from torch's device properties."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(0)

@@ -1,10 +1,11 @@
-"""CUDA C++ kernels that are compiled at run time: one ``.cu`` file for the GPU, and for an emulation on the host.
+"""Launch CUDA C++ kernels that are compiled at run time, for a GPU or for an emulation on the host.
 
     TILED = CudaKernel(Path(__file__).with_name("matmul.cu"), "matmul_tiled")
     TILED.launch((columns, rows), (16, 16), left, right, out, M, N, K)
 
-On a GPU the source is compiled by NVRTC for the GPU of the tensors, once a process. On the CPU it is refused, unless
-:func:`~memfix.cuda_kernels.emulated.emulated` emulates it. The simulated meter records a launch, and runs nothing.
+For CUDA tensors, NVRTC or nvcc compiles the ``.cu`` file for their GPU; the binary is cached. For CPU tensors a launch
+raises, except inside :func:`~memfix.cuda_kernels.emulated.emulated`, where a C++ compiler builds the same file. The
+simulated meter records launches and runs no kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel: ``const float`` of a pointer to it, or ``int`` of a number."""
+    """A parameter of a kernel. ``type`` is ``const float`` for ``const float *``, and ``int`` for a plain ``int``."""
 
     type: str
     name: str
@@ -41,7 +42,7 @@ class Parameter:
         return found
 
     def refusal(self, argument: Any) -> str:
-        """Why it cannot be this argument."""
+        """Return the error message for an argument that does not fit this parameter."""
         import torch
 
         if self.is_pointer and isinstance(argument, torch.Tensor):
@@ -57,12 +58,12 @@ class CudaKernel:
     path: Path
     name: str
     constants: tuple[tuple[str, int], ...] = ()
-    """What the source is compiled for, defined before its first line."""
+    """Names and values of macros that are defined before the first line of the source."""
 
     def launch(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launch on the current stream of the tensors' device. Every argument is a tensor or a number, as the kernel
-        declares it, or None for a pointer to nothing. The kernel reads a tensor by its pointer: pass strides where it
-        may not be contiguous. ``shared_bytes``: of a block, beyond what the kernel declares."""
+        """Launch on the current stream of the tensors' device. Each argument is a tensor for a pointer, a number for a
+        value, or None for a null pointer. The kernel gets only the data pointer of a tensor: pass its strides too if it
+        may not be contiguous. ``shared_bytes`` is the dynamic shared memory of a block, beyond the static one."""
         device, values = self.as_numbers(arguments)
         if device.type == "cuda":
             from .compiled import launch_on
@@ -83,7 +84,7 @@ class CudaKernel:
 
     @property
     def first_line(self) -> int:
-        """Of its declaration."""
+        """The line number of the kernel's declaration in its file, from 1."""
         text = self.path.read_text(encoding="utf-8")
         return text[: _declaration(text, self.name).start()].count("\n") + 1
 
@@ -94,25 +95,26 @@ class CudaKernel:
 
     @functools.cached_property
     def frames(self) -> dict[int, Frame]:
-        """By thread, where a launch packs its arguments."""
+        """The memory into which each thread packs the arguments of a launch, by thread id."""
         return {}
 
     @functools.cached_property
     def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        """Of its pointers; None for numbers."""
+        """The dtype of each pointer parameter; None for numbers."""
         return tuple(parameter.dtype if parameter.is_pointer else None for parameter in self.parameters)
 
     def written(self, arguments: Sequence[Any]) -> list[Any]:
-        """Those of ``arguments`` that the kernel may write into: its pointers, but those to what is const."""
+        """The ``arguments`` whose types are not const: the tensors that the kernel may write into, and all numbers."""
         pairs = zip(self.parameters, arguments, strict=True)
         return [argument for parameter, argument in pairs if not parameter.type.startswith("const ")]
 
     def as_numbers(
         self, arguments: Sequence[Any], address_of: Callable[[torch.Tensor], int] | None = None
     ) -> tuple[torch.device, list[float]]:
-        """The device of the tensors among ``arguments``, and what the kernel gets: addresses, 0 for None, and numbers.
+        """Return the device of the tensors, and the arguments as numbers: addresses, 0 for None, and values.
 
-        Arguments that are not as the kernel declares them are refused. Every launch pays for this loop, so it is one.
+        Raise if ``arguments`` do not match the kernel's declaration. Both are done in one loop, since every launch pays
+        for it.
         """
         import torch
 
@@ -140,11 +142,11 @@ class CudaKernel:
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long": "int64", "bfloat16": "bfloat16"}
-"""Those of torch, by the types of C that kernels may have."""
+"""C type of a parameter -> name of torch's dtype."""
 
 
 def parameters_of(source: str, kernel: str) -> tuple[Parameter, ...]:
-    """Read the declaration of a kernel."""
+    """Parse the parameters of a kernel from its declaration in ``source``."""
     parameters = []
     for text in filter(None, map(str.strip, _declaration(source, kernel)["parameters"].split(","))):
         words = text.replace("__restrict__", " ").replace("*", " * ").split()
@@ -156,7 +158,7 @@ def parameters_of(source: str, kernel: str) -> tuple[Parameter, ...]:
 
 
 def declarations(source: str) -> Iterator[re.Match[str]]:
-    """Of all kernels in a source, with ``name`` and ``parameters``."""
+    """Find the declarations of all kernels in a source; each match has the groups ``name`` and ``parameters``."""
     bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
     return re.finditer(rf'extern\s+"C"\s+__global__\s+void\s+{bounds}(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)', source)
 

@@ -1,4 +1,4 @@
-"""Compiled kernels, kept in the user's cache: every process would compile them anew."""
+"""Keep compiled kernels in the user's cache, so that a new process need not compile them again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import UsageError
 
 
 def path_of(kind: str, suffix: str, *made_of: str) -> Path:
-    """Where the binary is kept that is made of these: sources, compiler and options."""
+    """The path of a binary in the cache, by a hash of what it is ``made_of``: sources, compiler and options."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfix"
     return cache / f"{kind}-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:32]}{suffix}"
 
 
 def keep(path: Path, binary: bytes) -> None:
-    """Nothing is kept in a home that cannot be written to."""
+    """Write a binary into the cache. If the cache is not writable, do nothing."""
     with contextlib.suppress(UsageError):
         write_whole(path, binary, "the compiled kernel")

@@ -1,4 +1,4 @@
-"""Compile kernels for a GPU, by NVRTC or nvcc, and launch them by the driver. Torch's CUDA wheels bring NVRTC."""
+"""Compile kernels for a GPU with NVRTC, which torch's CUDA wheels bring, or nvcc; launch them by the CUDA driver."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from . import CudaKernel, Frame
 
 _PACKED = {"int": "i4x", "long long": "q", "float": "f4x", "double": "d"}
-"""Numbers of C for ``struct``, filled up to eight bytes."""
+"""``struct`` formats of C's number types, each padded to eight bytes."""
 _HEADER = Path(__file__).with_name("instructions.h")
 _OPTIONS = ("--std=c++17",)
-_MOST_FILES = 16  # whose binaries are kept
+_MOST_FILES = 16  # .cu files whose binaries are cached in memory
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -36,15 +36,15 @@ class CompilerRefused(Exception):
 
 # ---------------------------------------------------------------- source to binary
 def no_compiler() -> str | None:
-    """Why nothing can be compiled for a GPU here; None where it can."""
+    """Return why no kernel can be compiled for a GPU on this machine; None if it can."""
     if _nvrtc() is None and shutil.which("nvcc") is None:
         return "neither NVRTC nor nvcc is here; pip install nvidia-cuda-nvrtc"
     return None
 
 
 def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
-    """The binary of the kernel's file for a GPU. Raises ``CompilerRefused`` with what the compiler said."""
-    own = "a" if capability == (9, 0) else ""  # instructions that only Hopper has
+    """Compile the kernel's file for a compute capability. Raises ``CompilerRefused`` with the compiler's log."""
+    own = "a" if capability == (9, 0) else ""  # sm_90a enables instructions that only Hopper has, such as wgmma
     return _cubin_of(kernel.path.name, kernel.source, "sm_{}{}".format(*capability) + own)
 
 
@@ -61,8 +61,8 @@ def _cubin_of(name: str, source: str, architecture: str) -> bytes:
 
 
 def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
-    """The shared memory that a kernel declares for a block: the size of the section ``.nv.shared.NAME`` of an ELF file.
-    From sm_90 on the section also has the 1 KiB that the system reserves in every block."""
+    """The static shared memory of a kernel's block: the size of the cubin's ELF section ``.nv.shared.NAME``. From sm_90
+    on, 1 KiB is subtracted, which the section includes because the system reserves it in every block."""
     (offset,), (size, number, names_at) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
     sections = [struct.unpack_from("<2I4Q", cubin, offset + size * i) for i in range(number)]
     names = sections[names_at][4]
@@ -75,7 +75,7 @@ def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL | None:
-    """NVRTC of the system, or of the package that torch's CUDA wheels bring."""
+    """Load NVRTC of the system, or else of the package that torch's CUDA wheels bring; None if there is none."""
     majors = [torch.version.cuda.split(".")[0]] if torch.version.cuda else ["13", "12"]
     names: list[str] = [f"libnvrtc.so.{major}" for major in majors]
     spec = importlib.util.find_spec("nvidia")
@@ -91,7 +91,7 @@ def _nvrtc() -> ctypes.CDLL | None:
 
 @functools.cache
 def _compiler() -> str:
-    """Which one compiles, with its version."""
+    """The name and version of the compiler, which are part of the cache key of a binary."""
     nvrtc = _nvrtc()
     if nvrtc is None:
         return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
@@ -141,8 +141,8 @@ def _driver() -> ctypes.CDLL:
 
 @functools.cache
 def function_on(kernel: CudaKernel, index: int, shared_bytes: int = 0) -> ctypes.c_void_p:
-    """The kernel, compiled and loaded for a GPU, with leave to take so much shared memory. Both are cached for the life
-    of the process."""
+    """Compile and load the kernel for the GPU ``index``, and allow its blocks ``shared_bytes`` of dynamic shared
+    memory. The function is cached for the life of the process."""
     if reason := no_compiler():
         raise RuntimeError(f"the kernel {kernel.name} cannot be compiled: {reason}")
     cubin = cubin_of(kernel, torch.cuda.get_device_capability(index))
@@ -164,7 +164,7 @@ def launch_on(
     values: Sequence[float],
     shared_bytes: int = 0,
 ) -> None:
-    """Launch on the current stream of a GPU, whichever device is the current one."""
+    """Launch on the current stream of the GPU ``index``, which need not be the current device."""
     if torch.cuda.current_device() != index:
         with torch.cuda.device(index):
             launch_on(index, kernel, grid, block, values, shared_bytes)
@@ -183,7 +183,7 @@ def _launch_kernel() -> Any:
 
 
 def as_c(kernel: CudaKernel, values: Sequence[float]) -> ctypes.Array[ctypes.c_void_p]:
-    """Pointers to the values of the arguments. They are good until the next call in this thread."""
+    """Pack the values of the arguments for C and return pointers to them, valid until this thread's next call."""
     thread = threading.get_ident()
     packing, memory, pointers = kernel.frames.get(thread) or kernel.frames.setdefault(thread, _frame_of(kernel))
     packing.pack_into(memory, 0, *values)
@@ -191,7 +191,7 @@ def as_c(kernel: CudaKernel, values: Sequence[float]) -> ctypes.Array[ctypes.c_v
 
 
 def _frame_of(kernel: CudaKernel) -> Frame:
-    """How the arguments of a kernel are packed, eight bytes each; memory for them; and pointers into it."""
+    """The ``struct`` that packs a kernel's arguments, eight bytes each; memory for them; and pointers into it."""
     packing = struct.Struct("=" + "".join("Q" if each.is_pointer else _PACKED[each.type] for each in kernel.parameters))
     memory = ctypes.create_string_buffer(packing.size)
     start = ctypes.addressof(memory)
@@ -199,12 +199,12 @@ def _frame_of(kernel: CudaKernel) -> Frame:
 
 
 def three(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Sizes of a grid or a block with all three dimensions."""
+    """Pad the sizes of a grid or a block with ones to three dimensions."""
     return (*sizes, 1, 1)[:3]
 
 
 def _make_current(index: int) -> None:
-    """Bind torch's context of a device to this thread: the driver needs one, and torch binds it as late as it can."""
+    """Make the device's primary context current in this thread: the driver needs one, and torch sets it lazily."""
     _ok(_driver().cuCtxSetCurrent(_primary_context(index)), "CUDA")
 
 

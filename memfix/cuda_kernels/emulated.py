@@ -1,10 +1,10 @@
-"""Run CUDA kernels on the host: the same source, compiled by its C++ compiler behind ``emulation.h``.
+"""Emulate CUDA kernels on the host: a C++ compiler builds the same source with ``emulation.h``.
 
     with emulated() as traffic:
-        tiled_matmul(left, right)          # tensors of the CPU
-    traffic.loads                          # from global memory
+        tiled_matmul(left, right)          # tensors on the CPU
+    traffic.loads                          # elements loaded from global memory
 
-A read or write out of bounds, and a barrier that some threads of a block do not reach, raise :class:`KernelFault`.
+An access out of bounds, or a barrier that some threads of a block do not reach, raises :class:`KernelFault`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _OPTIONS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-w", "-D_XOPEN_SOURCE=700"
 
 
 class KernelFault(Exception):
-    """What a kernel did that it must not do, with the thread that did it."""
+    """An emulated kernel made an error, such as an access out of bounds; the message names the thread."""
 
 
 @dataclass
 class Traffic:
-    """Accesses of all threads to global memory, an element each, and of all warps.
+    """Counts of accesses to global memory: elements that threads load and store, and requests and sectors of warps.
 
-    A request is one load of the threads of a warp; it takes as many ``sectors`` of 32 bytes as its addresses lie in.
-    It is told by the order of a thread's loads, so sectors are exact where all threads of a warp load alike.
+    A request is one load instruction of a warp, and its ``sectors`` are the 32-byte sectors that its addresses touch.
+    The n-th loads of a warp's threads from one pointer count as one request, so requests and sectors are exact only if
+    all threads of a warp do the same loads.
     """
 
     loads: int = 0
@@ -57,7 +58,7 @@ _TRAFFIC: ContextVar[Traffic | None] = ContextVar("traffic of emulated kernels",
 
 @contextlib.contextmanager
 def emulated() -> Iterator[Traffic]:
-    """Inside, kernels that are launched on tensors of the CPU are emulated, and what they load is counted."""
+    """Emulate the kernels that are launched on CPU tensors inside, and yield the counts of their memory accesses."""
     traffic = Traffic()
     before = _TRAFFIC.set(traffic)
     try:
@@ -71,7 +72,7 @@ def is_emulating() -> bool:
 
 
 def cannot_emulate() -> str | None:
-    """Why kernels cannot be emulated here; None where they can."""
+    """Return why kernels cannot be emulated on this machine; None if they can."""
     if platform.system() == "Windows":
         return "Windows has no ucontext.h"
     return None if _compiler() else "there is no C++ compiler; install g++, or set CXX"
@@ -85,7 +86,7 @@ def emulate(
     values: Sequence[float],
     shared_bytes: int = 0,
 ) -> None:
-    """Run one launch. Blocks run one after the other."""
+    """Emulate one launch, block after block."""
     pointers = as_c(kernel, values)
     sizes = [
         _elements_of(argument) if parameter.is_pointer else 0
@@ -107,7 +108,7 @@ def emulate(
 
 
 def _elements_of(tensor: torch.Tensor | None) -> int:
-    """From the first element of a tensor up to its last, in memory."""
+    """The number of elements in memory from the first to the last, gaps included."""
     if tensor is None or not tensor.numel():
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -115,8 +116,8 @@ def _elements_of(tensor: torch.Tensor | None) -> int:
 
 # ---------------------------------------------------------------- the source for the host
 def host_source(kernel: CudaKernel) -> str:
-    """The file of a kernel as the host compiles it: pointers in the declarations of kernels are counted and checked,
-    and every kernel has a function that runs it. All else is as it was."""
+    """Return the kernel's source for the host compiler: kernels take ``emulation::Global`` for pointers, which counts
+    and checks accesses, and each kernel gets a C function that runs it. The rest of the source is unchanged."""
     source = kernel.source
     runners = []
     for declaration in declarations(kernel.source):
@@ -151,9 +152,9 @@ def _compiler() -> str | None:
 
 @functools.cache
 def _built(source: str) -> ctypes.PyDLL:
-    """A library of the source, from the user's cache if it is there. It is compiled in about a second.
+    """Load the library of a host source from the user's cache, or compile it, which takes about a second.
 
-    It is called with Python's lock held: its fibers and counters are of one launch at a time.
+    ``PyDLL`` holds the GIL during a launch, because the library's fibers and counters are global.
     """
     compiler = _compiler()
     assert compiler is not None

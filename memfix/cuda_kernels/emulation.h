@@ -1,8 +1,8 @@
-// CUDA's language for a compiler of the host: threads of a block take turns, global memory is counted and checked.
+// Emulates CUDA C++ on the host: the threads of a block take turns, and accesses to global memory are counted and checked.
 //
-// Every thread is a fiber that runs until it waits for others or ends, in the order of the threads and in every second
-// round backwards. So a missing barrier shows: a thread reads what another has not written yet, or has written over.
-// Warps wait for each other at __syncthreads only.
+// Every thread is a fiber that runs until it ends or waits for other threads. Fibers run in thread order, and in reverse
+// order in every second round. A missing barrier therefore shows: a thread reads a value that another has not written
+// yet or has overwritten. Warps wait for each other only at __syncthreads.
 
 #pragma once
 #define MEMFIX_EMULATION
@@ -56,19 +56,21 @@ namespace emulation {
 struct Traffic {
     uint64_t loads, stores, requests, sectors;
 };
-// by pointer, warp and the how-manieth load of a thread: one request of a warp, where all its threads load alike
+// (pointer, warp, n) -> sectors that the n-th loads of the warp's threads from the pointer touch: one request if all threads
+// of the warp do the same loads
 using Requests = std::map<std::tuple<int, unsigned, uint64_t>, std::set<uint64_t>>;
 
 enum class Waits { nobody, warp, block };
 
-// a product of four warps that nobody has awaited yet: two rows of a thread, times a matrix in shared memory
+// One thread's share of a product of four warps that is not awaited yet: two rows of the left matrix, times a matrix in
+// shared memory.
 struct Product {
     float (*sums)[4], rows[2][16];
     unsigned at, panel_bytes, swizzle, num_tiles;
     bool is_turned, adds;
 };
 
-// A context starts a fiber; later switches are jumps, which ask the system for nothing.
+// setcontext starts a fiber; later switches use longjmp, which needs no system call.
 struct Fiber {
     ucontext_t context;
     jmp_buf place;
@@ -78,7 +80,7 @@ struct Fiber {
     bool ended = false;
     std::map<int, uint64_t> loads;
     unsigned num_exchanges;
-    std::vector<std::vector<Product>> groups; // the last one is not complete
+    std::vector<std::vector<Product>> groups; // committed groups of products, then the one being built
 };
 
 static Traffic *traffic;
@@ -88,8 +90,8 @@ static size_t running;
 static jmp_buf scheduler;
 static std::function<void()> body;
 static std::string fault;
-static const unsigned MOST_SHARED = 232448; // of a block, as on an H200
-static unsigned shared_bytes;               // of the launch, beyond what the kernel declares
+static const unsigned MOST_SHARED = 232448; // bytes of shared memory that a block of an H200 may have
+static unsigned shared_bytes;               // dynamic shared memory of a block in the current launch
 
 struct Fault {};
 
@@ -116,7 +118,7 @@ static void run_thread() {
     _longjmp(scheduler, 1);
 }
 
-// a pointer to global memory, of a tensor with this many elements
+// a pointer to a tensor in global memory; knows the number of elements, to check bounds
 template <typename T> class Global {
   public:
     Global(void *start, int64_t size, int number, const char *name)
@@ -134,7 +136,7 @@ template <typename T> class Global {
     };
     Element operator[](int64_t at) const { return {*this, at}; }
     bool is_there() const { return start_ != nullptr; }
-    // neighbours, in one load of a thread
+    // one load instruction for several neighbouring elements
     template <typename Bytes> Bytes load_together(int64_t index) const {
         constexpr int64_t number = sizeof(Bytes) / sizeof(T);
         T *first = at(index, "reads"), *last = at(index + number - 1, "reads");
@@ -200,7 +202,7 @@ static void resume(size_t thread) {
     setcontext(&fiber.context);
 }
 
-// the threads of a warp, until all of them wait for the block or have ended
+// run the threads of a warp until all of them wait for the block or have ended
 static void run_warp(size_t first, size_t end, bool backwards) {
     for (size_t together = end - first; together == end - first && fault.empty(); backwards = !backwards) {
         together = 0;
@@ -250,7 +252,7 @@ static void run_block() {
     requests.clear();
 }
 
-// what went wrong, or nullptr
+// run a launch; return the error message, or nullptr
 static const char *run(const unsigned *grid, const unsigned *block, unsigned asked_bytes, Traffic *counted,
                        std::function<void()> kernel) {
     gridDim = {grid[0], grid[1], grid[2]};
@@ -268,9 +270,9 @@ static const char *run(const unsigned *grid, const unsigned *block, unsigned ask
     return fault.empty() ? nullptr : fault.c_str();
 }
 
-// ---------------------------------------------------------------- what the threads of a warp do together
-// Every thread leaves its operands, and after the others' turn takes theirs. Two places in turn are enough: who leaves
-// something in the first again comes after all have taken from it.
+// ---------------------------------------------------------------- exchange between the threads of a warp
+// Every thread stores its operands, waits for its warp, and then reads the operands of all. Two buffers in alternation
+// suffice: before a thread stores into the first one again, the whole warp has read from it.
 struct Operands {
     unsigned values[6];
 };
@@ -330,7 +332,7 @@ static inline unsigned transposed(unsigned pair) {
     }
     return turned;
 }
-// sums[16, 8] += a[16, 16] @ b[16, 8] of bfloat16, each thread with its part of them
+// sums[16, 8] += a[16, 16] @ b[16, 8] of bfloat16; each thread has its fragments, as for mma.m16n8k16
 static inline void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const emulation::Operands *all = emulation::exchange({{a[0], a[1], a[2], a[3], b0, b1}});
     unsigned lane = emulation::running % 32;
@@ -359,7 +361,7 @@ static inline void multiply_floats(float (&sums)[4], float a0, float a1, float a
 static inline unsigned start_of_shared() { return 0; }
 namespace emulation {
 alignas(1024) static char shared[MOST_SHARED];
-// so many bytes of what the launch asked for
+// the host address of `bytes` bytes of dynamic shared memory, whose bounds are checked
 static char *shared_at(unsigned at, size_t bytes) {
     if (at + bytes > shared_bytes)
         fail("uses byte " + std::to_string(at + bytes) + " of shared memory, of which the launch has " +
@@ -411,7 +413,7 @@ static inline void publish(const emulation::Global<int> &ready, long long at) {
     __syncthreads();
     if (threadIdx.x == 0) ready[at] = 1;
 }
-// blocks run one after the other
+// blocks run one after the other, so waiting for a later block would never end
 static inline void await_published(const emulation::Global<int> &ready, long long at) {
     if (threadIdx.x == 0 && ready[at] == 0) emulation::fail("awaits what no block before it has published");
     __syncthreads();
@@ -419,8 +421,8 @@ static inline void await_published(const emulation::Global<int> &ready, long lon
 static inline void end_copies() {}
 template <int LATER> static inline void await_copies() {}
 
-// ---------------------------------------------------------------- four warps together, as on Hopper
-// A product is made when it is awaited, so whoever reads it before sees that it is not there.
+// ---------------------------------------------------------------- products of four warps, as Hopper's wgmma
+// A product is computed only when it is awaited, so a kernel that reads the sums too early gets wrong values.
 #define HAS_GROUPS 1
 template <int SWIZZLE> struct Tile {
     unsigned at, panel_bytes;
@@ -440,7 +442,7 @@ static inline void multiply_group(float (&sums)[N][4], const unsigned (&a)[4], T
     emulation::fibers[emulation::running].groups.back().push_back(product);
 }
 namespace emulation {
-// swizzled as the hardware does: by bits of the address itself
+// an element of the matrix in shared memory; like the hardware, this swizzles by bits of the address itself
 static float element_of(const Product &product, unsigned row, unsigned column) {
     unsigned bytes = 2 * column, panel = bytes / product.swizzle;
     unsigned at = product.at + panel * product.panel_bytes + row * product.swizzle + bytes % product.swizzle;

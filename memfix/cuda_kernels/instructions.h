@@ -1,11 +1,11 @@
-// What kernels may call beyond CUDA's language, for a GPU. Every source is compiled behind it, and on the host behind
-// emulation.h, which has the same.
+// Device functions that kernels may call beyond CUDA C++. This header precedes every source that is compiled for a GPU;
+// emulation.h has the same functions for the host.
 
 struct bfloat16 {
     unsigned short bits;
 };
 
-// in one instruction: the compiler may split an assignment into stores of four bytes
+// store 16 bytes in one instruction; the compiler may split a plain assignment into stores of four bytes
 template <typename T> __device__ void store16(T* to, long long at, uint4 value) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to + at), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w));
@@ -14,7 +14,7 @@ template <typename T> __device__ void store8(T* to, long long at, uint2 value) {
     asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(to + at), "r"(value.x), "r"(value.y));
 }
 __device__ void store4(bfloat16* to, long long at, unsigned value) { *reinterpret_cast<unsigned*>(to + at) = value; }
-// two floats as bfloat16, the first in the low half
+// round two floats to bfloat16; the first is in the low half
 __device__ unsigned pack(float low, float high) {
     unsigned both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -25,41 +25,41 @@ __device__ float power_of_two(float exponent) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
     return power;
 }
-// sums[16, 8] += a[16, 16] @ b[16, 8]
+// sums[16, 8] += a[16, 16] @ b[16, 8] of bfloat16
 __device__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// plus half of the last of ten digits: tensor cores drop the digits behind it, so the value is rounded
+// add half a unit of TF32's last mantissa bit, so that the truncation in tensor cores rounds to nearest
 __device__ unsigned with_ten_digits(float value) {
     const float leading = __int_as_float(__float_as_uint(value) & 0xff800000u);
     return __float_as_uint(fmaf(leading, 0x1p-11f, value));
 }
-// sums[16, 8] += a[16, 8] @ b[8, 8] with ten binary digits
+// sums[16, 8] += a[16, 8] @ b[8, 8] in TF32, with ten mantissa bits
 __device__ void multiply_floats(float (&sums)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(with_ten_digits(a0)), "r"(with_ten_digits(a1)), "r"(with_ten_digits(a2)), "r"(with_ten_digits(a3)),
           "r"(with_ten_digits(b0)), "r"(with_ten_digits(b1)));
 }
-// an 8 x 8 matrix, two elements of row lane/4 in each thread
+// transpose an 8 x 8 matrix of 16-bit elements; each thread has two elements of row lane/4
 __device__ unsigned transposed(unsigned pair) {
     unsigned turned;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
     return turned;
 }
-// the same value, hidden from the compiler: it computes anew what depends on it, and keeps that in no registers across a loop
+// return the value, opaque to the compiler, which then recomputes expressions of it instead of keeping them in registers
 __device__ int found_again(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
 template <typename T> __device__ bool is_there(const T* pointer) { return pointer != nullptr; }
 __device__ float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
-// a value that all lanes have: the compiler then knows that they take the same branches
+// broadcast a value that is the same in all lanes; the compiler then knows that branches on it are uniform
 __device__ int in_all_lanes(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 __device__ bool any_lane(bool flag) { return __any_sync(0xffffffffu, flag); }
-// four 8 x 8 matrices from shared memory; of each, eight lanes say where a row begins
+// load four 8 x 8 matrices from shared memory; lane 8*i + r passes the address of row r of matrix i
 __device__ void load_matrices(unsigned (&matrices)[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -70,13 +70,13 @@ __device__ void load_transposed(unsigned (&matrices)[4], unsigned at) {
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                  : "r"(at));
 }
-// four 8 x 8 matrices into shared memory
+// store four 8 x 8 matrices to shared memory, with row addresses as in load_matrices
 __device__ void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(matrices[0]),
                  "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]));
 }
 __device__ void await_warp() { __syncwarp(); }
-// 16 bytes of global memory, or zeros; the rest of their 128 bytes comes into the L2 cache with them
+// copy 16 bytes from global to shared memory asynchronously, or write zeros; prefetches the 128-byte line into L2
 template <typename T> __device__ void copy16(unsigned to, const T* from, long long at, bool exists = true) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from + at), "r"(exists ? 16 : 0));
 }
@@ -110,14 +110,14 @@ __device__ float shared_float(unsigned at) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at));
     return value;
 }
-// a block gives what it wrote to those that await it. Blocks begin in their order, so one may await any before it
+// make a block's writes visible to blocks that await its flag; a block may await any earlier one, since blocks start in order
 __device__ void publish(int* ready, long long at) {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(ready + at) : "memory");
 }
 __device__ void await_published(const int* ready, long long at) {
-    int is_ready = threadIdx.x;  // one thread looks
+    int is_ready = threadIdx.x;  // only thread 0 polls
     while (is_ready == 0) {
         asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_ready) : "l"(ready + at) : "memory");
         __nanosleep(100);
@@ -129,18 +129,18 @@ template <int LATER> __device__ void await_copies() { asm volatile("cp.async.wai
 extern __shared__ __align__(1024) char shared[];
 __device__ unsigned start_of_shared() { return static_cast<unsigned>(__cvta_generic_to_shared(shared)); }
 
-// ---------------------------------------------------------------- four warps together, on Hopper alone
+// ---------------------------------------------------------------- products of four warps: wgmma, on Hopper alone
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HAS_GROUPS 1
-// a matrix in shared memory, SWIZZLE bytes of a row side by side, eight rows behind each other; the rest of wide rows lies
-// panel_bytes further
+// The descriptor of a swizzled matrix in shared memory. A panel holds SWIZZLE bytes of each row, row after row; wider rows
+// continue in the next panel, panel_bytes further.
 template <int SWIZZLE> struct Tile {
     unsigned long long descriptor;
     __device__ Tile(unsigned at, unsigned panel_bytes = 0)
         : descriptor((at & 0x3ffffu) >> 4 | (unsigned long long)(panel_bytes >> 4) << 16 | (8ull * SWIZZLE >> 4) << 32 |
                      (SWIZZLE == 128 ? 1ull : 2ull) << 62) {}
 };
-// registers must be as the program says before a product begins, and are not to be read before it is awaited
+// a compiler barrier for the registers of sums: written before a product begins, and not read before it is awaited
 template <int N> __device__ void settle(float (&sums)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; ++n)
@@ -158,10 +158,10 @@ template <int LATER, typename... Sums> __device__ void await_groups(Sums&... sum
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
     (settle(sums), ...);
 }
-// makes what a thread copied to shared memory, or wrote there, visible to products of four warps
+// make a thread's copies and writes to shared memory visible to wgmma
 __device__ void show_to_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// 16 rows of each of four warps: sums[16, 8*N] = SIGN * a[16, 16] @ tile[16, 8*N], or += where it adds. The tile is stored as
-// [8*N, 16] unless it is TURNED
+// Each of four warps computes 16 rows: sums[16, 8*N] = SIGN * a[16, 16] @ tile[16, 8*N], or += if `adds`. The tile is stored
+// as [8*N, 16] unless it is TURNED.
 #define SUMS_OF(four) "+f"(four[0]), "+f"(four[1]), "+f"(four[2]), "+f"(four[3])
 template <bool TURNED, int SIGN, typename Tile>
 __device__ void multiply_group(float (&sums)[4][4], const unsigned (&a)[4], Tile tile, bool adds = true) {

@@ -1,1 +1,1 @@
-"""Callbacks for other people's trainers. Each module imports the trainer's package, which memfix does not need."""
+"""Callbacks for third-party trainers. Each module imports its trainer's package, which memfix does not depend on."""

@@ -1,4 +1,4 @@
-"""A callback that watches the memory of Lightning's ``Trainer``, of ``lightning`` and of ``pytorch_lightning``."""
+"""A callback that watches memory in Lightning's ``Trainer``, from ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _callback_classes() -> tuple[type, ...]:
 class WatchCallback(WatchOptions, *_callback_classes()):  # type: ignore[misc]
     """Watches ``fit``: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
 
-    The stages are ``forward``, ``backward`` and ``optimizer`` of each batch, and ``validation``. The report goes to
-    ``say`` where ``fit`` ends, on the first rank. After an out-of-memory error the report is a note of the exception.
+    The stages are ``forward``, ``backward`` and ``optimizer`` of each batch, and ``validation``. When ``fit`` ends, the
+    first rank passes the report to ``say``. An out-of-memory error gets the report as a note.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

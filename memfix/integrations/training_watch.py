@@ -1,4 +1,4 @@
-"""The watch of one training run, which callbacks open and close."""
+"""What the trainers' callbacks share: a watch that they open and close for each training run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _RANKS_SHOWN = 8
 
 
 class TrainingWatch:
-    """Opens a watch where training begins, and says its report where training ends, once for all ranks.
+    """Opens a watch when training begins, and passes its report to ``say`` when training ends, on the first rank.
 
-    A trainer may end by an exception that it does not show to its callbacks. The watch stays open then, and gives way
-    to the next one.
+    If a trainer does not pass an exception to its callbacks, the watch stays open; the next watch then ends it.
     """
 
     def __init__(self, say: Say, **options: Any) -> None:
@@ -31,14 +30,14 @@ class TrainingWatch:
         self.watch.__enter__()
 
     def end(self, *, is_first_rank: bool) -> None:
-        """Close the watch and say its report, with the peak of every rank."""
+        """Close the watch. On the first rank, pass the report and the peaks of all ranks to ``say``."""
         self._close(None)
         peaks = _of_all_ranks(self.report.peak_bytes)
         if is_first_rank:
             self._say("\n".join([*self.report.lines(), *_rank_lines(peaks)]))
 
     def fail(self, error: BaseException) -> None:
-        """Close the watch. An out-of-memory error gets the report as a note."""
+        """Close the watch after an error. An out-of-memory error gets the report as a note."""
         self._close(error)
 
     def begin_validation(self) -> None:
@@ -54,7 +53,7 @@ class TrainingWatch:
 
 
 class WatchOptions:
-    """What the callbacks of all trainers share: their options, and the report."""
+    """The base class of all callbacks, with their options and the report."""
 
     _on_failure: Callable[[WatchReport], None] | None = None
 
@@ -73,12 +72,12 @@ class WatchOptions:
 
     @property
     def report(self) -> WatchReport:
-        """The report of the last training that ended."""
+        """The report of the last training run that ended."""
         return self._training.report
 
 
 def _of_all_ranks(peak_bytes: int) -> list[int]:
-    """The peak of every rank. Each rank must call this, also one that measured nothing."""
+    """Gather the peak of every rank. All ranks must call this, even those that measured nothing."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):

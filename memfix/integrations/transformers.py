@@ -1,4 +1,4 @@
-"""A callback that watches the memory of transformers' ``Trainer``."""
+"""A callback that watches memory in the ``Trainer`` of transformers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .training_watch import WatchOptions
 class WatchCallback(WatchOptions, TrainerCallback):
     """Watches training: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
 
-    The stages are ``forward``, ``backward`` and ``optimizer`` of each step, and ``validation``. The report goes to
-    ``say`` where training ends, on the first rank. The trainer does not show its exceptions to callbacks, so a failed
-    allocation is explained on stderr as it happens.
+    The stages are ``forward``, ``backward`` and ``optimizer`` of each step, and ``validation``. When training ends, the
+    first rank passes the report to ``say``. The trainer does not pass exceptions to callbacks, so a failed allocation
+    is explained on stderr when it happens.
     """
 
     _hooks: tuple[Any, ...] = ()
@@ -28,7 +28,7 @@ class WatchCallback(WatchOptions, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._remove_hooks()
         self._training.begin()
-        # compiled code would break its graph at the hooks; it has one stage for forward and backward
+        # hooks would cause graph breaks in compiled code, so compiled models have one stage for forward and backward
         if model is not None and not getattr(args, "torch_compile", False):
             self._hooks = (
                 model.register_forward_pre_hook(self._before_forward, prepend=True),
@@ -64,7 +64,7 @@ class WatchCallback(WatchOptions, TrainerCallback):
         self._expect_validation(control)
 
     def _expect_validation(self, control: Any) -> None:
-        # nothing is called where a validation begins; the trainer's own callbacks have decided before this one
+        # no callback marks the start of a validation; the trainer's own callbacks set should_evaluate before this one
         if control.should_evaluate:
             self._training.begin_validation()
 

@@ -1,4 +1,4 @@
-"""Draws a timeline as a picture or as a file for a memory viewer. The suffix of the path chooses the format."""
+"""Save a timeline as a picture or as a file for a memory viewer. The suffix of the path chooses the format."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DRAWERS: dict[str, Callable[[Timeline, str, int | None], bytes]] = {
     ".pickle": snapshot.as_snapshot,
     ".json": trace.as_trace,
 }
-"""Suffix -> format: an image, an HTML page to explore, a file for PyTorch's memory viewer or for ui.perfetto.dev."""
+"""Suffix -> writer: images, an interactive HTML page, files for PyTorch's memory viewer and for ui.perfetto.dev."""
 
 
 def save(timeline: Timeline, path: str | os.PathLike[str], title: str, capacity_bytes: int | None = None) -> None:
     """Draw ``timeline`` into the file ``path``, in the format that its suffix names.
 
-    With ``capacity_bytes``, the memory of the GPU, images and pages say whether the peak fits.
+    With ``capacity_bytes``, the GPU's memory, images and pages say whether the peak fits.
     """
     check_path(path)
     target = Path(path)

@@ -1,4 +1,4 @@
-"""Reduces a timeline to what a picture can show: a few columns of time, a few bands of bytes, folded lists."""
+"""Reduce a timeline to what a picture can show: a few columns of time, a few bands of bytes, folded lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_VISIBLE_SHARE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The operator and line that made buffers. Buffers of one origin are drawn as one band and listed as one row."""
+    """The operator and source line that made buffers. Buffers of one origin form one band and one row."""
 
     what: str
     line: Line | None
@@ -32,7 +32,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """The text for people. It says so if the buffers existed before the step."""
+        """The operator's name, and a remark if the buffers existed before the step."""
         age = f", {EXISTED_BEFORE}" if self.existed_before and self.what != EXISTED_BEFORE else ""
         return printable(self.what, 120) + age
 
@@ -73,9 +73,9 @@ class Band:
 
     label: str
     origin: Origin | None
-    """None for the band of what existed before and for the rest, which have many origins."""
+    """None for the bands ``existed before`` and ``the rest``, which have many origins."""
     at_peak: Fold | None
-    """None if nothing of it is alive at the peak."""
+    """None if no buffer of the band is alive at the peak."""
     max_bytes: int
     values: tuple[int, ...]
     """Bytes in each column."""
@@ -85,14 +85,14 @@ class Band:
 class Stack:
     """A timeline as columns and bands, the lowest band first. The bands of a column add up to its live bytes.
 
-    What existed before is lowest and the rest is highest. Between them, bands that come and go lie above bands that
-    only grow, and older bands lie lower, so that the layers move as little as possible.
+    The band ``existed before`` is lowest and ``the rest`` is highest. Between them, bands that come and go lie above
+    bands that only grow, and older bands lie lower, so that the layers move as little as possible.
     """
 
     starts: tuple[int, ...]
     """The first event of each column; a column ends where the next one starts."""
     events: tuple[int, ...]
-    """The event that each column shows: the highest of those it covers, so that no peak is lost."""
+    """The event that each column shows: the one with the most live bytes, so that no peak is lost."""
     live: tuple[int, ...]
     bands: tuple[Band, ...]
 
@@ -111,12 +111,12 @@ def build_stack(timeline: Timeline, *, max_columns: int, max_bands: int = MAX_BA
 
 
 def largest_first(bands: Iterable[Band]) -> list[Band]:
-    """The bands by their bytes at the peak; bands with many origins come last."""
+    """Sort bands by their bytes at the peak; bands with many origins come last."""
     return sorted(bands, key=lambda b: (b.origin is not None, b.at_peak.bytes if b.at_peak else 0), reverse=True)
 
 
 def choose_columns(live_bytes: Sequence[int], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """At most ``most`` columns of equal width: the first event of each, and its (first) highest event."""
+    """Cut the events into at most ``most`` columns of equal width. Return the first and the highest event of each."""
     count = min(most, len(live_bytes))
     edges = [index * len(live_bytes) // count for index in range(count + 1)]
     highest = (max(range(start, end), key=live_bytes.__getitem__) for start, end in itertools.pairwise(edges))
@@ -124,18 +124,18 @@ def choose_columns(live_bytes: Sequence[int], most: int) -> tuple[tuple[int, ...
 
 
 def fold(buffers: Iterable[Buffer]) -> list[Fold]:
-    """Buffers by origin, largest first."""
+    """Fold buffers by origin, the largest sum first."""
     folds = [_fold_of(origin, members) for origin, members in _by_origin(buffers).items()]
     return sorted(folds, key=lambda f: f.bytes, reverse=True)
 
 
 def was_alive(buffer: Buffer) -> bool:
-    """Whether there is something to draw: the buffer has bytes and did not die at the event of its birth."""
+    """Whether a buffer can be drawn: it has bytes and did not die at the event of its birth."""
     return buffer.bytes > 0 and (buffer.died is None or buffer.died > buffer.born)
 
 
 def peak_label(timeline: Timeline, capacity_bytes: int | None = None) -> str:
-    """The peak in words; with ``capacity_bytes`` also where it does not fit."""
+    """The peak in words; with ``capacity_bytes``, they say so if the peak does not fit."""
     total = timeline.live_bytes[timeline.peak_event]
     base = f" above {format_bytes(timeline.base_bytes)} that existed before" if timeline.base_bytes else ""
     room = ""
@@ -156,7 +156,7 @@ def printable(text: str, most: int) -> str:
 
 
 def printable_end(text: str, most: int) -> str:
-    """The same, shortened at its start, because the end of a path matters."""
+    """Like :func:`printable`, but shortened at its start, because the end of a path matters."""
     clean = printable(text[-most - 1 :], most + 1)
     return clean if len(clean) <= most else "…" + clean[1 - most :]
 
@@ -170,7 +170,7 @@ def _by_origin(buffers: Iterable[Buffer]) -> dict[Origin, list[Buffer]]:
 
 
 def _choose_origins(timeline: Timeline, made: dict[Origin, list[Buffer]], most: int) -> list[Origin]:
-    """The origins that get a band, lowest first: the largest at the peak, and some that are large at another time."""
+    """Choose the origins that get a band, lowest first: the largest at the peak, and some that are large elsewhere."""
     visible = timeline.live_bytes[timeline.peak_event] * _LEAST_VISIBLE_SHARE
     at_peak: defaultdict[Origin, int] = defaultdict(int)
     for buffer in timeline.alive_at(timeline.peak_event):
@@ -185,7 +185,7 @@ def _choose_origins(timeline: Timeline, made: dict[Origin, list[Buffer]], most: 
 
 
 def _highest(buffers: Iterable[Buffer]) -> int:
-    """The largest sum of bytes that the buffers have at one time."""
+    """The highest sum of live bytes of the buffers."""
     changes = [(b.born, b.bytes) for b in buffers] + [(b.died, -b.bytes) for b in buffers if b.died is not None]
     # negative changes sort first: within an event, deaths come before births
     return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)

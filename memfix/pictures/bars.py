@@ -1,4 +1,4 @@
-"""Draws sizes as horizontal bars of stacked parts, as an SVG that needs no library."""
+"""Draw sizes as horizontal bars of stacked parts, as an SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH, _ROW, _BAR, _TOP, _MARGIN = 860, 58, 20, 46, 14
 
 @dataclass(frozen=True)
 class Bar:
-    """A labelled bar of ``(name, bytes)`` parts. ``printed`` stands beside it in place of the sum."""
+    """A labelled bar of ``(name, bytes)`` parts. ``printed`` replaces the text of the sum beside the bar."""
 
     label: str
     parts: tuple[tuple[str, int], ...]
@@ -26,7 +26,7 @@ class Bar:
 
 
 def as_svg(title: str, bars: Sequence[Bar]) -> str:
-    """All bars to one scale. Parts of one name have one colour, which the legend below names."""
+    """Draw all bars to one scale. Parts with the same name have the same colour, which the legend explains."""
     names = list(dict.fromkeys(name for bar in bars for name, _ in bar.parts))
     colors = dict(zip(names, BAND_COLORS, strict=False))
     scale = (_WIDTH - 2 * _MARGIN - 170) / max(bar.total for bar in bars)

@@ -1,4 +1,4 @@
-"""Draws a timeline as an image: live bytes over events, stacked by origin, with the peak marked."""
+"""Draw a timeline as an image with matplotlib: live bytes over events, stacked by origin, with the peak marked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _rendered(timeline: Timeline, title: str, capacity_bytes: int | None, format
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "memfix", "font.family": "DejaVu Sans"}
     content = io.BytesIO()
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # source text in a script that the font lacks is drawn as boxes; a warning about it would not help
+        # characters that the font lacks are drawn as boxes; a warning about them would not help
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         draw(timeline, title, capacity_bytes).savefig(content, format=format, **options)
     return content.getvalue()
@@ -158,7 +158,7 @@ class _PhaseLabel:
     color: str
     middle: float
     room: float
-    """In inches, like ``width``."""
+    """The width of the phase in inches, the unit of ``middle`` and ``width``."""
 
     @property
     def text(self) -> str:
@@ -170,7 +170,7 @@ class _PhaseLabel:
 
 
 def _placed(labels: list[_PhaseLabel], plot_inches: float) -> list[tuple[_PhaseLabel, float]]:
-    """The labels that fit, widest phases first, so that none touches another and each name appears where it can."""
+    """Place labels, widest phase first. Labels never touch; a name that is wider than its phase is shown only once."""
     placed: list[tuple[_PhaseLabel, float]] = []
     for label in sorted(labels, key=lambda label: label.room, reverse=True):
         half = label.width / 2
@@ -187,7 +187,7 @@ def _draw_bands(axes: Axes, timeline: Timeline, stack: Stack, colors: dict[Band,
     below = [0] * len(stack.starts)
     for band in stack.bands:
         above = [low + value for low, value in zip(below, band.values, strict=True)]
-        # the last value is drawn to the end of its column
+        # the last value is repeated, so that its column is drawn to the end
         axes.fill_between(
             edges, [*below, below[-1]], [*above, above[-1]], step="post", facecolor=colors[band], edgecolor="white",
             linewidth=0.25, zorder=2,
@@ -202,7 +202,7 @@ def _fade_asides(axes: Axes, timeline: Timeline) -> None:
 
 
 def _draw_capacity(axes: Axes, timeline: Timeline, capacity_bytes: int | None) -> None:
-    """Draw a line at the GPU's memory, where something crosses it."""
+    """Draw a line at the GPU's memory if the live bytes exceed it."""
     if capacity_bytes is not None and capacity_bytes < timeline.highest_bytes:
         axes.axhline(capacity_bytes, color=PEAK_COLOR, linewidth=1.0, linestyle=(0, (5, 3)), zorder=4)
         axes.annotate(

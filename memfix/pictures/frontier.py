@@ -1,4 +1,4 @@
-"""Draws time against memory: a line for each contender through its settings, as an SVG that needs no library."""
+"""Draw time against memory, with a line for each contender, as an SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICKS = 6
 
 @dataclass(frozen=True)
 class Point:
-    """A setting: ``label`` stands beside it."""
+    """One setting of a contender; ``label`` is written beside its dot."""
 
     peak_bytes: int
     times: float
@@ -25,14 +25,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The settings of one contender, in order; one alone is a dot."""
+    """The settings of one contender, in the order of the line; a single setting is drawn as a dot."""
 
     name: str
     points: tuple[Point, ...]
 
 
 class _Axis:
-    """From numbers to places in the picture; ``step`` lies between two ticks."""
+    """Maps numbers to positions in the picture; ticks are ``step`` apart."""
 
     def __init__(self, values: Sequence[float], low: float, start: float, end: float) -> None:
         self.low, self.start, self.end = low, start, end
@@ -52,7 +52,7 @@ class _Axis:
 
 
 def as_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
-    """Peaks to the right, from nothing on; times upwards, as multiples of ``floor``, which is 1."""
+    """Draw peaks from 0 to the right, and times upwards as multiples of the time of ``floor``, from 1."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("a picture of time against memory needs a point")
@@ -67,7 +67,7 @@ def as_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
         *_grid(across, upward, floor),
     ]
     for number, (curve, color) in enumerate(zip(curves, BAND_COLORS, strict=False)):
-        # labels of every other curve stand below its line, so that those of two curves that meet can be read
+        # labels of every other curve are below its dots, so that the labels of two curves that meet do not overlap
         lines += _drawn(curve, color, across, upward, labels_by=17 if number % 2 else -7)
     return "\n".join([*lines, *_legend(curves), "</svg>", ""])
 

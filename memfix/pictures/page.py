@@ -1,4 +1,4 @@
-"""Writes a timeline as one self-contained HTML file to explore. The template is ``page.html``."""
+"""Write a timeline as one self-contained, interactive HTML file. The template is ``page.html``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_l
 from .palette import PEAK_COLOR, band_colors, phase_color
 from .stages import ABOUT_ASIDES, ASIDE, aside_spans, listed_stages
 
-# a wide screen has no more pixels, and nobody reads more rows
+# more columns than a wide screen has pixels, or longer lists than people read, would only make the file larger
 _MAX_COLUMNS = 2000
 _MAX_BUFFERS = 3000
 _MAX_ROWS = 200
@@ -65,7 +65,7 @@ def _data(timeline: Timeline, title: str, capacity_bytes: int | None) -> dict[st
 
 
 class _Origins:
-    """Numbers origins in order of use, so that the page describes each of them once."""
+    """Numbers origins in order of use, so that the page's data describes each origin once."""
 
     def __init__(self, stack: Stack) -> None:
         self.described: list[tuple[str, str, str, str, int]] = []
@@ -115,7 +115,7 @@ def _bands(stack: Stack, origins: _Origins) -> list[dict[str, Any]]:
 
 
 def _rows(timeline: Timeline, origins: _Origins) -> list[dict[str, Any]]:
-    """The allocations alive at the peak, largest first; the page lists the smallest as one row."""
+    """The allocations alive at the peak, largest first; the smallest share the last row."""
     folds = fold(timeline.alive_at(timeline.peak_event))
     rows = [{"origin": origins.number(f.origin), "bytes": f.bytes, "times": f.times} for f in folds[:_MAX_ROWS]]
     return rows + ([_last_row(folds[_MAX_ROWS:])] if len(folds) > _MAX_ROWS else [])

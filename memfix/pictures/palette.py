@@ -1,4 +1,4 @@
-"""The colours of all pictures. They suit colour-blind readers, and light and dark backgrounds."""
+"""The colours of all pictures, chosen for colour-blind readers and for light and dark backgrounds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Writes a timeline in the format of ``torch.cuda.memory._snapshot()``, for docs.pytorch.org/memory_viz.
+"""Write a timeline in the format of ``torch.cuda.memory._snapshot()``, for docs.pytorch.org/memory_viz.
 
-The viewer needs addresses, which a timeline does not have. They are invented here by best fit, so that no two live
+The viewer needs addresses, which a timeline does not have. This module invents them by best fit, so that no two live
 buffers overlap. Sizes, order and source lines are real; the fragmentation that the viewer shows is not.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from ..meters.timeline import Buffer, Line, Timeline
 from .bands import printable, was_alive
 
-# the viewer reads pickle protocols 2 to 4, and integers only as far as JavaScript's doubles are exact
+# the viewer reads pickle protocols 2 to 4, and integers as JavaScript doubles, which are exact up to 2**53
 _PICKLE_PROTOCOL = 4
 _ALIGNMENT = 512
 _BEFORE_ADDRESS = 0x7F00_0000_0000
@@ -22,15 +22,15 @@ _SEGMENT_GAP = 1 << 21
 
 
 def as_snapshot(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
-    """The pickled snapshot. The format has no title, so it is stored under a key that viewers ignore.
+    """The pickled snapshot. The format has no title, so the title is stored under a key that viewers ignore.
 
-    It has no place for ``capacity_bytes`` either.
+    ``capacity_bytes`` is unused, since the format has no place for it.
     """
     return pickle.dumps({**build_snapshot(timeline), "memfix_title": title}, protocol=_PICKLE_PROTOCOL)
 
 
 def build_snapshot(timeline: Timeline) -> dict[str, Any]:
-    """The snapshot with two segments: one for what existed before the step, one that the step takes at its first event.
+    """The snapshot with two segments: one for what existed before the step, one that the step allocates at its start.
 
     As in a real recording, buffers from before the step have no ``alloc`` entry: they are in the blocks of a segment if
     they survive, or in the entry that frees them.
@@ -120,12 +120,12 @@ class _Recording:
             for index in deaths[event]:
                 entries += self._free(index, event)
             entries += [self._alloc(index, event) for index in births[event]]
-        # the viewer undoes entries from the last one back, but never the first, so blocks always have a segment
+        # the viewer undoes entries from the last to the second, so the first entry must allocate the blocks' segment
         taken = [_entry("segment_alloc", self.made.start, self.made.size, 0, [])] if self.made.size else []
         return taken + entries
 
     def segment(self, space: Addresses) -> dict[str, Any]:
-        """The segment at the end of the step, filled with blocks without a gap."""
+        """The segment at the end of the step, with active and inactive blocks that fill it without gaps."""
         blocks: list[dict[str, Any]] = []
         address = space.start
         for taken, index in sorted((self.address_of[i], i) for i, b in enumerate(self.buffers) if b.died is None):

@@ -1,4 +1,4 @@
-"""Stages in an image: a numbered dotted line where each begins, and a list below the plot."""
+"""Draw the stages of an image: a numbered dotted line where each stage begins, and the entries of a list below."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_STAGES = 32
-"""The plot has room for this many numbers; of more stages, those with the highest peaks are shown."""
+"""The plot has room for this many numbers. If there are more stages, those with the highest peaks are shown."""
 
 ASIDE, ABOUT_ASIDES = "· ", "tried beside the step and dropped again"
-"""The mark of a stage that does not belong to the step, and what it means."""
+"""The mark of an aside, which is a stage that does not belong to the step, and the meaning of the mark."""
 
 _BADGE_INCHES = 0.23
 _DOTTED: dict[str, Any] = {"color": "#7a828e", "linewidth": 0.7, "linestyle": (0, (1, 1.6))}
@@ -29,7 +29,7 @@ _BADGE: dict[str, Any] = {"color": "#3a4352", "fontsize": 8, "weight": "bold", "
 class ListedStage:
     number: int
     name: str
-    """A name that begins with a dot is of an aside: of what does not belong to the step."""
+    """The name of the stage; it begins with ``ASIDE`` if the stage does not belong to the step."""
     start: int
     at_end: str
     peak: str
@@ -51,13 +51,13 @@ def _named(timeline: Timeline, name: str) -> str:
 
 
 def aside_spans(timeline: Timeline) -> list[tuple[int, int]]:
-    """The first event of each aside and the event after it, until the step goes on."""
+    """The first event of each aside, and the event at which the next stage begins."""
     named = [(start, name) for start, name in timeline.stages if name is not None] + [(timeline.num_events + 1, "")]
     return [(start, end) for (start, name), (end, _) in itertools.pairwise(named) if name in timeline.asides]
 
 
 def draw_stage_starts(axes: Axes, stages: Sequence[ListedStage], num_events: int, plot_inches: float) -> None:
-    """Draw a dotted line where each stage begins and its number above the curve, moved aside to keep numbers apart."""
+    """Draw a dotted line where each stage begins, with its number at the top; numbers are shifted to keep apart."""
     across = axes.get_xaxis_transform()
     inches_per_event = plot_inches / (num_events + 1)
     places = spread([stage.start * inches_per_event for stage in stages], _BADGE_INCHES, plot_inches)
@@ -68,7 +68,7 @@ def draw_stage_starts(axes: Axes, stages: Sequence[ListedStage], num_events: int
 
 
 def spread(wanted: Sequence[float], gap: float, width: float) -> list[float]:
-    """Positions in order, at least ``gap`` apart and within ``width``, each as near as possible to its wanted one."""
+    """Move the ordered positions ``wanted`` as little as possible, to at least ``gap`` apart and within ``width``."""
     half = gap / 2
     # neighbours that would touch form a group around the mean of their wanted positions; groups that touch are merged
     groups: list[list[int]] = []

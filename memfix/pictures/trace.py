@@ -1,4 +1,4 @@
-"""Writes a timeline for ui.perfetto.dev and chrome://tracing. Both need a time, so one event lasts one microsecond."""
+"""Write a timeline for ui.perfetto.dev and chrome://tracing. Both need times, so one event lasts one microsecond."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEP, _BUFFERS = 1, 2
 
 
 def as_trace(timeline: Timeline, title: str, capacity_bytes: int | None = None) -> bytes:
-    """The Trace Event Format: a counter of live bytes, a slice for each phase and for each of the largest buffers."""
+    """Write the Trace Event Format: a counter of live bytes, and slices for the phases and the largest buffers."""
     alive = [buffer for buffer in timeline.buffers if was_alive(buffer)]
     largest = sorted(sorted(alive, key=lambda b: b.bytes, reverse=True)[:MAX_BUFFERS], key=lambda b: b.born)
     lanes = _lanes(largest, timeline)
@@ -88,7 +88,7 @@ def _slices(timeline: Timeline, buffers: Iterable[Buffer], lanes: Iterable[int])
 
 
 def _lanes(buffers: Iterable[Buffer], timeline: Timeline) -> list[int]:
-    """The lowest free track for each buffer, in order of birth, because slices of one track must not overlap."""
+    """Assign the lowest free track to each buffer, in order of birth, because slices on one track must not overlap."""
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     lanes = []

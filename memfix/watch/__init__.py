@@ -1,4 +1,4 @@
-"""``memfix.watch()``: a training loop's real peaks by stage beside a prediction, and what was alive when it failed."""
+"""``memfix.watch()``: measure a training loop's peaks by stage, beside a prediction, and explain failed allocations."""
 
 from __future__ import annotations
 

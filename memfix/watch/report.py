@@ -12,12 +12,12 @@ from ..meters.recorded import Failure
 from ..units import format_bytes
 
 STEP = "step"
-_GROWTH = 1.01  # live memory before a step that grows by less is not worth a line
+_GROWTH = 1.01  # smallest growth of the live memory before a step that the report mentions
 
 
 @dataclass(frozen=True)
 class Highest:
-    """The highest peak of one stage over all steps of a kind. Bytes count everything live."""
+    """The highest peak of one stage over all steps of a kind. Bytes include all live memory."""
 
     kind: str
     """``step``, or the name given to :meth:`memfix.Watch.step`."""
@@ -25,7 +25,7 @@ class Highest:
     """None for the whole step."""
     peak_bytes: int
     step: int
-    """The number of the step of that kind that reached it, from 1."""
+    """Which step of that kind reached the peak, counted from 1."""
 
     @property
     def name(self) -> str:
@@ -37,31 +37,31 @@ class Highest:
 
 @dataclass(frozen=True)
 class WatchReport:
-    """What a watch has seen so far. ``print`` it, or take :meth:`as_dict`."""
+    """The measurements of a watch so far. ``print`` the report, or take :meth:`as_dict`."""
 
     device: str = ""
     num_steps: int = 0
     peaks: tuple[Highest, ...] = ()
-    """The highest peaks: the stages of a step in their order, then the whole step, then steps of other kinds."""
+    """The highest peak of each stage of a step in order, then of the whole step, then of steps of other kinds."""
     reading: Reading | None = field(default=None, repr=False)
-    """The training step with the highest peak, with its timeline if lines were recorded."""
+    """The reading of the training step with the highest peak, with its timeline if lines were recorded."""
     read_step: int = 0
-    """The number of the step that ``reading`` is about."""
+    """The number of the step of ``reading``."""
     predicted: Reading | None = field(default=None, repr=False)
     failure: Failure | None = field(default=None, repr=False)
     failed_in: str = ""
-    """``step 3, stage backward``, for :attr:`failure`."""
+    """Where :attr:`failure` happened, as ``step 3, stage backward``."""
     growth: tuple[int, int] | None = None
     """Live bytes before the second step and before the last one."""
     notes: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
-        """The highest peak of all, with everything that was live."""
+        """The highest peak of all steps and stages, with all live memory."""
         return max((highest.peak_bytes for highest in self.peaks), default=0)
 
     def difference_bytes(self) -> int | None:
-        """The real peak of a training step above what was live before it, less the predicted one."""
+        """The real peak of ``reading`` minus the predicted one, both above the live memory before the step."""
         if self.predicted is None or self.reading is None:
             return None
         return self.reading.peak_bytes - self.predicted.peak_bytes
@@ -78,7 +78,7 @@ class WatchReport:
         return "\n".join(self.lines())
 
     def lines(self, rows: int = 8) -> list[str]:
-        """The report as lines of text, with ``rows`` rows of what was alive."""
+        """The report as lines of text, with at most ``rows`` rows of live allocations."""
         lines = [*self._failure_lines(rows)]
         if self.peaks:
             steps = f"{self.num_steps} step{'s' if self.num_steps != 1 else ''}"

@@ -17,7 +17,7 @@ from ..meters.stages import listening, stage
 from .report import STEP, Highest, WatchReport
 
 _NEW_READING = 1.01
-"""A snapshot takes tenths of a second, so the lines of a step are read only if its peak is this much higher."""
+"""Factor by which a peak must exceed the kept one to be read anew, because a snapshot takes tenths of a second."""
 _FAILED_STEP, _REST = "failed step", "after the last step"
 
 
@@ -32,10 +32,10 @@ def watch(
 ) -> Watch:
     """Watch the memory of a training loop on a real GPU.
 
-    ``predicted`` is a reading to compare with, such as :func:`memfix.peak` returns. Without a GPU ``enabled="auto"``
-    does nothing and says so, and ``enabled=True`` raises; ``enabled=False`` does nothing. ``device`` is a GPU's index,
-    by default the current one. ``lines=False`` reads only the allocator's counters: no source lines and no cost for an
-    allocation. ``max_entries`` bounds the history of one step. ``on_failure`` is called with a report when an
+    ``predicted`` is a reading to compare with, such as :func:`memfix.peak` returns. Without a GPU, ``enabled="auto"``
+    only warns, and ``enabled=True`` raises; ``enabled=False`` does nothing. ``device`` is a GPU's index, by default the
+    current one. ``lines=False`` reads only the allocator's counters, which costs nothing per allocation but records no
+    source lines. ``max_entries`` bounds the history of one step. ``on_failure`` is called with a report when an
     allocation fails, before torch raises.
     """
     return Watch(
@@ -44,7 +44,7 @@ def watch(
 
 
 class Watch:
-    """A running watch; see :func:`watch`. All methods do nothing where nothing is watched."""
+    """A running watch; see :func:`watch`. Its methods do nothing if the watch is disabled or finds no GPU."""
 
     _active: Watch | None = None
 
@@ -67,7 +67,7 @@ class Watch:
             raise UsageError(f"max_entries must be at least 1, got {max_entries}")
         self._predicted, self._enabled, self._wanted_device = predicted, enabled, device
         self._lines, self._max_entries, self._on_failure = lines, max_entries, on_failure
-        self._gives_way = gives_way  # whether another watch may end this one
+        self._gives_way = gives_way  # whether a new watch ends this one instead of raising
         self._open = contextlib.ExitStack()
         self._device, self._device_name = 0, ""
         self._history: CudaHistory | None = None
@@ -121,7 +121,7 @@ class Watch:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Name a stretch of the step. An inner stage interrupts the outer one."""
+        """Name a part of the step. An inner stage interrupts the outer one."""
         outer = self._stage
         self.enter_stage(name)
         try:
@@ -130,9 +130,9 @@ class Watch:
             self.enter_stage(outer)
 
     def enter_stage(self, name: str | None) -> None:
-        """Begin a stage, which ends the one before; None ends it without beginning another.
+        """Begin a stage, which ends the current one; None only ends the current one.
 
-        In a simulated step, where a watch does nothing, the stages are those of the simulated reading.
+        In a simulated step, where a watch measures nothing, this sets the stage of the simulated reading.
         """
         self._stage = name
         if self._peaks is None:
@@ -143,12 +143,12 @@ class Watch:
             self._history.enter_stage(name)
 
     def step(self, kind: str = STEP) -> None:
-        """End a step. One that is not a training step, such as a validation, has a ``kind`` of its own."""
+        """End a step. Steps other than training steps, such as a validation, need a ``kind`` of their own."""
         if self._peaks is not None:
             self._end_step(kind)
 
     def report(self) -> WatchReport:
-        """What was seen so far."""
+        """Return the report of the measurements so far."""
         reading, number = self._reading or (None, 0)
         failure, failed_in = self._failure or (None, "")
         return WatchReport(
@@ -227,7 +227,7 @@ class Watch:
     def _read(self, stats: dict[str, int], number: int) -> None:
         """Keep the reading of a training step with a new highest peak.
 
-        The second step replaces the first one also if it is a little lower: an optimizer makes its states in the first.
+        The second step replaces the first even with a slightly lower peak: optimizers create their states in the first.
         """
         if number > 1:
             self._bases = [*self._bases[:1], self._base["requested_bytes.all.current"]]
@@ -259,7 +259,7 @@ class Watch:
             peak_bytes=above("requested", "peak"),
             base_bytes=self._base["requested_bytes.all.current"],
             held_bytes=above("requested", "current"),
-            leaked_bytes=0,  # a loop may keep the results of a step for as long as it likes
+            leaked_bytes=0,  # a loop may keep results of a step, so bytes that stay alive are no leak
             allocated_bytes=above("allocated", "peak"),
             reserved_bytes=above("reserved", "peak"),
             stages=tuple(self._peaks.stages),
@@ -268,7 +268,7 @@ class Watch:
 
     # ---------------------------------------------------------------- failures
     def _allocation_failed(self, snapshot: Snapshot, moment: Moment) -> None:
-        """Keep what was alive. Torch calls this before it raises, so an error of ours must not take its place."""
+        """Keep the allocations alive at a failure. Torch calls this before it raises, so this must not raise itself."""
         stage_name = f", stage {self._stage}" if self._stage else ""
         where = f"step {self._num_steps.get(STEP, 0) + 1}{stage_name}{_rank_name()}"
         try:

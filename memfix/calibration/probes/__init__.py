@@ -1,1 +1,1 @@
-"""What is run on a GPU to hold the workspace rules against it: small steps, family by family, over ranges of shapes."""
+"""Small steps that run on a GPU to check the workspace rules: one file per family of operators, over many shapes."""

@@ -13,14 +13,14 @@ from .registry import Step, bf16, f16, f32, f64, probe
 
 
 def _kernel(name: str) -> Any:
-    """A context in which ``name`` runs, or math where it refuses: that is an answer too."""
+    """A context that selects the kernel ``name``, and the math fallback for calls that the kernel does not support."""
     if name == "default":
         return contextlib.nullcontext()
     return sdpa_kernel([getattr(SDPBackend, name.upper()), SDPBackend.MATH])
 
 
 def _heads(device: str, layout: str, shape: tuple[int, int, int, int]) -> Any:
-    """Query, key and value of ``shape``, and the leaves whose gradients the step throws away."""
+    """Query, key and value of ``shape``, and the leaves that they are views of."""
     B, H, L, D = shape
     made = {"device": device, "dtype": bf16, "requires_grad": True}
     if layout == "packed":

@@ -57,7 +57,7 @@ def _gradient_of_an_index_by_mask(device: str, share: float, rows: int) -> Step:
     return lambda: tensor[mask].sum().backward()
 
 
-# ---------------------------------------------------------------- which values there are
+# ---------------------------------------------------------------- distinct values
 @probe(size=_SIZES, kinds=(1, 7, 100_000), dtype=(i64, i32, f32), wanted=("values", "inverse", "counts", "all"))
 def _unique(device: str, size: int, kinds: int, dtype: torch.dtype, wanted: str) -> Step:
     tensor = torch.randint(0, kinds, (size,), device=device).to(dtype)

@@ -1,4 +1,4 @@
-"""What FSDP2 packs before a collective and unpacks after it."""
+"""The kernels by which FSDP2 packs tensors before a collective and unpacks them after it."""
 
 from __future__ import annotations
 

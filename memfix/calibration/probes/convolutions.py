@@ -67,7 +67,7 @@ def _parts_of(
     *,
     transposed: bool,
 ) -> Step:
-    """The output, then the gradient of the image alone, of the weight alone, and of all three with the bias."""
+    """A step that computes the output, then the gradient of the image, of the weight, and of both and the bias."""
     size, kernel, stride, padding, dilation = layer
     image = torch.randn((batch, *size), dtype=dtype, device=device)
     weight = torch.randn(kernel, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Making, moving, choosing and drawing: temporaries of kernels that one would not expect to need any."""
+"""Operators that create, move, select and draw, some of which need unexpected temporaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of tensors: norms of gradients, elementwise updates, fused optimizers, alike and not."""
+"""Operators on lists of tensors, uniform and mixed: norms, elementwise updates, fused optimizers."""
 
 from __future__ import annotations
 

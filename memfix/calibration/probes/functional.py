@@ -1,4 +1,4 @@
-"""Derivatives taken in other ways: transforms of functions, gradients of gradients, one's own autograd functions."""
+"""Derivatives beyond a plain backward: ``torch.func``, gradients of gradients, custom autograd functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _loss(net: nn.Module, state: Any, x: torch.Tensor) -> torch.Tensor:
     return functional_call(net, state, (x,)).square().mean()
 
 
-# f(state, x): the net as a function of its state and its input; loss(state, x): a loss of that
+# f(state, x) is the output of the net with the parameters ``state``; loss(state, x) is a loss of that output
 _TRANSFORMED: dict[str, Callable[..., Any]] = {
     "grad": lambda f, loss, state, x: grad(loss)(state, x),
     "grad_and_value": lambda f, loss, state, x: grad_and_value(loss)(state, x),
@@ -133,9 +133,9 @@ def _gradient_penalty_of_a_convolution(device: str) -> Step:
     return train_step(net, loss)
 
 
-# ---------------------------------------------------------------- one's own functions
+# ---------------------------------------------------------------- custom autograd functions
 def _function(run: Callable[..., Any], differentiate: Callable[..., Any]) -> Any:
-    """An autograd function: ``run`` returns the output and what to save, for ``differentiate(upstream, *saved)``."""
+    """An autograd function. ``run`` returns the output and the tensors to save; backward is ``differentiate``."""
 
     class Own(torch.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""Reading and writing by index, by mask and by id, on both sides of every threshold of their rules."""
+"""Reading and writing by index, by mask and by id, on both sides of every threshold in the rules."""
 
 from __future__ import annotations
 

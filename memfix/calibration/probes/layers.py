@@ -13,7 +13,7 @@ from .registry import Step, bf16, f16, f32, f64, probe
 
 
 def _image(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str = "contiguous") -> torch.Tensor:
-    """A leaf that wants a gradient; ``transposed`` swaps the last two axes of its strides."""
+    """A leaf that requires a gradient. The layout ``transposed`` swaps the strides of the last two axes."""
     image = torch.rand(shape, dtype=dtype, device=device)
     if layout == "channels_last":
         image = image.to(memory_format=torch.channels_last)
@@ -23,7 +23,7 @@ def _image(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str 
 
 
 def _forward_and_backward(layer: Callable[..., Any], *inputs: torch.Tensor, dense_gradient: bool = True) -> Step:
-    """``dense_gradient``: else the gradient arrives expanded, as that of a sum does."""
+    """Run a layer forward and backward. Without ``dense_gradient`` the upstream gradient is an expanded scalar."""
 
     def step() -> None:
         result = layer(*inputs)
@@ -44,7 +44,7 @@ def _layer(
     dense_gradient: bool = True,
     **options: Any,
 ) -> Step:
-    """The layer ``kind(*sizes, **options)`` of an image of ``shape``."""
+    """Run the layer ``kind(*sizes, **options)`` on an image of ``shape``, forward and backward."""
     layer = kind(*sizes, device=device, **options)
     return _forward_and_backward(layer, _image(device, shape, dtype, layout), dense_gradient=dense_gradient)
 

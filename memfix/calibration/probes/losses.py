@@ -1,4 +1,4 @@
-"""Losses, each forward and backward, at sizes that no tile divides."""
+"""Losses, forward and backward, at sizes that are no multiples of a tile."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _focal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _of_classes(device: str, loss: Loss, *shape: int, dtype: torch.dtype | None = None) -> Step:
-    """A loss of logits of ``shape``, whose second axis is that of the classes."""
+    """Train on a loss of logits of ``shape``, whose axis 1 is the classes."""
     rows, classes, *pixels = shape
     x = leaf(device, *shape, dtype=dtype)
     y = torch.randint(0, classes, (rows, *pixels), device=device)
@@ -174,7 +174,7 @@ def _multilabel_margin(device: str) -> Step:
     return train_on(lambda x: F.multilabel_margin_loss(x, y), x)
 
 
-# ---------------------------------------------------------------- of policies
+# ---------------------------------------------------------------- losses of policies
 _OF_POLICIES: dict[str, Callable[..., torch.Tensor]] = {
     "ppo": lambda new, old, advantage: (
         -torch.minimum((new - old).exp() * advantage, (new - old).exp().clamp(0.8, 1.2) * advantage).mean()

@@ -1,4 +1,4 @@
-"""Models as people write them: transformers, recurrent and graph nets, convolutions, generators, trained a step."""
+"""A training step of typical models: transformers, recurrent and graph nets, convolutional nets, generators."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 
 class _Block(nn.Module):
-    """Pre-norm, rotary positions, grouped keys, a gated feed-forward."""
+    """A transformer block with pre-norm, rotary positions, grouped keys and a gated feed-forward."""
 
     def __init__(self, width: int, heads: int, groups: int) -> None:
         super().__init__()

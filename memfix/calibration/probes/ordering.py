@@ -1,4 +1,4 @@
-"""Sorting, selecting, searching, permuting, sampling and scanning, on both sides of every threshold of their rules."""
+"""Sorting, selecting, searching, permuting, sampling and scanning, on both sides of every threshold in the rules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .registry import Step, bf16, f16, f32, f64, i32, i64, probe, u8
 
 
 def _values(device: str, *shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
-    """Values of ``dtype`` of which hardly two neighbours are equal."""
+    """Random values of ``dtype``, so that neighbours are rarely equal."""
     if dtype.is_floating_point:
         return torch.rand(shape, dtype=dtype, device=device)
     return torch.randint(0, 2 if dtype == torch.bool else 100, shape, device=device).to(dtype)
 
 
 def _matrix(device: str, layout: str, rows: int, columns: int, dtype: torch.dtype = f32) -> torch.Tensor:
-    """``strided`` has a gap after every element."""
+    """A matrix of random values. The layout ``strided`` has a gap after every element."""
     if layout == "strided":
         return _values(device, rows, 2 * columns, dtype=dtype)[:, ::2]
     if layout == "transposed":

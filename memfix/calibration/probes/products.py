@@ -1,4 +1,4 @@
-"""Products: every layout of a matrix, plain and batched, with and without a bias."""
+"""Matrix products in every layout of their operands, plain and batched, with and without a bias."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _matrix(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str
 def _pair(
     device: str, dtype: torch.dtype, left: str = "rows", right: str = "rows", batch: tuple[int, ...] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two matrices of a product."""
+    """The left and the right matrix of a product, in the given layouts."""
     return _matrix(device, (*batch, 1000, 520), dtype, left), _matrix(device, (*batch, 520, 264), dtype, right)
 
 

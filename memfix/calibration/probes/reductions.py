@@ -1,4 +1,4 @@
-"""Reductions: along every axis, around the lengths where torch splits them over blocks, and larger than 32 bits."""
+"""Reductions along every axis, around the lengths where torch splits them over blocks, and beyond 32-bit offsets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .registry import Step, bf16, c64, c128, f16, f32, f64, i8, i32, i64, probe
 
 
 def _filled(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Of any dtype, without taking more than the tensor itself."""
+    """A tensor of ones. Any dtype is filled without a temporary."""
     return torch.ones(shape, dtype=dtype, device=device)
 
 
@@ -18,7 +18,7 @@ def _matrix(device: str, dtype: torch.dtype) -> torch.Tensor:
     return _filled(device, (3000, 4096), dtype)
 
 
-# just too short and just long enough to split, and far longer; some are no power of two
+# just below and at the length from which reductions are split over blocks, and far longer; some are no power of two
 _LENGTHS = (131_071, 131_072, 131_073, 1_000_003, 1 << 24)
 _HIGH = ((65_536, 8192), (65_537, 1022), (100_000, 33), (4_194_304, 64), (300, 100_000))
 _WIDE = ((1, 1 << 24), (2, 1 << 23), (7, 1_000_003), (64, 1 << 18), (8192, 4096))
@@ -97,7 +97,7 @@ def _norm_of_single_elements(device: str, rows: int) -> Step:
     )
 
 
-# ---------------------------------------------------------------- larger than 32-bit offsets
+# ---------------------------------------------------------------- beyond 32-bit offsets
 probe("of_all_in_pieces", length=((1 << 30) + 2, (1 << 31) + 1))(
     lambda device, length: partial(
         lambda x: (x.sum(), x.sum(dtype=f32), x.amax(), x.argmax(), torch.linalg.vector_norm(x)),

@@ -1,4 +1,4 @@
-"""The registry of probes, and the few builders they share. A probe is built like any step that a meter measures."""
+"""The registry of probes, and the builders that probes share. A probe builds a step, as a meter measures it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROBES: dict[str, StepBuilder] = {}
 
 
 def probe(name: str = "", /, **ranges: Sequence[Any]) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
-    """Register ``build(device, **values)`` for every combination of values, named ``sort_rows[rows=64,dtype=...]``.
+    """Register ``build(device, **values)`` for every combination of values, under names like ``sort[rows=64,...]``.
 
-    The name is ``name``, or that of the function.
+    The default of ``name`` is the name of the function.
     """
 
     def register(build: Callable[..., Step]) -> Callable[..., Step]:
@@ -37,12 +37,12 @@ def probe(name: str = "", /, **ranges: Sequence[Any]) -> Callable[[Callable[...,
 
 
 def leaf(device: str, *shape: int, dtype: torch.dtype | None = None, draw: Any = torch.randn) -> torch.Tensor:
-    """A drawn tensor that wants a gradient."""
+    """A random tensor that requires a gradient."""
     return draw(shape, dtype=dtype, device=device).requires_grad_()
 
 
 def train_step(leaves: nn.Module | Sequence[torch.Tensor], loss: Callable[[], torch.Tensor]) -> Step:
-    """Forget the gradients of the leaves, take the loss and its backward."""
+    """A step that sets the gradients of the leaves to None, computes the loss and runs its backward."""
     wanting = list(leaves.parameters()) if isinstance(leaves, nn.Module) else leaves
 
     def step() -> None:
@@ -54,5 +54,5 @@ def train_step(leaves: nn.Module | Sequence[torch.Tensor], loss: Callable[[], to
 
 
 def train_on(loss: Callable[..., torch.Tensor], *leaves: torch.Tensor) -> Step:
-    """Train on ``loss(*leaves)``."""
+    """A training step on ``loss(*leaves)``."""
     return train_step(leaves, functools.partial(loss, *leaves))

@@ -1,4 +1,4 @@
-"""Drawing and decoding: distributions, sampled tokens, beams and caches of keys."""
+"""Random draws and decoding: distributions, token sampling, beam search and key-value caches."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _drawn(distribution: Any) -> torch.Tensor:
 
 @probe(of=tuple(_DRAWS))
 def _drawn_from(device: str, of: str) -> Step:
-    D.Distribution.set_default_validate_args(False)  # the checks read values
+    D.Distribution.set_default_validate_args(False)  # the argument checks read values on the host
     return train_on(
         lambda mean, log_scale: _DRAWS[of](mean, log_scale.exp()) + 0 * (mean + log_scale).sum(),
         *(leaf(device, 3001, 130) for _ in range(2)),

@@ -1,4 +1,4 @@
-"""Shapes and values of single tensors: rearranging, choosing, reducing, solving, in place and not, with backward."""
+"""Operators that rearrange, index, reduce, multiply and solve, in place and not, with backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import Step, bf16, f16, f32, f64, leaf, probe, train_on
 
 Change = Callable[[torch.Tensor], Any]
 
-_REARRANGED: dict[str, Change] = {  # of [33, 517, 96]
+_REARRANGED: dict[str, Change] = {  # x [33, 517, 96]
     "permuted": lambda x: x.permute(2, 0, 1).contiguous(),
     "merged": lambda x: x.transpose(0, 1).reshape(517, -1),
     "heads": lambda x: x.view(33, 517, 6, 16).transpose(1, 2).contiguous().transpose(1, 2).flatten(2),
@@ -50,7 +50,7 @@ probe("rearranged", of=tuple(_REARRANGED))(
     lambda device, of: train_on(lambda x: _REARRANGED[of](x).square().mean(), leaf(device, 33, 517, 96))
 )
 
-_CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # of [2049, 517] by [333]
+_CHOSEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # x [2049, 517], i [333]
     "rows": lambda x, i: x[i],
     "columns": lambda x, i: x[:, i],
     "pairs": lambda x, i: x[i, i.flip(0)],
@@ -136,7 +136,7 @@ probe("reduced_in", of=("sum", "mean", "var", "amax", "norm", "logsumexp"), dtyp
     lambda device, of, dtype: _reduced(device, of, (1,), dtype)
 )
 
-_PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # of [33, 257, 130] and [33, 130, 65]
+_PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {  # a [33, 257, 130], b [33, 130, 65]
     "matmul": torch.matmul,
     "einsum": lambda a, b: torch.einsum("bij,bjk->bik", a, b),
     "einsum_transposed": lambda a, b: torch.einsum("bij,bjk->kib", a, b),
@@ -170,7 +170,7 @@ probe("product_of", of=tuple(_PRODUCTS))(
 )
 
 
-_SOLVED: dict[str, Change] = {  # of a symmetric positive [9, 131, 131]
+_SOLVED: dict[str, Change] = {  # a [9, 131, 131], symmetric and positive definite
     **{name: getattr(torch.linalg, name) for name in ("cholesky", "svdvals", "eigvalsh", "inv", "det", "pinv")},
     "solve": lambda a: torch.linalg.solve(a, a[..., :9]),
     "cholesky_solve": lambda a: torch.cholesky_solve(a[..., :9], torch.linalg.cholesky(a)),

@@ -1,4 +1,4 @@
-"""How a step is trained: optimizers, accumulation, clipping, averaging, mixed precision, hooks and checkpoints."""
+"""Techniques of training: optimizers, accumulation, clipping, averaging, mixed precision, hooks and checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _trained(
     prepare: Callable[[nn.Sequential], object] = lambda model: None,
     around: Callable[[], Any] = contextlib.nullcontext,
 ) -> Step:
-    """Train a net that ``prepare`` has changed; its forward pass and loss run inside ``around()``."""
+    """A training step of a net that ``prepare`` changes first; forward and loss run inside ``around()``."""
     model, x = _mlp(device), _rows(device)
     prepare(model)
 
@@ -87,7 +87,7 @@ _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def _optimized(loss: Step, optimizer: Any, kept: bool = False, after: Step = lambda: None) -> Step:
-    """Forget the gradients, or zero those that are ``kept``; then a backward, and a step of the optimizer."""
+    """A step that drops the gradients, or zeroes them if ``kept``, and runs backward, the optimizer and ``after``."""
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=not kept)

@@ -1,4 +1,4 @@
-"""Fourier transforms and factorizations, whose workspaces are measured for a table, since no rule derives them."""
+"""Fourier transforms and factorizations, whose workspaces are measured for the table because they have no rules."""
 
 from __future__ import annotations
 

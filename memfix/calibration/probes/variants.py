@@ -1,6 +1,6 @@
-"""Operators in the forms that everyday code seldom spells out: on lists, in place, in one and three dimensions.
+"""Variants of operators that everyday code rarely calls: on lists, in place, in one and three dimensions.
 
-Each probe runs a whole row of them, since a call of each is all that is needed.
+Each probe calls many operators, once each, because one call of each suffices.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 for _file in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_file.name}")  # each registers its rules
+    importlib.import_module(f"{__name__}.{_file.name}")  # each module registers its rules
 
 
 class Hidden(NamedTuple):
@@ -58,9 +58,10 @@ class Workspace:
         self._found: dict[Hashable, Hidden] = {}
 
     def buffers(self, call: Call, key: Hashable = None, given: Sequence[torch.Tensor] = ()) -> Hidden:
-        """The hidden buffers of a call: by their rule, else as they were measured, else as they are estimated.
+        """Return the hidden buffers of a call: by its rule, else as measured, else as estimated.
 
-        Calls with the same ``key`` have the same arguments, except for where the tensors ``given`` are in memory.
+        Results are cached by ``key``. Calls with equal keys have equal arguments, except for the storages and offsets
+        of the tensors ``given``.
         """
         if key is None or call.operator.overloadpacket not in RULES:  # without a rule there is nothing to compute
             return self._buffers(call)
@@ -93,7 +94,7 @@ class Workspace:
         return Hidden(sizes, doubt, within)
 
     def _with_other_multiprocessors(self, call: Call, usual: int) -> Range:
-        """The bytes that a rule gives, and what it gives for half and for twice as many multiprocessors."""
+        """The bytes that a rule gives, bounded by those for half and for twice as many multiprocessors."""
         totals = [usual]
         for number in (max(1, self.gpu.multiprocessors // 2), 2 * self.gpu.multiprocessors):
             with contextlib.suppress(NoRule):
@@ -101,7 +102,7 @@ class Workspace:
         return Range(min(totals), usual, max(totals))
 
     def _as_on_h200(self, call: Call, unknown: NoRule) -> Hidden:
-        """The buffers of a call whose rule does not cover this GPU."""
+        """Estimate the buffers of a call whose rule does not cover this GPU by those on an H200."""
         size: int | None
         try:
             size = sum(hidden_buffers(call.on(H200)))
@@ -119,14 +120,14 @@ class Workspace:
 
 
 def _places_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Hashable, Hashable]:
-    """Where each tensor begins in its storage, and which is the first of them that has the same storage."""
+    """The storage offset of each tensor, and the index of the first tensor that shares its storage."""
     first: dict[int, int] = {}
     storages = [first.setdefault(tensor.untyped_storage()._cdata, i) for i, tensor in enumerate(tensors)]
     return tuple([tensor.storage_offset() for tensor in tensors]), tuple(storages)
 
 
 def _measured(table: Table | None, call: Call) -> int | None:
-    """The hidden bytes of a call that was measured on the GPU of a table."""
+    """The hidden bytes of a call as measured on a table's GPU; None if there is no table or no measurement."""
     return table.measured.get(signature(call.operator, call.args, call.kwargs)) if table else None
 
 

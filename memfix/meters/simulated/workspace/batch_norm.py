@@ -1,4 +1,4 @@
-"""Batch norm by torch's own kernels and by cuDNN; ``dispatcher_overrides`` chooses as a CUDA build would."""
+"""Batch norm by torch's kernels and by cuDNN. ``dispatcher_overrides`` chooses between them as a CUDA build does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _elemt(call: Call) -> list[int]:
 
 
 def _statistics(tensor: torch.Tensor) -> list[int]:
-    """Channels first, one block sums a channel. Channels last, row blocks exchange partial results through memory."""
+    """In channels first, one block sums a channel. In channels last, row blocks exchange partial sums in memory."""
     kernels = _kernels_for(tensor)
     if kernels == "general":
         raise NoRule(f"batch norm of a tensor that is not contiguous, shape {list(tensor.shape)}")
@@ -95,7 +95,7 @@ def _native_backward(call: Call) -> list[int]:
     if call["save_invstd"] is not None and call["save_invstd"].numel() == 0:
         buffers.append(tensor.shape[1] * item)
     if call["train"] and weight is None and _kernels_for(grad) != "channels_last":
-        buffers.append(item)  # a weight of one element
+        buffers.append(item)  # torch makes a weight of one element
     return buffers
 
 

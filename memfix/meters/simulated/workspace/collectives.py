@@ -1,4 +1,4 @@
-"""Collectives, and the kernels with which FSDP2 packs what they send. NCCL's own buffers are not torch's."""
+"""Collectives, and the kernels with which FSDP2 packs their data. NCCL's buffers are outside torch's allocator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from .layout import is_dense
 from .rules import NO_KERNEL, Call, ceil_div, rule
 
-# with lists of tensors instead of one, NCCL's group first joins them, so those have no rule
+# collectives on lists of tensors are left out: ProcessGroupNCCL first joins the lists, and there is no rule for that
 _COLLECTIVES = {
     "c10d": """_allgather_base_ _reduce_scatter_base_ allreduce_ allreduce_coalesced_ allgather_into_tensor_coalesced_
     reduce_scatter_tensor_coalesced_ alltoall_base_ broadcast_ reduce_ send recv_ recv_any_source_ barrier""",
@@ -28,7 +28,7 @@ _WORD = 8
 
 @rule("split_with_sizes_copy")
 def _split(call: Call) -> list[int]:
-    """Into given tensors it is one kernel, and a table on the GPU says which block copies which part."""
+    """With ``out``, one kernel copies all parts; a table on the GPU says which block copies which part."""
     if not call.has("out"):
         return []
     tensor, out, dim = call["self"], call["out"], call["dim"] % call["self"].dim()
@@ -45,7 +45,7 @@ def _split(call: Call) -> list[int]:
 
 @rule("_chunk_cat")
 def _chunk_cat(call: Call) -> list[int]:
-    """One kernel, and a table on the GPU that says which block copies which part."""
+    """One kernel copies all parts; a table on the GPU says which block copies which part."""
     tensors, num_chunks, dim = call["tensors"], call["num_chunks"], call["dim"] % call["tensors"][0].dim()
     out = call["out"] if call.has("out") else None
     dtype = tensors[0].dtype if out is None else out.dtype

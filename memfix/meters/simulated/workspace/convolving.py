@@ -1,4 +1,4 @@
-"""Convolutions: which kernels torch runs for them, the copies that it makes before, and the workspace of cuDNN."""
+"""Convolutions: which kernels torch runs, the contiguous copies that it makes for them, and cuDNN's workspace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sums_inside import buffers_of_sum
 
 Shape = tuple[int, ...]
 
-_CUDNN_DEPTHWISE_CHANNELS = 32  # in half precision, cuDNN may run depthwise convolutions with at least so many channels
+_CUDNN_DEPTHWISE_CHANNELS = 32  # cuDNN may run depthwise convolutions in float16 with at least this many channels
 
 
 @rule("convolution", "_convolution")
@@ -26,7 +26,7 @@ def _convolution(call: Call) -> list[int]:
         run = _CudnnRun(call)
         image = run.contiguous(run.image, run.memory_format)
         output = tuple(_as_image(_described(call.outputs)).shape)
-        if call["transposed"]:  # to cuDNN, the gradient of a convolution that makes the input from the output
+        if call["transposed"]:  # torch runs it as the image gradient of the ordinary convolution
             run.image_gradient(output, image)
         else:
             run.forward(output, image)
@@ -73,7 +73,7 @@ class _Geometry(NamedTuple):
 
 
 class _CudnnRun:
-    """Follows torch through a convolution in cuDNN on tensors without memory, and counts the bytes that are alive."""
+    """Replays torch's allocations for a convolution in cuDNN on meta tensors, and tracks the bytes that are alive."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -90,7 +90,7 @@ class _CudnnRun:
 
     # ---------------------------------------------------------------- bytes
     def hidden(self, result_bytes: int) -> list[int]:
-        """What was alive at the peak besides the results."""
+        """The bytes alive at the peak beyond the results. Raises ``Estimated`` if they are not exact."""
         bytes = (self._peak | Range.of(result_bytes)) + -result_bytes
         if not bytes.is_exact:
             why = f"{_spelled(self._call)}: cuDNN chooses its workspace, {source(self._call.gpu)}"
@@ -103,7 +103,7 @@ class _CudnnRun:
         self.take(Range.of(0))
 
     def take(self, bytes: Range) -> None:
-        """Count bytes that are given back at once."""
+        """Count bytes that are freed at once."""
         self._peak |= bytes + self._live
 
     def contiguous(self, tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
@@ -116,7 +116,7 @@ class _CudnnRun:
 
     @contextlib.contextmanager
     def temporaries(self) -> Iterator[None]:
-        """Copies that are made inside are freed at the end."""
+        """Free the copies that are made inside at the end."""
         outer, self._copied = self._copied, 0
         yield
         self._live -= self._copied
@@ -145,7 +145,7 @@ class _CudnnRun:
 
 
 def _cudnn_format(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
-    """Channels last if one of the two suggests it, but cuDNN has none for float64."""
+    """Channels last if one of the two tensors suggests it, except for float64, where cuDNN does not support it."""
     last = CHANNELS_LAST[first.dim()]
     if first.dtype == torch.float64 or last not in (suggested_format(first), suggested_format(second)):
         return torch.contiguous_format
@@ -153,12 +153,12 @@ def _cudnn_format(first: torch.Tensor, second: torch.Tensor) -> torch.memory_for
 
 
 def _described(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape, strides and dtype without memory."""
+    """A meta tensor of the same shape, strides and dtype."""
     return torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
 
 
 def _as_image(tensor: torch.Tensor) -> torch.Tensor:
-    """A sequence as an image of one row, as torch runs convolutions of one dimension."""
+    """Turn a sequence into an image of one row, as torch does for convolutions in one dimension."""
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
@@ -184,7 +184,7 @@ def _cudnn_convolution(call: Call) -> list[int]:
 
 
 def _is_native_depthwise(call: Call) -> bool:
-    """Whether torch's own kernel surely runs: for depthwise convolutions of contiguous tensors. cuDNN's may, else."""
+    """Whether torch certainly runs its own kernel: a depthwise convolution of contiguous tensors not left to cuDNN."""
     tensor, weight = call["input"], call["weight"]
     if not torch.backends.cudnn.enabled:
         raise NoRule(f"{_spelled(call)} without cuDNN")

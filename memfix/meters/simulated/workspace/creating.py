@@ -1,4 +1,4 @@
-"""Creating, filling, joining, selecting and activating: most of these kernels write their result directly."""
+"""Operators that create, fill, join or select, and activations: most of their kernels write the result directly."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SCAN_BY_KEY_TILE = {4: 4032, 8: 2464}
 _SELECT_TILE = {4: 6528, 8: 4224}
 _UNIQUE_BY_KEY_TILE = {4: 7168, 8: 4480}
 _REDUCE_TILE = 4096
-_REDUCE_BLOCKS = 5 * 8  # for each multiprocessor, which runs eight at a time
+_REDUCE_BLOCKS = 5 * 8  # per multiprocessor: CUB launches five times the eight blocks that run at a time
 
 
 def radix_sort(gpu: GPU, num_items: int, key_bytes: int, value_bytes: int, bits: int | None = None) -> int:
@@ -54,7 +54,7 @@ def segmented_radix_sort(gpu: GPU, num_items: int, key_bytes: int, value_bytes: 
 
 
 def scan(gpu: GPU, num_items: int, item_bytes: int, *, native_type: bool = True) -> int:
-    """``DeviceScan`` with an operator of torch's own. Torch's half and complex types are not native to CUB."""
+    """``DeviceScan`` with an operator of torch's own. ``native_type``: not torch's half and complex types."""
     _tuned_for(gpu, num_items)
     num_tiles = ceil_div(num_items, 128 * max(1, min(60 // item_bytes, 30)))
     if native_type:
@@ -102,7 +102,7 @@ def _sort_tile(key_bytes: int, value_bytes: int) -> tuple[int, int]:
 
 
 def _scaled_tile(threads: int, items: int, item_bytes: int) -> int:
-    """The items of a tile, which is given for items of four bytes, scaled so that wider items fit in registers."""
+    """Items per tile. ``items`` per thread is for four-byte items; for wider ones it is scaled to fit registers."""
     items = max(1, items * 4 // max(4, item_bytes))
     return items * min(threads, round_up(_SHARED_MEMORY // (item_bytes * items), _WARP))
 

@@ -12,7 +12,7 @@ from .layout import flattens_without_copy
 from .ordering import sort_buffers
 from .rules import Call, NoRule, before_results, ceil_div, copies_unless_contiguous, rule, size_of, worst_moment
 
-_SORTED_ABOVE = 3072  # up to so many ids one kernel adds the gradients without sorting
+_SORTED_ABOVE = 3072  # up to this many ids, one kernel adds the gradients without sorting
 _ROWS_PER_SEGMENT = 10
 _COUNTER = 8
 _WARP, _MOST_THREADS = 32, 1024
@@ -62,7 +62,7 @@ def _embedding_bag_backward(call: Call) -> list[int]:
 
 @dataclass(frozen=True)
 class _RowSums:
-    """Adds gradients to the rows named by ``ids``, which are sorted and cut into segments of at most ten rows."""
+    """Sums of gradients by row. Sorted ``ids`` form a segment per row, which is cut into parts of at most ten."""
 
     ids: torch.Tensor
     dtype: torch.dtype
@@ -94,7 +94,7 @@ class _RowSums:
         return worst_moment(*moments)
 
     def _sums(self, gpu: GPU, num_segments: int, num_partials: int) -> list[int]:
-        """Buffers for the sums of each part of a segment, or for atomic additions if segments are few and long."""
+        """The buffers for the sum of each part, or for atomic additions if segments are few and long."""
         sum_bytes = 8 if self.dtype == torch.float64 else 4
         threads_per_row = ceil_div(self.width, _WARP) * _WARP
         num_blocks = ceil_div(num_segments * threads_per_row, min(threads_per_row, _MOST_THREADS))

@@ -78,7 +78,7 @@ def _alike(tensors: list[torch.Tensor]) -> bool:
 def _one_by_one(
     tensors: list[torch.Tensor], results: list[int], buffers: Callable[[torch.Tensor], list[int]]
 ) -> list[int]:
-    """The largest workspace of a tensor beyond the results, which are made one after the other."""
+    """The peak of the workspaces beyond all results, if tensors are reduced one by one and each makes its result."""
     still_to_come, worst = sum(results), 0
     for tensor, made in zip(tensors, results, strict=True):
         still_to_come -= made

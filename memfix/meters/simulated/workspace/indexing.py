@@ -50,13 +50,13 @@ def _index_put(call: Call) -> list[int]:
 
 
 def is_masked_fill(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor) -> bool:
-    """Whether a single mask is filled with a scalar from the CPU, which is then an argument of the kernel."""
+    """Whether the call fills one mask with a CPU scalar; torch then passes the scalar as a kernel argument."""
     given = [index for index in indices if index is not None]
     return _is_from_cpu(values, tensor) and values.numel() == 1 and len(given) == 1 and is_mask(given[0])
 
 
 def _index_copies(indices: Sequence[torch.Tensor | None]) -> list[int]:
-    """Copies of indices: the kernel reads int64, and several indices only if their strides agree."""
+    """The bytes of index copies: the kernel reads int64, and several indices only if their strides agree."""
     given = [index for index in indices if index is not None]
     _refuse_masks(given)
     if not given:
@@ -86,7 +86,7 @@ def _broadcast_strides(index: torch.Tensor, shape: Sequence[int]) -> tuple[int, 
 def _add_by_index(
     call: Call, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor
 ) -> list[int]:
-    """Indices are linearised and sorted; rows, values and indices must be contiguous."""
+    """Indices are linearised and sorted. Rows and values that are not contiguous are copied first."""
     given = [index for index in indices if index is not None]
     _refuse_masks(given)
     if not given:
@@ -111,7 +111,7 @@ def _add_by_index(
     strides = contiguous_strides(tensor.shape)
     if not is_contiguous([tensor.shape[dim] for dim in order], [strides[dim] for dim in order]):
         copies.append(size_of(tensor))
-    bits = max(1, ((tensor.numel() - 1) // slice_size).bit_length())  # of the largest key
+    bits = max(1, ((tensor.numel() - 1) // slice_size).bit_length())  # bits of the largest sort key
     temporary = cub.radix_sort(call.gpu, num_indices, _LONG_BYTES, _LONG_BYTES, bits)
     return [*copies, *[num_indices * _LONG_BYTES] * 4, temporary]
 

@@ -13,7 +13,7 @@ from .sums_inside import buffers_of_sum
 none_needed("mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward")
 
 _NO_REDUCTION = 0
-_FEW_ROWS = 25  # up to so many rows ``cdist`` compares row by row, above by a matrix product
+_FEW_ROWS = 25  # with more rows, Euclidean ``cdist`` uses a matrix product
 
 
 @rule("mse_loss", "smooth_l1_loss", "huber_loss")

@@ -9,7 +9,7 @@ from .layout import extent
 from .rules import Call, NoRule, copies_unless_contiguous, rule, size_of
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By the number of dimensions."""
+"""Number of dimensions -> the channels-last format."""
 
 
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:

@@ -98,7 +98,7 @@ _SELECT_THREADS = 256
 _SELECT_BLOCKS_PER_MULTIPROCESSOR = 6  # the kernel has 40 registers per thread, of 65,536
 _FEWEST_ITEMS, _MOST_ITEMS = 4, 64
 _DIGITS = 256
-# (most rows, length): with at most so many rows, several blocks share a row of at least this length
+# (most rows, length): with at most this many rows, several blocks share a row of at least this length
 _SHARED_FROM = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
 _SHARED_FROM_WITH_MORE_ROWS = 400
 
@@ -114,7 +114,7 @@ def _topk(call: Call) -> list[int]:
 
 
 def _selection_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> list[int]:
-    """The buffers for selection if several blocks share a row: counts of each digit per block."""
+    """The buffers for selection by radix if several blocks share a row, such as the digit counts of each block."""
     if tensor.numel() == 0 or k == 0:
         return []
     length, item_bytes = tensor.shape[dim], tensor.element_size()
@@ -138,7 +138,7 @@ def _selection_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> list
 
 
 def _selected_sort_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> list[int]:
-    """The buffers for sorting the selected elements: none if they are few, else a sorted copy that is gathered."""
+    """The buffers for sorting the selected elements: none if they are few, else the sorted copy and its indices."""
     if k <= _SORTED_IN_SHARED_MEMORY:
         return []
     dim = dim % tensor.dim()
@@ -149,7 +149,7 @@ def _selected_sort_buffers(gpu: GPU, tensor: torch.Tensor, dim: int, k: int) -> 
     return [num_selected * item_bytes, num_selected * _INDEX_BYTES, *worst_moment(sorting, gathering)]
 
 
-# ---------------------------------------------------------------- one value by its rank
+# ---------------------------------------------------------------- order statistics
 copied_unless_contiguous("self", "kthvalue")
 
 
@@ -219,7 +219,7 @@ def _randperm(call: Call) -> list[int]:
     return [range_bytes, keys, keys, cub.radix_sort(call.gpu, n, key_bytes, dtype.itemsize, bits)]
 
 
-_ENOUGH_COLUMNS = 16  # from here on the checks of the weights take less than the sampling
+_ENOUGH_COLUMNS = 16  # from this many columns on, checking the weights takes less memory than sampling
 
 
 _CHECKED = (1, 1)  # two booleans on the GPU: all weights are finite, none is negative

@@ -48,7 +48,7 @@ def _pool_backward(call: Call) -> list[int]:
     return copies_unless_contiguous(call["grad_output"])
 
 
-# ---------------------------------------------------------------- pooling to a size
+# ---------------------------------------------------------------- adaptive pooling
 @rule("_adaptive_avg_pool2d")
 def _adaptive_average(call: Call) -> list[int]:
     tensor = call["self"]
@@ -97,7 +97,7 @@ def _resize(call: Call) -> list[int]:
 copied_unless_contiguous("grad_output", *(f"{name}_backward" for name in _RESIZES))
 
 
-# ---------------------------------------------------------------- sampling at given places
+# ---------------------------------------------------------------- grid sampling
 none_needed("grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward")
 contiguous_only("self grid grad_output?", "cudnn_grid_sampler", "cudnn_grid_sampler_backward")
 
@@ -119,5 +119,5 @@ def _unfold(call: Call) -> list[int]:
 
 @storage("im2col", "col2im")
 def _as_large_as_the_input(call: Call) -> int:
-    """The result's storage is as large as the input, because the result is resized after it is made."""
+    """The result's storage is at least as large as the input, because torch resizes the result after making it."""
     return max(size_of(call["self"]), size_of(call.outputs))

@@ -21,7 +21,7 @@ def _mm(call: Call) -> list[int]:
 
 @rule("addmm", "addmm_", "_addmm_activation")
 def _addmm(call: Call) -> list[int]:
-    """cuBLASLt adds the bias, or it is copied to the result; no other copy is made."""
+    """Either cuBLASLt adds the bias, or torch copies the bias to the result; the bias needs no other copy."""
     return _matrix_copies(_result_of(call), call["mat1"], call["mat2"])
 
 
@@ -73,7 +73,7 @@ _by_cutlass = unknown(
 
 @rule("_grouped_mm")
 def _grouped(call: Call) -> list[int]:
-    """In float32 the groups are products one after the other, into the result."""
+    """In float32, torch multiplies one group after the other into the result."""
     return [] if call["self"].dtype == torch.float32 else _by_cutlass(call)
 
 

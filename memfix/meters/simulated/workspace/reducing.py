@@ -1,4 +1,4 @@
-"""Reductions: the casts and masks made before them, and the partial results if a reduction is split over blocks."""
+"""Reductions: casts and masks made beforehand, and partial results if a reduction is split over blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sum(call: Call) -> list[int]:
 @rule("nansum")
 def _nansum(call: Call) -> list[int]:
     tensor = call["self"]
-    jitted = tensor.is_complex()  # kernels compiled at run time keep the partial sums of pieces in the result
+    jitted = tensor.is_complex()  # run-time compiled kernels keep the partial sums of pieces in the result
     keepdim = _keepdim_of(call)
     return sum_buffers(call.gpu, tensor, _dims_of(call), call["dtype"], keepdim=keepdim, jitted=jitted)
 
@@ -121,7 +121,7 @@ def _power_sum_buffers(
 
 @rule("renorm", "renorm_")
 def _renorm(call: Call) -> list[int]:
-    """The kernel makes the norm of each slice, then its scale factor; in half precision that is a second tensor."""
+    """The kernel makes the norm of each slice, then a scale factor, which is a second tensor only in half precision."""
     tensor, kept = call["self"], call["dim"] % call["self"].dim()
     if tensor.is_complex():
         raise NoRule("renorm of complex numbers")
@@ -168,7 +168,7 @@ def _extremum(call: Call) -> list[int]:
     if call.has("other"):
         return []  # the elementwise overload for two tensors
     item, overload = tensor.element_size(), call.operator._overloadname
-    if overload.startswith("dim"):  # with its index
+    if overload.startswith("dim"):  # also returns the index
         with_index = Accumulator(_VALUE_AND_INDEX, (item, 8), in_result=False)
         return partial_result_buffers(call.gpu, tensor, _dims_of(call), with_index, keepdim=_keepdim_of(call))
     if call.has("dim"):
@@ -205,7 +205,7 @@ def _index_of_extremum(call: Call) -> list[int]:
     return partial_result_buffers(call.gpu, tensor, [dim], with_index, keepdim=_keepdim_of(call))
 
 
-# ---------------------------------------------------------------- truth
+# ---------------------------------------------------------------- any, all and equality
 @rule("any", "all")
 def _truth(call: Call) -> list[int]:
     return _truth_buffers(call.gpu, call["self"], _dims_of(call), _keepdim_of(call))

@@ -18,7 +18,7 @@ class NoRule(Exception):
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes of which only the usual amount and its bounds are known."""
+    """A number of bytes that is known only by its bounds and its usual value."""
 
     least: int
     usual: int
@@ -63,7 +63,7 @@ class Call:
     def __getitem__(self, name: str) -> Any:
         if name in self.kwargs:
             return self.kwargs[name]
-        if not self.has(name):  # a newer torch renamed it
+        if not self.has(name):  # a newer torch has renamed the argument
             raise NoRule(f"{self.operator} has no argument {name!r} in torch {torch.__version__}")
         position, default = _parameters(self.operator)[name]
         return self.args[position] if position < len(self.args) else default
@@ -103,7 +103,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def unknown(why: str, *names: str) -> Rule:
-    """Register aten operators whose workspace nobody knows. ``why`` may have ``{operator}``, or its ``{name}``."""
+    """Register aten operators with unknown workspace. ``why`` may contain ``{operator}`` or ``{name}``."""
 
     @rule(*names)
     def refuse(call: Call) -> list[int]:
@@ -180,10 +180,10 @@ def last_power_of_two(value: int) -> int:
 
 
 def worst_moment(*moments: list[int]) -> list[int]:
-    """The buffers of the moment within a call that has the most bytes."""
+    """Return the list with the most bytes. Each list has the buffers that are alive at one moment of a call."""
     return max(moments, key=sum)
 
 
 def before_results(buffers: list[int], result_bytes: int) -> list[int]:
-    """The bytes by which buffers that are freed before the results are made exceed the results."""
+    """The bytes by which buffers exceed the results, if the buffers are freed before the results are allocated."""
     return [max(0, sum(buffers) - result_bytes)]

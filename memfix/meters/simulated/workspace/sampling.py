@@ -29,7 +29,7 @@ def _bernoulli(call: Call) -> list[int]:
 @rule("normal")
 def _normal(call: Call) -> list[int]:
     if not call.has("mean") or isinstance(call["std"], float | int):
-        # torch also allocates an unused tensor like the result
+        # torch also allocates an unused tensor of the result's size
         return [size_of(call["mean"])] if call.has("mean") and isinstance(call["mean"], torch.Tensor) else []
     std = call["std"]
     item = std.element_size()

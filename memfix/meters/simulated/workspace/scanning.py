@@ -70,6 +70,6 @@ def whole_scan_buffers(gpu: GPU, num_items: int, dtype: torch.dtype) -> list[int
 
 @rule("histc", "bincount")
 def _histogram(call: Call) -> list[int]:
-    if call.has("min") and call["min"] < call["max"]:  # bins in shared memory, or in the result
+    if call.has("min") and call["min"] < call["max"]:  # the bins are in shared memory or in the result
         return []
     raise NoRule(f"{call.operator.overloadpacket.__name__}, whose bins depend on the values")

@@ -8,7 +8,7 @@ import torch
 
 
 def signature(operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """``aten.convolution.default(float32[32,64,128,128], float32[64,64,3,3], None, [1,1], ...)``"""
+    """Spell a call, as ``aten.convolution.default(float32[32,64,128,128], float32[64,64,3,3], None, [1,1], ...)``."""
     spelled = [_spelled(argument) for argument in args]
     spelled += [f"{name}={_spelled(value)}" for name, value in sorted(kwargs.items())]
     return f"{operator}({', '.join(spelled)})"

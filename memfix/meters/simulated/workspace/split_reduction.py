@@ -35,7 +35,7 @@ class Accumulator:
     result_bytes: tuple[int, ...]
     """The item size of each result; a few kernels write two."""
     in_result: bool
-    """Whether the pieces of one reduction can pass on their state in the first result."""
+    """Whether the pieces of a halved reduction can keep their running state in the first result."""
 
     def buffer_between_pieces(self, num_outputs: int) -> list[int]:
         if self.in_result or self.result_bytes[0] >= self.bytes:
@@ -59,7 +59,7 @@ class _Piece:
     """The part of the iteration space that one kernel launch reduces."""
 
     axes: tuple[_Axis, ...]
-    offset: int  # of its first input, in elements
+    offset: int  # storage offset of its first input, in elements
 
     @property
     def num_outputs(self) -> int:
@@ -216,7 +216,7 @@ def _insertion_sorted(axes: list[_Axis]) -> list[_Axis]:
 
 @functools.cache
 def _compare(a: _Axis, b: _Axis) -> int:
-    """1 if ``b`` goes before ``a``, -1 if it stays behind, 0 if undecided."""
+    """1 if ``b`` must come before ``a``, -1 if after, 0 if undecided."""
     if a.reduced != b.reduced:
         return 1 if b.reduced else -1
     for stride_a, stride_b in ((a.out_stride, b.out_stride), (a.in_stride, b.in_stride)):

@@ -1,4 +1,4 @@
-"""Sums inside other kernels, of a temporary or of the result."""
+"""Sums that other operators make inside, of a temporary or of the result."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from .rules import Call, NoRule, rule, size_of, unknown
 
 _POINTER_BYTES = 8
-_FEW_MATRICES, _LARGE_MATRIX = 8, 64  # so few that are so large are solved one after the other
+_FEW_MATRICES, _LARGE_MATRIX = 8, 64  # at most this many matrices with at least this many rows are solved one by one
 
 
 _factorization = unknown(
@@ -30,7 +30,7 @@ def _fourier(call: Call) -> list[int]:
 
 @rule("linalg_solve_triangular")
 def _solve_triangular(call: Call) -> list[int]:
-    """Many small systems are solved at once, by pointers to their matrices."""
+    """Many small systems are solved in one batched call, which takes two arrays of pointers to the matrices."""
     matrix, right = call["self"], call["B"]
     if not (_is_by_column(matrix) and right.is_contiguous() and call["left"] and matrix.shape[:-2] == right.shape[:-2]):
         raise NoRule("linalg_solve_triangular in another layout than was measured")
@@ -42,7 +42,7 @@ def _solve_triangular(call: Call) -> list[int]:
 
 @rule("_cholesky_solve_helper")
 def _cholesky_solve(call: Call) -> list[int]:
-    """The factor is copied; of a single one, the solver's verdict is kept beside."""
+    """The factor is copied. For a single matrix, cuSOLVER also writes an int32 status."""
     factor = call["A"]
     if not _is_by_column(factor) or not call["self"].is_contiguous():
         raise NoRule("cholesky_solve in another layout than was measured")

@@ -1,4 +1,4 @@
-"""The workspace of cuDNN's convolutions: as measured, or asked of the library if it is installed, or estimated."""
+"""The workspace of cuDNN's convolutions: measured, or queried from the library if it is installed, or estimated."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Convolution", "Part", "cudnn_workspace", "source"]
 
 _TILE_BYTES = 256 * 128 * 4  # the largest partial sum of one multiprocessor
 _SHARING_ENGINES = {62, 65, 67, 68, 71}
-"""The numbers of those engines in which several multiprocessors may add to one sum."""
+"""Numbers of the engines in which several multiprocessors may add to one sum."""
 
 
 def cudnn_workspace(gpu: GPU, convolution: Convolution) -> Range:
     """The bytes that cuDNN takes on ``gpu`` under the settings of ``torch.backends.cudnn``.
 
-    They are exact where this convolution was measured. Elsewhere the library's answer is the usual amount and never
-    more than that: without a GPU it does not know how many multiprocessors share a sum, and lacks some engines. Of
-    3,443 answers 2,982 were what an H200 took.
+    They are exact if this convolution was measured. Otherwise the library's answer is only the usual amount: without
+    a GPU the library does not know how many multiprocessors share a sum, and it lacks some engines. On an H200, 2,982
+    of 3,443 answers were exact.
     """
     settings = _settings()
     measured = _measured(gpu, convolution, settings)
@@ -39,8 +39,8 @@ def cudnn_workspace(gpu: GPU, convolution: Convolution) -> Range:
 
 
 def _measured(gpu: GPU, convolution: Convolution, settings: Settings) -> int | None:
-    """The workspace that was measured on ``gpu``. Tables are measured under torch's default settings, so it is None
-    under others, and where another version of the library is installed."""
+    """The workspace that was measured on ``gpu``. It is None under other settings than torch's defaults, under which
+    tables are measured, and if another version of the library is installed."""
     table = table_of(gpu)
     if table is None or torch.backends.cudnn.benchmark or settings != Settings():
         return None
@@ -48,14 +48,14 @@ def _measured(gpu: GPU, convolution: Convolution, settings: Settings) -> int | N
 
 
 def _without_counters(convolution: Convolution, plan: Plan) -> int:
-    """The workspace of a plan on a GPU. Asked without a GPU, the library includes counters for multiprocessors that add
-    to one sum; on a GPU it has them only where there are many tiles."""
+    """The workspace of a plan on a GPU. Without a GPU, the library always includes counters for multiprocessors that
+    add to one sum; with a GPU, only if there are many tiles."""
     counts = plan.engine in _SHARING_ENGINES and plan.workspace % 16 == COUNTERS_BYTES % 16
     return plan.workspace - COUNTERS_BYTES * (counts and not has_many_tiles(convolution))
 
 
 def _is_suggested(convolution: Convolution) -> bool:
-    """Whether the library suggests the engines without a GPU that run on one: not cuBLAS, nor some depthwise ones."""
+    """Whether the library suggests the same engines without a GPU as with one: not cuBLAS, nor some depthwise ones."""
     is_sum = convolution.part == "weight" and convolution.dtype.itemsize == 4
     return not convolution.is_pointwise and (is_sum or not convolution.is_depthwise)
 
@@ -71,7 +71,7 @@ def _settings() -> Settings:
 
 
 def source(gpu: GPU) -> str:
-    """What the bytes rest on: the version of the library that was asked, or the shapes alone."""
+    """The origin of the bytes, for people: the version of the library that was queried, or the shapes alone."""
     asked, table = version(), table_of(gpu)
     if asked is None:
         return "estimated by its shape"
@@ -81,5 +81,5 @@ def source(gpu: GPU) -> str:
 
 
 def _spelled(number: int) -> str:
-    """``9.19.0`` for 91900"""
+    """Spell a version, such as ``9.19.0`` for 91900."""
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"

@@ -80,7 +80,7 @@ _C_TYPES: dict[Type, Any] = {
 
 
 class Descriptor:
-    """One descriptor. It keeps those alive that were given to it, because the library does not."""
+    """A backend descriptor. It keeps the descriptors that it refers to alive, because the library does not."""
 
     def __init__(self, library: ctypes.CDLL, kind: Kind) -> None:
         self._library, self._kind = library, kind

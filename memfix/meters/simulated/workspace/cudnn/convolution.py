@@ -1,4 +1,4 @@
-"""A call of cuDNN for a convolution, as torch describes it to the library."""
+"""The description of a convolution that torch gives to cuDNN."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Part = Literal["forward", "image", "weight"]
 
 
 _GEOMETRY = {"padding": 0, "stride": 1, "dilation": 1}
-"""With the default of each, which is not spelled out."""
+"""Argument -> its default, which ``Convolution.spelled`` leaves out."""
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """``image`` convolved with ``weight`` is ``output``; ``part`` says which of the three cuDNN computes.
+    """A convolution of ``image`` with ``weight`` to ``output``, by shape; cuDNN computes the ``part``.
 
-    All three are dense, in channels last or channels first. The weight has ``channels // groups`` input channels, by
-    which cuDNN knows the groups.
+    All three tensors are dense, in channels last or channels first. The weight has ``channels // groups`` input
+    channels, from which cuDNN infers the groups.
     """
 
     part: Part
@@ -48,7 +48,7 @@ class Convolution:
 
     @staticmethod
     def read(spelled: str) -> Convolution:
-        """The convolution that is spelled so."""
+        """Parse the result of ``spelled``."""
         part, dtype, *words = spelled.split()
         image, weight = map(_numbers, words[:2])
         given = dict(word.partition("=")[::2] for word in words[2:])
@@ -73,7 +73,7 @@ class Convolution:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether it is a matrix product: of one pixel each, at every pixel."""
+        """Whether this is a matrix product: a kernel of one pixel, with stride 1, no padding and no groups."""
         is_plain = set(self.weight[2:]) | set(self.stride) == {1} and not any(self.padding)
         return is_plain and self.groups == 1
 
@@ -93,7 +93,7 @@ class Convolution:
 
     @property
     def result_bytes(self) -> int:
-        """The bytes of what is computed."""
+        """The bytes of the part that is computed."""
         image, weight, output = self.sizes
         return {"forward": output, "image": image, "weight": weight}[self.part]
 

@@ -1,8 +1,8 @@
-"""An estimate of cuDNN's workspace by the shapes alone, where the library is not installed or its answer is not enough.
+"""Estimate cuDNN's workspace by the shapes alone, if the library is not installed or its answer does not suffice.
 
-It was fitted to 11,500 choices of cuDNN 9.19 for an sm_90 GPU and to 10,671 that were measured on an H200. The fast
-kernels want channels last, and 16 bytes of channels at a time. The library copies tensors that are not so, which makes
-up most of the workspace.
+The estimate was fitted to 11,500 choices of cuDNN 9.19 for an sm_90 GPU and to 10,671 measurements on an H200. The fast
+kernels need channels last and channels in multiples of 16 bytes. The library copies other tensors into that layout,
+which makes up most of the workspace.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from ..rules import Range, round_up
 from .convolution import Convolution
 
 _VECTOR_BYTES = 16
-_SMALL = 65_536  # bytes of counters and offsets
-_FEW_OPERATIONS = 2**27  # multiplications up to which float32 is not copied
-_FEW_PIXELS = 187  # of all images, below which the gradient of the image is not copied
-_SMALL_KERNEL = 25  # weights, up to which an image with odd channels is not copied
-_FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # below which float32 is not copied, or only the image and the weight are
+_SMALL = 65_536  # most bytes of counters and offsets
+_FEW_OPERATIONS = 2**27  # with fewer multiplications, float32 is not copied
+_FEW_PIXELS = 187  # with fewer output pixels in all images, the image gradient makes no float32 copies
+_SMALL_KERNEL = 25  # kernel pixels up to which a forward in half precision does not copy odd channels
+_FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # float32: below 64 no copies, below 128 none of the output
 
-_TILE = 128 * 128  # results, of the usual tile
-_BEHIND_COPIES = 16  # bytes
+_TILE = 128 * 128  # results in the usual tile
+_BEHIND_COPIES = 16  # bytes that follow the copies
 COUNTERS_BYTES = 131
-"""Of the counters with which multiprocessors add to one sum in turn."""
+"""Bytes of the counters by which multiprocessors take turns to add to one sum."""
 
 _MOST_COPIES_OF_GROUPS, _MOST_COPIES_OF_CHANNELS = 9, 3
-"""How often the three tensors were copied at most with groups and in depthwise convolutions: groups are filled up."""
+"""The most copies of the three tensors that were seen with groups, which are padded, and in depthwise convolutions."""
 _MOST_PARTIAL_SUMS = {"forward": (2, 24 * MiB), "image": (2, 24 * MiB), "weight": (5, 64 * MiB)}
-"""The most bytes beyond a copy of the three tensors without groups: a multiple of them, and in all."""
+"""Part -> the most bytes beyond one copy of the three tensors without groups, as a multiple of the copy and in all."""
 _MOST_PARTIAL_PRODUCTS = 16
 """The most parts into which cuBLAS split the sum of a matrix product; each takes the result's size in float32."""
 
 
 def estimated(convolution: Convolution) -> Range:
-    """No workspace at least, what the usual kernel takes, and what the greediest one took of any such convolution."""
+    """The estimated workspace: at least none, usually that of the usual kernel, at most that of the greediest one."""
     sizes = _Sizes(convolution)
     if convolution.is_depthwise:
         most = _MOST_COPIES_OF_CHANNELS * sizes.total
@@ -52,7 +52,7 @@ def estimated(convolution: Convolution) -> Range:
 
 
 class _Sizes:
-    """Bytes of the three tensors with the channels of each group filled up to whole vectors."""
+    """Bytes of the three tensors, with the channels of each group padded to whole vectors."""
 
     def __init__(self, convolution: Convolution) -> None:
         item = convolution.dtype.itemsize
@@ -98,7 +98,7 @@ def _copied(convolution: Convolution, sizes: _Sizes) -> int:
 
 
 def _counts(convolution: Convolution) -> bool:
-    """Whether several multiprocessors add to one sum in the usual kernel, which takes counters."""
+    """Whether the usual kernel has counters, because several multiprocessors add to one sum."""
     if convolution.part == "weight" or convolution.groups > 1:
         return False
     is_float32_in_last = convolution.dtype.itemsize == 4 and convolution.channels_last
@@ -111,18 +111,18 @@ def has_many_tiles(convolution: Convolution) -> bool:
 
 
 def _usual_of_matrix_product(convolution: Convolution) -> int:
-    """cuBLAS runs it. In channels first, each image has its own product, and those of the weight are summed after."""
+    """The workspace of cuBLAS. In channels first, a weight gradient is one product per image; these are then summed."""
     is_one_product = convolution.channels_last or math.prod(convolution.image[2:]) == 1
     return 0 if convolution.part != "weight" or is_one_product else _products_of_images(convolution)
 
 
 def _products_of_images(convolution: Convolution) -> int:
-    """The weight's gradients of all images, in float32."""
+    """The bytes of one weight gradient per image, in float32."""
     return convolution.image[0] * math.prod(convolution.weight) * 4
 
 
 def _sums_by_channel(convolution: Convolution) -> int:
-    """The buffer of cuDNN's own depthwise kernel: eight sums in float32 for each image, over vectors of channels."""
+    """The buffer of cuDNN's depthwise kernel: eight float32 sums for each image, padded channel and kernel pixel."""
     batch, channels = convolution.image[:2]
     return 8 * batch * round_up(channels, 32) * math.prod(convolution.weight[2:]) * 4
 

@@ -1,4 +1,4 @@
-"""Finds and loads cuDNN where it is installed: with torch for CUDA, or as a package beside torch for the CPU."""
+"""Find and load cuDNN, which comes with torch for CUDA, or as a package beside torch for the CPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 _CUDNN = "libcudnn.so.9"
 _FIRST_WITHOUT_GPU = 90800
-"""The first version that can be asked about a GPU which the machine does not have."""
+"""The first version that answers for a described GPU, which the machine need not have."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None where it is not installed or cannot be asked."""
+    """The loaded library; None if it is not installed, does not load or is too old."""
     folders, cuda = _folders(), _cuda_of_cudnn()
-    # cuDNN ends the process if it does not find cuBLAS, so that is loaded first
+    # cuDNN ends the process if it does not find cuBLAS, so cuBLAS is loaded first
     paths = [_found(name, folders) for name in (f"libcublasLt.so.{cuda}", _CUDNN)]
     if cuda is None or None in paths:
         return None
@@ -33,7 +33,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def version() -> int | None:
-    """The version of the library as a number, such as 91900 for 9.19.0; None where there is none."""
+    """The version of the library as a number, such as 91900 for 9.19.0; None without the library."""
     loaded = library()
     return None if loaded is None else int(loaded.cudnnGetVersion())
 

@@ -1,6 +1,6 @@
-"""Asks cuDNN for the workspace of a convolution on a GPU that the machine need not have.
+"""Query cuDNN for the workspace of a convolution on a GPU that the machine need not have.
 
-torch takes the first of the library's suggestions from which a plan can be built. The library answers for a described
+torch runs the first of the library's suggestions from which a plan can be built. The library answers for a described
 device, so no driver is needed.
 """
 
@@ -22,8 +22,8 @@ from .library import library
 _DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
 _CROSS_CORRELATION = 1
 _INSTANT, _FALLBACK = 0, 2  # modes of the heuristics, in the order in which torch tries them
-_TENSOR_CORE, _DOWN_CONVERTS, _NONDETERMINISTIC = 0, 1, 4  # numerical notes
-_ALIGNMENT = 32  # the allocator's addresses are multiples of 512, of which torch states 32
+_TENSOR_CORE, _DOWN_CONVERTS, _NONDETERMINISTIC = 0, 1, 4  # numerical notes of an engine
+_ALIGNMENT = 32  # what torch declares, although the allocator's addresses are multiples of 512
 
 # the attributes of the operation: image, output, weight, convolution, alpha, beta
 _OPERATIONS = {
@@ -35,7 +35,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``torch.backends.cudnn`` asks of plans."""
+    """The settings of ``torch.backends.cudnn`` that rule out plans."""
 
     deterministic: bool = False
     allow_tf32: bool = True
@@ -51,7 +51,7 @@ class Plan:
 
 @functools.cache
 def first_plan(gpu: GPU, convolution: Convolution, settings: Settings = Settings()) -> Plan | None:
-    """The first plan of the library that torch does not refuse; None if there is none, or no library."""
+    """The first suggested plan that torch does not refuse; None without such a plan or without the library."""
     loaded = library()
     if loaded is None or convolution.dtype not in _DATA_TYPES:
         return None
@@ -167,5 +167,5 @@ def _workspace_of(loaded: ctypes.CDLL, config: Descriptor, device: Descriptor) -
     try:
         (workspace,) = plan.finalized().numbers(Attribute.PLAN_WORKSPACE, Type.INT64)
     except CudnnError:
-        return None  # torch tries the next
+        return None  # torch tries the next suggestion
     return workspace
