@@ -51,7 +51,7 @@ def _from_status(field: str) -> int:
 
 
 def _by_rusage(step: Callable[[], object], why: str) -> Growth:
-    """Read the peak since the process began, which shows growth only above every earlier peak. This is the fallback."""
+    """The fallback: read the peak since the process began, which shows growth only above every earlier peak."""
     try:
         before = process_peak_bytes()
     except ImportError:  # Windows
