@@ -39,7 +39,7 @@ def get_meter(name: str, gpu: str = "H200", assume: Mapping[str, Any] | None = N
 
 
 def usable_meter(name: str, gpu: str = "H200") -> tuple[Meter, str | None]:
-    """The meter called ``name`` and None; if it needs a GPU and cannot run, the simulated meter and a sentence why."""
+    """The meter called ``name`` and None; if it lacks a GPU, the simulated meter and a sentence that says so."""
     meter = get_meter(name, gpu)
     reason = meter.unavailable_reason()
     if reason is None:

@@ -29,7 +29,6 @@ class Reading:
     ``peak_bytes`` is requested memory above what was live just before the step (``base_bytes``). ``held_bytes`` is what
     the step left live while its result was referenced, ``leaked_bytes`` what stayed live after the result was dropped.
     ``allocated_bytes`` is the peak with the allocator's rounding, ``reserved_bytes`` what it took from the device.
-    ``granularity_bytes`` is the meter's resolution.
     """
 
     meter: str

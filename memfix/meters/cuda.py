@@ -246,9 +246,8 @@ class CudaMeter:
     name = "cuda"
     simulation = None
     num_processes = 1
-    """The number of processes that measure on one GPU. If there are several, each first runs a step in the memory that
-    the step is expected to take, or in half of an equal share; if that is too little, it waits for all of the memory.
-    """
+    """The number of processes that measure on one GPU. Each of several first tries a step in the memory that the step
+    is expected to take, or in half of an equal share; if that is too little, it waits for all of the memory."""
 
     def __init__(self, expected_bytes: int | None = None) -> None:
         self._expected_bytes = expected_bytes
@@ -314,8 +313,7 @@ class CudaMeter:
         )
 
     def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> CappedRun:
-        """Run the step in a child process under a hard cap on GPU memory. Running out of memory is a result, not an
-        error.
+        """Run the step in a child process under a hard cap on GPU memory. Running out of memory raises no error.
 
         ``build`` is pickled for the child, so it must be importable: a function of a module, or a
         ``functools.partial`` of one. The cap counts what torch reserves, inputs included, but not the CUDA context.

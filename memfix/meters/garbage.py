@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 _FROZEN_BY_PYTHON = 1000
-"""More frozen objects than this were frozen by the program: Python 3.12 freezes 375 at start, a program that calls
-``gc.freeze`` tens of thousands."""
+"""The most objects that Python freezes itself (3.12: 375 at start). A program that freezes has tens of thousands."""
 
 
 @contextlib.contextmanager
@@ -37,10 +36,8 @@ def only_our_own_cycles(*, automatic: bool = False) -> Iterator[None]:
 
 
 def free_last_gradients(device: torch.device | str) -> None:
-    """Make autograd's thread for ``device`` free the last gradients, by a backward of an empty tensor.
-
-    The thread keeps them until it waits for work again. On a busy machine that is late, in the middle of the next step.
-    """
+    """Run a backward of an empty tensor, after which autograd's thread for ``device`` has freed the last gradients. It
+    would otherwise keep them until it waits for work again, on a busy machine until the middle of the next step."""
     import torch
 
     none = torch.empty(0, device=device, requires_grad=True)

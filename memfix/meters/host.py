@@ -66,11 +66,8 @@ class HostMeter:
         return self
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Run the step several times: to warm up, for the peak, to confirm a leak, and for resident memory.
-
-        To look up the lines behind the peak, the step is built once more. If tracemalloc is already running, it is used
-        and left running.
-        """
+        """Run the step to warm up, for the peak, to confirm a leak, and for resident memory. To look up the lines
+        behind the peak, build the step once more. If tracemalloc is already running, it is used and left running."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"host meter unavailable: {reason}")
@@ -118,8 +115,7 @@ class HostMeter:
 
 @contextlib.contextmanager
 def _tracing(frames: int) -> Iterator[None]:
-    """Inside, tracemalloc runs. Enter this before the step is built: when an untraced block is resized, tracemalloc
-    counts all of its bytes."""
+    """Trace from before the step is built: when an untraced block is resized, tracemalloc counts all its bytes."""
     if tracemalloc.is_tracing():
         yield
         return
@@ -221,8 +217,7 @@ class _LiveBytes:
 
 @dataclass
 class _Lookup:
-    """Looks up the lines behind live blocks once, at the first call or return in this thread at which ``threshold``
-    bytes are live."""
+    """Looks up the lines behind live blocks, at this thread's first call or return with ``threshold`` bytes live."""
 
     live: _LiveBytes
     tensors: CpuTensors | None

@@ -11,8 +11,7 @@ from typing import Any
 from ..errors import MeasurementError, UsageError
 
 Mesh = Mapping[str, int] | Sequence[int]
-"""The sizes of a mesh of ranks, by the names of its dimensions or in order. One may be -1, to be computed from the
-number of ranks."""
+"""The sizes of a mesh of ranks, by the names of its dimensions or in order. One may be -1, and is then computed."""
 
 _REST = -1
 

@@ -78,7 +78,7 @@ class ProcessLock:
 
     def _let_go(self) -> None:
         os.environ.pop(self.variable, None)
-        self._file.close()  # which unlocks it
+        self._file.close()  # closing the file unlocks it
         self._file = None
 
     def _somebody_waits(self) -> bool:
@@ -159,7 +159,7 @@ class SharedParts:
 
 
 def _door(path: str) -> IO[str]:
-    """The file at which processes queue for the one at ``path``."""
+    """The file at which processes queue for the lock file at ``path``."""
     return open(f"{path}.door", "w")
 
 

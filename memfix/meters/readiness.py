@@ -14,7 +14,7 @@ BUSY_PERCENT = 5
 IDLE_BYTES = 2 * GiB  # a driver keeps some hundred MiB for itself
 SAMPLES, SAMPLE_PERIOD_S = 5, 0.2
 
-# NVML's bits for clocks that are throttled; those of _HARMLESS, such as limits that the owner set, are no fault
+# NVML's reasons for lowered clocks; those in _HARMLESS, such as limits that the owner set, do not disturb timing
 _SLOWED = {
     0x0000000000000004: "power cap",
     0x0000000000000008: "hardware slowdown",

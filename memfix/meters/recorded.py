@@ -30,7 +30,7 @@ is set per thread, and autograd's threads have none.
 BEFORE_WATCH = "existed before the watch"
 _PHASES = ("forward", "backward", "optimizer")
 _BIRTH, _DEATH, _FAILURE = "alloc", "free_completed", "oom"
-# names of torch's wrapper functions, which are no useful name for the function that allocates
+# torch's wrapper functions, whose names do not say what allocates
 _PLUMBING = {"_call_impl", "_wrapped_call_impl", "decorate_context", "wrapper", "_fn", "inner", "apply", "_use_grad"}
 
 
@@ -185,7 +185,7 @@ class _History:
             self._died.append(None)
         elif (index := self._live.pop(entry["addr"], None)) is not None:
             self._died[index] = self._event
-        else:  # the frames of a free are those of its allocation
+        else:  # the entry of a free has the frames of its allocation
             self._existed(entry["size"], entry["addr"], entry, self._event)
 
     def _existed(self, size: int, address: int, source: Mapping[str, Any], died: int | None) -> None:
@@ -222,7 +222,7 @@ def _live_blocks(snapshot: Snapshot, device: int) -> Iterator[Mapping[str, Any]]
 
 
 def _frames(entry: Mapping[str, Any]) -> Frames:
-    """The frames of an entry or a block; an allocation from before the recording has none."""
+    """The frames of an entry or a block; empty for an allocation from before the recording."""
     return entry.get("frames") or ()
 
 

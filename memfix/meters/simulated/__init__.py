@@ -129,10 +129,7 @@ class SimulatedMeter:
         *,
         computes: bool = False,
     ) -> _Run:
-        """Measure the step once; eagerly if its compiled code fails on fake tensors.
-
-        ``computes`` also computes tensors that usually have too many values.
-        """
+        """Measure the step; eagerly if compiled code fails. ``computes`` raises the limits of computed values."""
         from .compiled import CompiledCodeError
 
         run = functools.partial(self._run_once, build, warmup, extent, of_numbers or extent, computes)
@@ -150,7 +147,7 @@ class SimulatedMeter:
         computes: bool,
         runs_eager: str | None = None,
     ) -> _Run:
-        """``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
+        """Build and measure the step. ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
         from .assumptions import are_numbers
         from .compiled import CompiledCodeError
         from .source_lines import line_of
@@ -211,14 +208,14 @@ class SimulatedMeter:
             readings = []
             for step in build("cuda"):
                 reading = self._reading(tracker, step)
-                doubts = tuple(tracker.assumed)  # other answers cannot be tried on the same state
+                doubts = tuple(tracker.assumed)  # the steps share state, so other answers cannot be tried
                 readings.append(
                     dataclasses.replace(reading, exact=reading.exact and not doubts, notes=(*reading.notes, *doubts))
                 )
             return readings
 
     def launches(self, build: StepBuilder) -> list[Launch]:
-        """The Triton and CUDA kernels that the step launches at its first call. Nothing is measured."""
+        """The launches of Triton and CUDA kernels in the step's first call. Nothing is measured."""
         with self._simulated() as tracker:
             step = build("cuda")
             tracker.launches = []
@@ -296,13 +293,13 @@ class _Run:
     error: Exception | None = None
     in_a_loop: bool = False
     unbounded: frozenset[str] = frozenset()
-    """The doubts that the reading's bounds do not cover."""
+    """The notes whose uncertainty the reading's bounds do not cover."""
     is_most: bool = False
     """Whether the extent "most" would have given the same answers."""
     is_same_under_others: bool = False
     """Whether further calls took the same bytes under other answers."""
     computes: bool = False
-    """Whether tensors were computed that usually have too many values."""
+    """Whether the raised limits of computed values applied (``Values.keep_more``)."""
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
@@ -331,8 +328,8 @@ def _is_unbounded(runs: list[_Run]) -> bool:
 
 
 def _of_computed_loop(reading: Reading) -> Reading:
-    """The estimate for a step with a loop that ends by computed numbers. The bounds come from few random draws, so
-    they are widened by their distance on both sides."""
+    """The estimate for a step whose loop was run on computed numbers. Its bounds come from few random draws, so the
+    distance between them is added on both sides."""
     from .assumptions import COMPUTED
 
     reading = dataclasses.replace(reading, exact=False, notes=(*reading.notes, COMPUTED))

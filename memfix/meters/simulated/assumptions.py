@@ -60,7 +60,7 @@ def are_numbers(notes: Iterable[str]) -> bool:
 
 
 def at(note: str, place: str) -> str:
-    """The note with its place, in the form that a key of ``assume`` has."""
+    """The note with its place, written as in a key of ``assume``."""
     return f"{note} (at {place})"
 
 
@@ -72,8 +72,7 @@ class Pool:
     _taken: dict[Hashable, int] = field(default_factory=dict)
 
     def taken_by(self, part: Hashable, num_elements: int) -> int:
-        """How many elements the view ``part`` picks if earlier views took all they could. The same view always picks
-        the same number."""
+        """How many elements the view ``part`` picks, always the same, if earlier views took all that they could."""
         if part not in self._taken:
             self._taken[part] = min(num_elements, self.left)
             self.left -= self._taken[part]
@@ -86,7 +85,7 @@ class Answers:
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
         self.of_numbers: Extent = extent
-        """The extent of single values, such as a loss. A step may raise for some of them but run with other masks."""
+        """The extent for single values, such as a loss. A step may raise for one of them, but run on other masks."""
         self.are_most = True
         """Whether every answer would have been the same under "most", which then need not be tried."""
         self._is_warming_up = True

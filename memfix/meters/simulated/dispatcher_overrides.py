@@ -17,8 +17,8 @@ from .gpus import GPU
 
 aten = torch.ops.aten
 
-_CUDNN_MOST_CHANNELS = 1024  # in a grid sampler
-_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # in batch norm: training -> batch size
+_CUDNN_MOST_CHANNELS = 1024  # of cuDNN's grid sampler
+_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # of cuDNN's batch norm, in training or not
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of every overridden kernel
             for name, kernel in _CHOICES.items():
-                for key in ("CUDA", "AutogradCUDA"):  # a recomputation under autograd needs AutogradCUDA
+                for key in ("CUDA", "AutogradCUDA"):  # recomputing under autograd needs AutogradCUDA
                     library.impl(name, kernel, key, allow_override=True)  # a nested simulation overrides ours
             for name, kernel in (_MISSING_FAKES | _CORRECTED_FAKES).items():
                 library.impl(name.removesuffix(".default"), kernel, "Meta", allow_override=True)
@@ -109,8 +109,7 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 def _grid_sampler(
     tensor: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
-    """Run cuDNN's sampler if a CUDA build would choose it, else torch's own. cuDNN's needs bilinear interpolation, zero
-    padding and aligned corners."""
+    """Run cuDNN's sampler if a CUDA build would choose it (bilinear, zero padding, corners aligned), else torch's."""
     by_cudnn = (
         torch.backends.cudnn.enabled
         and (interpolation_mode, padding_mode, align_corners) == (0, 0, True)

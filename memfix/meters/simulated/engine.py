@@ -31,7 +31,7 @@ _IN_ORDER = platform.machine() not in ("x86_64", "AMD64")
 """Whether libtorch's C++ compiler evaluates function arguments in order. On x86, where the tables were measured, it
 begins with the last argument."""
 _STACK_BYTES_PER_NODE = 280  # measured: 240 to 280
-_STACK_BYTES_OF_OTHERS = 256 << 10  # for the frames below
+_STACK_BYTES_OF_OTHERS = 256 << 10  # for all other frames
 _STACK_BYTES_OF_THREADS = 8 << 20  # glibc's default for a thread
 
 
@@ -52,10 +52,8 @@ class EngineWatch:
             self._casts[torch._C._autograd._get_sequence_nr() - 1] = caller.f_code, caller.f_lasti
 
     def _turn_casts(self, nodes: Iterable[Any]) -> None:
-        """Reverse the sequence numbers of the casts that autocast made for the arguments of one operator, as on x86.
-
-        The engine runs the highest number first, so the order decides which gradients are alive meanwhile.
-        """
+        """Reverse, as on x86, the sequence numbers of the casts that autocast made for one operator's arguments. The
+        engine runs the highest number first, so the order decides which gradients are alive meanwhile."""
         numbered = {node._sequence_nr(): node for node in nodes if node.name() == "ToCopyBackward0"}
         casts = sorted((number, self._casts.pop(number)) for number in numbered if number in self._casts)
         for _, call in itertools.groupby(enumerate(casts), key=lambda found: (found[1][0] - found[0], found[1][1])):

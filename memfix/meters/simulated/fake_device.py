@@ -47,7 +47,7 @@ print("hiding-modes-works", flush=True)
 _PROBE_TIMEOUT_S = 120
 
 _CUDA_GUARD_SLOT = 1  # c10::DeviceType::CUDA in the guard registry
-# CUDAHooksInterface's virtual table in the Itanium ABI, after two destructors
+# slots in CUDAHooksInterface's virtual table; in the Itanium ABI the first two are destructors
 _HOOK_IS_BUILT, _HOOK_HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_LENGTH = 64
 

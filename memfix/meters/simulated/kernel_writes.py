@@ -1,5 +1,4 @@
-"""Finds the arguments that a Triton kernel writes into, from its source. Kernels do not run in a simulation, so these
-arguments' values become unknown."""
+"""Finds in a Triton kernel's source the arguments it writes into: no kernel runs, so these values become unknown."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
 
 class _Properties:
-    """The fields of ``torch.cuda.get_device_properties`` that libraries use to choose kernels."""
+    """The properties of ``torch.cuda.get_device_properties`` by which libraries choose kernels."""
 
     def __init__(self, gpu: GPU) -> None:
         self.name = f"NVIDIA {gpu.name} (simulated)"

@@ -46,10 +46,10 @@ _OF_VALUES = frozenset((assumptions.NO_LARGER_ID, peers.SAME))
 
 
 class StorageTracker(TorchDispatchMode):
-    """Runs each operator and counts its memory. Entered after FakeTensorMode, so it sees each operator first.
+    """Runs each operator and counts its memory. It is entered after FakeTensorMode, so it sees each operator first.
 
-    While it handles an operator, torch has popped it from the stack of modes, so inner calls reach only FakeTensorMode.
-    To count inner calls too, a method enters the tracker again (``with self``).
+    While it handles an operator, it is off the stack of modes, so inner calls reach only FakeTensorMode. To handle
+    inner calls too, a method enters the tracker again (``with self``).
     """
 
     @classmethod
@@ -296,7 +296,7 @@ class StorageTracker(TorchDispatchMode):
             self.engine.remember_cast(sys._getframe(2))
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         may_be_real = traits.is_sent or (traits.runs_on_real and given)
-        # zero tensors of forward-mode derivatives have no memory, so they may be real although there is no GPU
+        # zero tensors of forward-mode AD are not fake, but they have no memory, and a device that does not exist
         if may_be_real and not any(isinstance(tensor, FakeTensor) or tensor._is_zerotensor() for tensor in given):
             result = self._run_on_real(func, args, kwargs, given, traits)
             if result is not UNKNOWN:
@@ -322,10 +322,8 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
-        """Run a view, a collective or an in-place operator on real tensors only, such as an optimizer's step counts.
-
-        FakeTensorMode makes no view of a real tensor, and would replace each real argument by a fake one.
-        """
+        """Run a view, a collective or an in-place operator whose tensors are all real, such as an optimizer's step
+        counts. FakeTensorMode makes no view of a real tensor, and would replace each real argument by a fake one."""
         if not (traits.is_view or traits.is_sent):
             return self.values.really(func, args, kwargs, given, given)
         with torch._C._DisableTorchDispatch():
@@ -385,8 +383,7 @@ class _Traits:
         self.indexes = packet in _INDEXES
         self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
         """Whether the operator returns a view or changes metadata."""
-        self.is_sent = operator.namespace in peers.NAMESPACES
-        """Whether the operator is a collective."""
+        self.is_sent = operator.namespace in peers.NAMESPACES  # it is a collective
         self.runs_on_real = self.is_view or writes_into_arguments(operator)
         self.reads_values = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(tags))
         """Whether a Python result, or the shape of a result, depends on values."""
@@ -403,10 +400,8 @@ def _indexes_from_cpu(args: Any) -> bool:
 
 
 def _writes_by_mask(args: Any) -> bool:
-    """Whether an ``index_put`` on the GPU has masks that are to be decomposed into index tensors.
-
-    Filling by a CPU scalar makes no indices (``masked_fill``). An accumulation frees its indices before its peak.
-    """
+    """Whether an ``index_put`` on the GPU has masks that are to be decomposed into index tensors. Filling by a CPU
+    scalar makes no indices (``masked_fill``), and an accumulation frees its indices before its peak."""
     if not any(map(is_mask, args[1])) or not is_on_gpu(args[0]):
         return False
     adds = len(args) > 3 and args[3]
@@ -430,8 +425,7 @@ def _metadata(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _left_to_subclass(types: Any) -> Any:
-    """Return NotImplemented, so that a tensor subclass unwraps itself and its inner tensors are dispatched. Raise for
-    an unsupported subclass."""
+    """Return NotImplemented, so that a tensor subclass unwraps itself. Raise if the subclass is not supported."""
     if any(kind.__name__ == "DTensor" for kind in types) and not _has_fake_process_group():
         raise MeasurementError("DTensor spans several GPUs, and one is simulated; measure the local tensors' step")
     if any(kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl for kind in types):

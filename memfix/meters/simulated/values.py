@@ -34,8 +34,7 @@ aten = torch.ops.aten
 
 MOST_INTEGERS, MOST_FLOATS = 2**20, 2**12
 MORE_FLOATS, MOST_WORK, MOST_BYTES = 2**22, 2**32, 2**30
-"""The limits after ``keep_more``: floats per storage; multiply-adds and bytes of all storages together. They allow a
-few seconds of computing."""
+"""The limits after ``keep_more``: floats per storage; multiply-adds and bytes of all storages. They take seconds."""
 _CPU = torch.device("cpu")
 _NOTHING: frozenset[str] = frozenset()
 _DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
@@ -131,8 +130,7 @@ class Values:
         return known.pool.taken_by((known.number, mask.storage_offset(), *mask.shape), mask.numel())
 
     def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
-        """Run an operator on known values and return real tensors, or ``UNKNOWN``. In-place operators update the known
-        values of their arguments."""
+        """The result of an operator on known values, or ``UNKNOWN``. In-place operators update the known values."""
         real = _room_for_results(operator, kwargs)
         for tensor in given:
             if id(tensor) not in real:
@@ -459,8 +457,7 @@ def healthy_results(operator: Any, args: Any) -> dict[int, int]:
 
 
 def _work_of(operator: Any, given: list[torch.Tensor]) -> float:
-    """An estimate of an operator's work: the elements that it reads, or for a product its multiply-adds, as if both
-    matrices were square."""
+    """An operator's work: the elements that it reads; for a product its multiply-adds, as if matrices were square."""
     sizes = sorted((float(tensor.numel()) for tensor in given), reverse=True)
     return sizes[0] * math.sqrt(sizes[:2][-1]) if operator.overloadpacket in _PRODUCTS else sum(sizes)
 

@@ -228,8 +228,7 @@ class _Converter:
 
 
 def _skipped(*, for_good: bool) -> Any:
-    """The return value that tells Dynamo to run a frame, and the functions it calls, uncompiled. With ``for_good``
-    Dynamo remembers this for the code object."""
+    """The return value that makes Dynamo run a frame and its callees uncompiled; ``for_good``: whenever it runs."""
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
     strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)

@@ -57,7 +57,7 @@ def reinterpret_tensor(tracker: StorageTracker) -> Callable[..., torch.Tensor]:
 
 
 def copy_misaligned_inputs(inputs: list[Any], indices: Sequence[int], return_pairs: Any = None) -> tuple[Any, Any]:
-    """Inductor's function of this name without reading addresses: every simulated storage starts aligned."""
+    """Copy misaligned inputs, like Inductor's function of this name, but by offsets: every fake storage is aligned."""
     from torch._inductor.utils import clone_preserve_strides
 
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []

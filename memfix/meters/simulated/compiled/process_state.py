@@ -106,8 +106,7 @@ class CompiledFrames:
             self._guards.append(guarded.guard_manager)
 
     def forget(self) -> None:
-        """Drop the compiled code, so that Dynamo converts the frames anew. A frame that the user compiled before keeps
-        the user's cache entries."""
+        """Make Dynamo convert the frames anew. A frame that the user compiled before keeps the user's cache entries."""
         from torch._C._dynamo.eval_frame import reset_code
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 
