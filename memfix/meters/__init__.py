@@ -17,7 +17,7 @@ METERS = (*GPU_METERS, "host")
 def get_meter(name: str, gpu: str = "H200", assume: Mapping[str, Any] | None = None) -> Meter:
     """The meter called ``name``, even if it cannot run here.
 
-    ``gpu`` is the GPU that the simulated meter simulates, ``assume`` what is decided of values that it lacks.
+    For the simulated meter, ``gpu`` names the GPU, and ``assume`` has values that the simulation does not know.
     """
     if name == "simulated":
         from .simulated import SimulatedMeter
@@ -39,7 +39,7 @@ def get_meter(name: str, gpu: str = "H200", assume: Mapping[str, Any] | None = N
 
 
 def usable_meter(name: str, gpu: str = "H200") -> tuple[Meter, str | None]:
-    """The meter called ``name``. If it needs a GPU and cannot run: the simulated one, and a sentence that says so."""
+    """The meter called ``name`` and None; if it lacks a GPU, the simulated meter and a sentence that says so."""
     meter = get_meter(name, gpu)
     reason = meter.unavailable_reason()
     if reason is None:

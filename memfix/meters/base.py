@@ -26,8 +26,8 @@ StepBuilder = Callable[[str], Step]
 class Reading:
     """The memory of one step, in exact bytes.
 
-    ``peak_bytes`` is requested memory above what was live just before the step. ``held_bytes`` is what the step left
-    behind while its result was still referenced, ``leaked_bytes`` what stayed after the result was dropped.
+    ``peak_bytes`` is requested memory above what was live just before the step (``base_bytes``). ``held_bytes`` is what
+    the step left live while its result was referenced, ``leaked_bytes`` what stayed live after the result was dropped.
     ``allocated_bytes`` is the peak with the allocator's rounding, ``reserved_bytes`` what it took from the device.
     """
 
@@ -42,12 +42,12 @@ class Reading:
     reserved_bytes: int | None = None
     exact: bool = True
     at_least: int | None = None
-    """The lowest and the highest peak that the assumptions allow; None if there are none, or they cannot be bounded."""
+    """The lowest peak that the assumptions allow, and ``at_most`` the highest; None without assumptions or bounds."""
     at_most: int | None = None
     notes: tuple[str, ...] = ()
     alive_at_peak: tuple[Allocation, ...] = ()
     kept: tuple[Allocation, ...] = ()
-    """What the warm-up calls left behind for good, such as a cache or an optimizer's state. Simulated meter only."""
+    """Allocations of the warm-up that stay alive, such as a cache or an optimizer's state. Simulated meter only."""
     stages: tuple[Stage, ...] = ()
     """The stages that the step names by :func:`memfix.meters.stages.stage`, in order."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
@@ -55,12 +55,12 @@ class Reading:
 
     @property
     def highest_bytes(self) -> int:
-        """The peak, or the highest that the assumptions allow."""
+        """The highest peak that the assumptions allow; without bounds, the peak."""
         return self.peak_bytes if self.at_most is None else self.at_most
 
     @property
     def total_bytes(self) -> int:
-        """The peak, and what was live before the step: all that the step needs of a GPU."""
+        """The peak plus the bytes live before the step: all that the step needs on a GPU."""
         return self.base_bytes + self.peak_bytes
 
     @property
@@ -79,7 +79,7 @@ class Reading:
         return changes(other.alive_at_peak, self.alive_at_peak)
 
     def of_what_is_kept(self) -> Reading:
-        """The memory that is kept for good, as a reading of its own."""
+        """The memory that the warm-up calls left alive (``kept``), as a reading of its own."""
         size = sum(allocation.bytes for allocation in self.kept)
         return dataclasses.replace(
             self, peak_bytes=size, held_bytes=size, leaked_bytes=0, allocated_bytes=size, alive_at_peak=self.kept,
@@ -146,5 +146,6 @@ class Meter(Protocol):
         ...
 
     def expecting(self, total_bytes: int) -> Meter:
-        """This meter for a step that takes so many bytes with its inputs: others may measure in the rest of a GPU."""
+        """This meter for a step that takes ``total_bytes`` with its inputs. A GPU meter may leave the rest of the GPU's
+        memory to other processes."""
         ...

@@ -1,6 +1,6 @@
-"""Times steps that alternate in one process, so that a disturbance hits all of them alike.
+"""Times steps alternately in one process, so that a disturbance hits all of them alike.
 
-``race`` times two steps in pairs, ``take_turns`` any number of them in rounds.
+``race`` times two steps in pairs, ``take_turns`` any number of steps in rounds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .base import Step
 from .garbage import only_our_own_cycles
 
 LEAST_PAIRS = 2
-"""The fewest pairs of a race: with two, each of the steps comes first once."""
-_CYCLES = 1_000_000
+"""The fewest pairs of a race: with two, each step is once the first of a pair."""
+_CYCLES = 1_000_000  # GPU clock cycles of a sleep whose time is measured
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def race(
 ) -> Race:
     """Time ``first`` and ``second`` in ABBA order, or in BAAB order where ``second_begins``.
 
-    A sample is as many consecutive steps as fill ``sample_s``, the same number for both. After ``enough_s`` the race
-    may end before ``pairs`` are timed, if the standard error of the median is below ``known_to``; after ``most_s`` it
-    ends in any case, but with at least ``LEAST_PAIRS``.
+    A sample is as many consecutive steps as fill ``sample_s``, the same number for both. After ``enough_s`` seconds the
+    race may end before ``pairs`` are timed, if the median's relative standard error is at most ``known_to``; after
+    ``most_s`` seconds it ends in any case. It has at least ``LEAST_PAIRS`` pairs.
     """
     steps = (first, second)
     forth = (1, 0) if second_begins else (0, 1)
@@ -88,7 +88,7 @@ def race(
 
 @dataclass(frozen=True)
 class Rounds:
-    """How many rounds are timed: at least ``least``, then more until ``seconds`` have passed, at most ``most``."""
+    """The number of rounds to time: at least ``least``, then more until ``seconds`` have passed, at most ``most``."""
 
     least: int = 3
     most: int = 10
@@ -152,10 +152,10 @@ def _take_sample(times: Times, step: Step, device: str, sample_s: float, settle_
 
 
 def slowed(step: Step, factor: float, device: str) -> Step:
-    """``step`` slowed down to ``factor`` times its time, to test whether a clock sees it.
+    """``step`` slowed down to ``factor`` times its time, to test whether a time check notices it.
 
-    The CPU waits for a share of the time of each call. A GPU runs asynchronously, so it waits for a share of the usual
-    time of a step.
+    The CPU waits in proportion to the time of each call. A GPU runs asynchronously, so it sleeps in proportion to the
+    usual time of a step.
     """
     cycles = 0
     if device.startswith("cuda"):
@@ -182,20 +182,20 @@ def _ratios(times: tuple[list[float], list[float]]) -> list[float]:
 
 
 def _doubt(ratios: list[float]) -> float:
-    """The standard error of the median, relative to it: half the distance between the two ranks that bound it."""
+    """The relative standard error of the median: half the distance between the two ranks that bound the median."""
     ranked, middle, reach = sorted(ratios), (len(ratios) - 1) / 2, math.sqrt(len(ratios)) / 2
     low, high = ranked[max(0, math.floor(middle - reach))], ranked[min(len(ranked) - 1, math.ceil(middle + reach))]
     return (high - low) / 2 / statistics.median(ranked)
 
 
 def _usual_s(step: Step, device: str) -> float:
-    """The median time of several calls. The shortest would make the waiting time too short."""
+    """The median time of several calls; the minimum would make ``slowed`` wait too short."""
     _elapsed_s(step, device, 1)
     return statistics.median(_elapsed_s(step, device, 1) for _ in range(7))
 
 
 def _elapsed_s(step: Step, device: str, repeats: int) -> float:
-    """The seconds of ``repeats`` steps in a row, until their kernels have finished."""
+    """The seconds that ``repeats`` steps in a row take, until their kernels have finished."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
         for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""The meter of a real GPU: it reads requested bytes from torch's caching allocator, and can run a step under a cap."""
+"""The cuda meter: reads requested bytes from torch's caching allocator on a GPU, and can run a step under a cap."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _CHILD_TIMEOUT_S = 600
 _USABLE_SHARE = 0.9
-"""Of a GPU's memory; the rest is for contexts, fragmentation and workspaces."""
+"""The share of a GPU's memory that steps may use; the rest is for contexts, fragmentation and workspaces."""
 _ALL_PARTS = 32
-"""A GPU's memory has that many equal parts. A process that measures bytes takes some of them, and gives them back."""
+"""The number of equal parts of a GPU's memory, which processes that measure bytes reserve and release."""
 _BESIDE_A_STEP_BYTES = 1 << 30
-"""Room beside the bytes that a step is expected to take: for workspaces, and for what the allocator cannot reuse."""
+"""The margin added to the bytes that a step is expected to take, for workspaces and fragmentation."""
 
 
 def gpu_unavailable_reason() -> str | None:
@@ -59,7 +59,8 @@ def gpu_capacity_bytes() -> int:
 
 @functools.cache
 def _room_bytes(device: int) -> int:
-    """The memory that this process may have in all: what is free, and what others hold in order to measure."""
+    """The memory that this process may have in all: what is free now or reserved by torch here, and the parts that
+    other processes hold to measure, which they will release."""
     import torch
 
     held_by_others = _parts_of_gpu(_uuid()).num_taken()
@@ -70,9 +71,9 @@ def _room_bytes(device: int) -> int:
 
 @contextlib.contextmanager
 def gpu_to_ourselves() -> Iterator[None]:
-    """Hold the GPU alone, for timing: other processes of this user wait until the block ends. May be nested.
+    """Hold the GPU exclusively, for timing: other processes of this user wait until the block ends. May be nested.
 
-    On exit, cached memory is returned to the device for the next process.
+    On exit, the allocator's cached memory is returned to the device for the next process.
     """
     with _held(alone=True):
         yield
@@ -89,8 +90,8 @@ def gpu_beside_others() -> Iterator[None]:
 def gpu_for_bytes(parts: int = _ALL_PARTS) -> Iterator[None]:
     """Hold parts of the GPU's memory to measure bytes, while other processes hold other parts, or run small steps.
 
-    The allocator counts its own process only, so steps elsewhere do not disturb it. Waiting for them took nine tenths
-    of the GPU tests' time on an H200, because each compiles kernels for seconds.
+    The allocator counts only its own process, so steps in other processes do not disturb it. With exclusive access, the
+    GPU tests on an H200 spent nine tenths of their time waiting, because each process compiles kernels for seconds.
     """
     with _held(alone=False), _parts_of_gpu(_uuid()).taken(parts), _memory_given_back():
         yield
@@ -98,9 +99,9 @@ def gpu_for_bytes(parts: int = _ALL_PARTS) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_parts_of_gpu(parts: int) -> Iterator[None]:
-    """Hold parts of the GPU's memory, and have no more than these.
+    """Hold parts of the GPU's memory, with torch's memory capped at these parts.
 
-    A step that wants more raises ``OutOfMemoryError``; if it catches that itself, the end of the block does.
+    A step that needs more raises ``OutOfMemoryError``. If the step catches the error, the end of the block raises one.
     """
     import torch
 
@@ -119,7 +120,7 @@ def _in_parts_of_gpu(parts: int) -> Iterator[None]:
 
 
 def _parts_for(size: int) -> int:
-    """The parts of this GPU's memory that hold ``size`` bytes."""
+    """The number of parts of this GPU's memory that hold ``size`` bytes."""
     import torch
 
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -134,10 +135,10 @@ def _held(*, alone: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _memory_given_back() -> Iterator[None]:
-    """At the end of the block this process has no memory that it does not use, so the next one may have it.
+    """At the end of the block, return the allocator's unused memory to the device for the next process.
 
-    After running out, the error holds the step's frames, and these its tensors. The next process would run out too,
-    though it has waited for all of the memory.
+    An ``OutOfMemoryError`` refers to the step's frames, and these to its tensors. The frames are cleared, as otherwise
+    the next process would run out too, although it waited for all of the memory.
     """
     import torch
 
@@ -151,7 +152,7 @@ def _memory_given_back() -> Iterator[None]:
 
 
 def make_way_on_gpu() -> None:
-    """Let a process that waits for the GPU alone go first. Long shared runs call this between two steps."""
+    """Let a process that waits for exclusive access go first. Long shared runs call this between two steps."""
     _lock_of_gpu().make_way(_give_back_memory)
 
 
@@ -166,8 +167,8 @@ _allocated_after_cycles = 0
 
 
 def _free_cycles() -> None:
-    """Free tensors that only reference cycles hold. If no more is allocated than after the last call, there are none to
-    free, and Python need not collect: it would visit every object of torch, which takes longer than a small step."""
+    """Free tensors that only reference cycles hold. No collection runs if no more memory is allocated than after the
+    last call: it would visit every object of torch, which takes longer than a small step."""
     global _allocated_after_cycles
     import torch
 
@@ -206,14 +207,14 @@ def _file_of(purpose: str, uuid: str) -> str:
 
 @dataclass
 class WatchedPeak:
-    """The result of :func:`watched_peak`, filled when its block ends."""
+    """The result of :func:`watched_peak`, set when its block ends."""
 
     bytes: int = 0
 
 
 @contextlib.contextmanager
 def watched_peak() -> Iterator[WatchedPeak]:
-    """The peak of requested bytes inside the block, above what was live before it."""
+    """Measure the peak of requested bytes inside the block, above what was live before it."""
     import torch
 
     peak = WatchedPeak()
@@ -230,7 +231,7 @@ def watched_peak() -> Iterator[WatchedPeak]:
 
 @dataclass(frozen=True)
 class CappedRun:
-    """Whether a step ran under a cap. ``peak_bytes`` is its reserved peak if it finished."""
+    """Whether a step ran under a cap of ``capacity_bytes``. ``peak_bytes`` is its reserved peak if it finished."""
 
     fits: bool
     capacity_bytes: int
@@ -239,13 +240,14 @@ class CappedRun:
 
 
 class CudaMeter:
-    """``expected_bytes``: what a step and its inputs take, where that is known. Others may measure in the rest."""
+    """Reads torch's allocator. ``expected_bytes`` is what a step and its inputs take, if known: if several processes
+    measure, the others may use the rest of the memory meanwhile."""
 
     name = "cuda"
     simulation = None
     num_processes = 1
-    """How many processes measure on one GPU. Of several each tries a step in the memory that it is expected to take, or
-    in half its share, beside the others, and in all of the memory only if that is too little."""
+    """The number of processes that measure on one GPU. Each of several first tries a step in the memory that the step
+    is expected to take, or in half of an equal share; if that is too little, it waits for all of the memory."""
 
     def __init__(self, expected_bytes: int | None = None) -> None:
         self._expected_bytes = expected_bytes
@@ -311,7 +313,7 @@ class CudaMeter:
         )
 
     def fits(self, build: StepBuilder, capacity_bytes: int, *, warmup: int = 1) -> CappedRun:
-        """Run the step in a child process under a hard cap on GPU memory. Running out of memory is a result, no error.
+        """Run the step in a child process under a hard cap on GPU memory. Running out of memory raises no error.
 
         ``build`` is pickled for the child, so it must be importable: a function of a module, or a
         ``functools.partial`` of one. The cap counts what torch reserves, inputs included, but not the CUDA context.
@@ -349,7 +351,7 @@ class CudaMeter:
 
 
 class StagePeaks:
-    """The peaks of a step's stages. The allocator keeps one peak, which is read and reset where a stage begins."""
+    """The peaks of a step's stages. The allocator keeps one peak, which is read and reset when a stage begins."""
 
     _COUNTS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
@@ -390,7 +392,7 @@ def _warmed_up(build: StepBuilder, warmup: int) -> Step:
 
     step = build("cuda")
     with warnings.catch_warnings():
-        # torch warns that the first matrix product in backward creates the CUDA context
+        # torch warns when the first matrix product in backward creates the CUDA context
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         for _ in range(warmup):
             step()

@@ -1,6 +1,6 @@
-"""Records the history of torch's CUDA allocator with Python frames, and notices allocations that fail.
+"""Records the history of torch's CUDA allocator with Python frames, and reports allocations that fail.
 
-What the recording says is read in :mod:`memfix.meters.recorded`.
+:mod:`memfix.meters.recorded` interprets the recorded snapshots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import UsageError
 from .recorded import STAGES, Frames, Moment, Snapshot
 
 FailureListener = Callable[[Snapshot, Moment], None]
-"""Is called where an allocation fails, before torch raises."""
+"""A function that is called when an allocation fails, before torch raises."""
 
 
 class CudaHistory:
@@ -44,7 +44,7 @@ class CudaHistory:
         return self
 
     def restart(self) -> None:
-        """Forget the history so far, but for the stage that runs. Blocks keep the frames of their allocation."""
+        """Drop the history so far, except the current stage. Live blocks keep the frames of their allocation."""
         import torch
 
         del self._stages[:-1]
@@ -59,7 +59,7 @@ class CudaHistory:
         torch.cuda.memory._record_memory_history(None)
 
     def enter_stage(self, name: str | None) -> None:
-        """Every entry that follows belongs to the stage."""
+        """Begin a stage: later entries of the history belong to it."""
         self._stages.append({"time_us": time.time_ns() // 1000, "name": name})
 
     def snapshot(self) -> Snapshot:
@@ -68,7 +68,7 @@ class CudaHistory:
         return {**torch.cuda.memory._snapshot(), STAGES: tuple(self._stages)}
 
     def failed(self, device: int, capacity_bytes: int) -> None:
-        """Tell the listener, in the thread whose allocation has just failed."""
+        """Call the listener, in the thread whose allocation has just failed."""
         import torch
 
         if device == self._device:

@@ -46,7 +46,7 @@ def changes(before: Sequence[Allocation], now: Sequence[Allocation]) -> tuple[Ch
 
 
 def _by_key(rows: Sequence[Allocation]) -> dict[tuple[str, str], Allocation]:
-    """Rows by operator and source text. Rows with the same text on two lines are added up."""
+    """Rows by operator and source text. Rows of two lines with the same text are added up."""
     merged: dict[tuple[str, str], Allocation] = {}
     for row in rows:
         same = merged.get(_key(row))

@@ -1,4 +1,4 @@
-"""What a step leaves: collections that visit only its own objects, and gradients that torch still keeps."""
+"""Frees what a step leaves behind: reference cycles, by collections that skip older objects, and last gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import torch
 
 _FROZEN_BY_PYTHON = 1000
-"""Python 3.12 itself freezes 375 objects at start. A program that freezes its own freezes tens of thousands."""
+"""The most objects that Python freezes itself (3.12: 375 at start). A program that freezes has tens of thousands."""
 
 
 @contextlib.contextmanager
 def only_our_own_cycles(*, automatic: bool = False) -> Iterator[None]:
-    """Inside, a collection visits only objects made inside, not all of torch. Automatic collections are off unless
-    ``automatic``.
+    """Inside, the garbage collector visits only objects made inside, not all of torch's. Automatic collections are off
+    unless ``automatic``.
 
-    If the program has frozen objects itself, nothing is frozen here, because Python can only unfreeze all at once.
+    Older objects are frozen (``gc.freeze``), but not if the program froze some itself: Python can only unfreeze all.
     """
     was_enabled, is_ours = gc.isenabled(), gc.get_freeze_count() <= _FROZEN_BY_PYTHON
     if not automatic:
@@ -36,8 +36,8 @@ def only_our_own_cycles(*, automatic: bool = False) -> Iterator[None]:
 
 
 def free_last_gradients(device: torch.device | str) -> None:
-    """torch's thread for a GPU keeps the last gradients until it waits for work again, which on a busy machine is late:
-    they would be freed in the middle of what follows. After another backward, here of no bytes, they are gone."""
+    """Run a backward of an empty tensor, after which autograd's thread for ``device`` has freed the last gradients. It
+    would otherwise keep them until it waits for work again, on a busy machine until the middle of the next step."""
     import torch
 
     none = torch.empty(0, device=device, requires_grad=True)

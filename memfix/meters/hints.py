@@ -1,4 +1,4 @@
-"""The likely cause of a peak, for common mistakes. Imports no torch."""
+"""Finds the likely cause of a peak among common mistakes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MANY = 3
 
 @dataclass(frozen=True)
 class Site:
-    """A row of the peak, and what the rest of the step shows about its line."""
+    """A row of the peak, and how often its line ran."""
 
     row: Allocation
     num_passes: int = 1
@@ -22,14 +22,14 @@ class Site:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the line does all its work at once: in a loop it has a chunk already."""
+        """Whether the line works on the whole tensor at once. In a loop it already works on chunks."""
         return self.num_passes < _MANY
 
 
 def likely_cause(rows: Sequence[Allocation], timeline: Timeline | None = None) -> str | None:
     """A sentence about the largest row that looks like a known mistake; None if no row does.
 
-    With the step's timeline, nothing is advised that the step does already.
+    With the step's timeline, it does not advise chunking where the step already works on chunks.
     """
     total = sum(row.bytes for row in rows)
     for row in rows:

@@ -1,8 +1,8 @@
-"""The host meter: it counts the bytes that Python, numpy and torch's CPU tensors take at the peak of a step.
+"""The host meter: counts the bytes that Python, numpy and torch's CPU tensors take at the peak of a step.
 
 tracemalloc counts what Python and numpy allocate. A dispatch mode counts the results of torch's operators on CPU
 tensors, but not the temporaries inside their kernels. Other C libraries and child processes are not counted. As a
-second opinion, a separate run reads the resident memory of the process (``reserved_bytes``).
+second opinion, a separate run reads the growth of the process's resident memory (``reserved_bytes``).
 
 Counts depend on the version of Python, so they are checked against budgets and scaling laws, but not locked.
 """
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 GRANULARITY_BYTES = 4 * KiB
 """The bytes that Python's own caches and free lists, and the measurement itself, may add to a count."""
-_CONFIRM_A_LEAK = 4  # more calls, at most, before bytes that stay are a leak
+_CONFIRM_A_LEAK = 4  # the most further calls to confirm that bytes which stay are a leak
 _FRAMES = 4  # frames traced per allocation, to find the user's line behind a library's
-_NEAR_PEAK = 0.95
+_NEAR_PEAK = 0.95  # share of the peak at which the lines behind live blocks are looked up
 _NUMPY_DOMAIN = 389047  # the tracemalloc domain of numpy's arrays
-_UNCOUNTED = 16 * MiB  # a reading notes growth of resident memory that exceeds the count by more than this
+_UNCOUNTED = 16 * MiB  # a reading notes resident growth if it exceeds twice the counted peak by more than this
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _TENSORS = "torch's CPU tensors are counted operator by operator: temporaries inside their kernels are not"
 _THREADS = "other threads of this process were running: what they allocated is counted too"
@@ -46,7 +46,7 @@ _RUNNING = "resident memory was not read: tracemalloc was running already, and i
 
 
 class HostMeter:
-    """Without ``lines`` a reading does not say what was alive at the peak, and takes a third of the time."""
+    """Counts with tracemalloc. Without ``lines``, readings lack ``alive_at_peak`` and take a third of the time."""
 
     name = "host"
     simulation = None
@@ -60,32 +60,31 @@ class HostMeter:
         return None
 
     def capacity_bytes(self) -> None:
-        """No limit: a step that does not fit raises a MemoryError."""
+        """Return None, no limit: a step that does not fit raises a MemoryError."""
 
     def expecting(self, total_bytes: int) -> HostMeter:
         return self
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Run the step to warm it up, for the peak, to confirm a leak, and for resident memory. Where the lines behind
-        the peak are looked up, another step is built for it. If tracemalloc is already running, it is used and left
-        running."""
+        """Run the step to warm up, for the peak, to confirm a leak, and for resident memory. To look up the lines
+        behind the peak, build the step once more. If tracemalloc is already running, it is used and left running."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"host meter unavailable: {reason}")
         was_tracing = tracemalloc.is_tracing()
         if "torch" in sys.modules:
             from . import host_tensors  # noqa: F401  imported before tracing starts
-        others = threading.active_count() > 1  # counted too: Python does not say which thread allocates
+        others = threading.active_count() > 1  # they are counted too: tracemalloc does not tell which thread allocates
         # automatic collections stay on, as without a meter: they decide how much garbage is alive at the peak
         with only_our_own_cycles(automatic=True):
             with _tracing(frames=1):  # the time of an allocation grows with the frames that are kept
                 step = build("cpu")
                 for _ in range(warmup):
-                    _count(step)  # following tensors fills caches of Python's, such as those of attribute names
+                    _count(step)  # counting tensors fills caches of Python's, such as that of attribute names
                 counted = _count(step)
                 left_bytes = counted.left_bytes
                 for _ in range(_CONFIRM_A_LEAK):
-                    if left_bytes >= GRANULARITY_BYTES:  # a leak grows at every call, a cache of Python's at some
+                    if left_bytes >= GRANULARITY_BYTES:  # a leak grows at every call, a cache of Python's only at some
                         left_bytes = min(left_bytes, _count(step, for_leaks=True).left_bytes)
             growth = None if was_tracing else resident_growth(step)
             rows: tuple[Allocation, ...] = ()
@@ -116,7 +115,7 @@ class HostMeter:
 
 @contextlib.contextmanager
 def _tracing(frames: int) -> Iterator[None]:
-    """Trace from before the step is built: tracemalloc counts all of an untraced block when it is resized."""
+    """Trace from before the step is built: when an untraced block is resized, tracemalloc counts all its bytes."""
     if tracemalloc.is_tracing():
         yield
         return
@@ -140,10 +139,11 @@ class _Counted:
 
 
 def _count(step: Step, *, rows_near: int | None = None, for_leaks: bool = False) -> _Counted:
-    """Run ``step`` once. ``rows_near`` is the peak of an earlier run, near which the lines are looked up.
+    """Run ``step`` once and count. ``rows_near`` is the peak of an earlier run, near which the lines are looked up.
 
-    ``for_leaks``: without Python's cache of type attributes, which keeps up to 4,096 names by which C code looks some
-    up, such as io's and torch's. It fills from call to call, but is part of a usual peak.
+    ``for_leaks`` clears Python's cache of type attributes before the run and after it. That cache keeps up to 4,096
+    attribute names that C code, such as io's and torch's, looks up. It grows from call to call, but is no leak. In
+    other runs it is part of the peak.
     """
     live = _LiveBytes()
     tensors = _follow_tensors(live)
@@ -152,7 +152,7 @@ def _count(step: Step, *, rows_near: int | None = None, for_leaks: bool = False)
         if for_leaks:
             _clear_type_cache()
         gc.collect()
-        live.start()  # after the measurement has allocated all that it needs itself
+        live.start()  # after the measurement has allocated its own objects
         result = step()
         if not tracemalloc.is_tracing():
             raise MeasurementError("the step stopped tracemalloc, by which the host meter counts; leave it running")
@@ -168,7 +168,7 @@ def _count(step: Step, *, rows_near: int | None = None, for_leaks: bool = False)
 
 
 _clear_type_cache: Callable[[], object] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
-"""Python 3.13 has another name for it."""
+"""Clears Python's cache of type attributes, by the name in Python 3.13 or the older one."""
 
 
 def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:
@@ -180,13 +180,13 @@ def _follow_tensors(live: _LiveBytes) -> CpuTensors | None:
 
 
 class _LiveBytes:
-    """The bytes of tracemalloc and of tensors together, above those at the start.
+    """The live bytes of tracemalloc and of tensors together, above those at the start.
 
-    Their joint peak is exact: between two events tensor bytes are constant, and tracemalloc keeps its own peak.
+    Their joint peak is exact: between two changes the tensor bytes are constant, and tracemalloc keeps its own peak.
     """
 
     def __init__(self) -> None:
-        self.base = sys.maxsize  # no count is above it before the start
+        self.base = sys.maxsize  # before the start, every count is below it
         self._tensor_bytes = self._peak = 0
 
     def start(self) -> None:
@@ -196,7 +196,7 @@ class _LiveBytes:
 
     @contextlib.contextmanager
     def not_counting(self) -> Iterator[None]:
-        """Add what is allocated inside the block, and kept, to the base."""
+        """Do not count what the block allocates and keeps: add it to the base."""
         before = tracemalloc.get_traced_memory()[0]
         yield
         gc.collect()
@@ -217,7 +217,7 @@ class _LiveBytes:
 
 @dataclass
 class _Lookup:
-    """Looks up the lines behind live blocks at this thread's first call or return with ``threshold`` bytes live."""
+    """Looks up the lines behind live blocks, at this thread's first call or return with ``threshold`` bytes live."""
 
     live: _LiveBytes
     tensors: CpuTensors | None
@@ -260,7 +260,7 @@ def _sums(tensors: CpuTensors | None) -> dict[tuple[str, Line | None], list[int]
         row[1] += 1
 
     line_of = functools.cache(_user_line)
-    # the raw tuples behind Snapshot.traces: as objects, a hundred thousand blocks take seconds
+    # the raw tuples behind Snapshot.traces: making objects of a hundred thousand blocks takes seconds
     for domain, size, frames, *_ in tracemalloc.take_snapshot().traces._traces:  # type: ignore[attr-defined]
         line = line_of(frames)
         if line is not None:

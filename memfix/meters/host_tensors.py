@@ -13,8 +13,8 @@ from .simulated.source_lines import Site, SourceLines
 
 
 class CpuTensors(TorchDispatchMode):
-    """Calls ``on_change`` with the bytes of every storage that an operator makes, and with their negative when it is
-    freed. A storage that is first seen as an argument is not counted: numpy made it, or code before the step.
+    """Calls ``on_change`` with the bytes of every storage that an operator makes, and with minus these bytes when the
+    storage is freed. A storage first seen as an argument is not counted: numpy made it, or code before the step.
     """
 
     @classmethod
@@ -40,7 +40,7 @@ class CpuTensors(TorchDispatchMode):
         return result
 
     def clear(self) -> int:
-        """Drop the records, which are not the step's memory. Returns how many storages were made."""
+        """Drop the records, whose own memory would count as the step's. Returns how many storages were made."""
         self._alive, self._lines = {}, SourceLines()
         return self._num_made
 

@@ -1,9 +1,9 @@
-"""A second opinion from outside torch: the driver's own count of the process's memory, sampled while the step runs.
+"""The nvml meter: samples the driver's own count of the process's memory while the step runs.
 
-The driver sees segments, not tensors: torch takes memory from it in blocks of 2 MiB and more, and keeps it. So the
-figure is coarse, it includes the kernels that the first run loads, and it can miss a spike that is shorter than a
-sample. The driver may keep and count memory that this process returned earlier, so that memory is allocated again
-before the base is read.
+It is a second opinion from outside torch. The driver sees segments, not tensors: torch takes memory from it in blocks
+of 2 MiB and more, and keeps them. So the figure is coarse, it includes the kernels that the first run loads, and it can
+miss a spike that is shorter than the sampling period. The driver may keep and count memory that this process returned
+earlier; the meter allocates such memory again before it reads the base.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class NvmlMeter:
 
 
 def _load_what_every_step_needs() -> None:
-    """Allocate the workspaces of the matrix library in forward and backward, which are not the step's own."""
+    """Make cuBLAS allocate its workspaces for forward and backward, so that they do not count as the step's memory."""
     import torch
 
     ones = torch.ones(16, 16, device="cuda", requires_grad=True)
@@ -94,7 +94,7 @@ def _load_what_every_step_needs() -> None:
 
 
 def _fill_what_the_driver_keeps(device: _Device) -> list[Any]:
-    """Allocate until NVML shows growth: until then, allocations reuse memory that the driver kept and counted."""
+    """Allocate blocks until NVML shows growth: before that, blocks reuse memory that the driver kept and counted."""
     import torch
 
     blocks, used = [], device.used_bytes()

@@ -1,4 +1,4 @@
-"""Makes this process one rank of many, without the others: collectives return at once, with buffers of full size."""
+"""Makes this process one rank of a fake process group: collectives return at once, with buffers of full size."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from ..errors import MeasurementError, UsageError
 
 Mesh = Mapping[str, int] | Sequence[int]
-"""The sizes of a mesh of ranks, by the names of its dimensions or in order. One may be -1: the rest of the ranks."""
+"""The sizes of a mesh of ranks, by the names of its dimensions or in order. One may be -1, and is then computed."""
 
 _REST = -1
 
 
 @dataclass(frozen=True)
 class World:
-    """So many ranks, in a mesh of ``sizes`` if the user gave one."""
+    """A number of ranks (``size``), and the ``sizes`` and ``names`` of their mesh's dimensions if there is a mesh."""
 
     size: int = 1
     sizes: tuple[int, ...] = ()
@@ -26,7 +26,7 @@ class World:
 
     @classmethod
     def of(cls, world_size: int | None, mesh: Mesh | None) -> World:
-        """The world of a size, a mesh, or both. Refuses those that contradict each other."""
+        """The world for a world size, a mesh, or both. Raises if they contradict each other."""
         if world_size is not None and world_size < 1:
             raise UsageError(f"world_size must be at least 1, got {world_size}")
         if mesh is None:
@@ -51,14 +51,14 @@ class World:
             raise UsageError(f"rank must be at least 0 and below world_size ({self.size}), got {rank}")
 
     def mesh_on(self, device: str) -> Any:
-        """The ``DeviceMesh``, inside :func:`one_rank_of`."""
+        """Make the ``DeviceMesh``. Call it inside :func:`one_rank_of`."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(device.partition(":")[0], self.sizes, mesh_dim_names=self.names or None)
 
 
 def known_ranks(mesh: Mesh) -> int | None:
-    """The product of a mesh's sizes without its -1; None if it has none."""
+    """The product of a mesh's known sizes; None if no size is -1."""
     sizes = _sizes(mesh)
     return math.prod(size for size in sizes if size != _REST) if _REST in sizes else None
 
@@ -91,7 +91,7 @@ def one_rank_of(world_size: int, rank: int = 0) -> Iterator[None]:
 
 
 def _forget_other_ranks() -> None:
-    """Clear what DTensor keeps for a mesh: meshes of the same shape are equal, but their ranks have other shards."""
+    """Clear DTensor's caches: meshes of the same shape are equal keys, but each rank of a mesh has other shards."""
     import torch
     from torch.distributed.tensor import DTensor, _random, _redistribute
 

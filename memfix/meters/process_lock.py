@@ -1,4 +1,4 @@
-"""What the processes of one machine share in turn: a lock that is held alone or beside others, and equal parts."""
+"""Locks between the processes of one machine: a lock that is exclusive or shared, and a pool of equal parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ How = Literal["alone", "beside"]
 
 
 class ProcessLock:
-    """A lock on a file. The process that holds it, and any child it starts meanwhile, may take it again.
+    """A lock on a file, taken exclusively ("alone") or shared ("beside"). A process that holds it, and any child that
+    it starts meanwhile, may take it again.
 
     A process that wants the lock queues at a second file, the door, so that shared holders cannot overtake a process
     that waits for exclusive access. No process queues while it holds the lock, so there is no deadlock.
@@ -25,10 +26,10 @@ class ProcessLock:
     def __init__(self, path: str) -> None:
         self._path = path
         self.variable = f"MEMFIX_LOCK_{zlib.crc32(path.encode()):08X}"
-        """The environment variable that tells children that the lock is held."""
+        """The environment variable that tells child processes how the lock is held."""
         self._threads = threading.RLock()
         self._wanted: list[How] = []
-        """Whether each nested block asked for exclusive access, outermost first. The innermost decides."""
+        """How each nested block holds the lock, outermost first. The innermost decides."""
         self._file: Any = None
 
     @contextlib.contextmanager
@@ -77,7 +78,7 @@ class ProcessLock:
 
     def _let_go(self) -> None:
         os.environ.pop(self.variable, None)
-        self._file.close()  # which unlocks it
+        self._file.close()  # closing the file unlocks it
         self._file = None
 
     def _somebody_waits(self) -> bool:
@@ -90,11 +91,11 @@ class ProcessLock:
 
 
 class SharedParts:
-    """Equal parts of something, such as a GPU's memory. A process takes some of them as soon as so many are free.
+    """Equal parts of a resource, such as a GPU's memory. A process waits until as many parts as it wants are free.
 
-    A process that wants few parts may overtake one that waits for many. After ``PATIENCE_S`` of waiting a process is
-    no longer overtaken. In strict order, a hundred short measurements waited 25 s behind one that wanted most of an
-    H200's memory. A process that has some parts may ask again and gets no more, so a block may be nested.
+    A process that wants few parts may overtake one that waits for many, until that one has waited ``PATIENCE_S``. In
+    strict order, a hundred short measurements waited 25 s behind one that wanted most of an H200's memory. Blocks may
+    be nested: a process that holds parts gets no more.
     """
 
     PATIENCE_S = 60.0
@@ -107,7 +108,7 @@ class SharedParts:
 
     @contextlib.contextmanager
     def taken(self, number: int) -> Iterator[None]:
-        """Wait for ``number`` parts, one at least and all of them at most, and hold them until the block ends."""
+        """Wait for ``number`` parts, clamped to between one and all, and hold them until the block ends."""
         if self._ours:
             yield
             return
@@ -137,14 +138,14 @@ class SharedParts:
                 fcntl.flock(door, fcntl.LOCK_EX)
 
     def _took(self, number: int) -> bool:
-        """Take ``number`` parts, or none. Whoever asks holds the door."""
+        """Take ``number`` parts, or none, and return whether it took any. The caller holds the door's lock."""
         free = self._grabbed()
         self._ours = free[:number] if len(free) >= number else []
         self._give_back(free[len(self._ours) :])
         return bool(self._ours)
 
     def _grabbed(self) -> list[int]:
-        """All parts that nobody holds, which this process now does."""
+        """Lock all parts that no process holds, and return them."""
         return [part for part in self._parts if part not in self._ours and _took_byte(self._file, part)]
 
     def _give_back(self, parts: Sequence[int]) -> None:
@@ -153,12 +154,12 @@ class SharedParts:
 
     @functools.cached_property
     def _file(self) -> IO[str]:
-        """A byte for each part. It stays open: closing it would give back everything that this process holds."""
+        """The lock file, with a byte for each part. It stays open, because closing it would release all locks."""
         return open(self._path, "w")
 
 
 def _door(path: str) -> IO[str]:
-    """The file at which processes queue for the one at ``path``."""
+    """The file at which processes queue for the lock file at ``path``."""
     return open(f"{path}.door", "w")
 
 

@@ -14,7 +14,7 @@ BUSY_PERCENT = 5
 IDLE_BYTES = 2 * GiB  # a driver keeps some hundred MiB for itself
 SAMPLES, SAMPLE_PERIOD_S = 5, 0.2
 
-# NVML's bits for throttling. Idle clocks and limits that the owner set are left out: they are no fault
+# NVML's reasons for lowered clocks; those in _HARMLESS, such as limits that the owner set, do not disturb timing
 _SLOWED = {
     0x0000000000000004: "power cap",
     0x0000000000000008: "hardware slowdown",
@@ -32,7 +32,7 @@ _HARMLESS = {
 
 @dataclass(frozen=True)
 class Readiness:
-    """The state of one GPU by NVML while memfix ran nothing on it. ``troubles`` is empty if it is ready for timing."""
+    """The state of one GPU as NVML reports it while memfix runs nothing there. ``troubles`` is empty if it is ready."""
 
     gpu: str
     driver: str
@@ -53,7 +53,7 @@ class Readiness:
         return not self.troubles
 
     def require(self) -> None:
-        """Refuse a GPU that is not ready."""
+        """Raise if the GPU is not ready for timing."""
         if self.troubles:
             raise MeterUnavailable(f"{'; '.join(self.troubles)}: a time taken now is not this code's own")
 
@@ -85,7 +85,7 @@ def troubles_of(
 
 
 def read(index: int = 0) -> Readiness:
-    """Watch the GPU with this NVML index for a second."""
+    """Sample the GPU with this NVML index for a second."""
     try:
         import pynvml as nvml
 

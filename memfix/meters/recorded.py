@@ -22,28 +22,28 @@ Frames = Sequence[Mapping[str, Any]]
 """The stack of an allocation, innermost frame first."""
 
 STAGES = "memfix_stages"
-"""The key in a snapshot of the stages that were entered, each with its ``time_us`` and ``name``, in this order.
+"""The key that memfix adds to a snapshot: the stages in the order in which they began, with ``time_us`` and ``name``.
 
-Entries of the trace have their time too. Torch's own metadata of an entry would not do: it is kept for each thread, and
-autograd's threads have none.
+Trace entries have a time too, by which they are assigned to stages. Torch's user metadata of an entry would not do: it
+is set per thread, and autograd's threads have none.
 """
 BEFORE_WATCH = "existed before the watch"
 _PHASES = ("forward", "backward", "optimizer")
 _BIRTH, _DEATH, _FAILURE = "alloc", "free_completed", "oom"
-# frames of torch that stand between a caller and the function that allocates
+# torch's wrapper functions, whose names do not say what allocates
 _PLUMBING = {"_call_impl", "_wrapped_call_impl", "decorate_context", "wrapper", "_fn", "inner", "apply", "_use_grad"}
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is known only while an allocation fails."""
+    """Facts that can be read only while an allocation fails."""
 
     waiting: Frames = ()
-    """The stack of the thread that started backward, for a failure in a thread without frames."""
+    """The stack of the watched thread, for a failure in one of autograd's threads, which have no Python frames."""
     node: str | None = None
     """The autograd node that is running, such as ``MmBackward0``."""
     capacity_bytes: int = 0
-    """What the process may take: the device's memory, or the share that the program set."""
+    """The bytes that the process may take: the device's memory, or the share that the program set."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class Failure:
     """An allocation that failed, and what was alive at that moment."""
 
     bytes: int
-    """The bytes that were asked for, rounded up as the allocator does."""
+    """The requested bytes, rounded up by the allocator."""
     free_bytes: int
-    """What the device still had free."""
+    """The device's free memory."""
     capacity_bytes: int
-    """What the process may take."""
+    """The bytes that the process may take."""
     live_bytes: int
     unused_bytes: int
-    """Bytes that the allocator held in pieces that no tensor used."""
+    """Bytes that the allocator had reserved and no tensor used."""
     line: Line | None
     alive: tuple[Allocation, ...]
-    """Everything that was alive, also what existed before the step: a row for each origin and line, largest first."""
+    """All that was alive, including what existed before the step: a row for each origin and line, largest first."""
     cause: str | None
     node: str | None = None
     """The autograd node that was running, such as ``MmBackward0``."""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
-    """The step until it failed, for pictures. JSON leaves it out."""
+    """The timeline of the step until the failure, for pictures. JSON leaves it out."""
 
     def as_dict(self) -> dict[str, Any]:
         """The failure as plain data for JSON, without its timeline."""
@@ -101,8 +101,8 @@ def live_addresses(snapshot: Snapshot, device: int) -> frozenset[int]:
 def timeline_of(snapshot: Snapshot, device: int, before_watch: Collection[int] = ()) -> Timeline:
     """The history of ``device`` as the timeline of a step, in requested bytes.
 
-    Buffers without an ``alloc`` entry existed before the history began. ``before_watch`` has the addresses that were
-    live before frames were recorded; any other buffer without frames was made by autograd's own threads.
+    Buffers without an ``alloc`` entry existed before the history began. ``before_watch`` are the addresses that were
+    live before frames were recorded; any other buffer without frames was made by one of autograd's threads.
     """
     return _History(snapshot, device, before_watch).timeline()
 
@@ -117,7 +117,7 @@ def failure_of(
     entry, event, stage = history.failed
     timeline = history.timeline().before(event + 1)
     frames = _frames(entry)
-    # the phase that failed decides which rows are kept for backward, even if nothing was allocated in it yet
+    # the phase of the failure decides which rows are "kept for backward", even if nothing was allocated in it yet
     phase = _phase_of_stage(stage) or _phase(frames)
     timeline = replace(timeline, phases=(*timeline.phases, (event, phase)))
     segments = _segments(snapshot, device)
@@ -185,7 +185,7 @@ class _History:
             self._died.append(None)
         elif (index := self._live.pop(entry["addr"], None)) is not None:
             self._died[index] = self._event
-        else:  # the frames of a free are those of its allocation
+        else:  # the entry of a free has the frames of its allocation
             self._existed(entry["size"], entry["addr"], entry, self._event)
 
     def _existed(self, size: int, address: int, source: Mapping[str, Any], died: int | None) -> None:
@@ -194,7 +194,7 @@ class _History:
         self._found.append(Buffer(size, what, origin.line, "", 0, died))
 
     def _origin(self, source: Mapping[str, Any]) -> _Origin:
-        """The origin of an allocation. Allocations of one place share the objects of their frames."""
+        """The origin of an allocation, cached: allocations with the same stack share the objects of its frames."""
         frames = _frames(source)
         key = tuple(map(id, frames))
         if key not in self._origins:
@@ -222,7 +222,7 @@ def _live_blocks(snapshot: Snapshot, device: int) -> Iterator[Mapping[str, Any]]
 
 
 def _frames(entry: Mapping[str, Any]) -> Frames:
-    """The frames of an entry or a block; an allocation from before the recording has none."""
+    """The frames of an entry or a block; empty for an allocation from before the recording."""
     return entry.get("frames") or ()
 
 
@@ -231,7 +231,7 @@ def _phase_of_stage(stage: str | None) -> str | None:
 
 
 def _phase(frames: Frames) -> str:
-    """The phase of an allocation. Autograd's threads have no Python frames, or begin with torch's own."""
+    """The phase of an allocation. The stacks of autograd's threads are empty, or begin with a frame of torch."""
     if not frames or _is_torch(frames[-1]) or any(frame["name"] == "_engine_run_backward" for frame in frames):
         return "backward"
     optimizers = os.path.join(_torch_folder(), "optim", "")
@@ -263,7 +263,7 @@ def user_line(frames: Frames) -> Line | None:
 
 
 def _is_torch(frame: Mapping[str, Any]) -> bool:
-    """Whether the frame is torch's own, or of code that its compiler wrote."""
+    """Whether the frame is in torch's own code, or in code that its compiler generated."""
     file = frame["filename"]
     return file.startswith((_torch_folder(), "<eval_with_key>")) or f"{os.sep}torchinductor_" in file
 

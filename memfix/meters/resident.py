@@ -32,7 +32,7 @@ class Growth:
 def resident_growth(step: Callable[[], object]) -> Growth:
     """Run ``step`` and read the resident peak above the memory that was resident before."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     try:
         (_PROC / "clear_refs").write_text(_RESET_PEAK)
@@ -51,7 +51,7 @@ def _from_status(field: str) -> int:
 
 
 def _by_rusage(step: Callable[[], object], why: str) -> Growth:
-    """Read the peak since the process began, which shows growth only above every earlier peak. This is the fallback."""
+    """The fallback: read the peak since the process began, which shows growth only above every earlier peak."""
     try:
         before = process_peak_bytes()
     except ImportError:  # Windows

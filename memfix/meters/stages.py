@@ -1,4 +1,4 @@
-"""Stages: a step names its own stretches by calling ``stage("loss")`` where each begins.
+"""Stages, named intervals of a step: the step calls ``stage("loss")`` where each begins.
 
 The call does nothing unless a meter listens, so it can stay in the code like a profiler's annotation. Imports no torch.
 """
@@ -18,14 +18,14 @@ _listener: ContextVar[Callable[[str | None], None] | None] = ContextVar("memfix_
 
 @dataclass(frozen=True)
 class Stage:
-    """A named stretch of a step. Bytes count everything live, including what existed before the step."""
+    """A named interval of a step. Bytes count everything live, including what existed before the step."""
 
     name: str
     start_bytes: int
     end_bytes: int
     peak_bytes: int
     alive_at_end: tuple[Allocation, ...] = field(default=(), repr=False)
-    """The step's own allocations, largest first; empty for a meter that does not see buffers."""
+    """The step's own allocations, largest first; empty for a meter that sees no single buffers."""
     alive_at_peak: tuple[Allocation, ...] = field(default=(), repr=False)
 
     @property
@@ -39,7 +39,7 @@ class Stage:
 
 
 def stage(name: str | None) -> None:
-    """Begin the stage called ``name``, which ends the one before; None ends it without beginning another."""
+    """End the current stage and begin the one called ``name``; None begins no other."""
     listener = _listener.get()
     if listener is not None:
         listener(name)
@@ -62,7 +62,7 @@ def stages_of(timeline: Timeline) -> tuple[Stage, ...]:
 
 def _stage_of(timeline: Timeline, start: int, end: int, name: str) -> Stage:
     live = timeline.live_bytes
-    # include the event before the stage, so that a stage without events has bytes too
+    # include the event before the stage, so that a stage without events still has bytes
     peak_event = max(range(start - 1, end), key=live.__getitem__)
     return Stage(
         name,

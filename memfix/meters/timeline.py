@@ -58,13 +58,13 @@ class Timeline:
 
     buffers: tuple[Buffer, ...]
     num_events: int
-    """An event is a birth or a death. Events are numbered from 1 to this; 0 is the moment before the step."""
+    """The number of events, each the birth or death of a buffer. They are numbered from 1; 0 is before the step."""
     phases: tuple[tuple[int, str], ...]
     """The first event and the name of each phase (:attr:`Buffer.phase`). The first phase starts at event 0."""
     stages: tuple[tuple[int, str | None], ...] = ()
-    """The first event and the name of each stage, as :func:`memfix.meters.stages.stage` was called in the step."""
+    """The first event and the name of each stage that the step named by :func:`memfix.meters.stages.stage`."""
     asides: frozenset[str] = frozenset()
-    """The names of stages that do not belong to the step: things that were tried during it and then dropped."""
+    """The names of stages that do not belong to the step, such as trials whose results were dropped."""
 
     @functools.cached_property
     def base_bytes(self) -> int:
@@ -82,7 +82,7 @@ class Timeline:
 
     @functools.cached_property
     def peak_event(self) -> int:
-        """The first event at which live bytes are highest; with asides, of the stages that belong to the step."""
+        """The first event at which live bytes are highest. With ``asides``, only the other stages count."""
         of_step = [span for span in self.stage_spans() if span[2] not in self.asides] if self.asides else []
         # a stage begins with what is live before its first event
         events = [event for start, end, _ in of_step for event in range(start - 1, end)] or range(self.num_events + 1)
@@ -90,7 +90,7 @@ class Timeline:
 
     @property
     def highest_bytes(self) -> int:
-        """The most live bytes at any event, also of asides."""
+        """The most live bytes at any event, asides included."""
         return max(self.live_bytes)
 
     def alive_at(self, event: int) -> Iterator[Buffer]:
@@ -101,7 +101,7 @@ class Timeline:
         return self._spans(self.phases)
 
     def stage_spans(self) -> list[tuple[int, int, str]]:
-        """The same for each stage."""
+        """The first event, the event after the last, and the name of each stage."""
         return self._spans(self.stages)
 
     def _spans(self, starts: tuple[tuple[int, str | None], ...]) -> list[tuple[int, int, str]]:
@@ -120,7 +120,7 @@ class Timeline:
         return Timeline(buffers, event - 1, phases, stages, self.asides)
 
     def with_sizes(self, size_of: Callable[[int], int]) -> Timeline:
-        """The timeline with ``size_of(bytes)`` as the size of each buffer: an allocator rounds sizes up."""
+        """The timeline with ``size_of(bytes)`` as the size of each buffer, for example rounded up by an allocator."""
         return replace(self, buffers=tuple(replace(buffer, bytes=size_of(buffer.bytes)) for buffer in self.buffers))
 
     def at_peak(self) -> tuple[Allocation, ...]:

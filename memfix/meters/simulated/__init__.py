@@ -1,21 +1,21 @@
-"""The GPU-free meter: it runs the step on fake tensors and counts the bytes of every storage while it is alive.
+"""The GPU-free meter: runs the step on fake tensors and counts the bytes of every storage while it is alive.
 
-Nothing is computed and no memory is taken, so a laptop can measure a 100 GiB train step, and two runs give the same
+Kernels do not run and tensors take no memory, so a laptop can measure a 100 GiB train step, and two runs give the same
 bytes. Modules:
 
-- ``environment``: sets everything up
+- ``environment``: enters all modes and patches
 - ``fake_device``, ``hide_dispatch_modes``: make any build of torch take CUDA's code paths
 - ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: show user code the simulated GPU
-- ``torch_imports``: imports what torch loads late without the patches
-- ``compiled``: compiles what is under ``torch.compile`` for the simulated GPU
-- ``tracking``: handles each operator
+- ``torch_imports``: imports the modules that torch loads lazily without the patches
+- ``compiled``: compiles regions under ``torch.compile`` for the simulated GPU
+- ``tracking``: the dispatch mode that handles each operator
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs
-- ``fake_execution``, ``fake_result_cache``: compute the results of operators
-- ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries take for themselves
+- ``fake_execution``, ``fake_result_cache``: make the fake results of operators
+- ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
-- ``assumptions``, ``decisions``, ``peers``, ``refusals``: handle steps that read values which are not known
-- ``ledger``, ``source_lines``, ``gpus``: keep the bytes, find the source lines behind them, describe the GPUs
+- ``assumptions``, ``decisions``, ``peers``: answer reads of unknown values; ``refusals`` explains what is not supported
+- ``ledger``, ``source_lines``, ``gpus``: count the bytes, find the source lines behind them, describe the GPUs
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class SimulatedMeter:
         return fake_device.unavailable_reason()
 
     def capacity_bytes(self) -> None:
-        """Fake tensors take no memory."""
+        """Return None, no limit: fake tensors take no memory."""
 
     def expecting(self, total_bytes: int) -> SimulatedMeter:
         return self
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """If the step reads values that nothing decides, it is measured under other answers too.
+        """Measure the step; if it reads unknown values, measure it again under other assumed values, for bounds.
 
-        Often these are numbers for a log line, such as the loss, so further calls of the same step show that they do
-        not matter. Otherwise the step is built anew for other answers. Those under which it raises are left out: no run
-        that ends well can have them. The reason may be one number, such as a loss that the step checks, so the other
-        answers are tried again with the usual numbers.
+        Often the values are only numbers for a log line, such as the loss; then further calls of the same step show
+        that they do not matter. Otherwise the step is built anew for each set of assumed values. Runs that raise are
+        left out, because no successful run can have had their values. A single number, such as a loss that the step
+        checks, may be what raises, so the other assumptions are tried again with the usual numbers.
 
-        Where such values decide how often a loop runs, they are computed, if that is little work.
+        Where unknown values decide how often a loop runs, the meter computes them, if that is little work.
         """
         runs = self._runs(build, warmup)
         computed = self._runs(build, warmup, computes=True) if _is_unbounded(runs) else []
@@ -88,7 +88,7 @@ class SimulatedMeter:
         return self._beyond_measured(reading, measured[0], build, warmup)
 
     def _runs(self, build: StepBuilder, warmup: int, *, computes: bool = False) -> list[_Run]:
-        """A run under the usual answers, and those under others if the values may matter."""
+        """A run under the usual answers, and runs under other answers if the unknown values may matter."""
         from .assumptions import are_numbers
 
         run = functools.partial(self._run, build, warmup, computes=computes)
@@ -103,7 +103,7 @@ class SimulatedMeter:
         return [usual, *others]
 
     def _beyond_measured(self, reading: Reading, run: _Run, build: StepBuilder, warmup: int) -> Reading:
-        """The reading of a GPU that was never measured, with the bounds of what may be otherwise there."""
+        """The reading of a GPU that has no calibration table, with bounds for what is not known about that GPU."""
         from .assumptions import NO_BOUNDS
         from .attention import unmeasured_backend
 
@@ -129,7 +129,7 @@ class SimulatedMeter:
         *,
         computes: bool = False,
     ) -> _Run:
-        """``computes`` is whether values are computed that are usually too many."""
+        """Measure the step; eagerly if compiled code fails. ``computes`` raises the limits of computed values."""
         from .compiled import CompiledCodeError
 
         run = functools.partial(self._run_once, build, warmup, extent, of_numbers or extent, computes)
@@ -147,7 +147,7 @@ class SimulatedMeter:
         computes: bool,
         runs_eager: str | None = None,
     ) -> _Run:
-        """``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
+        """Build and measure the step. ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
         from .assumptions import are_numbers
         from .compiled import CompiledCodeError
         from .source_lines import line_of
@@ -167,7 +167,7 @@ class SimulatedMeter:
                 decided |= tracker.may_numbers_decide_what_is_kept()
                 kept = tracker.ledger.left_behind(line_of)
                 reading = self._reading(tracker, step, is_first_call=warmup == 0)
-                if extent == "usual":  # other answers may leave the place out
+                if extent == "usual":  # under other answers the step may skip a place that `assume` names
                     tracker.decisions.require_used()
             except Exception as error:
                 rests_on = tuple(tracker.assumed_before | tracker.assumed)
@@ -187,7 +187,7 @@ class SimulatedMeter:
             return dataclasses.replace(run, is_same_under_others=is_same)
 
     def _is_same_under_others(self, tracker: StorageTracker, step: Step, reading: Reading) -> bool:
-        """Whether further calls of the step take the same bytes under other numbers, unless it refuses them."""
+        """Whether further calls of the step take the same bytes under other numbers, or raise because of them."""
         from .assumptions import EXTENTS
 
         for extent in EXTENTS[1:]:
@@ -195,7 +195,7 @@ class SimulatedMeter:
             try:
                 other = self._reading(tracker, step)
             except Exception:
-                if not tracker.answers.has_answered:  # then it refuses another call
+                if not tracker.answers.has_answered:  # it raised before it read a number: it cannot be called again
                     return False
             else:
                 if _bytes_of(other) != _bytes_of(reading):
@@ -208,14 +208,14 @@ class SimulatedMeter:
             readings = []
             for step in build("cuda"):
                 reading = self._reading(tracker, step)
-                doubts = tuple(tracker.assumed)  # other answers cannot be tried on the same state
+                doubts = tuple(tracker.assumed)  # the steps share state, so other answers cannot be tried
                 readings.append(
                     dataclasses.replace(reading, exact=reading.exact and not doubts, notes=(*reading.notes, *doubts))
                 )
             return readings
 
     def launches(self, build: StepBuilder) -> list[Launch]:
-        """The Triton and CUDA kernels that the step launches at its first call. Nothing is measured."""
+        """The launches of Triton and CUDA kernels in the step's first call. Nothing is measured."""
         with self._simulated() as tracker:
             step = build("cuda")
             tracker.launches = []
@@ -283,27 +283,27 @@ class SimulatedMeter:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A reading under some answers to values that nothing decides, or the error that they led to."""
+    """One run under some answers for unknown values: its reading, or the error that it raised."""
 
     reading: Reading | None
     assumed: tuple[str, ...]
-    """What the step reads."""
+    """The assumptions behind values that the measured step read."""
     rests_on: tuple[str, ...]
-    """And what was read before it."""
+    """These, and the assumptions of the build and the warm-up."""
     error: Exception | None = None
     in_a_loop: bool = False
     unbounded: frozenset[str] = frozenset()
-    """The doubts that the reading's bounds do not cover."""
+    """The notes whose uncertainty the reading's bounds do not cover."""
     is_most: bool = False
-    """Whether the answers are also those of "most"."""
+    """Whether the extent "most" would have given the same answers."""
     is_same_under_others: bool = False
     """Whether further calls took the same bytes under other answers."""
     computes: bool = False
-    """Whether values were computed that are usually too many."""
+    """Whether the raised limits of computed values applied (``Values.keep_more``)."""
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
-    """The reading of a run, with the bounds that the others give it."""
+    """The reading of the usual run, with the bounds that the other runs give it."""
     from .assumptions import DRAWN, NO_BOUNDS
 
     reading = usual.reading
@@ -311,7 +311,7 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     if not usual.rests_on:
         return reading
     readings = [reading, *(other.reading for other in others if other.reading is not None)]
-    if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter, as far as random ones were drawn
+    if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter, at least for these random draws
         drawn = {DRAWN}.intersection(usual.rests_on).difference(usual.assumed)
         return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed, *drawn))
     notes = (*reading.notes, *usual.rests_on)
@@ -322,14 +322,14 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
 
 
 def _is_unbounded(runs: list[_Run]) -> bool:
-    """Whether how often a loop runs depends on answers, so that no number of them bounds it."""
+    """Whether answers decide how often a loop runs, so that trying more answers would not bound the reading."""
     taken = {_bytes_of(run.reading) for run in runs if run.reading is not None}
     return len(taken) > 1 and any(run.in_a_loop for run in runs)
 
 
 def _of_computed_loop(reading: Reading) -> Reading:
-    """The estimate for a step with a loop that computed numbers end. Its bounds come from a few draws of random
-    numbers, so they reach as far again on both sides."""
+    """The estimate for a step whose loop was run on computed numbers. Its bounds come from few random draws, so the
+    distance between them is added on both sides."""
     from .assumptions import COMPUTED
 
     reading = dataclasses.replace(reading, exact=False, notes=(*reading.notes, COMPUTED))
@@ -348,7 +348,7 @@ def _bounds(readings: list[Reading]) -> tuple[int, int]:
 
 
 def _common_error(runs: list[_Run]) -> Exception:
-    """The step's own error, if it raises the same under all answers."""
+    """The step's own error if it raises the same under all answers, else an error that names the assumptions."""
     first, *others = [run.error for run in runs]
     assert first is not None
     if all((type(other), str(other)) == (type(first), str(first)) for other in others):
@@ -364,7 +364,7 @@ def _bytes_of(reading: Reading) -> tuple[int, ...]:
 
 
 def _note_cycles(tracker: StorageTracker) -> None:
-    """Note memory that only Python's cycle collector frees, because on a GPU it is freed at an unpredictable time."""
+    """Note memory that only Python's cycle collector frees: in a real run, the time of a collection is not known."""
     before = tracker.ledger.requested.live
     gc.collect()
     freed = before - tracker.ledger.requested.live

@@ -1,7 +1,7 @@
-"""What is assumed about values that nothing decides: fake tensors have none, but a step may read them.
+"""The assumptions about unknown values ("that nothing decides"): fake tensors have no values, but a step may read some.
 
-A reading is taken under the usual answers. If a step used one, it is measured again under others: where all agree, the
-values did not matter and the reading is exact; else they are its bounds.
+A reading is taken under the usual answers. If the step read an answer, it is measured again under other answers. If all
+readings agree, the values do not matter and the reading is exact; otherwise the readings are its bounds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 aten = torch.ops.aten
 
+# the answers of one run: the usual ones, or those that make masks pick most or least, and numbers large or small
 Extent = Literal["usual", "most", "least"]
 EXTENTS: tuple[Extent, ...] = ("usual", "most", "least")
 
@@ -29,7 +30,7 @@ EVEN = "the step shares elements out by an index that is not known: assumed even
 NO_BOUNDS = "a loop reads what nothing decides, and how often it runs is not known: there are no bounds"
 COMPUTED = "a loop runs as often as numbers say that were computed on the CPU, where they round otherwise than on a GPU"
 UNDECIDED = "a number that nothing decides"
-"""The assumption behind values that were computed from an assumed number. The note names the line that reads them."""
+"""The mark of values that were computed from an assumed number. Their note names the line that reads them."""
 NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 
@@ -38,12 +39,12 @@ _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """The name of a backward node that reads values -> what is assumed about them."""
 _NUMBERS: dict[Extent, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
 _PATIENCE = 64  # reads at one place before the answer changes
-_ONCE_OR_TWICE = 2
+_ONCE_OR_TWICE = 2  # more reads at one place are taken for a loop
 _INTEGERS: dict[Extent, int] = {"usual": 1, "most": 2, "least": 0}
 
 
 class NumberNote(str):
-    """The note for a single value that nothing decides."""
+    """The note for a single unknown value."""
 
     __slots__ = ()
 
@@ -54,24 +55,24 @@ def number(place: str, dtype: torch.dtype) -> NumberNote:
 
 
 def are_numbers(notes: Iterable[str]) -> bool:
-    """Whether nothing but single values is assumed."""
+    """Whether all assumptions are about single values."""
     return all(isinstance(note, NumberNote) for note in notes)
 
 
 def at(note: str, place: str) -> str:
-    """A note that names its place, as ``assume`` takes it."""
+    """The note with its place, written as in a key of ``assume``."""
     return f"{note} (at {place})"
 
 
 @dataclass
 class Pool:
-    """The elements of a one-hot mask that are set, which those who pick by parts of it share."""
+    """The number of set elements of a one-hot mask, shared out among the views of the mask that pick elements."""
 
     left: int
     _taken: dict[Hashable, int] = field(default_factory=dict)
 
     def taken_by(self, part: Hashable, num_elements: int) -> int:
-        """How many a part picks, if the first takes all that it can. The same part picks the same again."""
+        """How many elements the view ``part`` picks, always the same, if earlier views took all that they could."""
         if part not in self._taken:
             self._taken[part] = min(num_elements, self.left)
             self.left -= self._taken[part]
@@ -79,14 +80,14 @@ class Pool:
 
 
 class Answers:
-    """The answers of one run of a step."""
+    """The assumed values that one run of a step reads."""
 
     def __init__(self, extent: Extent = "usual") -> None:
         self.extent: Extent = extent
         self.of_numbers: Extent = extent
-        """The extent of single values, such as a loss. A step may refuse one of them and still allow other answers."""
+        """The extent for single values, such as a loss. A step may raise for one of them, but run on other masks."""
         self.are_most = True
-        """Whether all that was answered would be the same under "most", which then need not be tried."""
+        """Whether every answer would have been the same under "most", which then need not be tried."""
         self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
         self._asked_before: frozenset[str] = frozenset()
@@ -94,7 +95,7 @@ class Answers:
 
     @property
     def in_a_loop(self) -> bool:
-        """Whether one place of the step asked again and again, so that the answers decide how often it does."""
+        """Whether a place of the step read values more than twice, so that a loop there may depend on the answers."""
         return any(number > _ONCE_OR_TWICE for number in self._num_asked.values())
 
     @property
@@ -104,25 +105,26 @@ class Answers:
 
     @property
     def asked_again(self) -> bool:
-        """Whether the step asks at every place that asked before it, so that another call asks all there is to ask."""
+        """Whether the step read numbers at every place where the warm-up did, so that another call will do so too."""
         return self._asked_before <= self._num_asked.keys()
 
     def begin_step(self) -> None:
-        """End the warm-up: the step that counts begins."""
+        """End the warm-up and begin the measured step."""
         self._is_warming_up = False
         self._asked_before = frozenset(self._num_asked)
         self._num_asked.clear()
 
     def made(self) -> float:
-        """The number that a new scalar is assumed to be. No two are equal, so that comparisons have an answer: usually
-        each is a little larger than the last one, under "most" much larger, and under "least" much smaller."""
+        """The assumed value of a new scalar. No two are equal, so that comparisons are decided: each is a little larger
+        than the last one under "usual", much larger under "most" and much smaller under "least"."""
         self._num_made += 1
         return _NUMBERS[self.of_numbers] * (1 + self._num_made * (2**-20 if self.of_numbers == "usual" else 2**-3))
 
     def draw(self, drawn: torch.Tensor) -> None:
-        """Put the largest number below 1, or 0, in place of a single drawn one, by which layers are dropped.
+        """Replace a single random number, by which a step may skip layers, by 0 or the largest number below 1.
 
-        A step takes most if the warm-up had the other: an optimizer makes the states of a layer when it first runs.
+        The warm-up gets the opposite number: an optimizer allocates the state of a layer when the layer first runs, so
+        a step needs most if the warm-up skipped it.
         """
         if self.extent != "usual":
             is_large = (self.extent == "most") != self._is_warming_up
@@ -130,10 +132,10 @@ class Answers:
                 drawn.fill_(1 - torch.finfo(drawn.dtype).eps if is_large else 0)
 
     def number(self, dtype: torch.dtype, place: str, computed: Any = None) -> float | int | bool:
-        """A single value that nothing decides, or that was ``computed`` from assumed numbers.
+        """The answer for a single value that is unknown, or that was ``computed`` from assumed numbers.
 
-        Computed flags are tried the other way too, under the other answers. After many reads at one place the answer
-        changes, so that a loop which waits for a change ends.
+        A computed flag is replaced under "most" and "least", so that both its values are tried. After many reads at one
+        place the answer changes, so that a loop which waits for a change ends.
         """
         self.are_most = False
         self._num_asked[place] += 1
@@ -146,14 +148,14 @@ class Answers:
         return _NUMBERS[extent] if dtype.is_floating_point or dtype.is_complex else _INTEGERS[extent]
 
     def count(self, num_elements: int, share: float) -> int:
-        """How many of a mask's elements are set, where ``share`` of them usually are."""
+        """How many of a mask's elements are set. Under "usual" it is the given ``share`` of them."""
         if self.extent == "usual":
             self.are_most &= share == 1
             return math.ceil(num_elements * share)
         return num_elements if self.extent == "most" else 0
 
     def shares(self, num_elements: int, num_shares: int) -> torch.Tensor:
-        """How many elements each share has: evenly many, or the first has all."""
+        """How many elements each share has: evenly many, or under "most" all in the first."""
         self.are_most = False
         with torch._C._DisableTorchDispatch():
             if self.extent == "most":
@@ -162,7 +164,7 @@ class Answers:
             return torch.tensor([even + 1] * rest + [even] * (num_shares - rest))
 
     def of_mask(self, packet: Any, num_elements: int, share: float) -> tuple[str, float | int | bool]:
-        """The note and the value of a sum, ``all`` or ``any`` over so many elements of a mask."""
+        """The note and the assumed value of a sum, ``all`` or ``any`` over ``num_elements`` of a mask."""
         if packet is aten.all:
             return ALL_SET, self.extent != "least"
         if packet is aten.any:
@@ -172,13 +174,13 @@ class Answers:
 
 
 def formula_that_reads() -> str | None:
-    """The name of the running backward node, if libtorch's formula for it looks for zeros among a product's factors."""
+    """The name of the running backward node if its formula in libtorch reads values: whether a product has zeros."""
     node = torch._C._current_autograd_node()
     return next((name for name in _IN_BACKWARD_OF if node is not None and node.name().startswith(name)), None)
 
 
 def in_backward(operator: Any, tensor: torch.Tensor) -> tuple[str, Any] | None:
-    """The note and the answer for an operator of such a formula."""
+    """The note and the answer for an operator that reads values inside a formula of ``formula_that_reads``."""
     if operator not in (aten._local_scalar_dense.default, aten.nonzero.default):
         return None
     name = formula_that_reads()

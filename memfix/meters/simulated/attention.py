@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 class Kernel(IntEnum):
-    """Kernels, with the numbers that torch uses in its order of preference."""
+    """The kernels of attention, numbered as in torch's order of preference."""
 
     MATH = 0
     FLASH = 1
@@ -45,7 +45,7 @@ _LARGEST_GRID = 65_535
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments that the choice looks at."""
+    """The arguments of attention that decide which kernel runs."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -72,7 +72,7 @@ class Choice:
 
 
 def choose(gpu: GPU, request: Request) -> Choice:
-    """The first kernel in torch's order of preference that is enabled and can run. Raises as torch does if none can."""
+    """The first enabled kernel in torch's order of preference that can run. Raises torch's error if there is none."""
     enabled = _enabled()
     if not any(enabled.values()):
         raise RuntimeError(
@@ -122,7 +122,7 @@ def _can_run_flash(gpu: GPU, request: Request) -> bool:
         and (192 < width <= 224 or (width > 224 and request.dropout))
     ):
         return False
-    if request.is_causal and query.shape[-2] != key.shape[-2]:  # flash aligns the causal diagonal with the other corner
+    if request.is_causal and query.shape[-2] != key.shape[-2]:  # FlashAttention aligns the mask bottom right
         return False
     return _heads_fit(request, groups=True, same_key_value=True) and _has_tokens(request) and _unit_strides(request)
 
@@ -226,7 +226,7 @@ def _mask_fits_cudnn(request: Request) -> bool:
 # ---------------------------------------------------------------- order of preference
 @contextlib.contextmanager
 def preferences_of(gpu: GPU) -> Iterator[None]:
-    """Set torch's order of preference, as torch does when attention first sees a GPU. A user's own order is kept."""
+    """Inside, torch prefers kernels as after the first attention on ``gpu``. An order that the user set is kept."""
     before = torch._C._get_sdp_priority_order()
     chosen = tuple(number for number in before if number in _CAN_RUN)
     if chosen in (_TORCH_ORDER, _CUDNN_FIRST_ORDER):
@@ -274,7 +274,7 @@ def install(library: torch.library.Library, gpu: GPU, notes: MutableMapping[str,
 
 
 def patches(gpu: GPU) -> list[Patch]:
-    """Answer ``torch.backends.cuda.can_use_flash_attention`` and its like, which are False in a torch without CUDA."""
+    """Patches for ``torch.backends.cuda.can_use_flash_attention`` and the like, which are False in a CPU build."""
 
     def answer(kernel: Kernel) -> Callable[..., bool]:
         def can_use(params: Any, debug: bool = False) -> bool:
@@ -305,7 +305,7 @@ def _requested(
 
 
 def _check(request: Request) -> None:
-    """Refuse what torch refuses, with torch's messages."""
+    """Raise torch's errors for invalid arguments, with torch's messages."""
     query, key, value = request.tensors
     if any(tensor.is_nested for tensor in request.tensors):
         raise MeasurementError(f"attention on nested tensors cannot be simulated; {ON_A_GPU}")
@@ -391,14 +391,14 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
 
 # ---------------------------------------------------------------- what a call returns
 def _seed_on_the_host(call: Call) -> Any:
-    """Move the dropout seed to the host, where the efficient kernel keeps it outside a CUDA graph."""
+    """Move the dropout seed and offset to the CPU: the efficient kernel returns them there, except in CUDA graphs."""
     out, logsumexp, seed, offset, *rest = call.outputs
     seed, offset = (torch.empty((), dtype=tensor.dtype, device="cpu") for tensor in (seed, offset))
     return out, logsumexp, seed, offset, *rest
 
 
 def _logsumexp_only_for_backward(call: Call) -> Any:
-    """Drop cuDNN's logsumexp unless it was asked for."""
+    """Make cuDNN's logsumexp empty unless the call requests it."""
     out, logsumexp, *rest = call.outputs
     return out, logsumexp if call["compute_log_sumexp"] else logsumexp.new_empty(0), *rest
 

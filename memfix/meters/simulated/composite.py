@@ -1,7 +1,7 @@
-"""Finds the operators that CUDA runs as composites of others, so that their temporaries are seen one by one.
+"""Finds the operators that CUDA runs as composites of other operators, so that the tracker sees their temporaries.
 
-``logsumexp``, for example, copies its input, but the dispatcher shows only its result. A CPU wheel has no CUDA
-kernels to query, so the answer is read from the operator list that every torch wheel ships.
+``logsumexp``, for example, copies its input, but the dispatcher shows only its result. A CPU wheel has no CUDA kernels
+to query, so this module reads the operator list that every torch wheel ships.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# composites whose parts allocate exactly what the whole does; they are not decomposed, for speed
+# composites whose decomposition would show no further allocations; they are not decomposed, for speed
 _SEEN_WHOLE = frozenset(
     """_to_copy _unsafe_view clone copy detach lift lift_fresh alias zeros ones full empty rand randn randint
     arange linspace eye scalar_tensor zeros_like ones_like full_like rand_like randn_like empty_like new_empty
@@ -21,18 +21,18 @@ _SEEN_WHOLE = frozenset(
     resize resize_as masked_fill index_fill triu tril floor_divide uniform normal bernoulli exponential
     random _linalg_check_errors""".split()
 )
-# composites with a CUDA kernel from dispatcher_overrides; inference mode disables autograd's keys, which lead there
+# composites with a CUDA kernel from dispatcher_overrides. Autograd's keys lead to it, but inference mode disables them
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
-# overloads of composites that wrap a number in a tensor: it is unwrapped again, and their parts do not accept a number
+# overloads of composites that wrap a number in a tensor; the dispatcher unwraps it, and the parts accept no number
 _WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
-# namespaces of operators that torch.distributed writes in terms of others, by one kernel for CUDA or for all devices
+# namespaces of torch.distributed's operators, which have a kernel written in terms of other operators
 _OF_DISTRIBUTED = ("fsdp", "_dtensor")
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 @functools.cache
 def composite_key(operator: torch._ops.OpOverload) -> torch._C.DispatchKey | None:
-    """The dispatch key of the composite kernel that CUDA tensors would run; None if CUDA has a kernel of its own."""
+    """The dispatch key of the composite kernel that CUDA tensors run; None if the operator is not to be decomposed."""
     name = operator.name()
     if not name.startswith("aten::"):
         return _first_with_kernel(name, ("CUDA", *_EXPLICIT_KEYS) if operator.namespace in _OF_DISTRIBUTED else ())

@@ -1,7 +1,7 @@
-"""The workspaces that cuBLAS keeps for the thread of forward and that of backward.
+"""The workspaces that cuBLAS keeps for each thread: the thread of forward, and that of backward.
 
-They exist before a step and are not counted, unless the step gives them back, as a trainer may when it ends: then the
-next product takes them again.
+They exist before a step and are not counted, unless the step frees them, as a trainer may do at its end. Then the next
+matrix product allocates them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .ledger import Entry, Ledger
 aten = torch.ops.aten
 _PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot}
 _HOPPER_BYTES, _OTHER_BYTES = 32 << 20, (2 * 4096 + 8 * 16) << 10
-_LT_BYTES = 1 << 20  # of cuBLASLt, which adds the bias of a layer
+_LT_BYTES = 1 << 20  # the workspace of cuBLASLt, which runs an addmm with a bias vector
 
 
 class CublasWorkspaces:
@@ -27,14 +27,14 @@ class CublasWorkspaces:
         self._were_given_back = False
 
     def give_back(self) -> None:
-        """``torch._C._cuda_clearCublasWorkspaces``."""
+        """Free all workspaces: the stub for ``torch._C._cuda_clearCublasWorkspaces``."""
         for entry in self._kept.values():
             self._ledger.death(entry)
         self._kept.clear()
         self._were_given_back = True
 
     def take(self, func: Any, args: Any) -> None:
-        """Before an operator: what it takes for its thread, if that was given back."""
+        """Before an operator runs, count the workspaces that it allocates again for its thread after ``give_back``."""
         if not self._were_given_back or func.overloadpacket not in _PRODUCTS:
             return
         thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"

@@ -1,8 +1,8 @@
-"""Values that the user decides by ``memfix.peak(build, assume={...})``, where a simulated step has none.
+"""Values that the user supplies by ``memfix.peak(build, assume={...})`` where a simulated step reads unknown ones.
 
-A key names a place: a line such as ``moe.py:12``, as notes name it, or a function or module that runs there. A function
-may have its class before it, ``Mixture.forward``. A module has the name of its attribute, after those of its parents if
-that is needed: ``router``, ``layers.0.mlp.router``.
+A key names a place: a line such as ``moe.py:12``, as in the notes, or a function or module that runs there. A function
+name may include its class: ``Mixture.forward``. A module is named by its attribute, with as many parents as needed:
+``router``, ``layers.0.mlp.router``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .workspace.rules import tensors_in
 aten = torch.ops.aten
 
 Decision = torch.Tensor | float | Callable[[torch.Tensor], torch.Tensor | None] | Literal["even", "worst"]
-"""The values at a place; a function from each unknown tensor there to its values, or to None; or how choices fall."""
+"""The values at a place; a function that maps each unknown tensor there to its values or to None; or how indices that
+an operator such as ``topk`` chooses are spread."""
 
 HOWS = ("even", "worst")
 _CHOOSE = (aten.topk, aten.argmax, aten.argmin, aten.max, aten.min, aten.sort, aten.argsort, aten.multinomial)
@@ -32,7 +33,7 @@ _MOST_SHOWN = 4
 
 
 class Decisions:
-    """The user's decisions in one run of a step."""
+    """The values that the user supplied, and which of them one run of a step used."""
 
     def __init__(self, assume: Mapping[str, Decision]) -> None:
         if not isinstance(assume, Mapping):
@@ -44,7 +45,7 @@ class Decisions:
         self._modules: list[tuple[torch.nn.Module, str]] = []
         self._places: dict[tuple[Any, str], str | None] = {}
         self._missed: dict[str, dict[str, None]] = {}
-        """By key that ran: the tensors there that could have been decided, and were not."""
+        """Key of a place that ran -> the unknown tensors there that the user's value did not fit."""
         self._decided: set[str] = set()
         self._seen: dict[str, None] = {}
 
@@ -53,7 +54,7 @@ class Decisions:
 
     # ---------------------------------------------------------------- deciding
     def of_results(self, packet: Any, args: Any, results: Any, site: Site | None) -> list[tuple[Any, Any]]:
-        """Which results of an operator, or tensors that are read, have values by decision, each with its values."""
+        """The results of an operator, or tensors that the step reads, that the user decided, each with its values."""
         key = self._key_at(site)
         if key is None:
             return []
@@ -78,7 +79,7 @@ class Decisions:
         return decided
 
     def of_number(self, dtype: torch.dtype, site: Site | None) -> float | None:
-        """The single value that is read at a place."""
+        """The user's value for a single number that the step reads at a place, or None."""
         key = self._key_at(site)
         decision = None if key is None else self._assume[key]
         if key is None or not isinstance(decision, (int, float)):
@@ -87,7 +88,7 @@ class Decisions:
         return bool(decision) if dtype == torch.bool else decision
 
     def of_mask(self, mask: torch.Tensor, site: Site | None) -> int | str | None:
-        """How many elements a mask picks at a place, or how."""
+        """How many elements a mask picks at a place, or "even" or "worst"; None if the user did not decide it."""
         key = self._key_at(site)
         if key is None:
             return None
@@ -133,7 +134,7 @@ class Decisions:
         return key
 
     def require_used(self) -> None:
-        """Refuse keys that no place of the step has, and values that no tensor there can have."""
+        """Raise for a key that matches no place of the step, or whose value fits no unknown tensor there."""
         for key, decision in self._assume.items():
             if key in self._decided:
                 continue
@@ -146,7 +147,7 @@ class Decisions:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Follow which module runs, if there is anything to decide."""
+        """Inside, record which module is running, if the user decided anything."""
         if not self._assume:
             yield
             return
@@ -167,7 +168,7 @@ class Decisions:
             pass
 
     def _name_of(self, module: torch.nn.Module) -> str:
-        """The name of a module below those that run."""
+        """The dotted name of a module below the running modules; empty if it is the outermost."""
         for parent, name in reversed(self._modules):
             own = next((own for own, child in parent.named_modules() if child is module), None)
             if own:
@@ -198,7 +199,7 @@ def _is_alike(value: Any, tensor: torch.Tensor) -> bool:
 
 
 def _chosen(packet: Any, args: Any, result: torch.Tensor, how: str) -> torch.Tensor | None:
-    """The indices that an operator chooses along a dimension: all of them in turn, or the first ones always."""
+    """The indices that an operator such as ``topk`` returns: all choices in turn ("even"), or always the first ones."""
     if packet not in _CHOOSE or result.dtype != torch.int64 or not args:
         return None
     num_choices = args[0].shape[-1]

@@ -1,4 +1,4 @@
-"""Kernels for CUDA and Meta that make operators take CUDA's path on fake tensors, in any build of torch."""
+"""Registers kernels for CUDA and Meta, so that operators take CUDA's path on fake tensors in any build of torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .gpus import GPU
 
 aten = torch.ops.aten
 
-_CUDNN_MOST_CHANNELS = 1024  # in a grid sampler
-_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # in batch norm: training -> batch size
+_CUDNN_MOST_CHANNELS = 1024  # of cuDNN's grid sampler
+_CUDNN_LARGEST_BATCH = {True: 880_801, False: 65_535}  # of cuDNN's batch norm, in training or not
 
 
 @contextlib.contextmanager
 def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
-    """Register the kernels for the block. They add their assumptions to ``notes``."""
+    """Inside, the kernels are registered. They add their assumptions to ``notes``."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of every overridden kernel
             for name, kernel in _CHOICES.items():
-                for key in ("CUDA", "AutogradCUDA"):  # a recomputation under autograd needs AutogradCUDA
+                for key in ("CUDA", "AutogradCUDA"):  # recomputing under autograd needs AutogradCUDA
                     library.impl(name, kernel, key, allow_override=True)  # a nested simulation overrides ours
             for name, kernel in (_MISSING_FAKES | _CORRECTED_FAKES).items():
                 library.impl(name.removesuffix(".default"), kernel, "Meta", allow_override=True)
@@ -45,8 +45,8 @@ def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
 
 
 def _forget_chosen_kernels(library: torch.library.Library) -> None:
-    """Let tracing choose the kernels of overridden operators anew: it remembers them, and would go on with a composite
-    whose parts it does not differentiate."""
+    """Clear the dispatch caches of overridden operators: tracing would otherwise use a cached composite kernel, whose
+    parts it does not differentiate."""
     for registered_as in library._op_impls:  # aten/one_hot/CUDA
         packet = getattr(aten, registered_as.split("/")[1].partition(".")[0])
         for overload in packet.overloads():
@@ -54,7 +54,7 @@ def _forget_chosen_kernels(library: torch.library.Library) -> None:
 
 
 def _one_hot(ids: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """CUDA's ``one_hot``. Torch's version for fake tensors compares with every class, with other temporaries."""
+    """CUDA's ``one_hot``. Torch's version for fake tensors compares with every class, which makes other temporaries."""
     if num_classes == -1:
         num_classes = int(ids.max().item()) + 1
     one_hot = ids.new_zeros((*ids.shape, num_classes))
@@ -72,7 +72,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> tuple[Any, ...]:
-    """cuDNN's batch norm if a CUDA build would choose it, else torch's own."""
+    """Run cuDNN's batch norm if a CUDA build would choose it, else torch's own."""
     statistics = (running_mean, running_var, training, momentum, eps)
     if cudnn_enabled and weight is not None and bias is not None and _cudnn_norms(tensor, weight, *statistics[:3]):
         layout = torch._prims_common.suggest_memory_format(tensor)
@@ -109,7 +109,7 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
 def _grid_sampler(
     tensor: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
-    """cuDNN's sampler if a CUDA build would choose it (bilinear, zeros outside, corners aligned), else torch's own."""
+    """Run cuDNN's sampler if a CUDA build would choose it (bilinear, zero padding, corners aligned), else torch's."""
     by_cudnn = (
         torch.backends.cudnn.enabled
         and (interpolation_mode, padding_mode, align_corners) == (0, 0, True)
@@ -139,11 +139,12 @@ def _cudnn_takes_ctc(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any
 def _grouped_mm(
     left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """CUDA takes other dtypes than bfloat16 too, which torch's fake kernel refuses. It aligns rows to 16 bytes."""
+    """A fake ``_grouped_mm`` for all dtypes that CUDA takes; torch's own refuses all but bfloat16. CUDA aligns the rows
+    of the result to 16 bytes."""
     rows, columns = left.shape[-2], right.shape[-1]
     dtype = out_dtype or left.dtype
     per_row = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
-    if left.dim() != right.dim():  # the groups share out the rows, or the columns
+    if left.dim() != right.dim():  # the groups divide up the rows, or the columns
         return left.new_empty_strided((rows, columns), (per_row, 1), dtype=dtype)
     groups = offs.numel() if left.dim() == 2 else left.shape[0]
     return left.new_empty_strided((groups, rows, columns), (rows * per_row, per_row, 1), dtype=dtype)
@@ -181,7 +182,7 @@ _MISSING_FAKES = {
     "_logcumsumexp": lambda tensor, dim: torch.empty_like(tensor, memory_format=torch.contiguous_format),
 }
 
-_CORRECTED_FAKES: dict[str, Any] = {  # of addmm torch 2.11 reads the dtype as beta
+_CORRECTED_FAKES: dict[str, Any] = {  # torch 2.11's fake of addmm.dtype takes the dtype argument for beta
     "addmm.dtype": lambda added, left, right, dtype, **named: left.new_empty(
         (left.shape[0], right.shape[1]), dtype=dtype
     ),

@@ -1,8 +1,8 @@
 """Corrects for what the autograd engine does differently under a dispatch mode.
 
-Without a mode, the engine adds a second gradient in place into the first if nothing else refers to it. A tracked
+Without a mode, the engine adds a second gradient in place into the first if nothing else refers to the first. A tracked
 tensor has one more reference, so the engine makes a new tensor instead. The ledger lets the new tensor take over the
-old one's bytes if the old one dies at once.
+old tensor's bytes if the old tensor is freed next.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ aten = torch.ops.aten
 
 _NODE_KEY = "memfix_node"
 _IN_ORDER = platform.machine() not in ("x86_64", "AMD64")
-"""Whether this machine's compiler evaluates the arguments of a function in order. That for x86, with which the tables
-were measured, begins with the last."""
-_STACK_BYTES_PER_NODE = 280  # 240 to 280 were seen
-_STACK_BYTES_OF_OTHERS = 256 << 10
-_STACK_BYTES_OF_THREADS = 8 << 20  # what glibc gives one
+"""Whether libtorch's C++ compiler evaluates function arguments in order. On x86, where the tables were measured, it
+begins with the last argument."""
+_STACK_BYTES_PER_NODE = 280  # measured: 240 to 280
+_STACK_BYTES_OF_OTHERS = 256 << 10  # for all other frames
+_STACK_BYTES_OF_THREADS = 8 << 20  # glibc's default for a thread
 
 
 class EngineWatch:
-    """Tells during backward whether an ``add`` belongs to a node or is the engine's accumulation after it."""
+    """Watches backward passes, to tell an ``add`` that a node runs from the engine's accumulation after a node."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -44,16 +44,16 @@ class EngineWatch:
         self._num_nodes = 0
         self._finished_node: int | None = None
         self._casts: dict[int, tuple[CodeType, int]] = {}
-        """The number of a cast under autocast -> the instruction of Python that asked for it."""
+        """The sequence number of a cast's autograd node, under autocast -> the Python instruction that called it."""
 
     def remember_cast(self, caller: FrameType) -> None:
-        """A cast runs, on behalf of ``caller``. Its node was made last."""
+        """Record under autocast that ``caller`` runs a cast, whose autograd node is the newest one."""
         if _IN_ORDER and torch.is_grad_enabled() and _is_in_autocast():
             self._casts[torch._C._autograd._get_sequence_nr() - 1] = caller.f_code, caller.f_lasti
 
     def _turn_casts(self, nodes: Iterable[Any]) -> None:
-        """Number those casts from the last to the first that autocast makes in one call, of one operator's arguments.
-        The engine runs the highest number first, and what waits meanwhile is alive."""
+        """Reverse, as on x86, the sequence numbers of the casts that autocast made for one operator's arguments. The
+        engine runs the highest number first, so the order decides which gradients are alive meanwhile."""
         numbered = {node._sequence_nr(): node for node in nodes if node.name() == "ToCopyBackward0"}
         casts = sorted((number, self._casts.pop(number)) for number in numbered if number in self._casts)
         for _, call in itertools.groupby(enumerate(casts), key=lambda found: (found[1][0] - found[0], found[1][1])):
@@ -97,14 +97,14 @@ class EngineWatch:
             yield
 
     def _watch_order(self, numbers: list[int]) -> None:
-        """Add a note if a GPU may run these nodes in another order: there a separate thread numbers the nodes that
-        backward makes, and the numbers decide the order in which a later pass runs them."""
+        """Add a note if a GPU may run the nodes with these sequence numbers in another order: there, backward runs on a
+        thread that numbers new nodes by itself, and a later backward pass orders nodes by their numbers."""
         of_gradients = [any(number in made for made in self._numbers_of_gradients) for number in numbers]
         if any(of_gradients) and not all(of_gradients):
             self._note("gradients of gradients: the engine may run their graph in another order on a GPU")
 
     def _hook_nodes(self, roots: Any) -> None:
-        """Hook the nodes after which the engine may add, because another node's gradient has the same target."""
+        """Hook the nodes after which the engine may accumulate, because one of their targets gets several gradients."""
         given = [(getattr(root, "grad_fn", None) or getattr(root, "node", None), root.output_nr) for root in roots]
         num_gradients = Counter(given)
         waiting = [node for node, _ in given]
@@ -131,15 +131,15 @@ class EngineWatch:
 
 
 def _is_in_autocast() -> bool:
-    """``torch.is_autocast_enabled`` is always False where a dispatch mode runs."""
+    """Whether autocast is active. ``torch.is_autocast_enabled`` is always False inside a dispatch mode."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting() > 0
 
 
 def _make_room_to_free(num_nodes: int) -> None:
-    """Let the stack grow to what torch needs to free so many nodes: it frees a chain of nodes that Python has seen by
-    recursion, and dies where the stack ends."""
-    if sys.platform == "win32":  # a stack is as large there as the program says
+    """Raise the stack limit to what torch needs to free ``num_nodes`` nodes: it frees a chain of nodes that Python has
+    seen by recursion, and crashes if the stack overflows."""
+    if sys.platform == "win32":  # the executable fixes the size of the stack
         return
     import resource
 

@@ -1,4 +1,4 @@
-"""Sets up the simulated GPU: builds the modes and patches and enters them in order. All are undone on exit."""
+"""Sets up the simulated GPU: enters all modes and patches in order, and undoes them on exit."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def simulated_gpu(
 ) -> Iterator[StorageTracker]:
     """Inside, ``device="cuda"`` means ``gpu``, no memory is taken, and the yielded tracker counts every byte.
 
-    With ``hides_modes`` libtorch takes the paths that it takes without a dispatch mode (``hide_dispatch_modes``). It
-    requires that the self-test passed. ``extent`` says what is assumed about values that nothing decides.
-    ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly. ``assume`` has what the user decided.
+    With ``hides_modes``, which requires a passed self-test, libtorch takes the paths that it takes without a dispatch
+    mode (``hide_dispatch_modes``). ``extent`` chooses the answers for unknown values (``assumptions``). ``runs_eager``
+    is a reason to run regions under ``torch.compile`` eagerly. ``assume`` has the values that the user decided.
     """
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
@@ -64,10 +64,10 @@ def simulated_gpu(
     compiler = Compiler(tracker, unlike_torch, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [
         torch_imported_unpatched(),
-        # storages must die in program order, so backward runs on this thread and automatic collections are off
+        # storages must be freed in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),
         only_our_own_cycles(),
-        # values are drawn on the CPU, and the caller's generator goes on where it was
+        # values are drawn on the CPU; the caller's generator is restored on exit
         _own_random_numbers(EXTENTS.index(extent)),
         weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
@@ -78,7 +78,7 @@ def simulated_gpu(
         tracker.engine.installed(),
         tracker.phase.installed(),
         tracker.decisions.installed(),
-        # after only_our_own_cycles: on exit this visits every object that Python's collector tracks
+        # after only_our_own_cycles: on exit, this visits every object that Python's collector tracks
         *(
             [
                 hide_dispatch_modes.installed(
@@ -89,7 +89,7 @@ def simulated_gpu(
             else []
         ),
         dispatcher_overrides.registered(gpu, tracker.notes),
-        # last, so that no operator of the set-up is counted
+        # last, so that no operator of the setup is counted
         *modes,
     ]
     with contextlib.ExitStack() as stack:
@@ -100,7 +100,7 @@ def simulated_gpu(
 
 @contextlib.contextmanager
 def _own_random_numbers(number: int) -> Iterator[None]:
-    """Inside, seeds give other random numbers for another ``number``."""
+    """Inside, random numbers and user seeds depend on ``number``, so that each extent draws other numbers."""
     seed = torch.random.manual_seed
     with torch.random.fork_rng(devices=[]), applied([(torch, "manual_seed", lambda value: seed(value + number))]):
         # torch.manual_seed would seed every other device too, and format the stack for each

@@ -1,9 +1,9 @@
 """Lets autograd run on fake ``cuda`` tensors in a torch that was built without CUDA, or that finds no GPU.
 
 FakeTensorMode alone is not enough there. A CPU wheel has no device guard for CUDA, so the first autograd node on a
-fake cuda tensor ends the process; and libtorch's CUDA hooks report that no accelerator exists. Both are process-wide
+fake cuda tensor aborts the process; and libtorch's CUDA hooks report that no accelerator exists. Both are process-wide
 tables with exported symbols, so ctypes can patch them without a compiler. A mistake here would abort the process, so
-a self-test tries all of it first in a child process.
+a self-test in a child process comes first.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ print("hiding-modes-works", flush=True)
 _PROBE_TIMEOUT_S = 120
 
 _CUDA_GUARD_SLOT = 1  # c10::DeviceType::CUDA in the guard registry
-# CUDAHooksInterface's virtual table in the Itanium ABI, after two destructors
+# slots in CUDAHooksInterface's virtual table; in the Itanium ABI the first two are destructors
 _HOOK_IS_BUILT, _HOOK_HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_LENGTH = 64
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The result of the self-test in a child process. The first two fields give a reason, or None if it works."""
+    """The result of the self-test. ``no_device`` and ``cannot_hide_modes`` say why a part failed; None if it passed."""
 
     no_device: str | None
     cannot_hide_modes: str | None
@@ -140,7 +140,7 @@ def install() -> None:
     libtorch = ctypes.CDLL(str(library / f"libtorch_cpu.{suffix}"))
     returns_zero = _returns_zero()
     _install_device_guard(c10, returns_zero)
-    # libtorch asks at every operator whether CUDA was built, and a C function answers far sooner than a Python one
+    # libtorch calls this hook at every operator, and a C function is far faster than a Python callback
     returns_one = _address(ctypes.pythonapi.Py_IsInitialized)
     _patch_cuda_hooks(libtorch, is_built=returns_one, has_primary_context=returns_zero)
     accelerator = torch.accelerator.current_accelerator()
@@ -149,7 +149,7 @@ def install() -> None:
 
 
 def _keep_forever(*objects: object) -> None:
-    """Never free these: libtorch follows pointers to them at exit, after the interpreter has freed all its objects."""
+    """Leak a reference to each object: libtorch follows pointers to them at exit, when Python has freed its objects."""
     for thing in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -169,10 +169,10 @@ def _address(function: Any) -> int:
 
 
 def _install_device_guard(c10: ctypes.CDLL, returns_zero: int) -> None:
-    """Have libtorch swap in its own fake CUDA guard.
+    """Make libtorch register its own fake CUDA guard.
 
-    ``_ensureCUDADeviceGuardSet`` swaps only if a CUDA guard is registered that counts no devices. A CPU wheel has
-    none, so an object whose every method returns 0 is registered first.
+    ``_ensureCUDADeviceGuardSet`` replaces only a registered CUDA guard that counts no devices. A CPU wheel has no CUDA
+    guard, so an object whose every method returns 0 is registered first.
     """
     import torch
 
@@ -191,9 +191,9 @@ def _install_device_guard(c10: ctypes.CDLL, returns_zero: int) -> None:
 
 
 def _patch_cuda_hooks(libtorch: ctypes.CDLL, *, is_built: int, has_primary_context: int) -> None:
-    """Give the one CUDAHooksInterface object a copy of its method table with two methods replaced.
+    """Give libtorch's CUDAHooksInterface object a copy of its virtual table with two methods replaced.
 
-    The fake guard counts eight devices, and backward checks each for a primary context: none has one.
+    The fake guard counts eight devices, and backward asks for each whether it has a primary context: the answer is no.
     """
     get_hooks = libtorch._ZN2at6detail12getCUDAHooksEv
     get_hooks.restype, get_hooks.argtypes = ctypes.c_void_p, []

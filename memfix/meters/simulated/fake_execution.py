@@ -1,4 +1,4 @@
-"""Runs one operator on fake tensors, from the cache or in FakeTensorMode, with the result layouts of CUDA."""
+"""Runs one operator on fake tensors, by a cached recipe or in FakeTensorMode, and gives results CUDA's layouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_on_fakes(
     kwargs: dict[str, Any],
     given: list[torch.Tensor],
 ) -> tuple[Any, Recipe | None]:
-    """The result of an operator call, and the recipe for it if it has one. ``given`` is the list of tensors among its
+    """Run an operator and return its result, and the cached recipe for it or None. ``given`` are the tensors among its
     arguments."""
     key = cache.key_of(operator, args, kwargs)
     recipe = None if key is None else cache.get(key, operator, args)
@@ -45,13 +45,13 @@ def run_on_fakes(
             hide_python_key(given)
     if cache.hides_modes:
         hide_python_key(tensors_in(result))
-    if key is not None and key == cache.key_of(operator, args, kwargs):  # no argument changed its shape
+    if key is not None and key == cache.key_of(operator, args, kwargs):  # the operator changed no argument's shape
         recipe = cache.put(key, operator, given, result)
     return result, recipe
 
 
 def _as_on_cuda(call: Call) -> Any:
-    """The results of a call with the sizes and layouts of a GPU, where fake kernels return others."""
+    """The results of a call, with the GPU's storage sizes and layouts where fake kernels return others."""
     size = storage_bytes(call)
     if size is not None:
         call.outputs.untyped_storage().resize_(size)
@@ -62,7 +62,7 @@ def _as_on_cuda(call: Call) -> Any:
 
 
 def _with_contiguous_gradient(call: Call) -> Any:
-    """A GPU's kernel writes the gradient of the input in order; the fake one in the layout of the upstream gradient."""
+    """Make the input's gradient contiguous, as CUDA does. The fake kernel copies the upstream gradient's layout."""
     gradient, *others = call.outputs
     if gradient is None or gradient.is_contiguous():
         return call.outputs

@@ -1,8 +1,8 @@
-"""A cache of operators' results on fake tensors, because FakeTensorMode dominates the time of a simulated step.
+"""A cache of operators' results on fake tensors, because FakeTensorMode takes most of the time of a simulated step.
 
-Torch's own view kernels make views. For any other call the cache holds a recipe that makes the result, under a key of
-all that the result can depend on: shapes, strides, dtypes, devices and plain values. A recipe is kept only if its
-result has the same properties as that of FakeTensorMode.
+Torch's own view kernels make views. For any other call the cache holds a recipe, a function that makes the result. Its
+key has all that the result can depend on: shapes, strides, dtypes, devices and plain values. A recipe is kept only if
+its result has the same properties as that of FakeTensorMode.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ META_KERNELS = frozenset((
     aten.stack.default, aten.sub.Tensor, aten.sum.dim_IntList, aten.threshold_backward.default, aten.where.self,
     aten.zeros_like.default,
 ))  # fmt: skip
-"""Operators whose meta kernels give what FakeTensorMode gives, which takes several times as long: before it runs a meta
-kernel it takes an operator apart, and each part goes through its dispatch."""
+"""Operators whose meta kernels return the same as FakeTensorMode. That takes several times as long, because it first
+decomposes the operator, and dispatches each part."""
 _MOST_RECIPES = 50_000
 
 _recipes: dict[Hashable, Recipe | None] = {}
-"""The cache of the process. None means that no recipe makes this result."""
+"""The cache of the process: key of a call -> its recipe; None if no recipe makes its result."""
 
 
 class FakeResultCache:
     """The results of operators under one FakeTensorMode.
 
-    ``num_modes`` modes are active when the cache is used, FakeTensorMode innermost; with any other mode nothing is
-    cached. With ``hides_modes`` new tensors have no Python key between operators (``hide_dispatch_modes``).
+    ``num_modes`` dispatch modes are active when the cache is used, FakeTensorMode innermost; nothing is cached while
+    there are more. With ``hides_modes``, tensors have no Python key between operators (``hide_dispatch_modes``).
     """
 
     def __init__(self, mode: FakeTensorMode, *, num_modes: int, hides_modes: bool) -> None:
@@ -85,7 +85,7 @@ class FakeResultCache:
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def view(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of an operator in ``VIEWS``, or ``UNKNOWN``."""
+        """Run an operator in ``VIEWS`` and return its result, or ``UNKNOWN``."""
         if kwargs or not self._is_ours(args[0]) or self._is_other_mode_active():
             return UNKNOWN
         views, device = self._on_meta(VIEWS[operator], args, kwargs), args[0].fake_device
@@ -94,13 +94,13 @@ class FakeResultCache:
         return self.fake(views, device)
 
     def new(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: Tensors) -> Any:
-        """The result of an operator in ``META_KERNELS``, or ``UNKNOWN``."""
+        """Run the meta kernel of an operator in ``META_KERNELS`` and return its result, or ``UNKNOWN``."""
         devices = {tensor.device for tensor in given}
         if operator not in META_KERNELS or len(devices) != 1 or not all(map(self._is_ours, given)):
             return UNKNOWN
         try:
             result = self._on_meta(operator, args, kwargs)
-        except Exception:  # FakeTensorMode says what is wrong
+        except Exception:  # FakeTensorMode will raise the proper error
             return UNKNOWN
         if any(tensor.device != _META for tensor in tensors_in(result)):  # the call names another device
             return UNKNOWN
@@ -110,7 +110,7 @@ class FakeResultCache:
         return type(result)(part if part is None else self.fake(part, device) for part in result)
 
     def _on_meta(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a meta kernel, as FakeTensorMode does in the end, without its slow context manager."""
+        """Run a function by its meta kernel, as FakeTensorMode does, but without its slow context manager."""
         with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
             self.mode.in_kernel_invocation = True
             torch._C._set_meta_in_tls_dispatch_include(True)
@@ -130,14 +130,14 @@ class FakeResultCache:
         return tuple(key) if is_complete else None
 
     def get(self, key: Hashable, operator: torch._ops.OpOverload, args: Sequence[Any]) -> Recipe | None:
-        """The recipe of a call, another one for each key."""
+        """The recipe of a call, if there is one. Each key has a recipe object of its own."""
         recipe = _recipes.get(key)
         if recipe is None and _writes_lists_of_same_shapes(operator, args):
             _recipes[key] = recipe = _nothing()
         return recipe
 
     def put(self, key: Hashable, operator: torch._ops.OpOverload, given: Tensors, result: Any) -> Recipe | None:
-        """Keep the recipe of a call that has none yet, if there is one that makes the same result."""
+        """Make and keep a recipe for a call whose key is new, if a recipe can make the same result."""
         if key not in _recipes:
             if len(_recipes) >= _MOST_RECIPES:
                 _recipes.clear()
@@ -148,8 +148,8 @@ class FakeResultCache:
     def _extend(self, key: list[Any], values: Iterable[Any], traits: _Traits) -> bool:
         """Add ``values`` to ``key``. Returns False if a value has a type that cannot be in a key.
 
-        Real tensors can be in one only if the operator returns new memory: FakeTensorMode makes a fake of each, and no
-        result may be a part of it.
+        A real tensor is allowed only if the operator returns new memory: FakeTensorMode replaces the tensor by a fake
+        one, and no result may be a view of that.
         """
         for value in values:
             kind = type(value)
@@ -179,11 +179,11 @@ class FakeResultCache:
         return type(tensor) is FakeTensor and tensor.fake_mode is self.mode and _is_plain(tensor)
 
     def _is_other_mode_active(self) -> bool:
-        """Whether a further dispatch mode is active, or inference mode, whose tensors have other dispatch keys."""
+        """Whether another dispatch mode is active, or inference mode, in which new tensors have other dispatch keys."""
         return torch._C._len_torch_dispatch_stack() != self._num_modes or torch.is_inference_mode_enabled()
 
     def fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Turn a meta tensor into a fake one on ``device``, as FakeTensor's constructor does, without its checks."""
+        """Turn a meta tensor into a fake one on ``device``, like FakeTensor's constructor but without its checks."""
         made = torch.Tensor._make_subclass(
             FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
         )
@@ -206,13 +206,13 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _kind_of(tensor: torch.Tensor) -> int:
-    """The tensor's dispatch keys, which say whether it is conjugated, negated, an inference tensor, and so on."""
+    """The tensor's dispatch keys: they tell whether it is conjugated, negated, an inference tensor, and so on."""
     return int(torch._C._dispatch_keys(tensor).raw_repr())
 
 
 @functools.cache
 def _is_predictable(operator: torch._ops.OpOverload) -> bool:
-    """Whether the key contains everything that the operator's result depends on."""
+    """Whether a key can contain everything that the operator's result depends on."""
     if operator.namespace != "aten" or operator in (aten.lift.default, aten.lift_fresh.default):
         return False
     if operator.overloadpacket in STORAGES:  # these may depend on the GPU
@@ -223,13 +223,14 @@ def _is_predictable(operator: torch._ops.OpOverload) -> bool:
 
 @dataclass(frozen=True)
 class _Traits:
-    """What the key of an operator's call needs to have."""
+    """The properties of an operator that decide what the keys of its calls contain."""
 
     is_view: bool
     returns_new_memory: bool
     """Whether the operator writes into no argument, and no result is a view of one."""
     ignores_numbers: bool
-    """Whether of plain numbers only the types decide what the call takes. An optimizer has others in every step."""
+    """Whether the result and workspace depend only on the types of plain numbers, not on their values. An optimizer
+    passes other numbers in every step."""
 
 
 @functools.cache
@@ -246,8 +247,8 @@ def _is_foreach(operator: torch._ops.OpOverload) -> bool:
 
 
 def _writes_lists_of_same_shapes(operator: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a call writes into a list of tensors and can neither fail nor return anything. FakeTensorMode would look
-    at each of an optimizer's tensors."""
+    """Whether a call writes into lists of tensors of the same shapes, so that it cannot fail, and returns nothing. Such
+    a call can skip FakeTensorMode, which would visit each of an optimizer's tensors."""
     if not _is_foreach(operator) or operator._schema.returns:
         return False
     lists = [value for value in args if isinstance(value, (list, tuple)) and tensors_in(value[:1])]
@@ -256,22 +257,22 @@ def _writes_lists_of_same_shapes(operator: torch._ops.OpOverload, args: Sequence
 
 
 def _nothing() -> Recipe:
-    """A recipe of an operator that returns nothing. Each call's is its own, for by it workspaces are remembered."""
+    """A recipe that returns None. Each is a new object, because workspaces are cached under their call's recipe."""
     return lambda cache, given: None
 
 
 # ---------------------------------------------------------------- recipes
 @dataclass(frozen=True)
 class _Places:
-    """The first place of each argument, and of each storage, among the arguments of a call."""
+    """The first place of each argument, and of each argument's storage, among the arguments of a call."""
 
     of_tensor: dict[int, int]
-    """By ``id``."""
+    """By the tensor's ``id``."""
     of_storage: dict[int, int]
 
     @staticmethod
     def of(given: Tensors) -> _Places:
-        backwards = [*enumerate(given)][::-1]  # the first of several is written last
+        backwards = [*enumerate(given)][::-1]  # of several places, the first is written last and stays
         return _Places(
             {id(argument): place for place, argument in backwards},
             {argument.untyped_storage()._cdata: place for place, argument in backwards},
@@ -295,7 +296,7 @@ def _recipe_of(result: Any, places: _Places, *, is_view: bool) -> Recipe | None:
         return None
     shared = places.of_storage.get(result.untyped_storage()._cdata)
     if shared is not None:
-        return _same_memory(shared, result) if is_view else None  # keys of other operators have no offset
+        return _same_memory(shared, result) if is_view else None  # other operators' keys have no storage offset
     return _new_memory(result)
 
 
@@ -325,7 +326,7 @@ def _new_memory(result: torch.Tensor) -> Recipe:
 
 def _are_alike(result: Any, again: Any) -> bool:
     theirs, ours = tensors_in(result), tensors_in(again)
-    # results may share new memory with each other
+    # results may share a new storage with each other, which recipes do not make
     num_storages = [len({tensor.untyped_storage()._cdata for tensor in some}) for some in (theirs, ours)]
     return num_storages[0] == num_storages[1] and [*map(_described, theirs)] == [*map(_described, ours)]
 

@@ -23,8 +23,8 @@ class GPU:
     prefers_cudnn_attention: bool = False
 
 
-# name, capability, multiprocessors, threads of each, memory, shared memory per block, L2: of the H200 as torch reports
-# them, of the others from NVIDIA's data sheets
+# fields: name, capability, multiprocessors, threads per multiprocessor, memory, shared memory per block, L2 cache.
+# H200: as torch reports them; the others: from NVIDIA's data sheets
 H200 = GPU("H200", (9, 0), 132, 2048, 143_156 * MiB, 232_448, 60 * MiB, prefers_cudnn_attention=True)
 _OTHERS = (
     GPU("H100", (9, 0), 132, 2048, 81_079 * MiB, 232_448, 50 * MiB, prefers_cudnn_attention=True),
@@ -34,11 +34,11 @@ _OTHERS = (
     GPU("RTX3090", (8, 6), 82, 1536, 24_107 * MiB, 101_376, 6 * MiB),
 )
 GPUS = {gpu.name: gpu for gpu in (H200, *_OTHERS)}
-"""The known GPUs. ``memfix calibrate`` checks the workspace rules on a GPU; on the others they are assumed to hold."""
+"""The known GPUs. Workspace rules are checked on a GPU by ``memfix calibrate``, and assumed to hold on the others."""
 
 
 def get_gpu(name: str) -> GPU:
-    """The GPU of this name in any spelling, also the driver's: ``NVIDIA H100 80GB HBM3`` is ``H100``."""
+    """The GPU with this name in any spelling, such as the driver's: ``NVIDIA H100 80GB HBM3`` is ``H100``."""
     plain = plain_name(name)
     if plain not in GPUS:
         raise UsageError(f"unknown GPU {name!r}{did_you_mean(plain, GPUS)}")

@@ -1,9 +1,9 @@
 """Hides dispatch modes and tensor subclasses from libtorch, so that it takes the same code paths as without them.
 
 Libtorch checks in a hundred places whether a dispatch mode is active or a tensor is a Python subclass. If so, it takes
-a path without in-place steps, which allocates more. This module makes both checks fail, while every operator still
-reaches the modes: it replaces the function ``c10::impl::dispatch_mode_enabled`` in libtorch_cpu's import table, and
-gives fake tensors their Python key only while FakeTensorMode runs. It works on Linux only; the self-test of
+a path without in-place steps, which allocates more. This module makes both checks return False, while every operator
+still reaches the modes: it replaces the function ``c10::impl::dispatch_mode_enabled`` in libtorch_cpu's import table,
+and gives fake tensors their Python key only while FakeTensorMode runs. It works on Linux only; the self-test of
 ``fake_device`` tries it first in a child process.
 """
 
@@ -38,11 +38,11 @@ _Words = _Word * 2
 _CPU, _META, _ASKING, _PLAIN = range(4)
 _NUM_SAMPLES = 16
 _hidden: dict[int, weakref.ref[FakeTensor]] = {}
-"""By their ids, for those that outlive the simulation."""
+"""Tensors without their Python key, by ``id``. Those that outlive the simulation get the key back when it ends."""
 
 
 def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
-    """Give fake tensors their Python key back, for FakeTensorMode."""
+    """Give fake tensors their Python key back, which FakeTensorMode needs."""
     layout = _layout()
     for tensor in tensors:
         if isinstance(tensor, FakeTensor):
@@ -55,8 +55,8 @@ def show_python_key(tensors: Iterable[torch.Tensor]) -> None:
 def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
     """Make fake tensors look like plain CUDA tensors to libtorch. Modes still see their operators.
 
-    Tensors on the GPU also get its number for a device, where they asked Python for it: libtorch wants to know it
-    several times an operator.
+    A fake tensor asks Python for its device, which libtorch reads several times an operator. Tensors on the GPU
+    therefore get the device ``cuda:0`` in C++.
     """
     layout = _layout()
     for tensor in tensors:
@@ -72,8 +72,11 @@ def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
 def installed(
     num_own_modes: int, on_other_mode: Callable[[], None], is_compiling: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Inside, libtorch sees no active mode unless there are more than ``num_own_modes``. Further modes are the user's;
-    ``on_other_mode`` is called for them. While ``is_compiling``, all modes are a compiler's."""
+    """Inside, libtorch sees no active dispatch mode unless more than ``num_own_modes`` are active.
+
+    Further modes are the user's, and ``on_other_mode`` is called when libtorch sees one. While ``is_compiling()``, all
+    active modes belong to a compiler and are shown.
+    """
 
     def is_other_mode_active() -> bool:
         if is_compiling():
@@ -96,19 +99,19 @@ def installed(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a tensor's C++ object has the word before its dispatch keys, and what is in that word."""
+    """The place and the bits of the 64-bit word just before the dispatch keys in a tensor's C++ object."""
 
     offset: int
     asks_python: int
-    """The flags of a tensor that asks Python for its device; 0 if the word is not as expected, and is left alone."""
+    """The flag bits of a tensor that asks Python for its device; 0 if the word looks unfamiliar, and is left alone."""
     meta: int
-    """The device of a meta tensor."""
+    """The device bits of a meta tensor."""
 
 
 @functools.cache
 def _layout() -> _Layout:
-    """Found by comparing tensors that differ in one property. There are many of each kind, because libtorch never sets
-    some bits of the word: they have what was in the memory before."""
+    """Find the layout by comparing tensors that differ in one property. It takes many samples of each kind, because
+    libtorch leaves some bits of the word uninitialised."""
     with _disable_current_modes():
         samples = [_one_of_each_kind() for _ in range(_NUM_SAMPLES)]
     keys = torch._C._dispatch_keys(samples[0][_CPU]).raw_repr()
@@ -154,7 +157,7 @@ _SYMBOL_WORDS = 6
 
 @functools.cache
 def _import_slot() -> int:
-    """The address of the pointer through which libtorch_cpu calls the check, made writable."""
+    """Make the pointer writable through which libtorch_cpu calls ``dispatch_mode_enabled``, and return its address."""
     if sys.platform != "linux":
         raise RuntimeError(f"only known on Linux, not on {sys.platform}")
     base, dynamic_section = _loaded()
@@ -164,7 +167,7 @@ def _import_slot() -> int:
         return address if address >= base else base + address
 
     strings = ctypes.string_at(absolute(tables[_STRINGS]), tables[_STRINGS_SIZE])
-    # several, because a linker stores a name that is the end of a longer one only once
+    # several offsets: linkers store a name that is the suffix of a longer name only once
     names = {found.start() for found in re.finditer(re.escape(_CHECK) + b"\0", strings)}
     symbols = ctypes.cast(absolute(tables[_SYMBOLS]), ctypes.POINTER(ctypes.c_uint32))
     for where, size in ((_PLT_RELOCATIONS, _PLT_RELOCATIONS_SIZE), (_RELOCATIONS, _RELOCATIONS_SIZE)):
@@ -193,7 +196,7 @@ class _Library(ctypes.Structure):
 
 
 def _loaded() -> tuple[int, int]:
-    """The load address of libtorch_cpu, which is added to the addresses in its file, and its dynamic section's."""
+    """The load address of libtorch_cpu (the offset of the addresses in its file), and that of its dynamic section."""
     found: list[tuple[int, int]] = []
 
     def look(library: ctypes._Pointer[_Library], _size: int, _data: object) -> int:
@@ -221,7 +224,7 @@ def _tagged_values(address: int) -> dict[int, int]:
 
 
 def _make_writable(address: int) -> None:
-    """Make the page of ``address`` writable: some libraries are linked with read-only slots after loading."""
+    """Make the page of ``address`` writable: in some builds, the loader makes a library's import slots read-only."""
     page = address - address % mmap.PAGESIZE
     if ctypes.CDLL(None, use_errno=True).mprotect(
         ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE

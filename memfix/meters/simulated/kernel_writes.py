@@ -1,4 +1,4 @@
-"""Which arguments a Triton kernel writes into, by its source. Kernels do not run, so what they write is not known."""
+"""Finds in a Triton kernel's source the arguments it writes into: no kernel runs, so these values become unknown."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NONE: Names = frozenset()
 
 
 def written_arguments(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
-    """The arguments that a kernel may write into; all, if its source is not to be had."""
+    """The arguments that a kernel may write into; all of them if its source is not available."""
     function = _function_of(kernel)
     source = None if function is None else _source_of(function)
     return [*arguments, *options.values()] if source is None else source.written_of(arguments, options)
 
 
 def written_by_source(source: str) -> Callable[[Sequence[Any]], list[Any]]:
-    """The same for the last function of a source."""
+    """Return a function that picks, of a call's arguments, those that the last function in ``source`` writes into."""
     *_, tree = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     return _Source(tree, {}).written_of
 
 
 def _function_of(kernel: Any) -> Any:
-    """The Python function below autotuners and heuristics."""
+    """The Python function of a kernel, without the autotuners and heuristics around it."""
     while not inspect.isfunction(kernel):
         if not hasattr(kernel, "fn"):
             return None
@@ -46,10 +46,10 @@ def _source_of(function: Any) -> _Source | None:
 
 
 class _Source:
-    """The source of a kernel. Of every name in it, it knows the parameters that an address behind it may come from."""
+    """The parsed source of a kernel. ``_behind`` maps each name to the parameters that its address may come from."""
 
     def __init__(self, tree: ast.FunctionDef, functions: Mapping[str, Any]) -> None:
-        """``functions`` has those that the kernel may call, among others."""
+        """``functions`` are the globals of the kernel's module, with the functions that it may call."""
         self._tree = tree
         self._functions = functions
         arguments = (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)
@@ -57,14 +57,14 @@ class _Source:
         self._behind: dict[str, Names] = {name: frozenset((name,)) for name in self._parameters}
 
     def written_of(self, arguments: Sequence[Any], options: Mapping[str, Any] = MappingProxyType({})) -> list[Any]:
-        """Those of the arguments that the kernel writes into."""
+        """The arguments that the kernel writes into."""
         named = {**dict(zip(self._parameters, arguments, strict=False)), **options}
         return [value for name, value in named.items() if name in self._written]
 
     @functools.cached_property
     def _written(self) -> Names:
         before = None
-        while before != self._behind:  # a loop may carry an address on
+        while before != self._behind:  # repeat: in a loop, an address may reach a name that is assigned earlier
             before = {**self._behind}
             for target, value in self._assignments():
                 for name in (node.id for node in ast.walk(target) if isinstance(node, ast.Name)):
@@ -80,7 +80,7 @@ class _Source:
                 yield node.target, node.value  # type: ignore[misc]
 
     def _addresses(self, value: ast.AST) -> Names:
-        """The parameters that the addresses in an expression come from; what is loaded from one is none."""
+        """The parameters that the addresses in an expression come from. A loaded value counts as no address."""
         if isinstance(value, ast.Name):
             return self._behind.get(value.id, _NONE)
         if isinstance(value, ast.Call) and _called(value) == "load":

@@ -1,4 +1,4 @@
-"""Records the kernels that a simulated step would launch, Triton's with arguments, so that they can be compiled."""
+"""Records the kernels that a simulated step would launch, with what is needed to compile them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments. ``kernel`` is a Triton function, or an autotuner around one; or a ``CudaKernel``,
-    which is compiled without arguments, with its ``shared_bytes`` as an option."""
+    """A launch of a kernel. ``kernel`` is a Triton function, or an autotuner around one, with its arguments; or a
+    ``CudaKernel`` with no arguments, which its compilation does not need, and ``shared_bytes`` as an option."""
 
     kernel: Any
     arguments: tuple[Any, ...]

@@ -1,6 +1,6 @@
-"""The ledger of live bytes: it records births, deaths and transient workspace, and makes a timeline of them.
+"""The ledger of live bytes: records allocations, frees and transient workspace, and makes a timeline of them.
 
-It knows nothing of torch. Time is a count of events, so two runs of the same code give the same ledger.
+It imports no torch. Time is a count of events, so two runs of the same code give the same ledger.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rounded(count: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One storage. ``born`` and ``died`` are events; what existed before the step has ``born == 0``."""
+    """One storage or workspace buffer. ``born`` and ``died`` are event numbers; ``born`` is 0 before the step."""
 
     bytes: int
     what: str
@@ -33,13 +33,13 @@ class Entry:
 
 @dataclass
 class _Count:
-    """Bytes counted in one way: live now, at the peak, and before the step."""
+    """Bytes counted in one way, requested or rounded: live now, at the peak, and before the step (``base``)."""
 
     live: int = 0
     peak: int = 0
     base: int = 0
     least_peak: int = 0
-    """The peak if every workspace whose size is estimated were as small as it can be; else as large."""
+    """The peak if every workspace of estimated size had its least size; ``most_peak``: its largest."""
     most_peak: int = 0
 
     def add_before(self, size: int) -> None:
@@ -58,7 +58,7 @@ class _Count:
             self.peak = max(self.peak, self.live)
 
     def note_estimate(self, least: int, usual: int, most: int) -> None:
-        """Count bytes of an estimated workspace, which are given back at once."""
+        """Raise the peaks by a workspace that is freed at once. Its size lies between ``least`` and ``most``."""
         self.least_peak = max(self.least_peak, self.live + least)
         self.peak = max(self.peak, self.live + usual)
         self.most_peak = max(self.most_peak, self.live + most)
@@ -94,8 +94,8 @@ class Ledger:
         self._note_peak()
 
     def birth_in_place_of(self, old: Entry, entry: Entry) -> None:
-        """Record ``entry``, which without a dispatch mode would have been written over ``old``. It takes over the bytes
-        if ``old`` dies next, and counts as new otherwise."""
+        """Record ``entry``, which torch would have written in place into ``old`` without a dispatch mode. If ``old``
+        dies next, ``entry`` takes over its bytes; otherwise ``entry`` counts as new."""
         self.settle()
         self._open(entry)
         self._heir = (old, entry)
@@ -130,7 +130,7 @@ class Ledger:
     def workspace(self, buffers: Iterable[Entry], bounds: tuple[int, int] | None = None) -> None:
         """Count buffers that a kernel allocates and frees before it returns.
 
-        If their sizes are estimated, ``bounds`` are the least and the most that they can be together.
+        If their sizes are estimated, ``bounds`` are the least and the largest sum of their bytes.
         """
         buffers = tuple(buffers)
         self.event += 1
@@ -146,7 +146,7 @@ class Ledger:
         self.entries += buffers
 
     def settle(self) -> None:
-        """Count a pending ``birth_in_place_of`` as new, because its old entry did not die next."""
+        """Count the entry of a pending ``birth_in_place_of`` as new: its old entry did not die next."""
         if self._heir is not None:
             _, entry = self._heir
             self._heir = None

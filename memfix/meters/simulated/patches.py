@@ -1,4 +1,4 @@
-"""Patches attributes for the duration of a block, and restores them also after an error."""
+"""Patches attributes for the duration of a block, and restores them when it ends or raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INHERITED = object()
 class Patches:
     """A context manager that applies patches. :func:`suspended` takes them off for a while.
 
-    Some builds of torch lack an attribute: it is left out, or with ``adds`` it is there inside.
+    An attribute that this build of torch lacks is skipped, or with ``adds`` it exists inside the block.
     """
 
     def __init__(self, patches: Iterable[Patch], *, adds: bool = False) -> None:
@@ -42,12 +42,12 @@ class Patches:
 
 
 _APPLIED: list[Patches] = []
-"""In the order in which they were applied."""
+"""The active patches, in the order in which they were applied."""
 
 
 @contextlib.contextmanager
 def suspended(*some: Patches) -> Iterator[None]:
-    """Inside, these patches are off, or all if none is named, unless they are off already."""
+    """Inside, the given patches are off; without arguments, all active patches are."""
     were_on = [patches for patches in _APPLIED if not some or patches in some]
     for patches in reversed(were_on):
         patches.__exit__()

@@ -1,4 +1,4 @@
-"""The values that other ranks send. They are fake, so each is assumed to have what this rank has."""
+"""The values that other ranks send. The ranks are fake, so each is assumed to have the values of this rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWAPS = ("alltoall_base_", "all_to_all_single")
 
 
 def given_back(operator: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The tensor that a functional collective was given and returns, where torch's fake kernels make another."""
+    """The argument that a functional collective returns on a GPU, where torch's fake kernel returns a new tensor."""
     if operator.namespace != NAMESPACES[1]:
         return None
     is_wait = operator.overloadpacket.__name__ == "wait_tensor"
@@ -31,7 +31,7 @@ def received(
     """Each tensor that a collective writes, and its values; None if they are not known."""
     name = operator.overloadpacket.__name__
     is_functional = operator.namespace == NAMESPACES[1]
-    if name in ("broadcast_", "wait_tensor"):  # from a rank that has the same; and nothing new
+    if name in ("broadcast_", "wait_tensor"):  # these change no values: the sender has the same, or nothing is sent
         return
     written = results if is_functional else tensors_in(args[0])
     sent = None
@@ -47,7 +47,7 @@ def _are_even(*splits: list[int]) -> bool:
 
 
 def _spread(sent: torch.Tensor, received: torch.Tensor, *, swaps: bool) -> torch.Tensor | None:
-    """What a rank has received when all have sent the same."""
+    """The values that this rank receives if all ranks send ``sent``; None if they are not known."""
     with torch._C._DisableTorchDispatch():
         if swaps:
             num_ranks = torch.distributed.get_world_size()

@@ -1,4 +1,4 @@
-"""Moves real weights to the simulated GPU and back: a parameter stays the same object, as optimizers know it."""
+"""Moves real weights to the simulated GPU and back. A parameter stays the same object, as optimizers refer to it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .patches import Patch, applied
 
 @contextlib.contextmanager
 def weights_restored() -> Iterator[None]:
-    """Undo ``module.to(device)``, ``.half()``, ``x.data = ...`` and their like on exit, where the weights were real.
+    """On exit, undo ``module.to(device)``, ``.half()``, ``x.data = ...`` and the like for real weights.
 
-    On a GPU ``module.to(device)`` gives each parameter other data. A real tensor cannot get those of a fake one, so the
-    two are swapped, and swapped back on exit. Buffers are replaced. Gradients, and what optimizers keep, are put back.
-    What a step makes, moves and drops is not kept alive for that.
+    On a GPU ``module.to(device)`` sets each parameter's data. A real tensor cannot take a fake tensor's data, so both
+    tensors are swapped, and swapped back on exit. Buffers, gradients and optimizer states are put back too. Only weak
+    references to modules and parameters are kept, so that those the step drops are freed.
     """
     apply = torch.nn.Module._apply
     data_of: Any = torch.Tensor.data  # a descriptor
@@ -72,7 +72,7 @@ def _is_real(tensor: torch.Tensor | None) -> bool:
 
 
 def _restore_of_module(module: torch.nn.Module) -> Callable[[], None]:
-    """Puts back the buffers of a module and the gradients of its parameters."""
+    """Return a function that puts back the buffers of a module and the gradients of its parameters."""
     module_now, buffers = weakref.ref(module), {**module._buffers}
     gradients = [
         (weakref.ref(each), _same_later(each.grad)) for each in module._parameters.values() if each is not None
@@ -89,7 +89,8 @@ def _restore_of_module(module: torch.nn.Module) -> Callable[[], None]:
 
 
 def _same_later(gradient: torch.Tensor | None) -> Callable[[], torch.Tensor | None]:
-    """Gives a gradient, or its numbers once it was dropped. A gradient that moves to the GPU takes memory there."""
+    """Return a function that gives the gradient, or a tensor with its data if the gradient was freed meanwhile. Only
+    a weak reference is kept, because a gradient that moves to the GPU must not stay alive there."""
     if gradient is None or not _is_real(gradient):
         return lambda: None
     with torch._C._DisableTorchDispatch():
@@ -98,7 +99,7 @@ def _same_later(gradient: torch.Tensor | None) -> Callable[[], torch.Tensor | No
 
 
 def _restore_of_swap(one: torch.Tensor, other: torch.Tensor) -> Callable[[], None]:
-    """Swaps back. From now on ``other`` has the real numbers."""
+    """Return a function that swaps the tensors back. It keeps ``other`` alive, which gets the real data."""
     one_now = weakref.ref(one)
 
     def restore() -> None:
@@ -109,7 +110,7 @@ def _restore_of_swap(one: torch.Tensor, other: torch.Tensor) -> Callable[[], Non
 
 
 def _restore_of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Puts back what an optimizer keeps."""
+    """Return a function that puts back the state of an optimizer."""
     optimizer_now, state = weakref.ref(optimizer), {**optimizer.state}
     entries = [(held, {**held}) for held in state.values()]
 
@@ -128,7 +129,7 @@ def _refill(held: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
-    """``torch.utils.swap_tensors`` without its check for weak references, which every fake tensor has."""
+    """Swap two tensors like ``torch.utils.swap_tensors``, but allow weak references, which every fake tensor has."""
     for name in ("__class__", "__dict__"):
         value = getattr(one, name)
         setattr(one, name, getattr(other, name))

@@ -1,5 +1,5 @@
-"""Patches for Python code in torch and Triton that does not take CUDA's path for a fake tensor: code that checks the
-type or the values of a tensor, or that traces, compiles or launches.
+"""Patches for Python code in torch and Triton that does not take CUDA's path for a fake tensor: code that checks a
+tensor's type, reads its values, traces or scripts a function, or launches a kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def patches(tracker: StorageTracker) -> list[Patch]:
 
 
 def unlike_torch(tracker: StorageTracker) -> list[Patch]:
-    """The patches that would mislead a compiler."""
+    """The patches that would mislead a compiler, and are suspended while one runs."""
     return [(torch._subclasses, "FakeTensor", _NoFakeTensor), *_by_value(tracker), *_einsum(tracker), *_traced(tracker)]
 
 
@@ -90,13 +90,13 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__format__", formatted),
         (FakeTensor, "tolist", tolist),
-        (logging.getLogger(fake_tensor.__name__), "disabled", True),  # it prints what is raised anyway
+        (logging.getLogger(fake_tensor.__name__), "disabled", True),  # it logs errors that are raised anyway
         (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # redraws until all values are within bounds
     ]
 
 
 def _layers(tracker: StorageTracker) -> list[Patch]:
-    """Patch functions whose path depends on the machine, and ``record_stream``."""
+    """Patch functions whose code path depends on the machine (RNNs, convolution layouts), and ``record_stream``."""
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         tracker.note("record_stream: memory is taken to be free once unreferenced, not when the other stream is done")
@@ -116,7 +116,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
     real_format = torch._C._conv_determine_backend_memory_format
 
     def format_of_convolution(image: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-        """The format that cuDNN chooses: channels last if the image or the weight is."""
+        """The memory format that cuDNN chooses: channels last if the image or the weight has it."""
         by_cudnn = image.device.type == "cuda" and torch.backends.cudnn.enabled and backend.name.startswith("Slow")
         if not by_cudnn or image.dtype == torch.float64:
             return real_format(image, weight, backend)
@@ -144,7 +144,7 @@ def _einsum(tracker: StorageTracker) -> list[Patch]:
 
 
 def _loaded() -> list[Patch]:
-    """Load data in this process: workers of a DataLoader would have to send fake tensors, and host memory is not
+    """Load data in this process: a DataLoader's worker processes could not send fake tensors, and host memory is not
     counted."""
     data = torch.utils.data.dataloader
 
@@ -160,8 +160,8 @@ def _loaded() -> list[Patch]:
 
 
 def _scripted(tracker: StorageTracker) -> list[Patch]:
-    """Run TorchScript operator by operator, with a note. On a machine with a GPU its compiler would launch kernels that
-    it fuses, past the dispatcher, on memory that a fake tensor does not have; also those it made before the step."""
+    """Run TorchScript operator by operator, with a note. On a machine with a GPU, its compiler would launch fused
+    kernels past the dispatcher, on memory that fake tensors lack. Kernels compiled before the step are dropped too."""
 
     def interpreted(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(code: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ def _scripted(tracker: StorageTracker) -> list[Patch]:
 
 
 def _traced(tracker: StorageTracker) -> list[Patch]:
-    """Add a note if ``make_fx`` traces a region, as ``torch.func.linearize`` does: tracing runs it once more."""
+    """Add a note if ``make_fx`` traces a region, as ``torch.func.linearize`` does: tracing runs it an extra time."""
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
     if proxy_tensor is None:
         return []
@@ -191,7 +191,7 @@ def _traced(tracker: StorageTracker) -> list[Patch]:
 
 
 def _sharded() -> list[Patch]:
-    """Do not count DTensor's shape inference: it runs operators on fake tensors as large as all shards together."""
+    """Keep DTensor's shape inference out of the count: it runs operators on fake tensors of the unsharded sizes."""
     sharding = sys.modules.get("torch.distributed.tensor._sharding_prop")
     if sharding is None:
         return []
@@ -206,7 +206,7 @@ def _sharded() -> list[Patch]:
 
 
 def _sent_objects() -> list[Patch]:
-    """Make the bytes of an object that ranks exchange a tensor with values."""
+    """Give a pickled object that ranks exchange a tensor with known values."""
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None:
         return []
@@ -219,7 +219,7 @@ def _sent_objects() -> list[Patch]:
 
 
 def _triton(tracker: StorageTracker) -> list[Patch]:
-    """Skip Triton kernels. A launch allocates nothing: its results and scratch buffers are tensors made before it."""
+    """Skip Triton kernels. A launch allocates nothing: outputs and scratch buffers are tensors that exist before it."""
     if importlib.util.find_spec("triton") is None:
         return []
     from triton.runtime import autotuner, jit
@@ -231,15 +231,15 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
 
     launchers: list[tuple[Any, str]] = [(jit.JITFunction, "run")]
     launchers += [(autotuner.Autotuner, "run"), (autotuner.Heuristics, "run")]
-    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # the process runs Triton's interpreter
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # TRITON_INTERPRET=1
         interpreted = interpreter.InterpretedFunction
-        has_run = hasattr(interpreted, "run")  # before Triton 3.6 each function has its own run
+        has_run = hasattr(interpreted, "run")  # before Triton 3.6 the class has no run
         launchers.append((interpreted, "run") if has_run else (interpreter.GridExecutor, "__call__"))
     return [(launcher, name, launch) for launcher, name in launchers]
 
 
 def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
-    """Skip CUDA kernels, whose launch allocates nothing either, but check their arguments."""
+    """Skip memfix's CUDA kernels, whose launch allocates nothing either, but check their arguments."""
 
     def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
         kernel.as_numbers(arguments, address_of=lambda _: 0)
@@ -261,4 +261,4 @@ def _filled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 class _NoFakeTensor:
-    """Replaces ``FakeTensor`` in libraries that use it to detect tracing."""
+    """A stand-in for ``FakeTensor`` in libraries that detect tracing by ``isinstance``: no tensor is an instance."""

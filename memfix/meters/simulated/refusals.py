@@ -19,7 +19,7 @@ _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn torch's errors about fake tensors into a ``MeasurementError`` of one sentence. Other errors pass."""
+    """Turn torch's errors about fake tensors into a ``MeasurementError`` of one sentence. Other errors pass through."""
     try:
         yield
     except (MeasurementError, KeyboardInterrupt):

@@ -85,7 +85,7 @@ class Storages:
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is on the simulated GPU. Refuses a second GPU."""
+    """Whether the tensor is on the simulated GPU. Raises for a tensor on a second GPU."""
     # .device of a fake tensor would go through the dispatcher again
     device = getattr(tensor, "fake_device", None) or tensor.device
     if device.index:

@@ -52,7 +52,7 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
 
 
 def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
-    """Stubs for the allocator's statistics, which the ledger knows, and for ``resize_``, which is not dispatched."""
+    """Stubs for the allocator's statistics, read from the ledger, and for ``resize_``, which is not dispatched."""
     cuda, ledger = torch.cuda, tracker.ledger
     total = tracker.gpu.memory_bytes
     real_resize = torch.UntypedStorage.resize_
@@ -77,7 +77,7 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
         "max_memory_allocated": lambda *a, **k: ledger.allocated.peak,
         "memory_reserved": lambda *a, **k: ledger.allocated.live,
         "max_memory_reserved": lambda *a, **k: ledger.allocated.peak,
-        "reset_peak_memory_stats": nothing,  # the reading needs the peak
+        "reset_peak_memory_stats": nothing,  # it would reset the peak that the meter reports
     }
     return [
         *((module, name, stub) for module in (cuda, cuda.memory) for name, stub in stubs.items()),
@@ -117,14 +117,14 @@ class _Event(_Stream):
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
-    """Keeps generators that were made before the simulation instances of ``torch.Generator``."""
+    """A metaclass by which real generators, made before the simulation, stay instances of ``torch.Generator``."""
 
     def __instancecheck__(cls, thing: Any) -> bool:
         return isinstance(thing, torch._C.Generator)
 
 
 class _Generator(torch.Generator, metaclass=_AnyGenerator):
-    """A generator that may have the device ``cuda``. Fake tensors have no values, so no numbers are drawn from it."""
+    """A generator that may claim the device ``cuda``. No numbers are drawn from it: fake tensors have no values."""
 
     _device: torch.device
 
@@ -147,7 +147,7 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
 
 
 class _Properties:
-    """The fields of ``torch.cuda.get_device_properties`` that libraries use to choose kernels."""
+    """The properties of ``torch.cuda.get_device_properties`` by which libraries choose kernels."""
 
     def __init__(self, gpu: GPU) -> None:
         self.name = f"NVIDIA {gpu.name} (simulated)"

@@ -1,7 +1,7 @@
-"""Imports modules of torch as outside of a simulation, also if a step is the first to need them.
+"""Imports modules of torch without the simulation's patches, even if a simulated step is the first to need them.
 
-Among the patches, a module would keep what it copies out of a patched one, for the rest of the process. Inductor then
-allocated more for every later step.
+A module that is imported while patches are active would keep patched objects that it copies, for the rest of the
+process. With such a module, Inductor allocated more in every later step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .patches import suspended
 def torch_imported_unpatched() -> Iterator[None]:
     """Inside, a module of torch is imported without the patches and dispatch modes that are active."""
     with _disable_current_modes():
-        pass  # it imports modules of torch itself
+        pass  # its first use imports modules of torch
     finder: Any = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -32,7 +32,7 @@ def torch_imported_unpatched() -> Iterator[None]:
 
 
 class _Finder:
-    """Finds what the finders after it find, with a loader that first takes the patches off."""
+    """An import finder that returns the specs of the finders after it, with loaders that suspend the patches."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith("torch."):
@@ -49,7 +49,7 @@ def _load_unpatched(loader: Any) -> None:
     load = loader.exec_module
 
     def load_unpatched(module: ModuleType) -> None:
-        del loader.exec_module  # the module keeps its loader
+        del loader.exec_module  # the loader outlives this import as the module's __loader__
         with suspended(), _disable_current_modes():
             load(module)
 

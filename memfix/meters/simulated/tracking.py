@@ -42,13 +42,14 @@ _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OF_VALUES = frozenset((assumptions.NO_LARGER_ID, peers.SAME))
-"""Doubts about values, which may decide what a step finds when it begins."""
+"""Notes of the warm-up that stay for the measured step, because assumed values may decide the state it begins with."""
 
 
 class StorageTracker(TorchDispatchMode):
-    """Sees each operator before FakeTensorMode does, because it is entered after it.
+    """Runs each operator and counts its memory. It is entered after FakeTensorMode, so it sees each operator first.
 
-    While it handles an operator, torch has popped it from the stack of modes, so inner calls reach only FakeTensorMode.
+    While it handles an operator, it is off the stack of modes, so inner calls reach only FakeTensorMode. To handle
+    inner calls too, a method enters the tracker again (``with self``).
     """
 
     @classmethod
@@ -67,9 +68,9 @@ class StorageTracker(TorchDispatchMode):
         self.answers = Answers(extent)
         self.decisions = Decisions(assume)
         self.assumed: dict[str, None] = {}
-        """The assumptions on which an answer to the step rests, in order."""
+        """The assumptions behind values that the step read, in order."""
         self.assumed_before: dict[str, None] = {}
-        """Those of the build and the warm-up, which may decide what the step begins with."""
+        """The assumptions of the build and the warm-up, which may decide the state that the step begins with."""
         self.values = Values(self.answers, self.assumed.setdefault)
         self.phase = RunningPhase()
         self.engine = EngineWatch(self.note)
@@ -78,14 +79,14 @@ class StorageTracker(TorchDispatchMode):
         self.cublas = CublasWorkspaces(gpu, self.ledger)
         self.notes: dict[str, None] = {}  # a set in order of insertion
         self.bounded: set[str] = set()
-        """Those notes whose doubt the bounds of the reading cover."""
+        """The notes whose uncertainty the bounds of the reading cover."""
         self.launches: list[Launch] | None = None
-        """The list to which Triton launches are added; None to ignore them."""
+        """The list to which launches of Triton and CUDA kernels are added; None to ignore them."""
         self._first_read: int | None = None
-        """The event of the ledger at which a number was read that nothing decides."""
+        """The ledger's event at which the step first read an unknown number."""
 
     def begin_step(self) -> None:
-        """End the warm-up: the step that counts begins. Doubts about kernels that ran before do not matter."""
+        """End the warm-up and begin the measured step. Notes about kernels of the warm-up are dropped."""
         for doubt in self.notes.keys() - _OF_VALUES:
             del self.notes[doubt]
         self.assumed_before |= self.assumed
@@ -93,8 +94,8 @@ class StorageTracker(TorchDispatchMode):
         self.answers.begin_step()
 
     def may_numbers_decide_what_is_kept(self) -> bool:
-        """Whether anything is alive that was made after the step read a number which nothing decides. Looks at what
-        happened since it was last asked."""
+        """Whether a tensor is alive that was made after the step first read an unknown number. Each call looks only at
+        the time since the last call."""
         first_read, self._first_read = self._first_read, None
         return first_read is not None and self.ledger.is_alive_since(first_read)
 
@@ -111,7 +112,7 @@ class StorageTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return _metadata(func, args, kwargs)
-        if func.namespace == "profiler":  # names of ranges, without tensors: FakeTensorMode takes long to see that
+        if func.namespace == "profiler":  # names of ranges, without tensors; FakeTensorMode would only take time
             with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs)
         self.ledger.settle()
@@ -133,11 +134,11 @@ class StorageTracker(TorchDispatchMode):
         """Run a view. It takes no memory, so only its argument is registered."""
         self.storages.add_argument(args[0])
         if torch.is_grad_enabled():
-            self.lines.current()  # remembers the line for the view's autograd node
+            self.lines.current()  # records the line for the view's autograd node
         return self.cache.view(func, args, kwargs)
 
     def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator that reads values: by those that are known, else by the usual ones."""
+        """Run an operator that reads values, on known values or else on assumed ones."""
         if func is aten.index.Tensor:
             if not any(map(is_mask, args[1])):
                 return UNKNOWN
@@ -162,7 +163,7 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _assumed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The usual answer to an operator that reads values which nothing decides, or ``UNKNOWN``."""
+        """The assumed result of an operator that reads unknown values, or ``UNKNOWN``."""
         first = args[0]
         answer = assumptions.in_backward(func, first)
         if answer is not None:
@@ -214,7 +215,7 @@ class StorageTracker(TorchDispatchMode):
         return 0 if how == "least" else math.ceil(mask.numel() * share)
 
     def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values of a tensor that Python reads as a whole, assumed where nothing decides them; None if too many."""
+        """The values of a whole tensor that Python code reads, assumed if unknown; None if they are too many."""
         value = self.values.of(tensor)
         if value is not None:
             if self._rests_on_a_number([tensor]):
@@ -228,7 +229,7 @@ class StorageTracker(TorchDispatchMode):
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
     def _rests_on_a_number(self, tensors: list[torch.Tensor]) -> bool:
-        """Record the assumptions behind values that are read. Returns whether one is a number that nothing decides."""
+        """Record the assumptions behind values that are read. Returns whether one of them is an unknown number."""
         assumed = self.values.assumed_of(tensors)
         if peers.SAME in assumed:  # other answers are not tried
             self.note(peers.SAME)
@@ -251,7 +252,7 @@ class StorageTracker(TorchDispatchMode):
         return line.place if line else "?"
 
     def _as_fakes(self, func: Any, value: Any, like: torch.Tensor) -> Any:
-        """Real results of an operator as fake tensors on the device of ``like``, with their values."""
+        """Turn real results of an operator into fake tensors on the device of ``like``, and keep their values."""
         if isinstance(value, torch.Tensor):
             if like.device.type == "cpu":
                 return value
@@ -278,7 +279,7 @@ class StorageTracker(TorchDispatchMode):
         except NotImplementedError:
             self.note(f"{func} could not be taken apart: what it hides is not known")
             return UNKNOWN
-        # a composite that only makes a view may bypass the dispatcher, and then its result has no device
+        # a composite that only makes a view may bypass the dispatcher, and then returns a meta tensor, not a fake one
         others = (tensor for tensor in tensors_in(result) if not isinstance(tensor, FakeTensor))
         return UNKNOWN if any(tensor.device.type == "meta" for tensor in others) else result
 
@@ -295,7 +296,7 @@ class StorageTracker(TorchDispatchMode):
             self.engine.remember_cast(sys._getframe(2))
         given = tensors_in((args, list(kwargs.values()))) if kwargs else tensors_in(args)
         may_be_real = traits.is_sent or (traits.runs_on_real and given)
-        # zeros of forward-mode derivatives have no memory, so they are real on a GPU that is not there
+        # zero tensors of forward-mode AD are not fake, but they have no memory, and a device that does not exist
         if may_be_real and not any(isinstance(tensor, FakeTensor) or tensor._is_zerotensor() for tensor in given):
             result = self._run_on_real(func, args, kwargs, given, traits)
             if result is not UNKNOWN:
@@ -321,8 +322,8 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
-        """Make a view of a real tensor, which FakeTensorMode does not do, send real tensors to other ranks, or write
-        into small real ones, as the step counts of an optimizer: FakeTensorMode would make a fake of each first."""
+        """Run a view, a collective or an in-place operator whose tensors are all real, such as an optimizer's step
+        counts. FakeTensorMode makes no view of a real tensor, and would replace each real argument by a fake one."""
         if not (traits.is_view or traits.is_sent):
             return self.values.really(func, args, kwargs, given, given)
         with torch._C._DisableTorchDispatch():
@@ -349,7 +350,7 @@ class StorageTracker(TorchDispatchMode):
 
 @contextlib.contextmanager
 def existing_before() -> Iterator[None]:
-    """Inside, new tensors of a simulated step count as inputs, such as gradients shaped like its results."""
+    """Inside, new tensors count as inputs that existed before the step, such as upstream gradients."""
     tracker = _current()
     tracker.storages.makes_inputs = True
     try:
@@ -359,7 +360,7 @@ def existing_before() -> Iterator[None]:
 
 
 def state_range(tensor: torch.Tensor, low: int, high: int) -> None:
-    """State that every element of ``tensor`` is at least ``low`` and below ``high``, as in real inputs of the step."""
+    """Tell the simulation that every element of ``tensor`` is at least ``low`` and below ``high``."""
     _current().values.state_range(tensor, low, high)
 
 
@@ -369,7 +370,7 @@ def _current() -> StorageTracker:
 
 
 class _Traits:
-    """What decides how an operator is run. Looked up once a call: torch hashes operators in Python."""
+    """The properties that decide how an operator is run. They share one lookup a call, which hashes it in Python."""
 
     __slots__ = (
         "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "reads_values", "runs_on_real",
@@ -381,26 +382,26 @@ class _Traits:
         self.hides_nothing = hides_nothing(operator)
         self.indexes = packet in _INDEXES
         self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
-        """Or changes metadata."""
-        self.is_sent = operator.namespace in peers.NAMESPACES
+        """Whether the operator returns a view or changes metadata."""
+        self.is_sent = operator.namespace in peers.NAMESPACES  # it is a collective
         self.runs_on_real = self.is_view or writes_into_arguments(operator)
         self.reads_values = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(tags))
-        """The result, or its shape, depends on values that Python or the allocator gets to see."""
+        """Whether a Python result, or the shape of a result, depends on values."""
 
 
 _traits_of = functools.cache(_Traits)
 
 
 def _indexes_from_cpu(args: Any) -> bool:
-    """Whether a tensor on the GPU is indexed by tensors on the CPU, which the kernel copies first."""
+    """Whether a tensor on the GPU is indexed by tensors on the CPU, which torch first copies to the GPU."""
     return is_on_gpu(args[0]) and any(
         isinstance(index, torch.Tensor) and index.device.type == "cpu" for index in args[1]
     )
 
 
 def _writes_by_mask(args: Any) -> bool:
-    """Whether a kernel writes by masks, which it turns into indices first. A scalar from the CPU fills the mask, and an
-    addition frees the indices before its own buffers are largest."""
+    """Whether an ``index_put`` on the GPU has masks that are to be decomposed into index tensors. Filling by a CPU
+    scalar makes no indices (``masked_fill``), and an accumulation frees its indices before its peak."""
     if not any(map(is_mask, args[1])) or not is_on_gpu(args[0]):
         return False
     adds = len(args) > 3 and args[3]
@@ -408,13 +409,13 @@ def _writes_by_mask(args: Any) -> bool:
 
 
 def _without_masks(indices: Any) -> list[Any]:
-    """The indices; in place of a mask one for each of its dimensions, as CUDA makes them."""
+    """The indices, with each mask replaced by one index tensor for each of its dimensions, as CUDA does."""
     return [place for index in indices for place in (index.nonzero().unbind(1) if is_mask(index) else (index,))]
 
 
 @functools.cache
 def _are_plain(types: tuple[type, ...]) -> bool:
-    """Whether all tensor classes of a call are FakeTensor, Parameter or the plain Tensor of real values."""
+    """Whether all tensor classes of a call are FakeTensor, Parameter or plain Tensor (real tensors)."""
     return all(kind in (FakeTensor, torch.Tensor) or issubclass(kind, _PLAIN) for kind in types)
 
 
@@ -424,7 +425,7 @@ def _metadata(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _left_to_subclass(types: Any) -> Any:
-    """Let a tensor subclass unwrap itself, so that its inner tensors are dispatched. Refuse unsupported subclasses."""
+    """Return NotImplemented, so that a tensor subclass unwraps itself. Raise if the subclass is not supported."""
     if any(kind.__name__ == "DTensor" for kind in types) and not _has_fake_process_group():
         raise MeasurementError("DTensor spans several GPUs, and one is simulated; measure the local tensors' step")
     if any(kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl for kind in types):

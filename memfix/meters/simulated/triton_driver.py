@@ -1,4 +1,4 @@
-"""Answers what Triton and Inductor ask a driver about a GPU that is not there."""
+"""A stub of Triton's driver, which tells Triton and Inductor the properties of the simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Keeps the values of small tensors, so that the code of a simulated step can read them.
 
-The rule: small tensors on the CPU are real, unless they were made from unknown values. The values of a storage on the
-GPU are known if operators made them from known values alone; they are kept in real memory beside it. Small are up to
-``MOST_INTEGERS`` elements of an integer or bool dtype, and ``MOST_FLOATS`` of any other; of a larger storage only the
-one value that all its elements share is kept. An operator that mixes in an unknown value makes what it writes unknown.
-Where such values decide how often a loop runs, the step is measured again with more of them (``keep_more``).
+Small tensors on the CPU are real, unless they were made from unknown values. The values of a storage on the GPU are
+known if operators made them from known values alone; a real copy on the CPU holds them. A storage is small if it has
+at most ``MOST_INTEGERS`` elements of an integer or bool dtype, or ``MOST_FLOATS`` of any other. For a larger storage
+only a value that all its elements share is kept. An operator with an unknown argument makes all that it writes unknown.
+Where unknown values decide how often a loop runs, the step is measured again with larger limits (``keep_more``).
 
-Known values may rest on assumptions, which go along with them: random numbers are drawn on the CPU, where a GPU would
-draw others, and a count over an unknown mask is assumed (``assumptions``). So is every scalar that is made from unknown
-values, such as a norm or a loss: what is computed from it agrees with it.
+Known values may rest on assumptions, which are passed on to results: random numbers are drawn on the CPU, while a GPU
+would draw others, and a count over an unknown mask is assumed (``assumptions``). Every scalar made from unknown values,
+such as a norm or a loss, is assumed too, so that all values computed from the same scalar agree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 MOST_INTEGERS, MOST_FLOATS = 2**20, 2**12
 MORE_FLOATS, MOST_WORK, MOST_BYTES = 2**22, 2**32, 2**30
-"""With more values: how many of a storage, and the work and the memory of all of them together. A few seconds."""
+"""The limits after ``keep_more``: floats per storage; multiply-adds and bytes of all storages. They take seconds."""
 _CPU = torch.device("cpu")
 _NOTHING: frozenset[str] = frozenset()
 _DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
@@ -42,26 +42,26 @@ _DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
 
 @dataclass
 class _Known:
-    """What is known of one storage."""
+    """What is known about the values of one storage."""
 
     memory: torch.UntypedStorage | None = None
-    """Its values, in memory of the same size."""
+    """The values, in real CPU memory of the storage's size."""
     shared: torch.Tensor | None = None
-    """The value of every element, if its values are too many to be kept."""
+    """The value of every element of a storage that is too large for ``memory``."""
     assumed: frozenset[str] = _NOTHING
-    """What its values rest on."""
+    """The assumptions behind the values."""
     range: tuple[int, int] | None = None
-    """Of a storage without known values: every element is at least the first and below the second."""
+    """For unknown values: every element is at least the first number and below the second."""
     share: float | None = None
-    """Of a mask without known values: the share of its elements that is set."""
+    """For an unknown mask: the share of its elements that are set."""
     pool: Pool | None = None
-    """Of a one-hot mask: the elements that are set."""
+    """For an unknown one-hot mask: how many elements are set, and which of its views already picked some."""
     number: int = field(default_factory=itertools.count().__next__)
-    """Another for every storage, where addresses are used again."""
+    """A unique number of the storage, because addresses are reused."""
     is_blank: bool = False
-    """Whether nothing was written into it yet, so that it becomes known part by part."""
+    """Whether nothing was written into the storage yet, so that its values can become known part by part."""
     num_bytes: int = 0
-    """How much memory its values take."""
+    """The real memory that the values take."""
     reference: Any = None
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class _Known:
             self.num_bytes = self.memory.nbytes()
 
     def seen_by(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values of ``tensor``, which lies in this storage."""
+        """The values of ``tensor``, a view of this storage."""
         if self.shared is not None:
             return self.shared.expand(tensor.shape) if tensor.dtype == self.shared.dtype else None
         if self.memory is None or self.memory.nbytes() != tensor.untyped_storage().nbytes():  # it was resized
@@ -79,7 +79,7 @@ class _Known:
 
 
 class Values:
-    """The known values of all storages of a simulation, by the address of the fake storage."""
+    """The known values of all storages of a simulation. ``_known`` maps a fake storage's address to its values."""
 
     def __init__(self, answers: Answers, assume: Callable[[str], object]) -> None:
         self._answers = answers
@@ -89,7 +89,7 @@ class Values:
         self._work_left, self._bytes_left = 0.0, 0
 
     def keep_more(self) -> None:
-        """Keep more floats from now on, until they take too much work or memory."""
+        """Raise the limit of floats per storage, until computing them takes too much work or memory."""
         self._most_floats = MORE_FLOATS
         self._work_left, self._bytes_left = MOST_WORK, MOST_BYTES
 
@@ -102,7 +102,7 @@ class Values:
 
     # ---------------------------------------------------------------- reading
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values of a tensor, in memory that its views share; None if they are not known."""
+        """The values of a tensor, in the real memory that all views of its storage share; None if they are unknown."""
         if not isinstance(tensor, FakeTensor):
             return tensor if self._is_small_on_cpu(tensor) else None
         known = self._at(tensor)
@@ -112,25 +112,25 @@ class Values:
             return known.seen_by(tensor)
 
     def assumed_of(self, tensors: Iterable[torch.Tensor]) -> frozenset[str]:
-        """What the values of these tensors rest on."""
+        """The assumptions behind the values of these tensors."""
         return _NOTHING.union(*(known.assumed for known in map(self._at, tensors) if known is not None))
 
     def share_of(self, mask: torch.Tensor) -> float | None:
-        """The share of an unknown mask that is set: 1 if nothing is known; None if the tensor is no mask."""
+        """The share of an unknown mask's elements that are set, 1 by default; None if the tensor is no mask."""
         known = self._at(mask)
         if known is not None and known.share is not None:
             return known.share
         return 1.0 if mask.dtype == torch.bool else None
 
     def most_picked(self, mask: torch.Tensor) -> int:
-        """How many elements an unknown mask picks at most, after what other parts of the same one-hot mask picked."""
+        """The most elements that an unknown mask can pick, after other views of the same one-hot mask picked theirs."""
         known = self._at(mask)
         if known is None or known.pool is None:
             return mask.numel()
         return known.pool.taken_by((known.number, mask.storage_offset(), *mask.shape), mask.numel())
 
     def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
-        """The result of an operator on real tensors, or ``UNKNOWN``. It may write into the values of its arguments."""
+        """The result of an operator on known values, or ``UNKNOWN``. In-place operators update the known values."""
         real = _room_for_results(operator, kwargs)
         for tensor in given:
             if id(tensor) not in real:
@@ -146,7 +146,7 @@ class Values:
         """The result of an operator as real tensors, if it has small results on the CPU; else ``UNKNOWN``."""
         if operator.namespace != "aten" or not all(map(self._is_small_on_cpu, results or given)):
             return UNKNOWN
-        # code may read real memory unnoticed, which must not rest on an assumed number
+        # user code can read real memory without the dispatcher, so it must not hold a number that is only assumed
         is_undecided = UNDECIDED in self.assumed_of(given)
         value = UNKNOWN if is_undecided else self.computed(operator, args, kwargs, given)
         if value is UNKNOWN:
@@ -161,8 +161,8 @@ class Values:
         return value
 
     def _filled(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Any:
-        """Assumed values in place of unknown ones, where code may read them in real memory: integers that are copied
-        to the CPU, and what is written into a real tensor."""
+        """Fill real memory with assumed values in place of unknown ones: a copy of integers to the CPU, or a real
+        tensor that an operator writes into. User code may read both without the dispatcher."""
         real = [tensor for tensor in _written(operator, args, kwargs) if not isinstance(tensor, FakeTensor)]
         for tensor in real:
             self._fill(tensor)
@@ -181,7 +181,7 @@ class Values:
             tensor.fill_(self._answers.number(tensor.dtype, COPIED))
 
     def _affords(self, operator: Any, given: list[torch.Tensor]) -> bool:
-        """Pay for an operator on more values; without the means, keep as few as usual from now on."""
+        """Subtract an operator's work from what is left. If nothing is left, go back to the usual limits for good."""
         self._work_left -= _work_of(operator, given)
         if self._work_left > 0 and self._bytes_left > 0:
             return True
@@ -198,9 +198,9 @@ class Values:
     def _at(self, tensor: torch.Tensor) -> _Known | None:
         return self._known.get(tensor.untyped_storage()._cdata)
 
-    # ---------------------------------------------------------------- stating
+    # ---------------------------------------------------------------- recording
     def keep(self, tensor: torch.Tensor, value: torch.Tensor, assumed: frozenset[str] = _NOTHING) -> None:
-        """Make ``value``, or one value for all elements, known as that of a fake tensor with a storage of its own."""
+        """Record the values of a fake tensor that has a storage of its own. A ``value`` of one element fills it."""
         storage = tensor.untyped_storage()
         with torch._C._DisableTorchDispatch():
             if not self.is_small(tensor):
@@ -216,7 +216,7 @@ class Values:
         self._remember(tensor, _Known(range=(low, high)))
 
     def state_sent(self, tensors: Iterable[torch.Tensor]) -> None:
-        """State that real tensors hold what other ranks sent."""
+        """Record that these real tensors hold values that other ranks sent, which are assumed."""
         for tensor in tensors:
             self._remember(tensor, _Known(assumed=frozenset((peers.SAME,))))
 
@@ -225,7 +225,7 @@ class Values:
             self._drop(tensor.untyped_storage()._cdata)
 
     def launched(self, written: Iterable[Any]) -> None:
-        """Forget what a kernel writes into, for it does not run."""
+        """Forget the values of tensors that a kernel writes into: kernels do not run in a simulation."""
         self.forget(tensor for tensor in written if isinstance(tensor, FakeTensor))
 
     def _drop(self, address: int) -> None:
@@ -248,7 +248,7 @@ class Values:
 
     # ---------------------------------------------------------------- following
     def follow(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> None:
-        """Take note of an operator that ran on fake tensors: its results are known, or what it wrote no longer is."""
+        """After an operator ran on fake tensors, record its results if they are known, else forget what it wrote."""
         is_number = len(results) == 1 and results[0].dim() == 0
         if not (is_number or _can_be_known(operator) or any(map(self._is_known, given))):
             return
@@ -307,7 +307,7 @@ class Values:
                 known.assumed |= assumed
             elif fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
-                fake.constant = None  # FakeTensorMode keeps the values of fewer tensors itself
+                fake.constant = None  # FakeTensorMode's own record of values, which covers fewer tensors
         return True
 
     def _follow_shared(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
@@ -337,7 +337,7 @@ class Values:
         return True
 
     def _follow_unknown(self, operator: Any, args: Any, given: list[torch.Tensor], result: torch.Tensor) -> None:
-        """Follow what is known of an operator's result though the values of its argument are not."""
+        """Record what can be said about the result of an operator on unknown values: a share, a count or a scalar."""
         packet = operator.overloadpacket
         first = args[0]
         if packet in _ALWAYS_HOLDS:
@@ -358,8 +358,8 @@ class Values:
             self.keep(result, _scalar(self._answers.made()), frozenset((UNDECIDED,)))
 
     def _has_room(self, target: torch.Tensor, given: list[torch.Tensor]) -> bool:
-        """Give a part of a blank storage room for known values, which an operator writes there: until something else is
-        written there, the rest is zero. Return whether there is room now."""
+        """Give a blank storage real memory if an operator writes known values into a part of it. Returns whether it has
+        memory now. Parts that were not written yet are taken to be zero."""
         known = self._at(target)
         others = [tensor for tensor in given if tensor is not target]
         if known is None or not known.is_blank or any(self.of(tensor) is None for tensor in others):
@@ -371,7 +371,7 @@ class Values:
         return True
 
     def _overwrite(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> None:
-        """Make all of a storage known that an operator wrote as a whole."""
+        """Record the values of a storage that an operator overwrote completely with known values."""
         target = args[0]
         if not isinstance(target, FakeTensor) or not _fills_its_storage(target):
             return
@@ -388,7 +388,7 @@ class Values:
             self.keep(target, room, self._assumed_by(operator, others))
 
     def _receive(self, operator: Any, args: Any, given: list[torch.Tensor], results: list[Any]) -> None:
-        """Follow a collective. Tensors that it writes may be parts of one storage, which is known if they fill it."""
+        """Follow a collective. If the tensors that it writes fill one storage together, that storage becomes known."""
         assumed = self.assumed_of(given) | {peers.SAME}
         received = list(peers.received(operator, args, results, self.of))
         written = Counter[int]()
@@ -408,7 +408,7 @@ class Values:
                 known.assumed |= assumed
 
     def _single(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The one value that all elements of a tensor share, if they do."""
+        """The value that all elements of a tensor are known to share, as a real tensor of one element; else None."""
         known = self._at(tensor)
         if known is not None and known.shared is not None:
             return known.shared
@@ -436,16 +436,16 @@ def is_small(tensor: torch.Tensor, most_floats: int = MOST_FLOATS) -> bool:
 
 @functools.cache
 def _can_be_known(operator: Any) -> bool:
-    """Whether anything can be known of the results of an operator on tensors of which nothing is known."""
+    """Whether something can be known about an operator's results although nothing is known about its arguments."""
     packet = operator.overloadpacket
     from_nothing = not any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
     return from_nothing or packet in _FROM_UNKNOWN
 
 
 def healthy_results(operator: Any, args: Any) -> dict[int, int]:
-    """Results that say whether a step is healthy: result number -> the value of all its elements, if it is.
+    """The results of an operator that report failures: result number -> the value of its elements without a failure.
 
-    In a healthy step every number is finite and every factorisation succeeds.
+    A step is assumed to be healthy: all its numbers are finite, and all factorisations succeed.
     """
     packet = operator.overloadpacket
     if packet in (aten.ne, aten.eq):
@@ -457,13 +457,14 @@ def healthy_results(operator: Any, args: Any) -> dict[int, int]:
 
 
 def _work_of(operator: Any, given: list[torch.Tensor]) -> float:
-    """About how many elements an operator reads; of a product, how many pairs it multiplies, as if both were square."""
+    """An operator's work: the elements that it reads; for a product its multiply-adds, as if matrices were square."""
     sizes = sorted((float(tensor.numel()) for tensor in given), reverse=True)
     return sizes[0] * math.sqrt(sizes[:2][-1]) if operator.overloadpacket in _PRODUCTS else sum(sizes)
 
 
 def _has_own_storage(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
-    """Whether an operator made a storage for its result. It may be larger: a mean of squares lies where they were."""
+    """Whether an operator's result is no view of an argument. Its storage may be larger than the result: a mean of
+    squares can reuse the memory of the squares."""
     storage = result.untyped_storage()._cdata
     return all(tensor.untyped_storage()._cdata != storage for tensor in given)
 
@@ -483,7 +484,7 @@ def _run(operator: Any, args: Any, kwargs: Any, real: dict[int, Any]) -> Any:
         with torch._C._DisableTorchDispatch():
             named = {name: _on_cpu(value, real) for name, value in kwargs.items() if name != "pin_memory"}
             return operator(*_on_cpu(args, real), **named)
-    except Exception:  # the CPU has no such kernel, or the user's values are wrong, which the fake kernel has said
+    except Exception:  # the CPU has no such kernel, or the user's values are invalid, which the fake kernel reports
         return UNKNOWN
 
 
@@ -506,12 +507,12 @@ def _written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 @functools.cache
 def _has_room_for_results(operator: Any) -> bool:
-    """Whether the operator writes its results into tensors that it is given for them, ``out=``."""
+    """Whether the operator writes its results into ``out=`` arguments."""
     return any(argument.is_out for argument in operator._schema.arguments)
 
 
 def _room_for_results(operator: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
-    """Empty real tensors for fake ones that are given for results: what they held does not matter."""
+    """Empty real tensors in place of fake ``out=`` arguments, by ``id``: their old values do not matter."""
     if not _has_room_for_results(operator):
         return {}
     names = [argument.name for argument in operator._schema.arguments if argument.is_out]
@@ -537,26 +538,26 @@ def _packets(names: str) -> frozenset[Any]:
 
 
 _BLANK = _packets("empty empty_like empty_strided new_empty new_empty_strided empty_permuted")
-"""Operators that make memory without values."""
+"""Operators that allocate memory without writing it."""
 _SAYS_NOTHING = _packets("resize_ _amp_foreach_non_finite_check_and_unscale_")
-"""The second only writes where a gradient is not finite."""
+"""Operators that make no value unknown. The second sets its flag only if a gradient is not finite."""
 _OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
 _ADD_PRODUCTS = _packets("addmv_ addmm_ addbmm_ baddbmm_ addr_")
-"""Operators that overwrite where what was there is multiplied by 0."""
+"""Operators that overwrite their first argument if ``beta`` is 0."""
 _SHARES = _packets("fill_ zero_ copy_")
 _FILLS: dict[Any, int | None] = {
     **dict.fromkeys(_packets("zeros zeros_like new_zeros"), 0),
     **dict.fromkeys(_packets("ones ones_like new_ones"), 1),
     **dict.fromkeys(_packets("full full_like new_full")),
 }
-"""Operators that give all elements the same value: the value, or None for their last argument."""
+"""Operators that fill a new tensor with one value -> the value; None if it is the last argument."""
 _COPIES = _packets("_to_copy clone")
 _PRODUCTS = _packets(
     "mm addmm bmm baddbmm convolution convolution_backward _cdist_forward linalg_solve_triangular triangular_solve "
     "linalg_cholesky_ex linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_solve_ex _linalg_svd _linalg_eigh "
     "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
 )
-"""And factorisations, which multiply as many."""
+"""Products and factorisations, whose work is the number of multiply-adds."""
 _REDUCES = _packets("all any sum amax amin max min mean")
 _COUNTS = _packets("all any sum count_nonzero")
 _KEEPS_SHARE = _packets("_to_copy clone index index_select gather")
@@ -572,4 +573,4 @@ _HEALTHY: dict[Any, dict[int, int]] = {
     **{packet: {3: 0} for packet in _packets("_linalg_solve_ex")},
 }
 _FROM_UNKNOWN = frozenset((*_OVERWRITES, *_FILLS, *_BLANK, *_COUNTS, *_KEEPS_SHARE, *_ALWAYS_HOLDS, aten.eq, *_HEALTHY))
-"""Operators of whose results something may be known though nothing is known of their arguments."""
+"""Operators whose results may be known although nothing is known about their arguments."""

@@ -1,4 +1,4 @@
-"""Runs Dynamo and Inductor for the simulated GPU, apart from the simulation, and counts what their code allocates."""
+"""Runs Dynamo and Inductor outside the simulation, for the simulated GPU, and counts what their code allocates."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ from . import inductor, process_state
 
 RAN_EAGER = "a region under torch.compile ran eager: what Inductor would allocate is not known"
 COMPARED: frozenset[tuple[str, str]] = frozenset({("H200", "2.11")})
-"""The GPUs and versions of torch, such as ``("H200", "2.11")``, on which compiled steps had the simulated bytes."""
+"""The GPUs and versions of torch on which the bytes of compiled steps were measured and equal the simulated ones."""
 
 _AFTER_A_BREAK = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _METERS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 class CompiledCodeError(Exception):
-    """Compiled code failed on fake tensors. The step has to be measured again, with its regions run eagerly."""
+    """Compiled code failed on fake tensors. The step must be measured again with its regions run eagerly."""
 
 
 class Compiler:
-    """The compilers of one simulation.
+    """Runs the compilers in one simulation.
 
-    ``unlike_torch`` are the patches of the simulation that would mislead a compiler: they are off while one runs.
+    ``unlike_torch`` are the simulation's patches that would mislead a compiler: they are suspended while one runs.
     """
 
     def __init__(self, tracker: StorageTracker, unlike_torch: Patches, runs_eager: str | None = None) -> None:
         self.tracker = tracker
         self.doubts: dict[str, None] = {}
-        """The notes of all compiled regions, made when they were compiled."""
+        """The notes for all compiled regions, collected while they were compiled."""
         self.assumed: dict[str, None] = {}
+        """The assumptions that were made while regions were compiled."""
         self.asked_for: dict[str, Any] = {}
-        """The settings of Inductor that the simulation overrides, as the user has them."""
+        """The user's values of the settings of Inductor that the simulation switches off."""
         self.runs_eager = runs_eager
         """Why compiled regions run eagerly; None if they are compiled."""
         self.is_running = False
-        """Whether a compiler runs: the dispatch modes are then its own."""
+        """Whether a compiler runs; any active dispatch mode is then its own."""
         self._unlike_torch = unlike_torch
         self._entry = Patches([(torch, "compile", self._loaded_before(torch.compile))])
         self._frames = process_state.CompiledFrames()
@@ -83,7 +84,7 @@ class Compiler:
 
     # ---------------------------------------------------------------- compilation
     def convert(self, callback: Callable[..., Any], frame: Any, cache_entry: Any) -> Any:
-        """Dynamo's conversion of a frame. A frame that cannot be compiled here runs eagerly, with all that it calls."""
+        """Convert a frame by Dynamo's ``callback``. A frame that fails runs eagerly, with the functions it calls."""
         from torch._dynamo import exc
 
         code = frame.f_code
@@ -94,7 +95,7 @@ class Compiler:
                 with self.compiling():
                     converted = callback(frame, cache_entry, self._frames.state_of(code))
             except (exc.Unsupported, exc.UserError, exc.RecompileError):
-                raise  # torch's answer to the user's code, on a GPU too
+                raise  # a GPU would raise the same for this code
             except Exception as error:
                 self._failed[code] = _described(error)
             else:
@@ -106,7 +107,7 @@ class Compiler:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Inside, compilers see the simulated GPU but not the simulation: nothing that they run is counted."""
+        """Inside, compilers see the simulated GPU, but no operator that they run is counted."""
         if self.is_running:
             yield
             return
@@ -128,7 +129,7 @@ class Compiler:
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[None]:
-        """Inside, while a compiler runs, code of the step itself runs and is counted."""
+        """Inside, operators are counted although a compiler is running, because they belong to the step."""
         self.is_running = False
         try:
             with self._unlike_torch, self.tracker.cache.mode, self.tracker:
@@ -137,7 +138,7 @@ class Compiler:
             self.is_running = True
 
     def _prepare(self) -> str:
-        """Import the compilers and part their state from the process's, at the first compilation."""
+        """At the first compilation, import the compilers and separate their state from the process's."""
         if self._folder is None:
             _load()
             self.asked_for = inductor.doubtful_settings()
@@ -149,7 +150,7 @@ class Compiler:
         return self._folder
 
     def _loaded_before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.compile`` itself looks into Dynamo's tables."""
+        """Wrap ``torch.compile`` to import the compilers first, because it reads Dynamo's tables."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.runs_eager is None:
@@ -159,14 +160,14 @@ class Compiler:
         return run
 
     def backend_of(self, callback: Any) -> _Backend:
-        """The backend that Dynamo's cache is shown for ``callback``: no compilation of the user's own is used."""
+        """A stand-in for the backend of ``callback`` in Dynamo's cache, so that code the user compiled is not used."""
         while hasattr(callback, "_torchdynamo_orig_backend"):
             callback = callback._torchdynamo_orig_backend
         return self._backends.setdefault(id(callback), (callback, _Backend()))[1]
 
     # ---------------------------------------------------------------- compiled code
     def run(self, code: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run code of Inductor, with the notes that it deserves."""
+        """Call a compiled graph, or Inductor for a backward, and add the notes of compiled regions to the tracker."""
         tracker = self.tracker
         version = ".".join(torch.__version__.split(".")[:2])
         if (tracker.gpu.name, version) not in COMPARED:
@@ -183,7 +184,7 @@ class Compiler:
             raise CompiledCodeError(_described(error)) from error
 
     def _note_break(self, code: CodeType) -> None:
-        """Note a graph break, if ``code`` is what Dynamo made of the rest of a function, unless it is torch's own."""
+        """Note a graph break if ``code`` is Dynamo's continuation of a user's function after the break."""
         rest = _AFTER_A_BREAK.fullmatch(code.co_name)
         if rest and not code.co_filename.startswith(TORCH):
             self.doubts[
@@ -211,11 +212,11 @@ def _constants_begin_on_cpu() -> Iterator[None]:
 
 
 class _Backend:
-    """Stands for one of the user's backends among the entries of Dynamo's cache."""
+    """A stand-in for one of the user's backends in Dynamo's cache."""
 
 
 class _Converter:
-    """A callback of Dynamo that compiles for the simulated GPU."""
+    """A callback for Dynamo that compiles frames for the simulated GPU."""
 
     def __init__(self, compiler: Compiler, callback: Callable[..., Any]) -> None:
         self._compiler = compiler
@@ -227,7 +228,7 @@ class _Converter:
 
 
 def _skipped(*, for_good: bool) -> Any:
-    """Dynamo's answer for a frame that runs as it is, with all that it calls."""
+    """The return value that makes Dynamo run a frame and its callees uncompiled; ``for_good``: whenever it runs."""
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
     strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)

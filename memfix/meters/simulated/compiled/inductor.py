@@ -1,4 +1,4 @@
-"""Patches with which Dynamo and Inductor compile for the simulated GPU, without a device and without timing kernels."""
+"""Patches that let Dynamo and Inductor compile for the simulated GPU, without a device and without timing kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OVERRIDES = {
     "autotune_remote_cache": False,
     "bundled_autotune_remote_cache": False,
     "triton.autotune_at_compile_time": False,
-    "cpp.vec_isa_ok": False,  # else Inductor tries out the C++ compiler
+    "cpp.vec_isa_ok": False,  # else Inductor runs the C++ compiler to test it
 }
 _TIMED = "torch.compile with max-autotune: kernels are chosen by timing them, measured as without it"
 _DOUBTFUL = {
@@ -41,7 +41,7 @@ _DOUBTFUL = {
     "coordinate_descent_tuning": _TIMED,
     "cpp_wrapper": "torch.compile with cpp_wrapper: measured with Inductor's wrapper in Python",
 }
-"""Settings of Inductor that are taken as off, and the note for each."""
+"""Settings of Inductor that are switched off -> the note for a step that has them on."""
 DYNAMIC = "torch.compile with dynamic sizes: one code for all sizes, counted at those of the step"
 PADDED = "Inductor pads the operands of a product if a timing says so: assumed that it does"
 
@@ -67,7 +67,7 @@ def load() -> None:
 
 @contextlib.contextmanager
 def settings(folder: str) -> Iterator[None]:
-    """The compilers' settings: no cache on disk is read or written, and nothing is compiled in other processes."""
+    """Inside, the compilers read and write no cache on disk and start no other processes."""
     import torch._dynamo.config as of_dynamo
     import torch._functorch.config as of_autograd
     import torch._inductor.config as of_inductor
@@ -86,7 +86,7 @@ def settings(folder: str) -> Iterator[None]:
 
 
 def _known(config: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Without the settings that this version of torch does not have."""
+    """The settings among ``values`` that this version of torch has."""
     return {name: value for name, value in values.items() if name in config._config}
 
 
@@ -104,7 +104,7 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
     names = {**dict(zip(_SAME_NAME, _SAME_NAME, strict=True)), **_OTHER_NAME}
     return [
         (FakeTensorMode, "avoid_device_init", property(always(True))),
-        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),  # else make_fx computes with constants on their device
+        (proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),  # else make_fx computes with small constants on the GPU
         *((CudaInterface, name, staticmethod(getattr(cuda, theirs))) for name, theirs in names.items()),
         (CudaInterface, "get_raw_stream", staticmethod(always(0))),
         (CUDADeviceOpOverrides, "import_get_raw_stream_as", lambda _, name: f"{name} = lambda index: 0"),
@@ -127,7 +127,7 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
 
 
 def while_running(compiler: Compiler) -> list[Patch]:
-    """The patches of what runs compiled code, from the first compilation to the end of the simulation."""
+    """The patches for running compiled code, active from the first compilation to the end of the simulation."""
     from torch._inductor import compile_fx, utils
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -144,7 +144,7 @@ def while_running(compiler: Compiler) -> list[Patch]:
 
 
 def _with_random_state(compiler: Compiler) -> list[Patch]:
-    """Run an operator that a checkpoint recomputes as it is: a state of random numbers takes no memory of the GPU."""
+    """Run an operator that a checkpoint recomputes without restoring the RNG state, which takes no GPU memory."""
     from torch._prims import rng_prims
 
     operator = getattr(rng_prims, "graphsafe_run_with_rng_state", None)
@@ -161,7 +161,7 @@ def _with_random_state(compiler: Compiler) -> list[Patch]:
 
 
 def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
-    """Inductor's entry point, with what is not simulated switched off."""
+    """Return a wrapper of Inductor's entry point that switches off, with notes, the settings that are not simulated."""
     import torch._inductor.config as config
     from torch._inductor import compile_fx
 
@@ -172,7 +172,7 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
         _refuse_other_devices(module)
         if compiler.is_running:
             return real_inner(module, *args, **kwargs)
-        with compiler.compiling():  # of a backward that is compiled when it first runs
+        with compiler.compiling():  # a backward is compiled when it first runs
             return compiler.run(real_inner, module, *args, **kwargs)
 
     def compile_for_simulation(module: Any, inputs: Any, *args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
@@ -190,9 +190,9 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
 
 
 def _refuse_other_devices(module: Any) -> None:
-    """Raise if a graph uses a second GPU, or computes on the CPU, for which Inductor would write C++.
+    """Raise if a graph uses a second GPU, or computes on the CPU, for which Inductor would generate C++.
 
-    The region then runs eagerly. Constants begin on the CPU.
+    The region then runs eagerly. Operators on constants are allowed, because constants begin on the CPU.
     """
     for node in module.graph.nodes:
         for tensor in tensors_in(node.meta.get("val")):
@@ -203,7 +203,7 @@ def _refuse_other_devices(module: Any) -> None:
 
 
 def doubtful_settings() -> dict[str, Any]:
-    """The process-wide values of the settings that are taken as off."""
+    """The user's process-wide values of the settings in ``_DOUBTFUL``."""
     import torch._inductor.config as config
 
     return {name: _setting(config, name) for name in _known(config, _DOUBTFUL)}
@@ -216,7 +216,7 @@ def _setting(config: Any, name: str) -> Any:
 
 
 def _pads(compiler: Compiler) -> Callable[..., bool]:
-    """Whether Inductor pads the operands of a product, which it decides by timing both on a GPU."""
+    """Return a replacement for ``pad_mm._should_pad``, which decides by timing the product with and without padding."""
     import torch._inductor.config as config
     from torch._inductor.fx_passes import pad_mm
 
@@ -236,7 +236,7 @@ def _pads(compiler: Compiler) -> Callable[..., bool]:
 
 
 def _on_cpu(deduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor evaluates constants of one element on their device; here it does so on the CPU."""
+    """Wrap Inductor's evaluation of one-element constants, to run it on the CPU instead of their device."""
 
     def deduce_on_cpu(*args: Any) -> Any:
         with _OnCpu():
@@ -256,7 +256,7 @@ class _OnCpu(TorchDispatchMode):
 
 
 def _optimizers(compiler: Compiler) -> list[Patch]:
-    """Dynamo makes the state of a compiled optimizer when it first sees it, outside the compiled code."""
+    """Count the state of a compiled optimizer: Dynamo allocates it while tracing, outside the compiled code."""
     from torch._dynamo.variables.optimizer import OptimizerVariable
 
     real_call: Callable[..., Any] = OptimizerVariable.call_method
@@ -276,7 +276,7 @@ def _optimizers(compiler: Compiler) -> list[Patch]:
 
 
 def _guards(compiler: Compiler) -> list[Patch]:
-    """Build the guards of compiled code under the modes that are active when it runs, as they compare dispatch keys."""
+    """Build the guards of compiled code under the dispatch modes in which it runs, as guards compare dispatch keys."""
     from torch._dynamo.guards import CheckFunctionManager
 
     real: Callable[..., Any] = CheckFunctionManager.__init__

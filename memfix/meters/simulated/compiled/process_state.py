@@ -1,4 +1,4 @@
-"""Undoes what compiling for the simulated GPU leaves behind in the process: compiled frames, caches, generated code."""
+"""Removes what compiling for the simulated GPU leaves in the process: compiled frames, caches, generated code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KNOW_THE_DEVICE = tuple(
     torch._inductor.kernel.mm torch._inductor.runtime.caching.context torch._inductor.runtime.hints
     torch._inductor.scheduler torch._inductor.utils torch.utils._triton""".split()
 )
-"""Modules with cached functions that ask for the device."""
+"""Modules with cached functions that query the device."""
 _HAVE_SIDE_EFFECTS = ("init", "register", "warn", "pool")
-"""Cached functions with such names register patterns, warn once or start processes, and must not run again."""
+"""Words in the names of cached functions that must not run again: they register patterns, warn or start processes."""
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def separate() -> Iterator[str]:
         stack.callback(_forget_generated_code, folder)
         for devices in workers:
             stack.enter_context(mock.patch.dict(devices, clear=True))
-        # the sizes that a frame was called with decide which of them are dynamic
+        # profiles of earlier calls would decide which sizes are dynamic
         for name in ("_CODE_STATE", "_INIT_CODE_STATE"):
             stack.enter_context(mock.patch.object(pgo, name, None))
         _clear_caches()
@@ -46,14 +46,14 @@ def separate() -> Iterator[str]:
 
 @contextlib.contextmanager
 def cache_folder(folder: str) -> Iterator[None]:
-    """Inside, Inductor writes below ``folder``."""
+    """Inside, Inductor writes its files below ``folder``."""
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
         os.environ.pop("TRITON_CACHE_DIR", None)
         yield
 
 
 def _clear_caches() -> None:
-    """Clear the caches of functions that may hold facts about the device."""
+    """Clear the caches of functions in ``_KNOW_THE_DEVICE``, which may hold properties of another device."""
     for module in (sys.modules[name] for name in _KNOW_THE_DEVICE if name in sys.modules):
         own = [thing for thing in [*vars(module).values()] if getattr(thing, "__module__", None) == module.__name__]
         inner = [thing for kind in own if isinstance(kind, type) for thing in vars(kind).values()]
@@ -92,7 +92,7 @@ class CompiledFrames:
         self._guards: list[Any] = []
 
     def state_of(self, code: CodeType) -> dict[Any, Any]:
-        """Dynamo's state of a frame, apart from that of the user's own runs."""
+        """Dynamo's ``frame_state`` of a frame, separate from the state of the user's own runs."""
         from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
         if code not in self._states:
@@ -106,7 +106,7 @@ class CompiledFrames:
             self._guards.append(guarded.guard_manager)
 
     def forget(self) -> None:
-        """Have Dynamo convert the frames anew. Of a frame that the user compiled before, only our entries go."""
+        """Make Dynamo convert the frames anew. A frame that the user compiled before keeps the user's cache entries."""
         from torch._C._dynamo.eval_frame import reset_code
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 

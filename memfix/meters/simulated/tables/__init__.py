@@ -1,4 +1,4 @@
-"""The results of ``memfix calibrate`` on a GPU: which rules hold there, and bytes that no rule derives.
+"""Calibration tables, the results of ``memfix calibrate`` on a GPU: which workspace rules hold, and measured bytes.
 
 There is one JSON file per GPU. A user's own table takes precedence over the one that memfix ships.
 """
@@ -22,7 +22,7 @@ SHIPPED = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Standing:
-    """How many calls of an operator were measured, and for how many its rule was wrong or had no answer."""
+    """How many calls of an operator were measured, for how many its rule was wrong, and for how many there was none."""
 
     calls: int = 0
     missed: int = 0
@@ -37,7 +37,7 @@ class Table:
     measured: Mapping[str, int] = field(default_factory=dict)
     """Signature of a call -> its hidden bytes, for calls that no rule derives."""
     convolutions: Mapping[str, int] = field(default_factory=dict)
-    """A convolution, as ``cudnn.Convolution`` spells it -> the workspace that cuDNN took for it."""
+    """A convolution, as ``cudnn.Convolution`` spells it -> the bytes of the workspace that cuDNN took for it."""
 
     @property
     def cudnn(self) -> int | None:
@@ -55,8 +55,8 @@ class Table:
         return None
 
     def updated(self, newer: Table) -> Table:
-        """This table with the results of a later run. An operator that had misses is judged by the later run alone, and
-        what another cuDNN took is forgotten."""
+        """This table with the results of a later run. For an operator that had misses only the later run counts, and
+        the workspaces of another cuDNN version are dropped."""
         operators = dict(self.operators)
         for name, now in newer.operators.items():
             before = operators.get(name, Standing())
@@ -107,7 +107,7 @@ def read_table(path: Path) -> Table:
         operators = {name: Standing(**standing) for name, standing in data["operators"].items()}
         measured, convolutions = (
             {call: int(size) for call, size in calls.items()}
-            for calls in (data["measured"], data.get("convolutions", {}))  # a table from before has none
+            for calls in (data["measured"], data.get("convolutions", {}))  # older tables have none
         )
         return Table(gpu, dict(data["surroundings"]), operators, measured, convolutions)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
