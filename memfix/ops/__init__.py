@@ -1,1 +1,1 @@
-"""The ops. Each is a folder of its own; adding one edits nothing else."""
+"""The ops, one package each; adding an op edits no other file."""

@@ -1,4 +1,4 @@
-"""What ops say when their arguments do not fit: the argument, the rule, the value."""
+"""Argument checks that the ops share; an error names the argument, the rule and the value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_tensor(name: str, tensor: object) -> torch.Tensor:
 
 
 def require_shape(name: str, given: object, axes: str) -> torch.Tensor:
-    """``given`` as a tensor with one dimension per word of ``axes``, such as ``"V D"``."""
+    """Return ``given``, refused unless it is a tensor with one dimension per word of ``axes``, such as ``"V D"``."""
     tensor = require_tensor(name, given)
     if tensor.dim() != len(axes.split()):
         raise ValueError(f"{name} must be [{', '.join(axes.split())}], got shape {list(tensor.shape)}")
@@ -25,7 +25,7 @@ def require_shape(name: str, given: object, axes: str) -> torch.Tensor:
 
 
 def require_same(what: str, **values: object) -> None:
-    """All ``values`` alike: ``require_same("device", hidden=hidden.device, weight=weight.device)``."""
+    """Refuse ``values`` that differ: ``require_same("device", hidden=hidden.device, weight=weight.device)``."""
     if len(set(values.values())) > 1:
         raise ValueError(
             f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, values.values()))}"
@@ -62,7 +62,7 @@ def require_one_of(name: str, value: object, known: Sequence[str]) -> None:
 
 
 def require_number(name: str, value: object, rule: str, holds: Callable[[float], bool]) -> float:
-    """``value`` as a float, finite and such that it ``holds``; ``rule`` says the same in words."""
+    """Return ``value`` as a float, refused unless it is finite and ``holds(value)``; ``rule`` says this in words."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not holds(value) or not math.isfinite(value):
@@ -71,7 +71,7 @@ def require_number(name: str, value: object, rule: str, holds: Callable[[float],
 
 
 def require_leading_dims(name: str, tensor: torch.Tensor, *, of: str, whole: torch.Tensor) -> None:
-    """``whole`` is ``[..., D]`` and ``tensor`` is ``[...]``, with the same dims for the dots."""
+    """Refuse ``tensor`` unless its shape is that of ``whole`` without the last dim."""
     if whole.dim() == 0 or tensor.shape != whole.shape[:-1]:
         raise ValueError(
             f"{name} must have the shape of {of} without its last dim, got {list(tensor.shape)} "

@@ -10,12 +10,12 @@ from ..contract import BadInput, setting
 
 
 def refused(what: str, message: str, error: type[Exception] = ValueError, /, **values: Any) -> BadInput:
-    """A call with these values in place of its own, or with what functions make of its own."""
+    """A call with some arguments replaced: by a value, or by what a function returns for the original argument."""
     return BadInput(what, setting(**values), message, error)
 
 
 def bad_chunk_sizes(name: str) -> list[BadInput]:
-    """For a keyword that :func:`memfix.ops.arguments.require_at_least_one` checks."""
+    """Bad values of a keyword that :func:`memfix.ops.arguments.require_at_least_one` checks."""
     return [
         BadInput("zero chunk", setting(**{name: 0}), f"{name} must be at least 1, got 0"),
         BadInput("negative chunk", setting(**{name: -3}), f"{name} must be at least 1, got -3"),
@@ -25,7 +25,7 @@ def bad_chunk_sizes(name: str) -> list[BadInput]:
 
 
 def not_floating(*names: str) -> list[BadInput]:
-    """Integers in place of each of these floating inputs."""
+    """An integer tensor in place of each of these floating inputs."""
     return [
         BadInput(
             f"integer {name}",
@@ -37,13 +37,13 @@ def not_floating(*names: str) -> list[BadInput]:
 
 
 def not_integer(name: str, *, rule: str = "int64 or int32") -> list[BadInput]:
-    """Floats in place of an integer input, whose dtype is said by ``rule``."""
+    """A float tensor in place of an integer input; ``rule`` names the dtypes that the error asks for."""
     message = f"{name} must be {rule}, got torch.float32"
     return [BadInput(f"floating {name}", setting(**{name: lambda t: t.float()}), message)]
 
 
 def not_classes(name: str) -> list[BadInput]:
-    """Targets that are no classes, where there are five classes and targets."""
+    """Targets outside the vocabulary, for calls with five classes and five targets."""
     rule = f"{name} must be at least 0 and below the vocabulary of 5, or ignore_index -100"
     targets = {"target above the vocabulary": 7, "negative target": -1}
     return [
@@ -53,7 +53,7 @@ def not_classes(name: str) -> list[BadInput]:
 
 
 def mixed(what: str, *names: str) -> list[BadInput]:
-    """Inputs that must have the same ``dtype`` or ``device``, of which the last has another."""
+    """Inputs that must have the same ``dtype`` or ``device``, where the last one differs."""
     changes = {"dtype": lambda t: t.double(), "device": lambda t: t.to("meta")}
     message = f"{' and '.join(names)} must have the same {what}, got"
     return [BadInput(f"two {what}s", setting(**{names[-1]: changes[what]}), message)]

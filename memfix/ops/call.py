@@ -11,11 +11,11 @@ Result = TypeVar("Result")
 
 
 class Tensors(Protocol):
-    """The tensors of a call, a ``NamedTuple`` whose fields have the names and defaults that callers see."""
+    """The tensors of a call: a class whose constructor has the parameter names and defaults that callers see."""
 
     @classmethod
     def checked(cls, *tensors: Any, **by_name: Any) -> Self:
-        """Refuse what cannot be computed, before anything is allocated."""
+        """Return the tensors; refuse what cannot be computed, before anything is allocated."""
 
 
 Given = TypeVar("Given", bound=Tensors)
@@ -25,7 +25,7 @@ Chosen = TypeVar("Chosen")
 def takes(
     tensors: type[Given], options: type[Chosen]
 ) -> Callable[[Callable[[Given, Chosen], Result]], Callable[..., Result]]:
-    """Decorates ``form(tensors, options)``, so that it is called with the fields of both.
+    """Decorate ``form(tensors, options)``, so that callers pass the fields of both instead.
 
     ``options`` is a dataclass with keyword-only fields that refuses wrong values itself. The decorated form has the
     signature that a contract reads: the fields of ``tensors``, then those of ``options``.

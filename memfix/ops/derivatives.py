@@ -1,4 +1,4 @@
-"""What the autograd functions of ops share."""
+"""Helpers that the ops' subclasses of ``torch.autograd.Function`` share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 
 
 def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For the ``backward`` of a ``torch.autograd.Function``: refuse ``create_graph=True`` by the name of the op.
+    """Decorate the ``backward`` of a ``torch.autograd.Function``: refuse ``create_graph=True``, naming the op.
 
-    A gradient that silently has no graph would make a penalty on it vanish.
+    Otherwise the gradient would silently have no graph, and a gradient penalty would have no effect.
     """
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,11 +31,11 @@ def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply``, for one with ``setup_context``, at the least price for the host.
+    """Call ``function.apply``, of a function with ``setup_context``, with the least work on the host.
 
-    Where no gradient can be asked for, ``forward`` is called itself, and elsewhere the ``apply`` of torch's base class:
-    that of ``Function`` first reads the signature of ``forward``, which takes three times as long as the rest and which
-    only ``torch.func`` and ``torch.compile`` need.
+    Where no gradient is needed, this calls ``forward`` itself, elsewhere the ``apply`` of torch's base class in C++:
+    ``Function.apply`` first inspects the signature of ``forward``, which takes three times as long as the rest and
+    which only ``torch.func`` and ``torch.compile`` need.
     """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return function.apply(*arguments)

@@ -1,6 +1,6 @@
 """Chooses the form of an op: the one that the caller names, or for ``form="auto"`` the one that suits the tensors.
 
-An op declares its forms once, in the ``__init__.py`` of its package. An op of another package does the same::
+An op declares its forms once, in the ``__init__.py`` of its package; so does an op outside of memfix::
 
     DISPATCHER = Dispatcher("kda", __name__, forms=("streamed", "wy", "triton"), otherwise="wy", kernels="triton")
     FORMS = DISPATCHER.names
@@ -9,7 +9,7 @@ An op declares its forms once, in the ``__init__.py`` of its package. An op of a
         return DISPATCHER.function(form, q)(q, k, v)
 
 The form ``wy`` of that op is the function ``wy_kda`` in the module ``wy`` of the package. A module is imported when its
-form is first called: the compiler of a kernel is loaded only where it is used.
+form is first called, so a kernel's compiler is loaded only where it is used.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Dispatcher:
-    """The forms of an op. ``auto`` takes ``kernels`` on a GPU where Triton is installed, and ``otherwise`` elsewhere.
+    """The forms of an op. ``auto`` is ``kernels`` on a GPU where Triton is installed, and ``otherwise`` elsewhere.
 
-    ``not_for`` are dtypes that the kernels do not take.
+    ``not_for`` are the dtypes that the kernels do not support.
     """
 
     op: str
@@ -49,11 +49,11 @@ class Dispatcher:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What ``form=`` may be."""
+        """The values that ``form=`` may have."""
         return (AUTO, *self.forms)
 
     def chosen(self, form: str, tensor: torch.Tensor | None = None) -> str:
-        """``form`` itself, or for ``auto`` the form that suits ``tensor``. An unknown form is refused."""
+        """Return ``form`` itself, or for ``auto`` the form that suits ``tensor``; refuse an unknown form."""
         require_one_of("form", form, self.names)
         if form != AUTO:
             return form
@@ -62,7 +62,7 @@ class Dispatcher:
         return self.kernels if triton_is_there() else self.otherwise
 
     def function(self, form: str, tensor: torch.Tensor | None = None) -> Callable[..., Any]:
-        """The function of the chosen form. An op on the host has no tensor."""
+        """Return the function of the chosen form. An op that runs on the host gives no ``tensor``."""
         name = self.chosen(form, tensor)
         function: Callable[..., Any] = getattr(importlib.import_module(f"{self.package}.{name}"), f"{name}_{self.op}")
         return function

@@ -1,4 +1,4 @@
-"""What the Triton kernels of several ops share."""
+"""Triton functions that the kernels of several ops share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def product(left, right, COARSE: tl.constexpr = False):
-    """``left @ right`` in float32. Float32 operands keep their digits, or with ``COARSE`` the first ten of them.
+    """Return ``left @ right`` in float32. Float32 operands keep their digits, or with ``COARSE`` the ten of TF32.
 
-    ``left`` should have fewer than 64 rows. From 64 on Triton takes Hopper's asynchronous products, for which the
-    assembler that it ships, ptxas 12.8, makes wrong code where a kernel has several
+    ``left`` should have fewer than 64 rows. From 64 on Triton emits Hopper's asynchronous products (wgmma), for which
+    the ptxas 12.8 that it ships generates wrong code where a kernel has several of them
     (triton-lang/triton#11366, fla-org/flash-linear-attention#1262).
     """
     if INTERPRETED:
@@ -26,7 +26,7 @@ def product(left, right, COARSE: tl.constexpr = False):
 
 @triton.jit
 def power_of_two(exponent):
-    """``2 ** exponent`` of float32 in one instruction: what is below the smallest normal number is 0."""
+    """Return ``2 ** exponent`` in float32, in one instruction; a subnormal result is flushed to 0."""
     if INTERPRETED:
         return tl.exp2(exponent)
     return tl.inline_asm_elementwise(

@@ -1,7 +1,7 @@
-"""Launches of Triton kernels that cost the host about as much as an operator of torch.
+"""Launches Triton kernels at about the host cost of a torch operator.
 
-Triton looks at every argument of every launch to find the compiled kernel, which takes longer than a small kernel runs.
-A launch with the numbers of an earlier one, and with tensors of the same dtypes and alignments, needs no second look.
+Triton inspects every argument of every launch to find the compiled kernel, which takes longer than a small kernel runs.
+This cache finds it by the numbers among the arguments, and by the dtypes and alignments of the tensors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .dispatch import is_interpreted
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, bool, type(None))
-_ALIGNED_BYTES = 16  # kernels are compiled for pointers at multiples of it, or for any
-_MOST_KEPT = 4096  # of launches, where sizes change all the time
+_ALIGNED_BYTES = 16  # Triton compiles a kernel for pointers aligned to this, or for any pointer
+_MOST_KEPT = 4096  # entries, after which the cache is emptied: sizes may change at every launch
 _compiled: dict[tuple[object, ...], _Compiled] = {}
 
 
 class _Compiled:
-    """A compiled kernel, with its constants in the order of its parameters, and the launchers of its grids."""
+    """A compiled kernel, its constexprs in the order of its parameters, and a launcher for each grid."""
 
     def __init__(self, kernel: Any, constants: tuple[object, ...]) -> None:
         self._kernel, self._constants = kernel, constants
@@ -36,8 +36,8 @@ class _Compiled:
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
 ) -> None:
-    """``kernel[grid](*arguments, **constants)``: tensors, descriptors of tensors, numbers and None, then the constexprs
-    by name."""
+    """Launch ``kernel[grid](*arguments, **constants)``. ``arguments`` are tensors, tensor descriptors, numbers or None;
+    ``constants`` are the constexprs by name."""
     key = _key_of(kernel, arguments, (num_warps, num_stages, *constants.values()))
     found = None if key is None else _compiled.get(key)
     if found is not None:
@@ -56,18 +56,18 @@ def next_power_of_two(number: int) -> int:
 
 
 def largest_power_of_two(most: int) -> int:
-    """The largest power of two that is at most ``most``; 1 where none is."""
+    """The largest power of two that is at most ``most``; 1 for ``most`` below 1."""
     return 1 << max(1, most).bit_length() - 1
 
 
 def num_tiles(length: int, of_size: int) -> int:
-    """How many tiles cover ``length``; the last may be a part of one."""
+    """How many tiles cover ``length``; the last may be partly filled."""
     return -(-length // of_size)
 
 
 def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ...]) -> tuple[object, ...] | None:
-    """All that decides which compiled kernel runs, or None where Triton must see the launch itself: in its interpreter,
-    in a graph that is traced, and for tensors that stand for others, as those of the simulated meter."""
+    """Return everything that decides which compiled kernel runs, or None where Triton must see the launch itself: in
+    its interpreter, while a graph is traced, and for tensor subclasses such as those of the simulated meter."""
     if is_interpreted() or torch.compiler.is_compiling():
         return None
     key: list[object] = [id(kernel), torch.cuda.current_device(), *constants]

@@ -1,26 +1,26 @@
-"""Matrix products into memory that is there already, in float32 where the operands have 16 bits."""
+"""Matrix products into preallocated memory, summed in float32 where the operands have 16 bits."""
 
 from __future__ import annotations
 
 import torch
 
-_UPCAST_ELEMENTS = 1 << 20  # of an operand at a time, where the device cannot widen by itself
+_UPCAST_ELEMENTS = 1 << 20  # elements of an operand upcast at a time, where the GEMM has no wider output dtype
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are kept in."""
+    """The dtype that sums of ``dtype`` are kept in: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """``[N, ...]``: one row a token."""
+    """Return ``tensor`` as a matrix with one row per token."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def product_into(
     out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, alpha: float = 1.0, add: bool = False
 ) -> None:
-    """``out = alpha * left @ right``, or with ``add`` that much more; ``out`` may be float32 for 16-bit operands.
+    """Write ``out = alpha * left @ right``, or with ``add`` ``out +=``; ``out`` may be float32 for 16-bit operands.
 
     Each element is summed in float32 or wider and rounded once, to the dtype of ``out``.
     """
@@ -30,21 +30,21 @@ def product_into(
     if out.dtype == left.dtype:
         torch.addmm(out, left, right, beta=beta, alpha=alpha, out=out)
     elif left.is_cuda and torch.version.hip is None:
-        # the GEMM's own accumulator is written as it is: no product in 16 bits, and no pass to widen it
+        # the GEMM writes its float32 accumulator: no 16-bit product, and no second pass to upcast it
         torch.addmm(out, left, right, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
     else:
         _upcast_product_into(out, left, right, alpha, beta)
 
 
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``left @ right`` in float32 or wider."""
+    """Return ``left @ right`` in float32 or wider."""
     out = left.new_empty(left.shape[0], right.shape[1], dtype=sum_dtype(left.dtype))
     product_into(out, left, right)
     return out
 
 
 def _upcast_product_into(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float, beta: int) -> None:
-    """The product of widened operands is exact as well; the longer one is widened a block at a time."""
+    """Multiply upcast operands, which rounds no more than a wider output does; upcast the longer one by blocks."""
     block = max(1, _UPCAST_ELEMENTS // max(1, left.shape[1]))
     if right.shape[1] < left.shape[0]:
         wide = right.to(out.dtype)

@@ -1,18 +1,18 @@
-"""Kimi delta attention: a linear attention whose state decays by channel and unlearns what it is told anew.
+"""Kimi delta attention: a linear attention whose state decays by channel and overwrites what a key stored before.
 
 Per head, with a state ``S`` of ``[K, V]``, a log-decay ``g`` of ``[K]`` and a strength ``beta``, token by token::
 
     S' = Diag(exp(g)) S;    S = S' + beta k (v - S'^T k)^T;    o = scale * S^T q
 
-What was chosen where that leaves it open:
+Where these equations leave a choice:
 
-- ``beta`` may be any number. Between 0 and 1 a key is overwritten in part; up to 2 the state's eigenvalues may be
-  negative, which is in use too; nothing is clamped.
-- ``g`` above 0 lets the state grow, and gives what the sums say while nothing overflows. Minus infinity is a
-  reset: what was before is forgotten, with finite gradients.
-- NaN in ``g`` makes every output of its head from that token on NaN, the final state too, and no output before it.
-  Gradients are then NaN at least for its own chunk and, but for that of ``q``, for the chunks before it.
-- states are float32, or float64 for float64 inputs, in and out.
+- ``beta`` may be any number; nothing is clamped. Between 0 and 1 a key's value is overwritten in part; up to 2 the
+  transition may have negative eigenvalues, which models use too.
+- ``g`` above 0 lets the state grow, and results are right while nothing overflows. Minus infinity is a reset: the
+  state before that token is forgotten, with finite gradients.
+- NaN in ``g`` makes all outputs of its head from that token on NaN, and the final state, but no earlier output. Then
+  gradients are NaN at least in that token's chunk and, except for those of ``q``, in the chunks before it.
+- Initial and final states are float32, or float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def kda(
 ) -> Outputs:
     """Attend with ``q``, ``k`` and ``g`` (``[B, T, H, K]``), ``v`` (``[B, T, H, V]``) and ``beta`` (``[B, T, H]``).
 
-    Gives the outputs ``[B, T, H, V]`` and the final state of every sequence, ``[S, H, K, V]``; gradients flow in
-    through both and come back in the dtype of each input. ``g`` and ``beta`` may have another floating dtype than
+    Returns the outputs ``[B, T, H, V]`` and the final state of every sequence, ``[S, H, K, V]``. Both are
+    differentiable; each gradient has the dtype of its input. ``g`` and ``beta`` may have another floating dtype than
     the rest. ``initial_state`` is ``[S, H, K, V]`` in float32, or float64 for float64 inputs; zeros unless given.
-    ``cu_seqlens`` (``[S + 1]``, from 0 to T) packs S sequences along T of one batch; an empty one keeps its state.
-    ``scale`` is ``K**-0.5`` unless given. Of ``chunk_size`` tokens, visited together, fewer take less memory and more
-    steps.
+    ``cu_seqlens`` (``[S + 1]``, from 0 to T) packs S sequences along T of a batch of 1; an empty sequence keeps its
+    state. ``scale`` is ``K**-0.5`` unless given. ``chunk_size`` tokens are computed together: a smaller chunk takes
+    less memory and more steps.
 
     ``form``: ``auto`` is ``cuda`` on a GPU where Triton is installed and inputs are not float64, else ``wy``. ``cuda``
-    has kernels of its own in bfloat16 with keys 64 or 128 wide on Hopper and on data centers' Blackwell, and is
-    ``triton`` elsewhere.
+    has kernels of its own in bfloat16 with keys 64 or 128 wide on Hopper and data-center Blackwell, and is ``triton``
+    elsewhere.
     """
     require_shape("q", q, "B T H K")
     outputs: Outputs = DISPATCHER.function(form, q)(
@@ -81,5 +81,5 @@ def kda_packed(
     cu_seqlens: torch.Tensor,
     **options: Any,
 ) -> Outputs:
-    """``kda`` of S sequences, the i-th of them the tokens from ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``."""
+    """Call ``kda`` on S packed sequences; the i-th has the tokens ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``."""
     return kda(q, k, v, g, beta, cu_seqlens=cu_seqlens, **options)

@@ -1,4 +1,4 @@
-"""What every form of KDA demands of its arguments, and which tokens and states belong together."""
+"""Checks the arguments of every form of KDA, and says which tokens and states belong to which sequence."""
 
 # B batch, T tokens, H heads, K width of a key, V width of a value, S sequences
 
@@ -29,7 +29,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """Sequences that are scanned together: the tokens of all of them along T, and their places among the states."""
+    """Sequences that are scanned together: the slice of T with their tokens, and the slice of S with their states."""
 
     tokens: slice
     states: slice
@@ -39,13 +39,13 @@ class Span:
         return self.tokens.stop - self.tokens.start
 
     def cut(self, chunk_size: int) -> list[slice]:
-        """Its tokens, ``chunk_size`` at a time; none where the sequence is empty."""
+        """Return slices of T with ``chunk_size`` tokens each; none where the sequence is empty."""
         stop = self.tokens.stop
         return [slice(start, min(start + chunk_size, stop)) for start in range(self.tokens.start, stop, chunk_size)]
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a form computes in and what states are kept in: float32, or float64 for float64."""
+    """The dtype of computations and states: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -66,10 +66,10 @@ class KdaOptions:
 
 @dataclass(frozen=True)
 class KdaTensors:
-    """The tensors of a call, in the order of the contract. What cannot be computed is refused.
+    """The tensors of a call, in the order of the contract. The constructor refuses what cannot be computed.
 
-    Packed sequences are spans of their own. Their lengths are read on the host, which waits for a GPU
-    that ``cu_seqlens`` is on: keep them on the CPU where that matters.
+    Each packed sequence is a span of its own. Reading ``cu_seqlens`` from a GPU synchronizes with it: keep
+    ``cu_seqlens`` on the CPU where that matters.
     """
 
     q_BTHK: torch.Tensor
@@ -87,7 +87,7 @@ class KdaTensors:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """What every token has: q, k, v, g and beta."""
+        """The tensors with a token axis: q, k, v, g and beta."""
         return self.q_BTHK, self.k_BTHK, self.v_BTHV, self.g_BTHK, self.beta_BTH
 
     @property
@@ -126,11 +126,11 @@ class KdaTensors:
 
 kda_form: Callable[[Callable[[KdaTensors, KdaOptions], Outputs]], Callable[..., Outputs]]
 kda_form = takes(KdaTensors, KdaOptions)
-"""Decorates a form of KDA: called with the tensors in order and the options by name."""
+"""Decorates a form of KDA, which callers then call with the tensors in order and the options by name."""
 
 
 def require_state(name: str, state_SHKV: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> None:
-    """A state is wide: rounded to 16 bits after every piece of a sequence, it would forget what it was told."""
+    """Refuse a state of another size, or of 16 bits: rounded after every piece of a sequence, it would lose writes."""
     require_shape(name, state_SHKV, "S H K V")
     wide = wide_dtype(dtype)
     if state_SHKV.dtype != wide:
@@ -139,7 +139,7 @@ def require_state(name: str, state_SHKV: torch.Tensor, size: tuple[int, ...], dt
 
 
 def _bounds_of(cu_seqlens: torch.Tensor, batch: int, num_tokens: int) -> list[int]:
-    """The first token of every sequence, and the end of the last."""
+    """Return the first token of every sequence, and the end of the last."""
     require_shape("cu_seqlens", cu_seqlens, "S+1")
     require_integer(cu_seqlens=cu_seqlens)
     if batch != 1:

@@ -1,7 +1,7 @@
-"""How the tokens of all sequences lie in chunks of equal length, and back.
+"""Lays the tokens of all sequences out in chunks of equal length, and puts chunks back into sequences.
 
-Chunks are ordered by the step in which the scan visits them: first the first chunk of every sequence, then the second
-of every one that has two. So what a step reads is one slice, and the sequences that are still there are the first ones.
+Chunks are ordered by the scan step that visits them: the first chunk of every sequence, then the second of every
+sequence that has two, and so on. So a step reads one slice, and the sequences that have not ended come first.
 """
 
 # B batch, T tokens, H heads, S sequences, M chunks, N chunks of a sequence, C rows of a chunk, Z = M x H, X = S x H;
@@ -18,7 +18,7 @@ import torch
 from .arguments import Span
 
 MOST_ROWS = 64
-"""Above it a chunk's own matrices, which take C numbers a token, cost more than the fewer steps of the scan save."""
+"""In longer chunks the ``C x C`` matrices, C numbers per token, cost more than fewer scan steps save."""
 
 
 def rows_per_chunk(chunk_size: int, longest: int) -> int:
@@ -29,13 +29,13 @@ def rows_per_chunk(chunk_size: int, longest: int) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """Where packed sequences lie: the token of every row, which rows are padding, and the row of every token."""
+    """Index tables of packed sequences: the token of every row, which rows are padding, and the row of every token."""
 
-    token_of_row: torch.Tensor  # M x C of them
+    token_of_row: torch.Tensor  # [M * C]
     padding_MC11: torch.Tensor
     row_of_token_T: torch.Tensor
     order_S: torch.Tensor  # sequences by falling number of chunks
-    place_S: torch.Tensor  # of each sequence in that order
+    place_S: torch.Tensor  # the index of each sequence in order_S
 
     @staticmethod
     def of(chunks: Sequence[Span], order: Sequence[int], num_tokens: int, rows: int, device: torch.device) -> Packed:
@@ -44,7 +44,7 @@ class Packed:
         stop_M1 = torch.tensor([chunk.tokens.stop for chunk in chunks], device=device).unsqueeze(1)
         token_MC = start_M1 + row_C
         padding_MC = token_MC >= stop_M1
-        # padding lies behind the last token, in a place that is then dropped
+        # padding rows point behind the last token, at an entry that is dropped below
         token_MC.masked_fill_(padding_MC, num_tokens)
         row_of_token_T = row_C.new_empty(num_tokens + 1)
         row_of_token_T.scatter_(0, token_MC.flatten(), torch.arange(token_MC.numel(), device=device))
@@ -60,7 +60,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Layout:
-    """The chunks of one call. Sequences of a batch are all alike; packed ones have places."""
+    """The chunks of one call. The sequences of a batch are equally long; packed ones need the tables in ``packed``."""
 
     batch: int
     num_sequences: int
@@ -68,7 +68,7 @@ class Layout:
     num_heads: int
     rows: int
     num_chunks: int
-    steps: list[slice]  # of Z
+    steps: list[slice]  # the slice of Z that each scan step visits
     packed: Packed | None
 
     @staticmethod
@@ -91,7 +91,7 @@ class Layout:
         return Layout(batch, num_sequences, num_tokens, num_heads, rows, steps[-1].stop // num_heads, steps, packed)
 
     def cut(self, x_BTHx: torch.Tensor, *, out: torch.Tensor) -> None:
-        """The tokens as the rows of chunks, ``[Z, C, x]``; rows that are no token are 0."""
+        """Copy the tokens to ``out`` as the rows of chunks, ``[Z, C, x]``; padding rows are 0."""
         if self.packed is not None:
             rows_MCHx = out.unflatten(0, (self.num_chunks, -1)).transpose(1, 2)
             taken = x_BTHx[0].index_select(0, self.packed.token_of_row)
@@ -106,7 +106,7 @@ class Layout:
             rows_BNCHx[:, whole, rest:].zero_()
 
     def joined(self, rows_ZCx: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The rows of chunks as tokens again, ``[B, T, H, x]``."""
+        """Return the rows of chunks as tokens again, ``[B, T, H, x]``."""
         size = (self.batch, self.num_tokens, self.num_heads, rows_ZCx.shape[-1])
         if self.packed is not None:
             rows_MCHx = rows_ZCx.unflatten(0, (self.num_chunks, -1)).transpose(1, 2)
@@ -122,7 +122,7 @@ class Layout:
         return joined_BTHx
 
     def ordered(self, state_SHKV: torch.Tensor) -> torch.Tensor:
-        """A copy of the states in the order of the scan, ``[X, K, V]``."""
+        """Return a copy of the states in the order of the scan, ``[X, K, V]``."""
         if self.packed is None:
             return state_SHKV.clone(memory_format=torch.contiguous_format).flatten(0, 1)
         return state_SHKV.index_select(0, self.packed.order_S).flatten(0, 1)
@@ -132,5 +132,5 @@ class Layout:
         return state_SHKV if self.packed is None else state_SHKV.index_select(0, self.packed.place_S)
 
     def _of_a_batch(self, rows_ZCx: torch.Tensor) -> torch.Tensor:
-        """``[B, N, C, H, x]``, a view."""
+        """Return the rows as ``[B, N, C, H, x]``, a view."""
         return rows_ZCx.unflatten(0, (-1, self.batch, self.num_heads)).permute(1, 0, 3, 2, 4)

@@ -1,4 +1,4 @@
-"""What KDA promises. The incident: 16 sequences of 256 tokens, 8 heads of width 64, float32, in chunks of 64."""
+"""The contract of KDA. The incident: 16 sequences of 256 tokens, 8 heads of width 64, float32, in chunks of 64."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from .streamed import streamed_kda
 from .triton import Tiles, triton_kda
 from .wy import wy_kda
 
-# everything is computed in float32, or float64 for float64
+# item size of all computations: float32, or float64 for float64 inputs
 _W = "max(e, 4)"
 _STATES = f"B*H*K*V*{_W}"
 _CHUNK = "min(chunk_size, T)"
 _STREAMED = f"B*H*{_CHUNK}*(K*K + K*V + 6*K + 4*V)*{_W} + 5*{_STATES}"
-# what a piece of a chunk takes in backward: the gradients of its states, and vectors
+# backward through a piece of a chunk: the gradients of its states, and vectors
 _PIECE = f"B*H*min(16, {_CHUNK})*(K*V + 6*K + 6*V)*{_W}"
-# of the WY form: rows of chunks, the side of a chunk's own matrices, and what the state before a chunk takes of a row
+# the WY form: rows of all chunks, the side of a chunk's matrices, and each row's share of the state before its chunk
 _ROWS = "B*H*round_up(T, 64)"
 _SIDE = "min(64, power_of_two(chunk_size))"
 _START = f"K*V/{_SIDE}"
-# the peak is where the output is made; or, where rows are short and sides are long, at the inverse of a chunk's matrix
+# the peak is where the output is made; or, for short rows and long sides, where the chunks' matrices are inverted
 WY_ROW_FORWARD = f"(max(7*K + 4*V + 3*{_SIDE}, 4*K + V + 5*{_SIDE} + 2) + {_START})*{_W}"
 WY_ROW_TRAIN = f"(max(13*K + 4*{_SIDE}, 10*K + 5*{_SIDE} + 2) + 7*V + 3*{_START})*{_W}"
 _WY_FORWARD = f"{_ROWS}*{WY_ROW_FORWARD} + 2*{_STATES}"
 _WY_TRAIN = f"{_ROWS}*{WY_ROW_TRAIN} + 4*{_STATES}"
-# of the kernels: rows, chunks of 32 tokens, and what a chunk keeps of tokens, of pairs, of channels and of states
+# the Triton kernels: rows, chunks of 32 tokens, and bytes per column of all tokens, of all pairs and of all decays
 _KERNEL_ROWS = "B*H*T"
 _KERNEL_CHUNKS = "B*H*ceil_div(T, 32)"
 _TOKENS = f"{_KERNEL_CHUNKS}*32*e"
 _PAIRS = f"{_KERNEL_CHUNKS}*1024*e"
 _DECAYS = f"{_KERNEL_CHUNKS}*K*4"
-_COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # of inputs that are not contiguous
-IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 there, where the form is wy, and 0 elsewhere
+_COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # contiguous copies of the inputs
+IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 in float64, where ``triton`` uses the form ``wy``; else 0
 
 _GATES = ("float32", "bfloat16")  # gates and strengths often stay float32 where the rest is 16-bit
 _ALL_GATES = {"values": LogUniform(-1000.0, -0.001), "sometimes": 0.0, "also_in": _GATES}
 
 ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3, operand_ulps=1)
-"""Of kernels whose products have operands of the working dtype, where naive works in float32 throughout: of a state,
-which stays float32, naive has no rounding of its own to compare with."""
+"""For kernels that round the operands of products to the working dtype, where naive computes in float32 throughout: in
+the float32 states, naive has no such rounding error to compare with."""
 
 _KERNELS = f"{__package__}.triton"
 _CUT = ("PREPARE", "SCAN", "THERE_AND_BACK", "PAIRS", "CHANNELS")
@@ -66,13 +66,13 @@ FORMS = {
 
 
 def inputs(batch: str, sequences: str, **gates: Any) -> list[TensorSpec]:
-    """The tensors of a call, by the names of its batch and of its states. ``gates``: what is special of them."""
+    """The tensors of a call, with these dims for batch and states. ``gates`` replaces the options of ``g``."""
     return [
         TensorSpec("q", f"{batch} T H K", grad=True),
         # small: where beta |k|^2 is above 2 the delta rule itself diverges
         TensorSpec("k", f"{batch} T H K", grad=True, values=Uniform(-0.3, 0.3)),
         TensorSpec("v", f"{batch} T H V", grad=True),
-        # the strongest are those that reset a state: after them a cumulative sum has few digits left for weak ones
+        # the strongest gates reset a state: after them a cumulative sum has few digits left for weak gates
         TensorSpec("g", f"{batch} T H K", grad=True, **(gates or _ALL_GATES)),
         TensorSpec("beta", f"{batch} T H", grad=True, values=Uniform(-0.5, 2.0), also_in=_GATES),
         TensorSpec("initial_state", f"{sequences} H K V", dtype=WIDE, grad=True, optional=True),
@@ -99,7 +99,7 @@ contract = Contract(
     },
     tolerance=Tolerance(rms_factor=1.5),
     budgets=[
-        # what the report promised: "peak memory reduced by 4x". Broken without gradients and with them
+        # the report promised "peak memory reduced by 4x": broken in forward and in train
         Budget("reported", phase="forward", case="incident", times_below_naive=4, known_broken=True),
         Budget("reported", phase="train", case="incident", times_below_naive=4, known_broken=True),
         Budget("streamed", phase="forward", case="incident", times_below_naive=4),
@@ -155,7 +155,7 @@ contract = Contract(
         SpeedBudget("streamed", case="small", times_naive=1.0),
         SpeedBudget("wy", case="incident", times_naive=0.2, device="cuda"),
         SpeedBudget("triton", case="incident", times_naive=0.05, device="cuda"),
-        # the report promised "~5 % slower"; without half of the traffic it is three times as fast
+        # the report promised "~5 % slower"; ``streamed`` moves half of the bytes and is three times as fast
         SpeedBudget("streamed", case="incident", times_naive=1.05, device="cuda"),
         SpeedBudget("reported", case="incident", times_naive=1.5, device="cuda"),
     ],

@@ -1,9 +1,9 @@
-"""The form ``triton`` in CUDA C++ where inputs are bfloat16: a warp keeps a chunk, or 16 values of the state, in
-registers, so that no product waits for shared memory. ``kda.cu`` holds the kernels: two forward, three in backward.
+"""The form ``triton`` in CUDA C++ for bfloat16 inputs: a warp keeps a chunk, or 16 values of the state, in registers,
+so that no product waits for shared memory. ``kda.cu`` holds the kernels: two forward, three in backward.
 
-Few long sequences are cut into segments, so that they fill a GPU. A segment whose gates have forgotten what was long
-before it begins a little earlier from nothing; others await the state. What is forgotten is decided by a bound, not by
-a guess: less than 2^-40 of a state is left out.
+Few long sequences are cut into segments, which fill a GPU. Where gates let earlier states decay, the block of a segment
+starts a few chunks before it from a zero state; elsewhere it waits for the state of the segment before. An upper bound
+on the growth of states decides this, not a guess: what is left out is less than 2^-40 of a state.
 """
 
 # S sequences, N chunks, C tokens of a chunk, G segments of a sequence but the last
@@ -22,27 +22,27 @@ from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
 from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by, triton_kda
 
 WIDTHS = (64, 128)
-"""Of keys; values may have any multiple of 32 up to ``MOST_VALUES``, for which a block has shared memory."""
+"""Widths of keys. The width of values is any multiple of 32 up to ``MOST_VALUES``, the limit of shared memory."""
 MOST_VALUES = 512
-STAGES_OF_SCAN, _SLOT, _ALIGNED_BYTES = 3, 512, 1024  # as in the source
+STAGES_OF_SCAN, _SLOT, _ALIGNED_BYTES = 3, 512, 1024  # as in kda.cu
 BLOCKS_AT_ONCE = 264
-"""That walk from chunk to chunk, on the 132 SMs of an H200."""
+"""Thread blocks of a scan that fill an H200 (132 SMs, two blocks each)."""
 JOINED = 4
-"""Segments that a backward pass walks through as one: it goes both ways at once, and is short of bandwidth. Fewer are
-not worth it in forward."""
+"""Forward segments that a backward pass scans as one: it scans both ways at once, and is short of bandwidth. Forward
+cuts sequences only if there can be at least this many segments."""
 LEAST_CHUNKS = 4
-"""Of a segment, of the size that was asked for."""
-_HOPPER, _TOO_SMALL = (9, 0), (12, 0)  # the latter's blocks have 99 KiB of shared memory
+"""The length of the shortest segment, in chunks of the ``chunk_size`` that the caller asked for."""
+_HOPPER, _TOO_SMALL = (9, 0), (12, 0)  # compute capabilities; a block has only 99 KiB of shared memory from 12.0 on
 _SOURCE = Path(__file__).with_name("kda.cu")
 
 
 def values_of_block(width_v: int) -> int:
-    """That a block walks with, 16 a warp."""
+    """The number of values that a block of a scan takes, 16 per warp."""
     return 64 if width_v % 64 == 0 else 32
 
 
 def stages_there_and_back(chunks: Chunks) -> int:
-    """Chunks that a block has in shared memory in a backward pass. Fewer are faster where two blocks share an SM."""
+    """How many chunks a block of a backward scan buffers in shared memory. Two are faster where blocks share an SM."""
     return 3 if _may_be_cut(chunks) else 2
 
 
@@ -58,10 +58,10 @@ def _kernel(name: str, width: int, warps: int, stages: int) -> CudaKernel:
 
 @kda_form
 def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
-    """Equals naive. Takes what the form ``triton`` does.
+    """Equals naive. Supports the inputs that the form ``triton`` does.
 
     The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
-    Hopper and on data centers' Blackwell; anything else takes the form ``triton``.
+    Hopper and data-center Blackwell; all other inputs use the form ``triton``.
     """
     if _suits(tensors):
         return kda_by(_PASSES, tensors, options)
@@ -69,7 +69,7 @@ def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
 
 
 def _wide_or_narrow(beta_BTH: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """As kernels take it: in float32, or in bfloat16."""
+    """Return beta as the kernels' two arguments: in float32 and None, or None and in bfloat16."""
     return (None, beta_BTH) if beta_BTH.dtype == torch.bfloat16 else (beta_BTH.float(), None)
 
 
@@ -132,17 +132,18 @@ def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
 
 @dataclass(frozen=True)
 class _Segments:
-    """Of sequences, which blocks walk through at once, and where they leave a state for each other."""
+    """The segments of each sequence, which blocks scan in parallel, and the buffers in which they pass states on."""
 
     number: int
     joined: int
-    """Of those that forward walked through."""
+    """How many forward segments each of them has."""
     blocks: tuple[int, int]
     threads: tuple[int]
     stage_bytes: int
-    """Of a chunk on its way: weights, queries, keys, values and scores of its tokens, and its decay."""
+    """Shared memory of a buffered chunk: weights, queries, keys, values and scores of its tokens, and its decay."""
     ends_GSHKV: torch.Tensor | None = None
     ready: torch.Tensor | None = None
+    """A flag for each block whose state in ``ends_GSHKV`` is complete."""
 
     @staticmethod
     def of(chunks: Chunks, like: torch.Tensor, joined: int = 1) -> _Segments:
@@ -161,7 +162,7 @@ class _Segments:
 
 
 def _num_segments(chunks: Chunks) -> int:
-    """Of each sequence, in a forward pass: a power of two, so that a backward pass can join them."""
+    """The number of segments of each sequence in forward: a power of two, so that a backward pass can join them."""
     if not _may_be_cut(chunks):
         return 1
     num_tokens = TOKENS_PER_CHUNK * (chunks.num_chunks // chunks.num_sequences)
@@ -174,7 +175,7 @@ def _may_be_cut(chunks: Chunks) -> bool:
 
 
 def _num_blocks(chunks: Chunks) -> int:
-    """Of a walk through whole sequences."""
+    """The number of thread blocks of a scan over whole sequences."""
     return chunks.num_sequences * chunks.num_heads * chunks.width_v // values_of_block(chunks.width_v)
 
 

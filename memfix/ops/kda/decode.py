@@ -21,11 +21,11 @@ def decode_kda(
     *,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of ``kda``: ``q``, ``k`` and ``g`` are ``[B, H, K]``, ``v`` is ``[B, H, V]``, ``beta`` ``[B, H]`` and
-    ``state`` ``[B, H, K, V]``, in float32 or wider; the output ``[B, H, V]`` and a new state.
+    """Compute one token of ``kda``, and return its output ``[B, H, V]`` and a new state.
 
-    Token after token it gives what ``kda`` gives for the whole sequence. Peak above inputs: three states without
-    gradients, two where the given one is contiguous.
+    ``q``, ``k`` and ``g`` are ``[B, H, K]``, ``v`` is ``[B, H, V]``, ``beta`` is ``[B, H]``, and ``state`` is
+    ``[B, H, K, V]`` in float32 or wider. Called token after token, this gives what ``kda`` gives for the whole
+    sequence. Peak above inputs without gradients: three states, or two where ``state`` is contiguous.
     """
     for name, tensor, axes in (("q", q, "B H K"), ("k", k, "B H K"), ("v", v, "B H V"), ("g", g, "B H K")):
         require_shape(name, tensor, axes)
@@ -36,6 +36,6 @@ def decode_kda(
     KdaTensors.checked(*token, state)
     wide = wide_dtype(q.dtype)
     parts = (q.to(wide), k.to(wide), v.to(wide), g.to(wide), beta.to(wide))
-    with torch.autocast(q.device.type, enabled=False):  # the dtypes are the caller's
+    with torch.autocast(q.device.type, enabled=False):  # the caller chose the dtypes
         o_BHV, state_BHKV = step(*parts, state, scale_of(q, scale))
     return o_BHV.to(q.dtype), state_BHKV

@@ -1,4 +1,4 @@
-"""What one step of generation promises: what naive gives for a sequence of one token, and few copies of the state."""
+"""The contract of one generation step: naive's results for a sequence of one token, and few copies of the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .naive import naive_kda
 
 _W = "max(e, 4)"
 _STATE = f"B*H*K*V*{_W}"
-# a token's vectors, made wide, and what autograd keeps of them
+# a token's vectors, upcast, and those that autograd saves
 _VECTORS = f"B*H*(8*K + 6*V + 4)*{_W}"
 
 

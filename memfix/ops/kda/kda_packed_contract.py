@@ -1,4 +1,4 @@
-"""What KDA promises for packed sequences: naive's answer for each, none of which knows of the others."""
+"""The contract of KDA for packed sequences: each gets naive's result, independent of the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _W = "max(e, 4)"
 _STATES = f"S*H*K*V*{_W}"
 _STREAMED = f"H*min(chunk_size, T)*(K*K + K*V + 6*K + 4*V)*{_W} + 8*H*K*V*{_W}"
 _PIECE = f"H*min(16, chunk_size, T)*(K*V + 6*K + 6*V)*{_W}"
-# of the WY form: every sequence's last chunk may be almost empty
+# the WY form: the last chunk of every sequence may be almost all padding
 _ROWS = "H*(T + S*min(chunk_size, 64))"
 _PLACES = "64*(T + 64*S) + 4*KiB"
 _WY_FORWARD = f"{_ROWS}*{WY_ROW_FORWARD} + 4*{_STATES} + {_PLACES}"

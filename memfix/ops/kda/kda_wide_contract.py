@@ -1,4 +1,4 @@
-"""What KDA promises in bfloat16 with wide keys, where the form ``cuda`` has kernels of its own."""
+"""The contract of KDA in bfloat16 with wide keys, for which the form ``cuda`` has kernels of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .naive import naive_kda
 _CHUNKS = "B*H*ceil_div(T, 32)"
 _ROWS = f"{_CHUNKS}*32"
 _STATES = "B*H*K*V*4"
-_ENDS = f"{_STATES}*min(ceil_div(T, 32)*8//chunk_size, 16896//(B*H*V))"  # of segments
+_ENDS = f"{_STATES}*min(ceil_div(T, 32)*8//chunk_size, 16896//(B*H*V))"  # states between segments
 _KEPT = f"{_CHUNKS}*(2052 + K*4)"  # scores, decays and bounds on growth
-_COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # of inputs that are not contiguous, and of strengths
+_COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # contiguous copies of the inputs, and strengths in float32
 FORMS = {"cuda": Form(cuda_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, language="cuda")}
 WIDTHS = {
     "H": Dim(1, 2),
@@ -29,7 +29,7 @@ WIDTHS = {
 
 
 def _gates(shape: Sequence[int], generator: torch.Generator, dims: Mapping[str, int]) -> torch.Tensor:
-    """As in ``kda``, but every second channel remembers all of a sequence, or it would not matter how it is cut."""
+    """Draw gates as in ``kda``, but let every second channel keep its state: else wrong segments would pass."""
     strongest = torch.full(shape, 1000.0)
     strongest[..., ::2] = 0.01
     return -torch.exp(torch.rand(shape, generator=generator) * torch.log(strongest / 0.001)) * 0.001

@@ -1,4 +1,4 @@
-"""What KDA promises in bfloat16 with wide keys for packed sequences: as ``kda_packed`` says."""
+"""The contract of KDA in bfloat16 with wide keys for packed sequences: ``kda_packed`` for the form ``cuda``."""
 
 from __future__ import annotations
 

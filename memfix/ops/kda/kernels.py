@@ -1,14 +1,14 @@
-"""The Triton kernels of the chunked WY form: everything inside a chunk at once, then one chunk after the other.
+"""The Triton kernels of the chunked WY form: some compute all chunks in parallel, the scans one chunk after the other.
 
-A chunk has C tokens. Two of them, i > j, meet with a decay of ``exp(sum of g over j+1..i)``, channel by channel, which
-must be split into a factor of i and a factor of j before a matrix product can sum over channels. Here it is split in
-log2(C) levels. At level l the chunk is cut into blocks of 2^(l+1) tokens, and those of a block's second half meet those
-of its first half. The border lies between i and j, so each factor is the exponential of a sum of gates, at most 1:
-nothing overflows, and no sum is a difference of two larger ones. Every pair meets at one level. ``_ranges`` says which
-gates each token sums at a level; turned, it carries gradients back to the gates.
+A chunk has C tokens. A pair of them, i > j, has a decay of ``exp(sum of g over j+1..i)`` per channel, which must be
+split into a factor of i and a factor of j before a matrix product can sum over channels. Here it is split in log2(C)
+levels. At level l the chunk is cut into blocks of 2^(l+1) tokens, and tokens of a block's second half are paired with
+those of its first half. The border lies between i and j, so each factor is the exponential of a sum of gates, at most
+1: nothing overflows, and no sum is a difference of two larger ones. Every pair belongs to one level. ``_ranges`` says
+which gates each token sums at a level; transposed, it carries gradients back to the gates.
 """
 
-# C tokens of a chunk, K key width, V value width; a block of a tensor is upper-case for its constexpr size
+# C tokens of a chunk, K key width, V value width; a suffix such as _VK names the axes of a tile
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ import triton.language as tl
 from ..kernels import power_of_two, product
 
 LOWEST_GATE = tl.constexpr(-1000.0)
-"""Its power of two is 0 in float32; -inf itself would leave sums as NaN."""
+"""Stands for -inf: its power of two is 0 in float32 too, but -inf itself would turn the sums of gates into NaN."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 COUNTS = ("T", "NUM_CHUNKS", "H", "num_rows")
-"""Not specialized: a kernel serves every length and number of heads. What aligns its rows is their width."""
+"""Arguments that Triton does not specialize: one kernel serves every length and number of heads. The alignment of rows
+follows from their width."""
 
 
 # ---------------------------------------------------------------- tokens
 @triton.jit
 def _place(H):
-    """A program's chunk and head. Those that run at once take neighbouring heads, whose rows are neighbours."""
+    """Return a program's chunk and head. Programs that run at once take neighbouring heads, whose rows are adjacent."""
     return (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
 
 
 @triton.jit
 def _tokens_of(slot, bounds, T, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
-    """The first row of a chunk, and which of its rows its sequence has."""
+    """Return the first row of a chunk, and a mask of its rows that the sequence has."""
     if PACKED:
         first = tl.load(bounds + 2 * slot)
         end = tl.load(bounds + 2 * slot + 1)
@@ -48,7 +49,7 @@ def _tokens_of(slot, bounds, T, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexp
 
 @triton.jit
 def _tile(tensor, row, exists, columns, WIDTH, H):
-    """Pointers to some columns of a chunk's rows, and which of them are there; ``row`` counts rows of all heads."""
+    """Return pointers to some columns of a chunk's rows, and their mask; ``row`` counts rows of all heads."""
     token = tl.arange(0, exists.shape[0])
     at = tensor + row * WIDTH + token[:, None] * (H * WIDTH) + columns[None, :]
     return at, exists[:, None] & (columns < WIDTH)[None, :]
@@ -68,7 +69,7 @@ def _store(tensor, row, exists, columns, values, WIDTH, H):
 
 @triton.jit
 def _tile_of_chunk(tensor, chunk, columns, WIDTH, SIZE: tl.constexpr):
-    """Like ``_tile``, of what is kept chunk by chunk: rows that no sequence has are zeros."""
+    """Like ``_tile``, for tensors stored chunk by chunk, in which rows beyond the sequence are zeros."""
     at = tensor + chunk * (SIZE * WIDTH) + (tl.arange(0, SIZE)[:, None] * WIDTH + columns[None, :])
     return at, (columns < WIDTH)[None, :]
 
@@ -87,14 +88,14 @@ def _store_of_chunk(tensor, chunk, columns, values, WIDTH, SIZE: tl.constexpr):
 
 @triton.jit
 def _cleaned(gates):
-    """Gates with NaN and -inf replaced, and which rows have a NaN."""
+    """Return the gates with NaN and -inf replaced, and which rows had a NaN."""
     is_nan = gates != gates
     return tl.maximum(tl.where(is_nan, 0.0, gates), LOWEST_GATE), tl.max(is_nan.to(tl.int32), 1)
 
 
 @triton.jit
 def _poison(decay_of_chunk):
-    """NaN where any gate of the chunk is, which ``prepare`` left in all of its decay; else 0."""
+    """Return NaN if any gate of the chunk is NaN, else 0. ``prepare`` then made the chunk's whole decay NaN."""
     kept = tl.load(decay_of_chunk)
     return tl.where(kept != kept, kept, 0.0)
 
@@ -112,40 +113,40 @@ def _is_second(i, level):
 
 @triton.jit
 def _ranges(i, t, level):
-    """Whether token i sums gate t: in a second half from the border to itself, in a first half what follows it."""
+    """Whether token i sums gate t: in a second half from the border to i, in a first half after i to the border."""
     return (i >> level == t >> level) & tl.where(_is_second(i, level), t <= i, t > i)
 
 
 @triton.jit
 def _pairs(i, j, level):
-    """Whether i, of a second half, meets j, of its first half."""
+    """Whether i and j are a pair of this level: i in the second half of a block, j in its first half."""
     return (i >> level == (j >> level) + 1) & _is_second(i, level)
 
 
 @triton.constexpr_function
 def _steepest(dtype):
-    """How far gates may sum up from the middle of a chunk so that powers of two of the sum and of its negative keep the
-    digits of ``dtype``."""
+    """The largest sum of gates from the middle of a chunk at which the powers of two of the sum and of its negative
+    keep the digits of ``dtype``."""
     return 116.0 if dtype == tl.bfloat16 else 6.0 if dtype == tl.float16 else 3.0
 
 
 @triton.jit
 def _from_the_middle(i, t, C: tl.constexpr):
-    """What token i sums of gate t: 1 from the middle of the chunk to itself, -1 from itself to the middle."""
+    """The weight of gate t in the sum of token i: 1 from the chunk's middle to i, -1 from after i to the middle."""
     return tl.where((t >= C // 2) & (t <= i), 1.0, 0.0) - tl.where((t < C // 2) & (t > i), 1.0, 0.0)
 
 
 @triton.jit
 def _are_flat(sums, dtype: tl.constexpr):
-    """Whether pairs can meet in the middle of the chunk: not where gates are steep, -inf or NaN."""
+    """Whether all pairs can use the chunk's middle as their border: not where gates are steep, -inf or NaN."""
     return tl.max(tl.where(tl.abs(sums) <= _steepest(dtype), 0, 1)) == 0
 
 
 @triton.jit
 def _sums(ranges, values, dtype: tl.constexpr):
-    """``ranges @ values``, the values rounded to ``dtype``.
+    """Return ``ranges @ values``, with the values rounded to ``dtype``.
 
-    Of gates that is as good as the rest: ``exp(x)``, x <= 0, is then off by ``-x * exp(x) <= 0.37`` roundings of 1.
+    For gates this is accurate enough: ``exp(x)``, x <= 0, is then off by ``-x * exp(x) <= 0.37`` roundings of 1.
     """
     return product(ranges.to(tl.float32).to(dtype), values.to(dtype))
 
@@ -153,7 +154,7 @@ def _sums(ranges, values, dtype: tl.constexpr):
 # ---------------------------------------------------------------- inside a chunk
 @triton.jit
 def _products_by_levels(query, key, gates, dtype: tl.constexpr, C: tl.constexpr):
-    """Of tokens i > j: the decayed products of their keys, and of i's query with j's key."""
+    """Return, for tokens i > j, the decayed products of their keys, and of i's query with j's key."""
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
     overlaps = tl.zeros((C, C), tl.float32)
@@ -170,7 +171,7 @@ def _products_by_levels(query, key, gates, dtype: tl.constexpr, C: tl.constexpr)
 
 @triton.jit
 def _inverse(overlaps, dtype: tl.constexpr, C: tl.constexpr):
-    """Of ``I + overlaps``: blocks of 2^level tokens are inverted, and each level joins two of them."""
+    """Return the inverse of ``I + overlaps``: blocks of 2^level tokens are inverted; each level joins two of them."""
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
     solved = tl.where(i == j, 1.0, 0.0) - tl.where(_pairs(i, j, 0), overlaps, 0.0)
@@ -187,9 +188,9 @@ def prepare(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk does to any state S: ``weights`` W and ``values`` U with V' = U - W S, ``scores`` with
-    o = queries S + scores V', and ``keys``, ``decay`` with S <- decay*S + keys^T V'. A row whose gates have a NaN has
-    NaN ``queries``, and so has the ``decay`` of its chunk: o is NaN from that token on, and the state after it.
+    """Compute a chunk's effect on any state S: ``weights`` W and ``values`` U with V' = U - W S, ``scores`` with
+    o = queries S + scores V', and ``keys`` and ``decay`` with S <- decay*S + keys^T V'. A NaN gate makes ``queries``
+    NaN from its token on, and the ``decay`` of its chunk: o is NaN from that token on, and the state after the chunk.
     """
     if FIXED_K:
         K = FIXED_K
@@ -225,7 +226,7 @@ def prepare(
             weighed += of_queries
         since_start = power_of_two(_sums(j <= i, gates, dtype))
         _store_of_chunk(queries, chunk, columns, query * since_start * scale, K, C)
-        _store_of_chunk(weights, chunk, columns, key * since_start * strength[:, None], K, C)  # until it is solved
+        _store_of_chunk(weights, chunk, columns, key * since_start * strength[:, None], K, C)  # solved for W below
         _store_of_chunk(keys, chunk, columns, key * power_of_two(_sums(j > i, gates, dtype)), K, C)
         at_end = (i == C - 1) & (columns < K)[None, :]
         tl.store(decay + chunk * K + columns[None, :] + 0 * i, since_start, mask=at_end)
@@ -235,7 +236,7 @@ def prepare(
     tl.store(scores + at_pair, (weighed * scale).to(dtype))
     if KEEPS_INVERSE:
         tl.store(inverse + at_pair, solved)
-    tl.debug_barrier()  # other threads of the program wrote what this one reads
+    tl.debug_barrier()  # the weights loaded below were stored by other threads of the program
     for block in range(0, K, BLOCK_K):
         columns = block + tl.arange(0, BLOCK_K)
         weight = product(solved, _load_of_chunk(weights, chunk, columns, K, C))
@@ -256,7 +257,7 @@ def prepare(
 # ---------------------------------------------------------------- from chunk to chunk
 @triton.jit
 def _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED: tl.constexpr):
-    """The first chunk of a sequence, and the one behind its last."""
+    """Return the first chunk of a sequence, and the chunk behind its last."""
     if PACKED:
         return tl.load(first_chunk + sequence), tl.load(first_chunk + sequence + 1)
     return sequence * NUM_CHUNKS, (sequence + 1) * NUM_CHUNKS
@@ -264,8 +265,8 @@ def _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED: tl.constexpr):
 
 @triton.jit
 def _block_of_state(H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):
-    """What a program walks with: its sequence and head, all channels and a block of values, which of them are there,
-    and where they lie in the states that come in and go out, turned.
+    """Return what a scan's program works on: its sequence and head, the indices of all channels and of a block of
+    values, their mask, and their offsets in the initial and final states, transposed to values by channels.
     """
     sequence, head, block = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1)
     at_k, at_v = tl.arange(0, BLOCK_K), block * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -281,9 +282,10 @@ def scan(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """The output and the final state: a block of values, through the chunks of one sequence and head.
+    """Compute the output and the final state; a program takes a block of values through the chunks of a sequence and
+    head.
 
-    The state is turned, values by channels, as is what meets it: see ``product``.
+    The state is transposed, values by channels, as are the factors of its products: see ``product``.
     """
     if FIXED_K:
         K = FIXED_K
@@ -320,7 +322,7 @@ def _go_there(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """From the first chunk to the last: each one's first state, and its V', over ``values``."""
+    """Scan from the first chunk to the last: store each chunk's first state, and overwrite ``values`` with its V'."""
     sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
     at_state = at_v[:, None] * K + at_k[None, :]
@@ -348,7 +350,7 @@ def _go_back(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """From the last chunk to the first: the gradient of each one's last state, and of its V'."""
+    """Scan from the last chunk to the first: store the gradients of each chunk's last state and of its V'."""
     sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
@@ -384,7 +386,7 @@ def scan_there_and_back(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """For a backward pass: half of the programs go there, the others back, and neither needs what the other finds."""
+    """Run both scans of a backward pass: half of the programs go there, half go back, independent of each other."""
     if FIXED_K:
         K = FIXED_K
     if FIXED_V:
@@ -409,10 +411,10 @@ def gradients_of_pairs(
     scale, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_V: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of what pairs of a chunk's tokens have to do with each other, and of its values.
+    """Compute the gradients of a chunk's scores, overlaps and values.
 
-    ``grad_values`` arrives as the gradient of V' and leaves as that of beta*v, before the triangular system.
-    ``grad_scores`` is lower triangular, ``grad_overlaps`` strictly; above that both hold what nobody reads.
+    ``grad_values`` comes in as the gradient of V' and goes out as that of the triangular system's right side, which
+    contains beta*v. ``grad_scores`` is lower triangular, ``grad_overlaps`` strictly; their elements above are not read.
     """
     if FIXED_K:
         K = FIXED_K
@@ -449,8 +451,8 @@ def _gradients_through_states(
     values, states, grad_out, grad_values, grad_states, row, chunk, exists, columns, H, K, V,
     dtype: tl.constexpr, C: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk's first and last state say of the gradients of its queries, keys, weighed keys and decay, before the
-    decay within the chunk.
+    """Return what a chunk's first and last state contribute to the gradients of its queries, keys, weighed keys and
+    decay; the caller multiplies by the decay within the chunk.
     """
     grad_weighed_key = tl.zeros((C, columns.shape[0]), tl.float32)
     grad_query = tl.zeros((C, columns.shape[0]), tl.float32)
@@ -471,10 +473,10 @@ def _gradients_through_states(
 
 @triton.jit
 def _gradients_from_the_middle(query, key, sums, strength, of_scores, of_overlaps, dtype: tl.constexpr):
-    """What all pairs add to the gradients of queries, keys, gates and strengths, by sums of gates from the middle.
+    """Return what all pairs add to the gradients of queries, keys, gates and strengths, with the middle as the border.
 
-    A pair's gate gradients cancel outside of it, so both of its tokens must see the same rounded factors, and the sums
-    have twice the digits of ``dtype``.
+    The terms of a pair's two tokens cancel in the gradients of gates that do not lie between them. So both terms must
+    use the same rounded factors, and their sums keep twice the digits of ``dtype``.
     """
     token = tl.arange(0, query.shape[0])
     i, j = token[:, None], token[None, :]
@@ -501,7 +503,7 @@ def _gradients_from_the_middle(query, key, sums, strength, of_scores, of_overlap
 def _gradients_at_a_level(
     query, key, gates, strength, of_scores, of_overlaps, level, dtype: tl.constexpr, C: tl.constexpr
 ):
-    """What the pairs that meet at a level add to the gradients of queries, keys, gates and strengths."""
+    """Return what the pairs of a level add to the gradients of queries, keys, gates and strengths."""
     token = tl.arange(0, C)
     i, j = token[:, None], token[None, :]
     factor = power_of_two(_sums(_ranges(i, j, level), gates, dtype))
@@ -528,8 +530,8 @@ def gradients_of_channels(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of queries, keys and gates, for a chunk, a head and a block of channels, and what the block
-    contributes to that of beta: ``grad_beta`` is ``[1 + blocks, rows, H]``, after the values' own.
+    """Compute the gradients of queries, keys and gates for a chunk, a head and a block of channels, and the block's
+    part of the gradient of beta: ``grad_beta`` is ``[1 + blocks, rows, H]``, where index 0 is the part of the values.
     """
     if FIXED_K:
         K = FIXED_K
@@ -555,19 +557,19 @@ def gradients_of_channels(
     are_flat = _are_flat(sums, dtype)
     if not are_flat:
         gates, _ = _cleaned(gates)
-    # what the chunk takes from its first state: from the start to each token
+    # reads of the chunk's first state decay from the start to each token
     factor = power_of_two(_sums(j <= i, gates, dtype))
     grad_query *= factor * scale
     grad_weighed_key *= factor
     grad_strength = tl.sum(grad_weighed_key * key, 1)
     grad_weighed_key *= strength[:, None]
     grad_gate = _sums(j >= i, query * grad_query + key * grad_weighed_key, dtype)
-    # what it adds to its last state: from each token to the end
+    # writes to the chunk's last state decay from each token to the end
     grad_key *= power_of_two(_sums(j > i, gates, dtype))
     grad_gate += _sums(j < i, key * grad_key, dtype)
     grad_gate += (power_of_two(tl.sum(gates, 0)) * grad_decay)[None, :]
     grad_key += grad_weighed_key
-    # a token with itself
+    # pairs of a token with itself
     of_scores = tl.load(grad_scores + chunk * (C * C) + i * C + j)
     of_overlaps = tl.load(grad_overlaps + chunk * (C * C) + i * C + j)
     own = tl.sum(tl.where(i == j, of_scores.to(tl.float32), 0.0), 1)[:, None]

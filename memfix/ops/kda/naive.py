@@ -1,4 +1,4 @@
-"""What is true: KDA with every token's transition matrix and write written out, and then the scan."""
+"""The reference: KDA with every token's transition matrix and write materialised, and then a scan over them."""
 
 # B batch, T tokens, H heads, K width of a key, V width of a value, S sequences
 
@@ -18,10 +18,10 @@ def naive_kda(
     *,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``S = transition_t @ S + write_t; o_t = scale * S^T q_t``, with all transitions and writes made first.
+    """Compute ``S = transition_t @ S + write_t; o_t = scale * S^T q_t``, with all transitions and writes made first.
 
-    Four tensors of ``[B, T, H, K, K]`` are alive while they are made, and again in backward; two are held between.
-    Computed in float32 or wider.
+    Four tensors of ``[B, T, H, K, K]`` are alive while the transitions are made, and again in backward; two are held
+    between forward and backward. The dtype of the computation is float32 or wider.
     """
     wide = torch.promote_types(q_BTHK.dtype, torch.float32)
     scale = q_BTHK.shape[-1] ** -0.5 if scale is None else scale
@@ -50,7 +50,7 @@ def naive_kda(
 def _transitions_and_writes(
     k_BTHK: torch.Tensor, v_BTHV: torch.Tensor, g_BTHK: torch.Tensor, beta_BTH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Diag(a) - beta k (k*a)^T`` and ``beta k v^T`` of every token, ``a = exp(g)``."""
+    """Return ``Diag(a) - beta k (k*a)^T`` and ``beta k v^T`` of every token, with ``a = exp(g)``."""
     decay_BTHK = g_BTHK.exp()
     written_BTHK = beta_BTH.unsqueeze(-1) * k_BTHK
     decay_diag = torch.diag_embed(decay_BTHK)

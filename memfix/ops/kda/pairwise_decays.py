@@ -1,11 +1,11 @@
-"""What the rows of a chunk are to each other, with decays that neither overflow nor cancel.
+"""Decayed products of the rows of a chunk, computed so that the decays neither overflow nor cancel.
 
-Row ``i`` meets an earlier row ``j`` through ``exp(g_{j+1} + ... + g_i)``. As a product of matrices that is a factor of
-``i`` times a factor of ``j``, and wherever the reference between them is put one of the two is in danger: before
-both, ``exp(-G_j)`` overflows; and a difference of two cumulative sums has no digits left where the sums are large.
-Here every pair has its reference between its rows. On level ``L`` = 1, 2, 4, ... the chunk is cut into blocks of
-``2L`` rows, and rows of a block's second half meet rows of its first half: the sums from the middle to ``i`` and from
-``j`` to the middle are both of gates alone. Every pair of rows is on exactly one level.
+A row ``i`` and an earlier row ``j`` have the decay ``exp(g_{j+1} + ... + g_i)``. For a matrix product it is split into
+a factor of ``i`` and a factor of ``j``, each relative to a reference row. One reference for all pairs is unsafe: before
+both rows, ``exp(-G_j)`` overflows; and a difference of two cumulative sums has no digits left where the sums are large.
+Here the reference of every pair lies between its rows. On level ``L`` = 1, 2, 4, ... the chunk is cut into blocks of
+``2L`` rows, and the rows of a block's second half are paired with those of its first half: the sums from the middle to
+``i`` and from ``j`` to the middle add gates and subtract none. Every pair of rows is on exactly one level.
 """
 
 # Z chunks of all heads, C rows of a chunk, K width of a key, L rows of half a block, N blocks of a level
@@ -20,32 +20,32 @@ import torch
 
 @dataclass(frozen=True)
 class Level:
-    """One level, and the decays of its rows to the middle of their block."""
+    """One level, and the decays between its rows and the middle of their block."""
 
     length: int
-    second_half_ZNLK: torch.Tensor  # exp of the gates from the middle to a row, its own included
-    first_half_ZNLK: torch.Tensor  # exp of the gates after a row, up to the middle
+    second_half_ZNLK: torch.Tensor  # exp of the sum of gates from the middle to a row, its own included
+    first_half_ZNLK: torch.Tensor  # exp of the sum of gates after a row, up to the middle
 
     def second(self, rows_ZCx: torch.Tensor) -> torch.Tensor:
-        """The rows of the second halves, ``[Z, N, L, ...]``, a view."""
+        """Return the rows of the second halves, ``[Z, N, L, ...]``, a view."""
         return rows_ZCx.unflatten(1, (-1, 2, self.length))[:, :, 1]
 
     def first(self, rows_ZCx: torch.Tensor) -> torch.Tensor:
         return rows_ZCx.unflatten(1, (-1, 2, self.length))[:, :, 0]
 
     def pairs(self, matrix_ZCC: torch.Tensor) -> torch.Tensor:
-        """The elements that belong to this level's pairs, ``[Z, N, L, L]``, a view."""
+        """Return the elements of this level's pairs, ``[Z, N, L, L]``, a view."""
         return blocks_on_the_diagonal(matrix_ZCC, 2 * self.length)[..., self.length :, : self.length]
 
 
 def blocks_on_the_diagonal(matrix_ZCC: torch.Tensor, length: int) -> torch.Tensor:
-    """``[Z, C / length, length, length]``, a view."""
+    """Return the blocks as ``[Z, C / length, length, length]``, a view."""
     blocks = matrix_ZCC.unflatten(2, (-1, length)).unflatten(1, (-1, length))
     return blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
 class Gates:
-    """The sums of gates that a chunk needs, made level by level from smaller ones: added, never subtracted."""
+    """Sums of gates within blocks of a chunk, made level by level from shorter sums: added, never subtracted."""
 
     def __init__(self, g_ZCK: torch.Tensor) -> None:
         """``g_ZCK`` is overwritten."""
@@ -53,7 +53,7 @@ class Gates:
         self.after_row_ZCK = torch.zeros_like(g_ZCK)  # from a row, without its own, to the last row of a block
 
     def levels(self) -> Iterator[Level]:
-        """Afterwards the sums are those of the whole chunk."""
+        """Yield level after level. Afterwards the whole chunk is one block, and the sums are over it."""
         length = 1
         while length < self.up_to_row_ZCK.shape[1]:
             up_to, after = (x.unflatten(1, (-1, 2, length)) for x in (self.up_to_row_ZCK, self.after_row_ZCK))
@@ -64,7 +64,7 @@ class Gates:
 
 
 def decayed_products(gates: Gates, qk_ZC2K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``P_ij = sum_d q_i k_j decay`` for ``i >= j`` and ``A_ij = sum_d k_i k_j decay`` for ``i > j``, elsewhere 0."""
+    """Return ``P_ij = sum_d q_i k_j decay`` for ``i >= j`` and ``A_ij = sum_d k_i k_j decay`` for ``i > j``, else 0."""
     q_ZCK, k_ZCK = qk_ZC2K.unbind(2)
     num_chunks, rows, _ = q_ZCK.shape
     p_ZCC, a_ZCC = (q_ZCK.new_zeros(num_chunks, rows, rows) for _ in range(2))
@@ -84,7 +84,7 @@ def add_gradients_of_products(
     grad_qk_ZC2K: torch.Tensor,
     grad_g_ZCK: torch.Tensor,
 ) -> None:
-    """Add what ``decayed_products`` passes on to q, k and g. A decay's gradient goes to every gate of its own sum."""
+    """Add the gradients of q, k and g. The gradient of a decay goes to every gate in its sum."""
     k_ZCK, grad_k_ZCK = qk_ZC2K[:, :, 1], grad_qk_ZC2K[:, :, 1]
     for level in gates.levels():
         pairs = torch.stack([level.pairs(grad_p_ZCC), level.pairs(grad_a_ZCC)], dim=3).flatten(2, 3)
@@ -102,19 +102,19 @@ def add_gradients_of_products(
 
 
 def gates_up_to_row(grad_sum: torch.Tensor) -> torch.Tensor:
-    """A sum up to row ``i`` has all gates up to ``i``: so row ``m`` gets what belongs to the rows from ``m`` on."""
+    """Return gradients of gates from those of sums up to each row: gate ``m`` is in the sums of row ``m`` and later."""
     return grad_sum.flip(-2).cumsum(-2).flip(-2)
 
 
 def add_to_gates_after_row(grad_g: torch.Tensor, grad_sum: torch.Tensor) -> None:
-    """A sum after row ``j`` has all gates behind ``j``: so row ``m`` gets what belongs to the rows before ``m``."""
+    """Add gradients of gates from those of sums after each row: gate ``m`` is in the sums of all rows before ``m``."""
     grad_g[..., 1:, :].add_(grad_sum[..., :-1, :].cumsum(-2))
 
 
 def inverse_of_unit_lower(strictly_lower_ZCC: torch.Tensor) -> torch.Tensor:
-    """``(I + M)^-1`` for a strictly lower ``M``, from the inverses of blocks on the diagonal, twice as large each time.
+    """Return ``(I + M)^-1`` for a strictly lower ``M``, by inverting diagonal blocks of doubling size.
 
-    One product of matrices a level, where a solver goes row by row.
+    Each level is a few batched matrix products, where a solver goes row by row.
     """
     rows = strictly_lower_ZCC.shape[-1]
     eye_CC = torch.eye(rows, dtype=strictly_lower_ZCC.dtype, device=strictly_lower_ZCC.device)
@@ -130,7 +130,7 @@ def inverse_of_unit_lower(strictly_lower_ZCC: torch.Tensor) -> torch.Tensor:
 
 
 def _row_side(level: Level, qk_ZC2K: torch.Tensor) -> torch.Tensor:
-    """``[Z, N, 2 L, K]``: every row twice, once with its query and once with its key."""
+    """Return ``[Z, N, 2 L, K]``: the decayed query and the decayed key of every row of the second halves."""
     return (level.second(qk_ZC2K) * level.second_half_ZNLK.unsqueeze(3)).flatten(2, 3)
 
 

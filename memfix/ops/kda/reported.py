@@ -1,7 +1,7 @@
-"""The fix as the incident report shipped it: transitions and writes in chunks, put together again by ``torch.cat``.
+"""The fix as the incident report shipped it: transitions and writes made in chunks, then joined by ``torch.cat``.
 
-It is kept to be shown failing. A chunk's temporaries are small, but the list of chunks and the whole that ``cat`` makes
-of it are alive together, and the scan then reads, and in training keeps, the whole.
+It is kept to show where it fails. A chunk's temporaries are small, but the list of chunks and the whole that ``cat``
+makes are alive together. The scan then reads the whole, which training also holds for backward.
 """
 
 # B batch, T tokens, H heads, K width of a key, V width of a value, S sequences
@@ -17,7 +17,7 @@ from .arguments import DEFAULT_CHUNK_SIZE, KdaOptions, KdaTensors, Outputs, kda_
 def reported_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = transition_t @ S + write_t; o_t = scale * S^T q_t``.
 
-    At every chunk size the peak is that of the whole: four ``[B, T, H, K, K]``, the chunks and what ``cat`` makes.
+    The peak does not depend on the chunk size: four ``[B, T, H, K, K]``, of the chunks and of what ``cat`` makes.
     """
     q_BTHK = tensors.q_BTHK
     scale = scale_of(q_BTHK, options.scale)
@@ -28,7 +28,7 @@ def reported_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     if state_SHKV is None:
         state_SHKV = q.new_zeros(tensors.state_size)
     outputs, final_states = [], []
-    with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
+    with torch.autocast(q_BTHK.device.type, enabled=False):  # the caller chose the dtypes
         for span in tensors.spans:
             state_BHKV = state_SHKV[span.states]
             for transition_BHKK, write_BHKV, q_BHK in tokens[span.tokens]:
@@ -45,7 +45,7 @@ def precompute_updates(
     beta_BTH: torch.Tensor,
     memory_chunk_size: int = DEFAULT_CHUNK_SIZE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The report's function: ``Diag(a) - beta k (k*a)^T`` and ``beta k v^T``, a chunk of tokens at a time."""
+    """The report's function: return ``Diag(a) - beta k (k*a)^T`` and ``beta k v^T``, made a chunk at a time."""
     chunks = zip(
         *(tensor.split(memory_chunk_size, dim=1) for tensor in (k_BTHK, v_BTHV, g_BTHK, beta_BTH)), strict=True
     )

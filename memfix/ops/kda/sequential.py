@@ -1,4 +1,4 @@
-"""KDA token by token on the state: no transition matrix is ever made. The report's ``kda_mode: sequential``."""
+"""KDA token by token on the state, without transition matrices: ``kda_mode: sequential`` of the incident report."""
 
 # B batch, T tokens, H heads, K width of a key, V width of a value, S sequences
 
@@ -13,8 +13,8 @@ from .arguments import KdaOptions, KdaTensors, Outputs, kda_form, scale_of
 def sequential_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = (I - beta k k^T) Diag(exp(g)) S + beta k v^T; o = scale * S^T q``, token by token.
 
-    Without gradients it takes a few states. Autograd keeps the state of every token, ``T*K*V`` numbers a head: less
-    than transitions and writes take, more than the chunked forms do.
+    Without gradients the peak is a few states. Autograd saves the state of every token, ``T*K*V`` numbers per head:
+    less than transitions and writes, more than the chunked forms.
     """
     q_BTHK, wide = tensors.q_BTHK, tensors.wide
     scale = scale_of(q_BTHK, options.scale)
@@ -23,9 +23,9 @@ def sequential_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
         state_SHKV = q_BTHK.new_zeros(tensors.state_size, dtype=wide)
     tokens = list(zip(*(tensor.unbind(1) for tensor in tensors.inputs), strict=True))
     outputs, final_states = [], []
-    with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
+    with torch.autocast(q_BTHK.device.type, enabled=False):  # the caller chose the dtypes
         for span in tensors.spans:
-            # every later state has the strides of the first, and products would copy any but these
+            # later states inherit the strides of the first, and matmul would copy one that is not contiguous
             state_BHKV = state_SHKV[span.states].contiguous()
             for token in tokens[span.tokens]:
                 q_BHK, k_BHK, v_BHV, g_BHK, beta_BH = (part.to(wide) for part in token)
@@ -44,9 +44,9 @@ def step(
     state_BHKV: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token: the output, and the state after it. All in one dtype.
+    """Return the output of one token and the state after it. All tensors have one dtype.
 
-    The decay meets the key, not the state, where the state is read: so autograd keeps one state a token, not two.
+    For the read the decay multiplies the key, not the state, so autograd saves one state per token, not two.
     """
     decay_BHK = g_BHK.exp()
     read_BHV = _read(state_BHKV, k_BHK * decay_BHK)

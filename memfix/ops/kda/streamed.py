@@ -1,7 +1,7 @@
-"""What the report meant: a chunk's transitions and writes are used up by the scan before the next chunk's are made.
+"""KDA in chunks, as the report meant it: the scan consumes a chunk's transitions and writes before the next are made.
 
-Two buffers of a chunk serve all of them: one holds its transitions, the other its writes, over which the scan puts the
-states. Backward makes both again, from the state at the start of the chunk: that and the inputs are all that is held.
+All chunks share two buffers: one holds a chunk's transitions, the other its writes, which the scan overwrites with the
+states. Backward refills both from the state at the start of the chunk: only these states and the inputs are held.
 """
 
 # B batch, T tokens, H heads, K width of a key, V width of a value, S sequences, N chunks, C tokens of a chunk,
@@ -18,19 +18,19 @@ import torch
 from ..derivatives import first_derivative_only
 from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of, wide_dtype
 
-TOKENS_PER_PIECE = 16  # whose gradients of states are alive together: more of them take memory, fewer take launches
+TOKENS_PER_PIECE = 16  # their state gradients are alive together in backward: more take memory, fewer take launches
 
 
 @kda_form
 def streamed_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals ``S = transition_t @ S + write_t; o_t = scale * S^T q_t``, ``chunk_size`` transitions at a time.
 
-    Peak above inputs, ``C = chunk_size`` and ``w`` the item size of float32 or wider: the chunk's two buffers,
-    ``B*C*H*K*(K + V)*w``; in training also the gradients, those of a piece's states, ``16*B*H*K*V*w``, and the
-    states at chunk starts, ``B*(T/C)*H*K*V*w``. Backward may be run again.
+    Peak above inputs, ``C = chunk_size`` and ``w`` the item size of float32 or wider: the two buffers,
+    ``B*C*H*K*(K + V)*w``; in training also the gradients, the state gradients of a piece, ``16*B*H*K*V*w``, and the
+    states at chunk starts, ``B*(T/C)*H*K*V*w``. Backward may run more than once.
     """
     given = (*tensors.inputs, tensors.initial_state_SHKV)
-    # inside a Function grad mode is off and requires_grad does not tell: look here
+    # ask here: inside a Function grad mode is off, and requires_grad says nothing
     wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
     scale = scale_of(tensors.q_BTHK, options.scale)
     return _Streamed.apply(*given, tensors.spans, options.chunk_size, scale, wants_gradient)
@@ -40,7 +40,7 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
         *inputs, initial_state_SHKV, spans, chunk_size, scale, wants_gradient = given
-        with torch.autocast(inputs[0].device.type, enabled=False):  # the dtypes are the caller's
+        with torch.autocast(inputs[0].device.type, enabled=False):  # the caller chose the dtypes
             scan = _Scan.of(tuple(inputs), spans, chunk_size, scale)
             o_BTHV, state_SHKV, starts = scan.forward(initial_state_SHKV, wants_gradient)
         if wants_gradient:
@@ -51,7 +51,7 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     @first_derivative_only("kda")
     def backward(ctx: Any, grad_o_BTHV: torch.Tensor, grad_state_SHKV: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: under a checkpoint each look unpacks them anew
+        saved = ctx.saved_tensors  # read once: under a checkpoint every access unpacks the tensors again
         inputs, starts = saved[:5], saved[5:]
         with torch.autocast(grad_o_BTHV.device.type, enabled=False):
             scan = _Scan.of(inputs, *ctx.options)
@@ -64,7 +64,7 @@ class _Streamed(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The tokens of a chunk in the order of the scan, wide; ``tokens`` and ``states`` say where they come from."""
+    """The inputs of a chunk, one token per row, upcast; ``tokens`` and ``states`` are its slices of T and S."""
 
     tokens: slice
     states: slice
@@ -77,14 +77,14 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Scan:
-    """The walk over all chunks, with the two buffers that they share."""
+    """The scan over all chunks, with the two buffers that they share."""
 
     inputs: tuple[torch.Tensor, ...]
-    pieces: list[tuple[slice, slice]]  # tokens of each chunk, and the places of its sequences among the states
+    pieces: list[tuple[slice, slice]]  # the slice of T of each chunk, and the slice of S of its sequences
     scale: float
     num_states: int
     transitions_CZKK: torch.Tensor
-    states_CZKV: torch.Tensor  # one more than tokens: the first is the state before them
+    states_CZKV: torch.Tensor  # C + 1 states: the first is the one before the chunk
 
     @staticmethod
     def of(inputs: tuple[torch.Tensor, ...], spans: Sequence[Span], chunk_size: int, scale: float) -> _Scan:
@@ -105,7 +105,7 @@ class _Scan:
     def forward(
         self, initial_state_SHKV: torch.Tensor | None, keeps_starts: bool
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """Outputs, final states and, for backward, the state before every chunk."""
+        """Return outputs, final states and, for backward, the state before every chunk."""
         _, _, v_BTHV, _, _ = self.inputs
         o_BTHV = torch.empty_like(v_BTHV, memory_format=torch.contiguous_format)
         state_SHKV = self._initial(initial_state_SHKV)
@@ -123,7 +123,7 @@ class _Scan:
     def backward(
         self, grad_o_BTHV: torch.Tensor, grad_state_SHKV: torch.Tensor, starts: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """Gradients of the five inputs and of the initial state."""
+        """Return the gradients of the five inputs and of the initial state."""
         gradients = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in self.inputs]
         grad_state_SHKV = grad_state_SHKV.clone(memory_format=torch.contiguous_format)
         for chunk, before_BHKV in zip(self._chunks(backwards=True), reversed(starts), strict=True):
@@ -167,10 +167,10 @@ class _Scan:
     def _piece_backward(
         self, chunk: _Chunk, piece: slice, grad_o_PZV: torch.Tensor, carried_ZKV: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """What is carried to the tokens before, and the gradients of q, k, v, g and beta.
+        """Return the gradient of the state before the piece, and those of the piece's q, k, v, g and beta.
 
-        With ``u = v - S^T (a*k)`` a token is ``S <- a*S + beta k u^T``: so its transition and its write need no
-        gradients of their own.
+        With ``u = v - S^T (a*k)`` a token does ``S <- a*S + beta k u^T``, so no gradients of transitions and writes
+        are needed. ``carried_ZKV`` is the gradient of the state after the piece from later tokens.
         """
         num_tokens = grad_o_PZV.shape[0]
         transitions_PZKK = self.transitions_CZKK[piece]
@@ -204,7 +204,7 @@ class _Scan:
 
 
 def _taken(x_BTHx: torch.Tensor, tokens: slice, dtype: torch.dtype) -> torch.Tensor:
-    """``[C, Z, ...]``, contiguous: the scan takes a token of every sequence and head at a time."""
+    """Return tokens as ``[C, Z, ...]``, contiguous: a step of the scan reads one token of all sequences and heads."""
     x_CBHx = x_BTHx[:, tokens].transpose(0, 1)
     return x_CBHx.to(dtype, memory_format=torch.contiguous_format).contiguous().flatten(1, 2)
 
@@ -219,10 +219,10 @@ def _outer(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> Non
 
 
 def _read(state: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """``S^T k``"""
+    """Return ``S^T k``."""
     return (key.unsqueeze(-2) @ state).squeeze(-2)
 
 
 def _apply(state: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """``S v``"""
+    """Return ``S v``."""
     return (state @ value.unsqueeze(-1)).squeeze(-1)

@@ -1,8 +1,8 @@
 """The chunked WY form on a GPU: two kernels forward, four in a backward that recomputes.
 
-Forward prepares every chunk at once and then goes from chunk to chunk, a block of the state's values per program.
-Backward prepares again, goes there and back, keeping each chunk's first state and the gradient of its last, and ends
-with every gradient inside every chunk at once. Between the passes nothing but the inputs is held.
+Forward prepares all chunks in parallel and then scans from chunk to chunk, a block of the state's values per program.
+Backward prepares again, scans in both directions to store each chunk's first state and the gradient of its last, and
+then computes the gradients inside all chunks in parallel. Only the inputs are held between the passes.
 """
 
 # B batch, T tokens, H heads, K key width, V value width, S sequences, N chunks of all sequences, C tokens of a chunk,
@@ -23,16 +23,16 @@ from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of
 from .wy import wy_kda
 
 TOKENS_PER_CHUNK = 32
-"""More would make a backward of fewer states and an output of fewer steps, but products of 64 rows: see
+"""Longer chunks would save states in backward and steps of the scan, but need products of 64 rows: see
 ``memfix.ops.kernels.product``."""
 WIDEST = 256
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a kernel is cut: channels and values of a tile, masked where tensors are narrower; loads in flight; warps.
+    """The tile of a kernel: its channels and values, masked where tensors are narrower; loads in flight; warps.
 
-    These were the fastest of those tried on an H200.
+    The sizes below were the fastest of those tried on an H200.
     """
 
     k: int
@@ -42,7 +42,7 @@ class Tiles:
 
 
 PREPARE = Tiles(k=32, v=32, stages=2, warps=2)
-SCAN = Tiles(k=16, v=32, stages=3, warps=4)  # all channels are in one tile, at least so many
+SCAN = Tiles(k=16, v=32, stages=3, warps=4)  # a scan's tile has all channels; k is the least width of the tile
 THERE_AND_BACK = Tiles(k=16, v=32, stages=2, warps=4)
 PAIRS = Tiles(k=64, v=64, stages=2, warps=2)
 CHANNELS = Tiles(k=64, v=64, stages=2, warps=4)
@@ -50,12 +50,12 @@ CHANNELS = Tiles(k=64, v=64, stages=2, warps=4)
 
 @kda_form
 def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
-    """Equals naive, without transitions, in time that the inputs' own traffic is a fair part of.
+    """Equals naive, without transition matrices; reading and writing the inputs is a fair part of its time.
 
-    Peak above inputs in a train step, ``e`` the item size and ``R = B*T*H`` rows: the gradients,
-    ``2*R*(K + V)*e`` for what chunks do, ``R*K*V*e/16`` for their states. Held between the passes: nothing.
-    Products have operands of the working dtype and float32 sums. Kernels take 32 tokens at a time, whatever
-    ``chunk_size`` says. float64, and keys wider than 256, take the form ``wy``.
+    Peak above inputs in a train step, ``e`` the item size and ``R = B*T*H`` rows: ``R*(3*K + 4*V)*e`` for gradients
+    and chunk terms, and ``R*K*V*e/16`` for the states of chunks. Only inputs are held between the passes. Products
+    have operands of the working dtype and float32 sums. Chunks have 32 tokens, whatever ``chunk_size`` says. float64
+    inputs, and keys wider than 256, use the form ``wy``.
     """
     q_BTHK = tensors.q_BTHK
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
@@ -66,14 +66,14 @@ def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
 
 @dataclass(frozen=True)
 class Passes:
-    """The kernels that a form has of its own."""
+    """The launches in which the forms ``triton`` and ``cuda`` differ; they share the rest."""
 
     prepare: Callable[[tuple[torch.Tensor, ...], Terms, Chunks, float], None]
     scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], torch.Tensor | None]
-    """Answers states on the way, where a backward pass may begin."""
+    """Returns the states between segments, from which a backward pass may start, or None."""
     there_and_back: Callable[[Terms, Chunks, Walk], None]
     gradients: Callable[[tuple[torch.Tensor, ...], Chunks, Walk, Kept, float], tuple[torch.Tensor, ...]]
-    """Of all inputs."""
+    """Returns the gradients of q, k, v, g and beta."""
     bounds_growth: bool = False
 
 
@@ -81,13 +81,13 @@ def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
     q_BTHK = tensors.q_BTHK
     chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans, options.chunk_size)
     given = (*tensors.inputs, tensors.initial_state_SHKV, chunks, scale_of(q_BTHK, options.scale), passes)
-    with torch.cuda.device_of(q_BTHK):  # kernels are launched on the current device; backward's is the tensors'
+    with torch.cuda.device_of(q_BTHK):  # kernels launch on the current device, which autograd sets in backward
         out_BTHV, final_SHKV = _Kda.apply(*given)
     return out_BTHV, final_SHKV
 
 
 class _Kda(torch.autograd.Function):
-    """Inputs are saved as they came: copies of those that are not contiguous are made again in backward."""
+    """The autograd function of both forms. It saves the inputs as given; backward makes contiguous copies again."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
@@ -125,19 +125,19 @@ class _Kda(torch.autograd.Function):
         assert terms.inverse_NHCC is not None
         nan_of_gates = terms.decay_NHK if terms.growth_NH is None else terms.growth_NH
         kept = Kept(terms.inverse_NHCC, nan_of_gates, terms.values_NHCV)
-        del terms  # the rest of them makes room for the gradients
+        del terms  # frees the terms that ``kept`` leaves out, before the gradients are allocated
         return *ctx.passes.gradients(inputs, chunks, walk, kept, scale), grad_initial_SHKV, None, None, None
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Contiguous, and at multiples of 16 bytes, which kernels load at once."""
+    """Return the tensors contiguous and aligned to 16 bytes, the size of the kernels' loads."""
     dense = (tensor.contiguous() for tensor in tensors)
     return tuple(tensor.clone() if tensor.storage_offset() * tensor.itemsize % 16 else tensor for tensor in dense)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of all sequences in order: of sequences that are equally long, or of packed ones."""
+    """The chunks of all sequences in order; the sequences are equally long, or packed."""
 
     num_heads: int
     width_k: int
@@ -145,13 +145,13 @@ class Chunks:
     num_sequences: int
     num_chunks: int
     length: int
-    """Of each sequence, where they are equally long."""
+    """Tokens of each sequence, or 0 if they are packed."""
     chunk_size: int
-    """That was asked for."""
+    """The chunk size that the caller asked for."""
     bounds_N2: torch.Tensor | None = None
-    """Of packed sequences: each chunk's first row, and the row behind its sequence's last."""
+    """For packed sequences: the first row of each chunk, and the row behind the last of its sequence."""
     first_chunk_S1: torch.Tensor | None = None
-    """Of packed sequences: each one's first chunk, and the number of chunks."""
+    """For packed sequences: the first chunk of each sequence, then the number of chunks."""
 
     @staticmethod
     def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span], chunk_size: int) -> Chunks:
@@ -167,23 +167,23 @@ class Chunks:
         return Chunks(*sizes, len(spans), len(bounds), 0, chunk_size, *tables)
 
     def empty(self, like: torch.Tensor, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Room for so much of every chunk and head."""
+        """Allocate a tensor of ``size`` for every chunk and head."""
         return like.new_empty((self.num_chunks, self.num_heads, *size), dtype=dtype)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """What every kernel is told: length and chunks of a sequence (0 if packed), heads, widths."""
+        """Arguments of every kernel: length and chunks of a sequence (0 if packed), heads, widths."""
         chunks = num_tiles(self.length, TOKENS_PER_CHUNK)
         return self.length, chunks, self.num_heads, self.width_k, self.width_v
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What every kernel is compiled for. Widths that are powers of two are constants."""
+        """Constexprs of every kernel. A width is compiled in if it is a power of two."""
         fixed_k, fixed_v = (width if width & (width - 1) == 0 else 0 for width in (self.width_k, self.width_v))
         return {"FIXED_K": fixed_k, "FIXED_V": fixed_v, "C": TOKENS_PER_CHUNK, "PACKED": self.length == 0}
 
     def all_channels(self, tiles: Tiles, item_bytes: int) -> dict[str, int]:
-        """A tile of all channels, with fewer loads in flight where they would not fit into an SM's shared memory."""
+        """Return a tile of all channels, with fewer loads in flight where an SM's shared memory is too small."""
         width = max(tiles.k, next_power_of_two(self.width_k))
         stages = min(tiles.stages, max(1, 1024 // (width * item_bytes)))
         return {"BLOCK_K": width, "BLOCK_V": tiles.v, "STAGES": stages, "num_warps": tiles.warps}
@@ -191,7 +191,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the chunks do to a state, as ``kernels.prepare`` says it."""
+    """The effect of every chunk on a state; ``kernels.prepare`` defines each term."""
 
     weights_NHCK: torch.Tensor
     values_NHCV: torch.Tensor
@@ -201,7 +201,7 @@ class Terms:
     inverse_NHCC: torch.Tensor | None
     decay_NHK: torch.Tensor
     growth_NH: torch.Tensor | None
-    """At most so many times as long, as an exponent of 2, is what a chunk leaves of a state."""
+    """An upper bound on the factor by which a chunk scales the length of a state, as an exponent of 2."""
 
     @staticmethod
     def of(
@@ -256,24 +256,24 @@ def _scan(
 
 @dataclass(frozen=True)
 class Walk:
-    """What a backward pass is given for its way through the chunks, and finds there. States are values by channels."""
+    """Arguments and results of a backward pass's scans through the chunks."""
 
     initial_SHKV: torch.Tensor | None
     ends_GSHKV: torch.Tensor | None
-    """Of the segments that forward cut sequences into."""
+    """The states at the ends of the segments that forward cut sequences into."""
     grad_out_BTHV: torch.Tensor
     grad_final_SHKV: torch.Tensor | None
     grad_initial_SHKV: torch.Tensor | None
     states_NHVK: torch.Tensor
-    """Each chunk's first."""
+    """The first state of each chunk, transposed to values by channels."""
     grad_states_NHVK: torch.Tensor
-    """Of each chunk's last."""
+    """The gradient of each chunk's last state, transposed too."""
     grad_values_NHCV: torch.Tensor
-    """Of what the chunks write, V'."""
+    """The gradient of what the chunks write, V'."""
 
 
 def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
-    """Leaves V' in the place of the terms' values."""
+    """Launch both scans of a backward pass, which overwrite ``terms.values_NHCV`` with V'."""
     from . import kernels
 
     launch(
@@ -289,13 +289,13 @@ def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
 
 
 class Kept(NamedTuple):
-    """What is left of the terms after the way there and back."""
+    """The terms that the gradients need after the scans."""
 
     inverse_NHCC: torch.Tensor
     nan_of_gates: torch.Tensor
-    """NaN for a chunk that has such a gate: the bound on its growth, or where there is none its decay."""
+    """NaN for chunks with a NaN gate: the bounds on growth, or the decays where no bounds are made."""
     values_NHCV: torch.Tensor
-    """V'."""
+    """V', with which the scans overwrote the values."""
 
 
 def _gradients(

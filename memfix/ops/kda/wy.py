@@ -1,13 +1,13 @@
-"""The chunked WY form: nothing of ``K x K`` a token, all of a chunk in products of matrices, in pure torch.
+"""The chunked WY form in pure torch: no ``K x K`` matrix per token, and all work of a chunk in matrix products.
 
-Inside a chunk the delta rule is a triangular system. With ``decay`` between two rows, ``A`` and ``P`` the decayed
-products of rows (``pairwise_decays.py``), ``X = (I + diag(beta) A)^-1`` and the state ``S`` before the chunk::
+Inside a chunk the delta rule is a triangular system. With ``A`` and ``P`` the decayed products of rows
+(``pairwise_decays.py``), ``X = (I + diag(beta) A)^-1`` and the state ``S`` before the chunk::
 
     V' = X diag(beta) (V - (eG*K) S);    o = scale ((eG*Q) S + P V');    S <- eG_last*S + (eR*K)^T V'
 
-where ``eG`` decays from the chunk's start to a row and ``eR`` from a row to its end. Only ``V'`` and ``S`` go from
-chunk to chunk; the rest is made for all chunks at once. After Yang et al. 2024 (arXiv 2406.06484) and Kimi Team 2025,
-"Kimi Linear" (arXiv 2510.26692). The inputs are all that is held for backward, which makes everything else again.
+where ``eG`` is the decay from the chunk's start to a row and ``eR`` from a row to the chunk's end. Only ``V'`` and
+``S`` depend on earlier chunks; the rest is computed for all chunks at once. After Yang et al. 2024 (arXiv 2406.06484)
+and Kimi Team 2025, "Kimi Linear" (arXiv 2510.26692). Only the inputs are held for backward, which recomputes the rest.
 """
 
 # B batch, T tokens, H heads, K width of a key, V width of a value, S sequences, Z chunks of all sequences and heads,
@@ -39,7 +39,7 @@ def wy_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
 
     Chunks have a power of two rows, at most 64 and at most ``chunk_size``. Memory grows like ``B*T*H*(K + V + C)`` and
     like ``B*(T/C)*H*K*V`` for the states at chunk starts; between forward and backward only the inputs are held.
-    Backward may be run again.
+    Backward may run more than once.
     """
     given = (*tensors.inputs, tensors.initial_state_SHKV)
     return _ChunkedWY.apply(*given, tensors.spans, options.chunk_size, scale_of(tensors.q_BTHK, options.scale))
@@ -52,7 +52,7 @@ class _ChunkedWY(torch.autograd.Function):
         q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV = tensors
         ctx.save_for_backward(*tensors)
         ctx.options = (spans, chunk_size, scale)
-        with torch.autocast(q_BTHK.device.type, enabled=False):  # the dtypes are the caller's
+        with torch.autocast(q_BTHK.device.type, enabled=False):  # the caller chose the dtypes
             layout = Layout.of(q_BTHK, spans, chunk_size)
             rows = _Rows.of(layout, q_BTHK, k_BTHK, v_BTHV, beta_BTH)
             chunks, p_ZCC, w_ZCK = _Chunks.of(layout, rows, g_BTHK)
@@ -84,7 +84,7 @@ class _ChunkedWY(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Rows:
-    """Queries, keys, values and strengths as the rows of chunks, wide."""
+    """Queries, keys, values and strengths as the rows of chunks, upcast."""
 
     qk_ZC2K: torch.Tensor
     v_ZCV: torch.Tensor
@@ -123,48 +123,49 @@ class _Rows:
 
 
 def _gates(layout: Layout, rows: _Rows, g_BTHK: torch.Tensor) -> tuple[Gates, torch.Tensor]:
-    """Gates that are numbers, and from which row of its chunk on one was not, ``[Z, C, 1]``."""
+    """Return the gates without NaN, and a mask of the rows at or behind a NaN in their chunk, ``[Z, C, 1]``."""
     g_ZCK = rows.cut(layout, g_BTHK)
     is_nan_ZC1 = g_ZCK.isnan().any(-1, keepdim=True)
-    # a reset becomes the lowest number, whose sums with others decay to nothing as it does
+    # -inf, a reset, becomes the lowest finite number, whose exponential is 0 too
     return Gates(g_ZCK.nan_to_num_(nan=0.0, posinf=torch.inf)), is_nan_ZC1.cumsum(1) > 0
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """What chunks are in themselves, whatever the state before them."""
+    """The matrices and decays of chunks, which do not depend on the state before them."""
 
     a_ZCC: torch.Tensor
     x_ZCC: torch.Tensor
     from_start_ZCK: torch.Tensor  # decay from the start of the chunk to a row
-    to_end_ZCK: torch.Tensor  # and from a row to the end
+    to_end_ZCK: torch.Tensor  # decay from a row to the end of the chunk
 
     @staticmethod
     def of(layout: Layout, rows: _Rows, g_BTHK: torch.Tensor) -> tuple[_Chunks, torch.Tensor, torch.Tensor]:
-        """With ``P`` and ``W = X diag(beta) (eG*K)``, which are not needed as long."""
+        """Return the chunks, and beside them ``P`` and ``W = X diag(beta) (eG*K)``, which callers free earlier."""
         gates, is_nan_ZC1 = _gates(layout, rows, g_BTHK)
         p_ZCC, a_ZCC = decayed_products(gates, rows.qk_ZC2K)
         x_ZCC = inverse_of_unit_lower(rows.beta_ZC1 * a_ZCC)
         from_start_ZCK, to_end_ZCK = gates.up_to_row_ZCK.exp_(), gates.after_row_ZCK.exp_()
         w_ZCK = torch.bmm(x_ZCC, (from_start_ZCK * rows.k_ZCK).mul_(rows.beta_ZC1))
-        # only now: here NaN reaches the outputs from its row on, the state, and every gradient of its chunk
+        # NaN is put back only here, from where it reaches the outputs at and behind its row, the state, and every
+        # gradient of its chunk
         from_start_ZCK.masked_fill_(is_nan_ZC1, torch.nan)
         to_end_ZCK.masked_fill_(is_nan_ZC1[:, -1:], torch.nan)
         return _Chunks(a_ZCC, x_ZCC, from_start_ZCK, to_end_ZCK), p_ZCC, w_ZCK
 
     @property
     def decay_ZK1(self) -> torch.Tensor:
-        """Of a state, over the whole chunk."""
+        """The decay of a state over the whole chunk."""
         return self.from_start_ZCK[:, -1].unsqueeze(-1)
 
 
 @dataclass(frozen=True)
 class _Walk:
-    """What goes from chunk to chunk."""
+    """The results of the scan from chunk to chunk: ``V'``, and the states."""
 
     new_v_ZCV: torch.Tensor
     starts_ZKV: torch.Tensor  # the state before every chunk
-    state_XKV: torch.Tensor  # the last one
+    state_XKV: torch.Tensor  # the final states
 
     @staticmethod
     def of(
@@ -188,11 +189,11 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _WalkBack:
-    """Gradients of what goes from chunk to chunk."""
+    """The results of the backward scan: the gradients of ``V'``, and of the states."""
 
     grad_new_v_ZCV: torch.Tensor
-    grad_ends_ZKV: torch.Tensor  # of the state after every chunk
-    grad_state_XKV: torch.Tensor  # of the first one
+    grad_ends_ZKV: torch.Tensor  # gradient of the state after every chunk
+    grad_state_XKV: torch.Tensor  # gradient of the initial states
 
     @staticmethod
     def of(
@@ -227,15 +228,15 @@ def _gradients(
     grad_state_SHKV: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Of the initial state; and of q, k, v, g and beta, as rows."""
+    """Return the gradient of the initial state; and those of q, k, v, g and beta, as rows."""
     chunks, p_ZCC, w_ZCK = _Chunks.of(layout, rows, g_BTHK)
     walk = _Walk.of(layout, rows, chunks, w_ZCK, initial_state_SHKV)
     grad_o_ZCV = rows.cut(layout, grad_o_BTHV).mul_(scale)
     back = _WalkBack.of(layout, rows, chunks, p_ZCC, w_ZCK, grad_o_ZCV, grad_state_SHKV)
     del p_ZCC, w_ZCK
-    # of diag(beta) (V - (eG*K) S), the right side of the triangular system
+    # gradient of diag(beta) (V - (eG*K) S), the right side of the triangular system
     grad_right_ZCV = torch.bmm(chunks.x_ZCC.mT, back.grad_new_v_ZCV)
-    # of diag(beta) A, and of P
+    # gradients of diag(beta) A, and of P
     grad_a_ZCC = torch.bmm(grad_right_ZCV, walk.new_v_ZCV.mT).neg_().tril_(-1)
     grad_p_ZCC = torch.bmm(grad_o_ZCV, walk.new_v_ZCV.mT).tril_()
     grad_qk_ZC2K, grad_g_ZCK, grad_beta_ZC1 = _gradients_through_states(
@@ -260,7 +261,8 @@ def _gradients_through_states(
     grad_o_ZCV: torch.Tensor,
     grad_right_ZCV: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of queries and keys, gates and strengths, where a chunk reads the state before it and writes to the one after."""
+    """Return the gradients of queries and keys, gates and strengths through the states: a chunk reads the state before
+    it and writes the state after it."""
     q_ZCK, k_ZCK = rows.q_ZCK, rows.k_ZCK
     grad_qk_ZC2K = torch.empty_like(rows.qk_ZC2K)
     grad_q_ZCK, grad_k_ZCK = grad_qk_ZC2K.unbind(2)

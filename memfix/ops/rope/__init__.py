@@ -28,18 +28,18 @@ def rope(
     tables: RopeTables | None = None,
     form: str = "auto",
 ) -> torch.Tensor:
-    """Turns ``x`` of ``[..., T, H, D]`` by its positions, ``offset`` to ``offset + T - 1``, or ``positions``.
+    """Rotate ``x`` of ``[..., T, H, D]`` by its positions: ``offset`` to ``offset + T - 1``, or ``positions``.
 
-    Pair ``i`` is number ``i`` of the first half of D with number ``i`` of the second, as in Llama, Qwen and GPT-NeoX
-    (not neighbours, as in GPT-J), and is turned by ``position * base**(-2i/D)``. The result has the dtype of ``x``
-    and is rounded once, whatever the model was cast to; it can be differentiated again.
+    Pair ``i`` is element ``i`` of the first half of D with element ``i`` of the second, as in Llama, Qwen and GPT-NeoX
+    (not neighbours, as in GPT-J), and is rotated by ``position * base**(-2i/D)`` radians. The result has the dtype of
+    ``x`` and is rounded once, whatever dtype the model was cast to; it can be differentiated twice.
 
-    ``positions`` are integers of ``[T]`` or ``[..., T]``. The largest is then read from the device, which waits for
-    it, unless ``max_positions`` promises that all are below. Without ``positions`` it only makes the table so long at
-    once. ``tables`` is who keeps the cosines and sines: the process, unless somebody else is to.
+    ``positions`` are integers of ``[T]`` or ``[..., T]``. Their maximum is read from the device, which synchronizes,
+    unless ``max_positions`` promises that all are below it. Without ``positions``, ``max_positions`` only makes the
+    table that long at once. ``tables`` owns the cosines and sines; by default all calls of the process share one.
 
-    ``form="auto"`` takes ``triton`` on a GPU where Triton is installed, and ``shared_table`` elsewhere and under
-    ``torch.compile``, which makes kernels of its operators.
+    ``form="auto"`` is ``triton`` on a GPU where Triton is installed, and ``shared_table`` elsewhere and under
+    ``torch.compile``, which compiles its operators into kernels.
     """
     is_traced = form == AUTO and torch.compiler.is_compiling()
     function: Callable[..., torch.Tensor] = shared_table_rope if is_traced else DISPATCHER.function(form, x)
@@ -47,5 +47,5 @@ def rope(
 
 
 def rope_positions(x: torch.Tensor, positions: torch.Tensor, **options: Any) -> torch.Tensor:
-    """``rope`` of ``x`` (``[..., T, H, D]``), token ``t`` at ``positions[..., t]`` and not at ``t``."""
+    """Call ``rope`` on ``x`` (``[..., T, H, D]``) with token ``t`` at position ``positions[..., t]``, not at ``t``."""
     return rope(x, positions=positions, **options)

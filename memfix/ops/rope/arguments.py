@@ -1,4 +1,4 @@
-"""What every form of rope demands of its arguments."""
+"""Argument checks that every form of rope makes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..arguments import require_floating, require_int, require_integer, require_
 
 
 def require_rope(x: torch.Tensor, base: float, offset: int) -> None:
-    """Refuse what cannot be turned, before anything is allocated."""
+    """Refuse what cannot be rotated, before anything is allocated."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     if x.dim() < 3:
@@ -29,7 +29,7 @@ def require_position(name: str, value: object) -> int:
 
 
 def require_positions(positions: torch.Tensor, x: torch.Tensor, offset: int) -> None:
-    """``[T]``, or ``[..., T]`` with leading dims that broadcast to those of ``x``."""
+    """Refuse ``positions`` unless they are ``[T]``, or ``[..., T]`` with leading dims that broadcast to ``x``'s."""
     if not isinstance(positions, torch.Tensor):
         raise TypeError(f"positions must be a tensor, got {type(positions).__name__}")
     require_integer(positions=positions)
@@ -44,7 +44,7 @@ def require_positions(positions: torch.Tensor, x: torch.Tensor, offset: int) -> 
 
 
 def num_positions_of(positions: torch.Tensor, max_positions: int | None) -> int:
-    """One more than the largest position; read from the device only where nobody promises it."""
+    """Return how many positions the table needs. A GPU's ``positions`` are read only if ``max_positions`` is None."""
     if positions.numel() == 0 or (max_positions is not None and positions.device.type != "cpu"):
         return max_positions or 0
     smallest, largest = torch.stack(torch.aminmax(positions)).tolist()

@@ -1,4 +1,4 @@
-"""What rope promises. The incident: 131,072 positions of 32 heads of width 80, bfloat16."""
+"""The contract of rope. The incident has 131,072 positions of 32 heads of width 80, in bfloat16."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .triton import Tiles, triton_rope
 
 _FROM_THE_START = {"offset": 0, "dtype": "bfloat16"}
 X = "B*T*H*D*e"
-# in 16 bits one chunk's half is worked on in float32; wider dtypes are written straight into the output
+# 16-bit inputs: float32 scratch for half of a chunk's width; wider dtypes are written straight into the output
 SCRATCH = "B*min(positions_per_chunk, T)*H*D//2*max(0, 8 - 2*e)"
-# small calls then have several programs, and heads and tokens beyond the last
+# with tiles of 8 pairs even small calls have several programs, and masked heads and tokens
 KERNEL = Form(triton_rope, has_kernels=True, compared_with={f"{__package__}.triton.TILES": Tiles(pairs=8)})
 _TABLE = "max(2048, 2*(T + offset))*D*max(e, 4)"
 DIMS = {"B": Dim(1, 3), "T": Dim(1, 20), "H": Dim(1, 3), "D": Dim(2, 10, multiple_of=2)}
@@ -38,7 +38,7 @@ contract = Contract(
         "shared_table": shared_table_rope,
         "triton": KERNEL,
     },
-    # the last position is 131,071 at most: every width that is drawn would pay for the next doubling of its table
+    # the last position is at most 131,071: beyond it the table of every width that is drawn would double once more
     dims={**DIMS, "offset": Dim(0, 131_052), "positions_per_chunk": Dim(1, 24)},
     choices={"base": (10_000.0, 500_000.0)},
     inputs=[TensorSpec("x", "B T H D", grad=True)],
@@ -48,13 +48,13 @@ contract = Contract(
         "small": {"B": 2, "T": 128, "H": 4, "D": 32, **_FROM_THE_START, "positions_per_chunk": 64, "dtype": "float32"},
     },
     budgets=[
-        # a turn is linear: backward needs the angles, and not what was turned. What is held is the output alone, and
-        # what is kept the table of all calls
+        # a rotation is linear: backward needs the angles but not ``x``. Only the output is held, and only the table
+        # that all calls share is kept
         *below_naive("shared_table", "incident", forward=15, train=8),
         *at_most(
             "shared_table", saved="0", forward=f"{X} + {SCRATCH}", held=X, train=f"2*{X} + {SCRATCH}", kept=_TABLE
         ),
-        # one kernel: no scratch, and no byte beside the results
+        # one kernel without scratch allocates nothing but the results
         *below_naive("triton", "incident", forward=16, train=8),
         *at_most("triton", saved="0", forward=X, held=X, train=f"2*{X}", kept=_TABLE),
     ],

@@ -1,4 +1,4 @@
-"""The Triton kernel of rope: every pair of numbers is read once, turned in registers, and written once."""
+"""The Triton kernel of rope: it reads every pair of elements once, rotates it in registers, and writes it once."""
 
 # N tokens of all sequences, T positions of a sequence, H heads, P pairs (half of the width D of a head)
 
@@ -15,15 +15,15 @@ def turn(
     NUM_PAIRS: tl.constexpr, HAS_POSITIONS: tl.constexpr, TURNS_BACK: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Each pair (first, second) becomes (first*cos - second*sin, second*cos + first*sin), or the turn back of it.
+    """Write each pair as (first*cos - second*sin, second*cos + first*sin), or with ``TURNS_BACK`` rotate it back.
 
-    A program takes ``TOKENS`` tokens and ``HEADS`` of their heads, which share the rows of the table. Sums are as wide
-    as the table, and rounded once. ``NUM_PAIRS`` is a constant, so that loads are wide for any width.
+    A program takes ``TOKENS`` tokens and ``HEADS`` of their heads, which share the rows of the table. It computes in
+    the table's dtype and rounds once. ``NUM_PAIRS`` is a constexpr, so that loads are vectorized for any width.
     """
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pairs = tl.arange(0, PAIRS)
-    # quotients in 32 bits, which are quick; addresses in 64
+    # divide in 32 bits, which is fast; compute addresses in 64
     sequence = (tokens // length).to(tl.int64)
     place = (tokens % length).to(tl.int64)
     counts = tokens < num_tokens

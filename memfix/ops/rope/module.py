@@ -1,4 +1,4 @@
-"""The module twin: what a layer holds instead of a table."""
+"""The ``torch.nn.Module`` of rope, which a layer holds instead of a table of its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .tables import RopeTables, default_tables
 class RotaryEmbedding(torch.nn.Module):
     """Rotary position embedding of ``x`` of ``[..., T, H, dim]``, the first half of ``dim`` paired with the second.
 
-    It holds no buffer: nothing is saved in a checkpoint, ``.to()`` and ``copy.deepcopy`` have nothing to move, cast or
-    double, and all layers of a device share one float32 table in ``tables``. ``max_positions`` makes that table long
-    enough at the first call, and promises that ``positions`` are below it; a longer sequence still grows it.
+    The module has no buffers: checkpoints save nothing, ``.to()`` and ``copy.deepcopy`` have nothing to move, cast or
+    duplicate, and all layers of a device share one float32 table in ``tables``. ``max_positions`` makes that table long
+    enough at the first call, and promises that ``positions`` are below it; a longer sequence still grows the table.
     """
 
     def __init__(

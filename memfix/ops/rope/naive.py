@@ -1,4 +1,4 @@
-"""What is true: every pair of a head's numbers is turned by position times frequency, all in float64."""
+"""The reference: every pair of a head's elements is rotated by position times frequency, all in float64."""
 
 # ... leading dims, T positions, H heads, D width of a head, P pairs (half of D)
 
@@ -10,15 +10,15 @@ import torch
 def naive_rope(
     x: torch.Tensor, *, base: float = 10_000.0, offset: int = 0, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x * cos + rotate_half(x) * sin`` for ``x`` of ``[..., T, H, D]``, rounded once to the dtype of ``x``.
+    """Return ``x * cos + rotate_half(x) * sin`` for ``x`` of ``[..., T, H, D]``, rounded once to the dtype of ``x``.
 
-    Positions are ``offset`` and those after it, or ``positions`` of ``[..., T]``.
-    Four tensors of the size of ``x`` in float64, and cos and sin of every position anew in each call.
+    Positions are ``offset`` and those after it, or ``positions`` of ``[..., T]``. Every call makes four float64 tensors
+    of the shape of ``x``, and computes the cosine and sine of every position again.
     """
     width = x.shape[-1]
     if positions is None:
         positions = torch.arange(offset, offset + x.shape[-3], device=x.device)
-    # on the CPU: a GPU's power is off by some more roundings, and a large position multiplies them
+    # on the CPU: a GPU's pow is off by a few more roundings, which a large position multiplies
     frequencies_P = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles_TP = positions.to(torch.float64).unsqueeze(-1) * frequencies_P.to(x.device)
     angles_T1D = torch.cat([angles_TP, angles_TP], dim=-1).unsqueeze(-2)

@@ -1,9 +1,9 @@
-"""The cache of the incident report, as it failed and as it was fixed. Kept to be shown failing.
+"""The rope cache of the incident report, before and after its fix; kept to show where it fails.
 
-Each layer keeps cosines and sines as buffers and makes them anew when a sequence is longer. As it failed, positions
-were made on the CPU whatever the device of the frequencies. The fix names the device and keeps the frequencies'
-dtype: after ``.to(torch.bfloat16)`` only 1,409 of 131,072 positions are distinct, and in float16 those from 65,520 on
-are infinite. The lines that make the positions are the report's; the rest, which it does not show, is the usual code.
+Each layer keeps cosines and sines as buffers and recomputes them for a longer sequence. Before the fix, positions were
+made on the CPU whatever the device of the frequencies. The fix names the device and keeps the frequencies' dtype:
+after ``.to(torch.bfloat16)`` only 1,409 of 131,072 positions are distinct, and in float16 those from 65,520 on are
+infinite. The lines that make the positions are the report's; the rest, which it does not show, is the usual code.
 """
 
 # ... leading dims, T positions, H heads, D width of a head, P pairs (half of D)
@@ -16,7 +16,7 @@ from .arguments import require_rope
 
 
 class ReportedRotary(torch.nn.Module):
-    """One layer's cache. ``positions_on_cpu``: as it failed; otherwise as it was fixed."""
+    """One layer's cache: before the fix with ``positions_on_cpu``, else after it."""
 
     inv_freq: torch.Tensor
     cos_cached: torch.Tensor
@@ -47,10 +47,10 @@ class ReportedRotary(torch.nn.Module):
 
 
 def reported_low_precision_rope(x: torch.Tensor, *, base: float = 10_000.0, offset: int = 0) -> torch.Tensor:
-    """Rows ``offset`` to ``offset + T`` of the fixed cache, in a module that was cast to the dtype of ``x``."""
+    """Rotate by rows ``offset`` to ``offset + T`` of the fixed cache, in a module cast to the dtype of ``x``."""
     require_rope(x, base, offset)
     inv_freq_P = _inverse_frequencies(x.shape[-1], base, x.device).to(x.dtype)
-    # the same numbers as a slice of a longer arange in this dtype, whose start would be rounded first
+    # equals a slice of an arange from 0 in this dtype; an arange from ``offset`` in it would round its start first
     positions_T = torch.arange(offset, offset + x.shape[-3], device=x.device).to(x.dtype)
     return _applied(x, *_cos_sin(positions_T, inv_freq_P))
 

@@ -1,4 +1,4 @@
-"""What rope promises where the caller gives the positions, of all sequences together or of each."""
+"""The contract of rope with positions from the caller, either shared by all sequences or different for each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .naive import naive_rope
 from .shared_table import shared_table_rope
 from .triton import triton_rope
 
-_ROWS = "B*T*D*max(e, 4)"  # the table's rows of these positions
-_TABLE = "max(2048, 2*max_positions)*D*max(e, 4)"  # of all calls
+_ROWS = "B*T*D*max(e, 4)"  # table rows gathered for these positions
+_TABLE = "max(2048, 2*max_positions)*D*max(e, 4)"  # shared by all calls
 
 
 def naive_rope_positions(
     x: torch.Tensor, positions: torch.Tensor, *, base: float = 10_000.0, is_shared: bool = False
 ) -> torch.Tensor:
-    """``naive_rope`` at ``positions`` of ``[B, T]``; ``is_shared``: at those of the first sequence, as ``[T]``."""
+    """Call ``naive_rope`` with ``positions`` of ``[B, T]``, or if ``is_shared`` with the first row, as ``[T]``."""
     return naive_rope(x, base=base, positions=positions[0] if is_shared else positions)
 
 
@@ -36,7 +36,7 @@ def shared_table_rope_positions(
     max_positions: int | None = None,
     positions_per_chunk: int | None = None,
 ) -> torch.Tensor:
-    """``shared_table_rope`` at ``positions``; it is told ``max_positions`` where ``is_promised``."""
+    """Call ``shared_table_rope`` with ``positions``, and with ``max_positions`` if ``is_promised``."""
     told = _told(positions, is_shared, is_promised, max_positions)
     return shared_table_rope(x, base=base, positions_per_chunk=positions_per_chunk, **told)
 
@@ -50,14 +50,14 @@ def triton_rope_positions(
     is_promised: bool = True,
     max_positions: int | None = None,
 ) -> torch.Tensor:
-    """``triton_rope`` at ``positions``, told as ``shared_table_rope_positions`` is."""
+    """Call ``triton_rope`` with ``positions``, and with ``max_positions`` if ``is_promised``."""
     return triton_rope(x, base=base, **_told(positions, is_shared, is_promised, max_positions))
 
 
 def _told(positions: torch.Tensor, is_shared: bool, is_promised: bool, max_positions: int | None) -> dict[str, Any]:
-    """The positions, and how many there can be where that ``is_promised``.
+    """Return the keywords ``positions`` and, if ``is_promised``, ``max_positions``.
 
-    A GPU is always told: otherwise the largest position is read from it, and a simulated one has no values.
+    Off the CPU ``max_positions`` is always given: without it rope reads the values, and a simulated GPU has none.
     """
     is_told = is_promised or positions.device.type != "cpu"
     return {
@@ -93,7 +93,7 @@ contract = Contract(
             train=f"2*{X} + {SCRATCH} + {_ROWS}",
             kept=_TABLE,
         ),
-        # the kernel reads the table's rows where they lie
+        # the kernel reads the table's rows in place
         *below_naive("triton", "packed", forward=16),
         *at_most("triton", saved="B*T*8", forward=X, held=X, train=f"2*{X}", kept=_TABLE),
     ],

@@ -1,4 +1,4 @@
-"""Turned with rows of one shared table, written straight into the output; the gradient is turned back the same way."""
+"""Rotates by rows of one shared table, straight into the output; backward rotates the gradient the other way."""
 
 # ... leading dims, T positions, H heads, D width of a head, P pairs (half of D)
 
@@ -14,7 +14,7 @@ from ..derivatives import apply
 from .arguments import num_positions_of, require_positions, require_rope
 from .tables import RopeTables, default_tables
 
-SCRATCH_BYTES = 16 << 20  # few enough to stay in a GPU's cache, enough to keep it busy
+SCRATCH_BYTES = 16 << 20  # small enough for a GPU's L2 cache, large enough to keep the GPU busy
 
 
 def shared_table_rope(
@@ -29,12 +29,12 @@ def shared_table_rope(
 ) -> torch.Tensor:
     """Equals ``x * cos + rotate_half(x) * sin``, ``cos`` and ``sin`` of ``position * base**(-2i/D)``.
 
-    16-bit ``x`` is worked on in float32, ``positions_per_chunk`` positions at a time, and rounded once. Nothing of the
-    size of ``x`` is held for backward: the gradient needs the table's rows alone.
+    16-bit ``x`` is rotated in float32, ``positions_per_chunk`` positions at a time, and rounded once. Nothing of the
+    size of ``x`` is held for backward: the gradient needs only the table's rows.
 
     Peak above inputs, ``x`` of ``[B, T, H, D]`` and ``e`` its item size: ``B*T*H*D*e`` forward, twice that in train;
-    and for 16-bit ``x`` the float32 half of one chunk, ``B*positions_per_chunk*H*D/2*4``.
-    ``positions`` take their rows of the table as well, ``B*T*D`` of at least 4 bytes, which are held for backward.
+    and for 16-bit ``x`` half of one chunk in float32, ``B*positions_per_chunk*H*D/2*4``.
+    With ``positions``, their table rows are gathered, ``B*T*D`` of at least 4 bytes, and held for backward.
     """
     require_rope(x, base, offset)
     if positions_per_chunk is not None:
@@ -55,7 +55,7 @@ def _positions_that_fit(x: torch.Tensor) -> int:
 
 
 class _Turn(torch.autograd.Function):
-    """Linear in ``x``; its gradient is the turn by the negative angle, and so can be differentiated again."""
+    """A rotation. It is linear in ``x``, so its gradient is the rotation back, which can be differentiated again."""
 
     @staticmethod
     def forward(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_per_chunk: int) -> torch.Tensor:
@@ -73,7 +73,7 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_per_chunk: int) -> torch.Tensor:
-    """Each pair (first, second) becomes (first*cos - second*sin, second*cos + first*sin), sin times ``direction``."""
+    """Return each pair as (first*cos - second*sin, second*cos + first*sin), with ``sin`` times ``direction``."""
     out = torch.empty_like(x)
     cos, sin = rows_T1D.chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
@@ -82,7 +82,7 @@ def _turned(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_p
         _write(out_first, first, second, cos, sin, -direction)
         _write(out_second, second, first, cos, sin, direction)
         return out
-    # product and sum in the table's precision; in the output's they would be two roundings
+    # multiply and add in the table's precision; in the output's each would round
     longest = min(positions_per_chunk, x.shape[-3])
     scratch = x.new_empty((*x.shape[:-3], longest, *first.shape[-2:]), dtype=cos.dtype)
     whole = (out_first, out_second, first, second, cos, sin)
@@ -99,6 +99,6 @@ def _turned(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_p
 def _write(
     target: torch.Tensor, along: torch.Tensor, across: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sign: int
 ) -> None:
-    """``target = along*cos + sign*across*sin``"""
+    """Write ``target = along*cos + sign*across*sin``."""
     torch.mul(along, cos, out=target)
     target.addcmul_(across, sin, value=sign)

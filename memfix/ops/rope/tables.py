@@ -1,13 +1,12 @@
-"""Who owns the cosines and sines: one table per device, base and width, shared by all layers.
+"""The cache of cosines and sines: one table per device, base, width and dtype, shared by all layers.
 
-A table is a pure function of its key, so it is a cache and not state: nobody can tell from an answer who filled it,
-or when. That is why a process may share one (``default_tables``), and why modules hold none. Thirty-six layers with a
-table each were 1.41 GiB of what an incident report took for parameters; one float32 table of 131,072 positions and
-width 80 is 40 MiB.
+A table is a pure function of its key, so no result depends on who filled it, or when. That is why a process may share
+one (``default_tables``), and why modules hold none. In an incident report, the tables of thirty-six layers were 1.41
+GiB of what it counted as parameters; one float32 table of 131,072 positions and width 80 is 40 MiB.
 
-Precision: angles are float64 products of whole positions with float64 frequencies, off by about ``p * 2**-52``
-radians at position ``p``; cosine and sine are then rounded once, to float32. Up to some 2**24 positions that rounding,
-2**-25, is all that shows. Angles in float32 would be off by about ``p * 2**-24``: by 0.009 radians below 131,072.
+Precision: angles are float64 products of integer positions with float64 frequencies, off by about ``p * 2**-52``
+radians at position ``p``; cosine and sine are then rounded once, to float32. Up to about 2**24 positions this rounding,
+2**-25, is the larger error. Angles in float32 would be off by about ``p * 2**-24``: by 0.009 radians below 131,072.
 """
 
 # P pairs (half of the width D of a head)
@@ -22,8 +21,8 @@ from typing import Any
 
 import torch
 
-# rows are computed this many at a time, and a table's length is this times a power of two: each block is then the same
-# computation whatever lengths came before, and so the same bits
+# rows are computed in blocks of this many, and a table's length is a power of two times it: so every block is the same
+# computation, with the same bits, whatever lengths came before
 BLOCK = 2048
 _SHELF = "memfix_rope_tables"
 
@@ -31,14 +30,14 @@ _Key = tuple[torch.device, float, int, torch.dtype]
 
 
 class RopeTables:
-    """Tables of cosines and sines, made when they are first asked for and grown by doubling.
+    """Tables of cosines and sines, made at first use and grown by doubling.
 
-    A table is float32 whatever ``x`` works in, float64 for float64 alone. It lives on the device of the ``x`` that
-    asks, and nothing moves or casts it with a module. Growth copies the old rows, so they keep their bits; a shorter
-    call uses what is there. Copying or pickling a module copies no table: a deep copy shares this object.
+    A table is float32, and float64 only for a float64 ``x``. It lives on the device of ``x``, and no module moves or
+    casts it. Growth copies the old rows, so they keep their bits; a shorter call reuses the longer table. Copying or
+    pickling a module copies no table: a deep copy shares this object.
 
-    Fake tensors: their tables are kept by the ``FakeTensorMode`` that made them and go when it goes, so that no
-    simulation sees another's. CUDA graphs hold addresses: ``reserve`` the longest length before one is captured.
+    Tables of fake tensors are stored in their ``FakeTensorMode`` and freed with it, so that simulations share none.
+    CUDA graphs record addresses: ``reserve`` the longest length before a capture.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ class RopeTables:
         self._growing = threading.RLock()
 
     def rows(self, x: torch.Tensor, *, base: float, num_positions: int) -> torch.Tensor:
-        """``[n, D]`` for ``x`` of width D, n at least ``num_positions``: a row is P cosines, then P sines."""
+        """Return a table ``[n, D]`` for ``x`` of width D, n >= ``num_positions``: a row is P cosines, then P sines."""
         key = (x.device, float(base), x.shape[-1], torch.promote_types(x.dtype, torch.float32))
         shelf = self._shelf_for(x)
         table = shelf.get(key)
@@ -55,22 +54,22 @@ class RopeTables:
                 table = shelf.get(key)  # another thread may have grown it meanwhile
                 if table is None or table.shape[0] < num_positions:
                     table = _grown(table, x, key, num_positions)
-                    if _fake_mode_of(table) is _fake_mode_of(x):  # else somebody's fake mode was on around a real x
+                    if _fake_mode_of(table) is _fake_mode_of(x):  # else a fake mode was active around a real x
                         shelf[key] = table
         return table
 
     def reserve(self, x: torch.Tensor, *, base: float, num_positions: int) -> None:
-        """Make the table for calls like ``x`` this long now."""
+        """Grow the table for calls with tensors like ``x`` to ``num_positions`` now."""
         self.rows(x, base=base, num_positions=num_positions)
 
     def clear(self) -> None:
-        """Forget every table; the next call makes its own anew."""
+        """Drop every table; the next call makes a new one."""
         with self._growing:
             self._tables.clear()
 
     @property
     def bytes(self) -> int:
-        """What the tables take, on all devices together."""
+        """The size of all tables, on all devices together."""
         return sum(table.nbytes for table in list(self._tables.values()) if table.device.type != "meta")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RopeTables:
@@ -83,16 +82,16 @@ class RopeTables:
         mode = _fake_mode_of(x)
         if mode is None:
             return self._tables
-        # a fake tensor holds its mode: held by us, it would keep the mode, and all the mode knows, for good
+        # a fake tensor references its mode: stored here, it would keep the mode, and what the mode references, alive
         shelves = vars(mode).setdefault(_SHELF, weakref.WeakKeyDictionary())
         return shelves.setdefault(self, {})
 
 
-_OF_THE_PROCESS = RopeTables()  # and not the result of a cached function, which torch.compile would call anew
+_OF_THE_PROCESS = RopeTables()  # not made by a cached function: torch.compile would call it again
 
 
 def default_tables() -> RopeTables:
-    """The tables that are used where none are given, shared by the whole process."""
+    """Return the tables that are used where none are given, shared by the whole process."""
     return _OF_THE_PROCESS
 
 
@@ -103,19 +102,19 @@ def _fake_mode_of(tensor: torch.Tensor) -> Any:
 
 
 def _grown(old: torch.Tensor | None, x: torch.Tensor, key: _Key, num_positions: int) -> torch.Tensor:
-    """A longer table that begins with the rows of ``old``."""
+    """Return a longer table that begins with the rows of ``old``."""
     device, base, width, dtype = key
     mode = _fake_mode_of(x)
     length = BLOCK
     while length < num_positions:
         length *= 2
-    # an inference tensor could not be saved for a backward that comes later
+    # an inference tensor could not be saved for a later backward
     with torch.inference_mode(False), mode if mode is not None else contextlib.nullcontext():
         table = torch.empty(length, width, dtype=dtype, device=device)
         start = 0 if old is None else old.shape[0]
         if old is not None:
             table[:start] = old
-        # on the CPU, which has float64 everywhere; and the copy has ended before another stream can ask
+        # computed on the CPU, where float64 always exists; the copy has ended before another stream can use the table
         table[start:] = _new_rows(start, length, base, width, dtype, "meta" if device.type == "meta" else "cpu")
     if old is not None and device.type == "cuda" and mode is None:
         torch.cuda.synchronize(device)  # kernels of other streams may still read the old table, which is freed now
@@ -123,7 +122,7 @@ def _grown(old: torch.Tensor | None, x: torch.Tensor, key: _Key, num_positions: 
 
 
 def _new_rows(start: int, stop: int, base: float, width: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Rows ``start`` to ``stop``, both multiples of ``BLOCK``."""
+    """Compute rows ``start`` to ``stop``, both multiples of ``BLOCK``."""
     pairs_P = torch.arange(0, width, 2, dtype=torch.float64, device=device)
     frequencies_P = torch.pow(base, -pairs_P / width)
     rows = torch.empty(stop - start, width, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
-"""Turned by one kernel that reads and writes every number once; the gradient is turned back by the same kernel.
+"""Rotates by one kernel that reads and writes every element once; backward rotates the gradient back with it.
 
-The rows of the table are read where they lie, at ``positions`` too: nothing is gathered, and there is no scratch.
+The kernel reads the table's rows in place, at ``positions`` too: nothing is gathered, and there is no scratch.
 """
 
 # B sequences, T positions, H heads, D width of a head, P pairs (half of D)
@@ -21,10 +21,10 @@ from .tables import RopeTables, default_tables
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the kernel is cut."""
+    """The tile size and the warps of the kernel."""
 
     pairs: int = 2048
-    """Of a program: the heads of a token, and more tokens where those are fewer."""
+    """Pairs per program: those of a token's heads, and of more tokens where one token has fewer."""
     num_warps: int = 4
 
 
@@ -43,8 +43,8 @@ def triton_rope(
     """Equals ``x * cos + rotate_half(x) * sin``, ``cos`` and ``sin`` of ``position * base**(-2i/D)``.
 
     Peak above inputs, ``x`` of ``[B, T, H, D]`` and ``e`` its item size: ``B*T*H*D*e`` forward, twice that in train.
-    Nothing is held for backward but the table that all calls share, and ``positions``. Leading dims that are no view
-    of one dim are copied.
+    Only the table that all calls share and ``positions`` are held for backward. ``x`` is copied where its leading dims
+    cannot be viewed as one.
     """
     require_rope(x, base, offset)
     if positions is not None:
@@ -54,18 +54,18 @@ def triton_rope(
     tables = default_tables() if tables is None else tables
     table = tables.rows(x, base=base, num_positions=max(needed, max_positions or 0))
     positions_BT = None if positions is None else positions.expand(x.shape[:-2]).reshape(-1, x.shape[-3])
-    # from its first row on: an offset among the kernel's arguments would make every launch of a decoder a new one
+    # slice the table: an offset among the kernel's arguments would miss the launch cache at every step of a decoder
     return apply(_Turn, x, table[offset:], positions_BT, False)
 
 
 class _Turn(torch.autograd.Function):
-    """Linear in ``x``; its gradient is the turn back, and so can be differentiated again."""
+    """A rotation. It is linear in ``x``, so its gradient is the rotation back, which can be differentiated again."""
 
     @staticmethod
     def forward(
         x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool
     ) -> torch.Tensor:
-        with torch.cuda.device_of(x):  # kernels are launched on the current device; backward's is the tensors'
+        with torch.cuda.device_of(x):  # kernels launch on the current device, which autograd sets in backward
             return _turned(x, table, positions_BT, turns_back)
 
     @staticmethod
