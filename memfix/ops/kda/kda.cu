@@ -589,7 +589,8 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
             const int column = PREPARE_VALUES * (i - parts) + 8 * (lane & 7), token = lane >> 3;
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                copy16(stage_of(i) + at_part<8>(token + 4 * j, lane & 7), v, chunk.at(token + 4 * j, width_v) + column,
+                copy16(stage_of(i) + at_part<8>(token + 4 * j, lane & 7), v,
+                       chunk.at(token + 4 * j, found_again(width_v)) + column,
                        chunk.has(token + 4 * j) && column < width_v);
         }
         end_copies();
@@ -634,7 +635,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     unsigned rows[ROWS][4], solved[ROWS][4];
 #pragma unroll 1
     for (int group = 0; group < WIDTH / GROUP; ++group) {
-        take_rows(rows, to_solve + group * ROWS * SLOT);
+        take_rows(rows, start_of_shared() + 4 * PART_STAGE + 16 * found_again(lane) + group * ROWS * SLOT);
         solve(inverse, rows, solved);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
