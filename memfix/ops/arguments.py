@@ -19,16 +19,17 @@ def require_tensor(name: str, tensor: object) -> torch.Tensor:
 def require_shape(name: str, given: object, axes: str) -> torch.Tensor:
     """Return ``given``, refused unless it is a tensor with one dimension per word of ``axes``, such as ``"V D"``."""
     tensor = require_tensor(name, given)
-    if tensor.dim() != len(axes.split()):
+    if tensor.dim() != axes.count(" ") + 1:
         raise ValueError(f"{name} must be [{', '.join(axes.split())}], got shape {list(tensor.shape)}")
     return tensor
 
 
 def require_same(what: str, **values: object) -> None:
     """Refuse ``values`` that differ: ``require_same("device", hidden=hidden.device, weight=weight.device)``."""
-    if len(set(values.values())) > 1:
+    given = list(values.values())
+    if given.count(given[0]) < len(given):
         raise ValueError(
-            f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, values.values()))}"
+            f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, given))}"
         )
 
 
@@ -80,5 +81,5 @@ def require_leading_dims(name: str, tensor: torch.Tensor, *, of: str, whole: tor
 
 
 def require_size(name: str, tensor: torch.Tensor, size: Sequence[int]) -> None:
-    if list(tensor.shape) != list(size):
+    if tensor.shape != tuple(size):
         raise ValueError(f"{name} must have shape {list(size)} to go with q, got {list(tensor.shape)}")

@@ -105,14 +105,15 @@ class KdaTensors:
             require_shape(name, tensors[name], axes)
         require_floating(**tensors)
         require_same("dtype", q=q_BTHK.dtype, k=self.k_BTHK.dtype, v=self.v_BTHV.dtype)
-        batch, num_tokens = q_BTHK.shape[:2]
-        require_size("k", self.k_BTHK, q_BTHK.shape)
-        require_size("v", self.v_BTHV, (*q_BTHK.shape[:3], self.v_BTHV.shape[-1]))
-        require_size("g", self.g_BTHK, q_BTHK.shape)
-        require_size("beta", self.beta_BTH, q_BTHK.shape[:3])
-        for name, tensor in tensors.items():
-            if tensor.numel() == 0:
-                raise ValueError(f"{name} must have at least one element, got shape {list(tensor.shape)}")
+        size_BTHK, size_BTHV = q_BTHK.shape, self.v_BTHV.shape
+        batch, num_tokens, *_ = size_BTHK
+        require_size("k", self.k_BTHK, size_BTHK)
+        require_size("v", self.v_BTHV, (*size_BTHK[:3], size_BTHV[3]))
+        require_size("g", self.g_BTHK, size_BTHK)
+        require_size("beta", self.beta_BTH, size_BTHK[:3])
+        for name, size in (("q", size_BTHK), ("v", size_BTHV)):
+            if 0 in size:
+                raise ValueError(f"{name} must have at least one element, got shape {list(size)}")
         spans = [Span(slice(0, num_tokens), slice(0, batch))]
         if self.cu_seqlens is not None:
             bounds = _bounds_of(self.cu_seqlens, batch, num_tokens)
