@@ -1,4 +1,4 @@
-"""What is true: cross entropy of the full logits, and the logarithm of their softmax at given tokens."""
+"""The reference: cross entropy of the full logits, and their log-softmax at given tokens."""
 
 # N tokens, ... leading dims, D width, V vocabulary
 
