@@ -57,7 +57,7 @@ class WeightGradient:
 
 
 def _narrow_in_place(wide: torch.Tensor, narrow: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Round in place: element ``i`` moves from byte ``4i`` to ``2i``. Elements ``a`` to ``2a`` overwrite earlier ones."""
+    """Round in place: element ``i`` moves from byte ``4i`` to ``2i``, so ``a`` to ``2a`` overwrite earlier elements."""
     end = min(_FIRST_ELEMENTS, wide.numel())
     copy = torch.empty_like(narrow[:end])
     _narrow(wide[:end], copy, scale)
