@@ -69,7 +69,7 @@ class _Surprise(torch.autograd.Function):
 
 
 def _readable(logits_RV: torch.Tensor, out_RV: torch.Tensor) -> torch.Tensor:
-    """Return the logits contiguous and in the dtype of ``out``, if needed copied into ``out``: softmax makes no copy."""
+    """Return the logits contiguous and in the dtype of ``out``, so that softmax copies none; ``out`` takes the copy."""
     is_readable = logits_RV.dtype == out_RV.dtype and logits_RV.is_contiguous()
     return logits_RV if is_readable else out_RV.copy_(logits_RV)
 
