@@ -206,7 +206,7 @@ def main(
     phase: str | None, values: str | None, num_rounds: int | None, seconds: float, device: str | None,
     json_path: Path | None, add: bool,
 ) -> None:  # fmt: skip
-    """Time, peak memory and error of OP's forms, peers and floor, in turns."""
+    """Measure time, peak memory and error of OP's forms, peers and floor."""
     no_gpu = gpu_unavailable_reason()
     device = device or ("cuda" if no_gpu is None else "cpu")
     if device == "cuda" and no_gpu is not None:

@@ -174,7 +174,7 @@ def streams(folder: Path, rounds: int, scale: float) -> list[dict[str, object]]:
 @click.option("--scale", default=1.0, show_default=True, help="of all file sizes, for a quick try")
 @click.option("--contender", type=(str, click.Path(path_type=Path)), hidden=True)
 def main(op: str, json_path: Path | None, rounds: int, scale: float, contender: tuple[str, Path] | None) -> None:
-    """Time an op on the host beside naive and peers."""
+    """Compare time and memory of a host op with naive and peers."""
     if contender is not None:
         _measure_here(*contender)
         return

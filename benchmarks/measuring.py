@@ -180,7 +180,7 @@ def _time_figures(name: str, times: Mapping[str, Times], everybody: Iterable[str
         if reference in everybody and name != reference:
             other = times[reference]
             figures[f"times_{reference}"] = own.median_s / other.median_s
-            if len(own.times_s) == len(other.times_s):  # in the same rounds
+            if len(own.times_s) == len(other.times_s):  # both were timed in the same rounds
                 pairs = zip(own.times_s, other.times_s, strict=True)
                 figures[f"pairs_over_{reference}"] = spread([a / b for a, b in pairs])
     return figures

@@ -188,7 +188,7 @@ def main() -> None:
     require_whole(results)
     if not (results / "benchmarks.json").exists():
         raise MemfixError(f"{config.results_dir} holds no results; run python -m benchmarks.walk first")
-    for package in PACKAGES:  # before ASV takes its time
+    for package in PACKAGES:  # fails early: asv publish takes long
         fetched(package, CACHE)
     done = subprocess.run([sys.executable, "-m", "asv", "publish"], cwd=ROOT)
     if done.returncode:

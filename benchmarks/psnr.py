@@ -40,7 +40,7 @@ def curve(config: RunConfig) -> dict[int, float]:
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Of the parameters.")
 @json_option
 def main(overrides: tuple[str, ...], config_file: str, seeds: int, json_path: str | None) -> int:
-    """Train each decoder from several seeds, with keys of the config overridden as in training.steps=10."""
+    """Train each decoder from several seeds. SECTION.KEY=VALUE overrides the config, as in training.steps=10."""
     report.require_writable(json_path)
     base = load_config(incident, config_file, overrides)
     found: dict[str, Any] = {

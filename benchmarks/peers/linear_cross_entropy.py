@@ -175,7 +175,7 @@ COMPARISON = Comparison(
                 for tokens in (4096, 8192, 32_768, 131_072)
             ],
             values=("flat", "peaked"),
-            simulated=True,  # the manual's table of agreement
+            simulated=True,  # for the manual's table of simulated and measured peaks
         ),
         "sizes": Table(
             [

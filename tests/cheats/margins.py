@@ -194,7 +194,7 @@ _PLACES: dict[str, Callable[[Contract, ShowsIn], Iterator[bool]]] = {
 
 # ---------------------------------------------------------------- the command
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 where a cheat shows less often than is demanded."""
+    """Print the table; exit with 1 if a cheat fails in fewer places than demanded."""
     parser = argparse.ArgumentParser(prog="python -m tests.cheats.margins", description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="PATH", help="keep the counts there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [default: one a core]")

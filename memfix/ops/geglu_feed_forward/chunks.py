@@ -84,7 +84,7 @@ class _Chunked(torch.autograd.Function):
         wanted = FeedForwardTensors(*ctx.needs_input_grad[1:])
         kept_is_whole, ctx.kept_is_whole = ctx.kept_is_whole, False  # a second backward recomputes all products
         with torch.autocast(upstream.device.type, enabled=False):  # backward uses the dtypes of forward
-            # .data: backward overwrites the kept products; no version bump, so that a second one may use the memory
+            # .data: overwriting the kept products must not stop a second backward from unpacking the saved tensor
             kept = None if kept_KH is None else kept_KH.data
             return None, *_Backward(layer, wanted, kept, kept_is_whole).gradients(upstream)
 

@@ -21,8 +21,8 @@ from .options import LossTensors, Options, loss_form
 def checkpoint_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch.Tensor:
     """Equals ``F.cross_entropy(hidden @ weight.T + bias, target)``.
 
-    Peak above inputs in a train step, ``C = rows_per_chunk`` and ``e`` the item size: three ``C*V*e`` of a chunk's
-    logits and two gradients of the weight; nothing but the losses is held between forward and backward.
+    Peak above inputs in a train step, ``C = rows_per_chunk`` and ``e`` the item size: ``3*C*V*e`` for a chunk's logits
+    and two gradients of the weight. Only the losses are held between forward and backward.
     """
     # the loss draws no random numbers, so that the RNG state need not be saved
     run = partial(checkpoint, full_logits_loss, use_reentrant=False, preserve_rng_state=False)

@@ -77,7 +77,7 @@ class ChunkPass(Protocol):
 
 
 class WeightSum(Protocol):
-    """The gradient of the weight while the chunks are added up."""
+    """The gradient of the weight, summed over the chunks."""
 
     def add(self, gradient: Any, hidden_CD: torch.Tensor, alpha: float) -> None:
         """Add ``alpha * G^T X`` of the next chunk, where ``G`` is the gradient that the pass returned."""

@@ -21,7 +21,7 @@ from .triton import Tiles, triton_linear_cross_entropy
 # masks, sums and coefficients of every token; bias, class weights and a gradient of every class
 _SMALL = "80*N + 40*V + 4*KiB"
 CHUNK = "min(rows_per_chunk, N)*V*e"
-# the float32 tile of a chunk's softmax, or two of half as many rows where a cap needs its slope
+# the float32 tile of a chunk's softmax, or two tiles of half the rows if a cap needs its slope
 TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
 # the default chunk; a chunk that holds all tokens is rounded up to a multiple of 128 rows
 _USUAL = f"min(max({ROWS_PER_CHUNK}, min({2 * ROWS_PER_CHUNK}, {FEW_LOGITS}/V)), N + 127)"

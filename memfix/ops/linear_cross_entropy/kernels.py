@@ -5,7 +5,7 @@ stores the exponentials of its results in 16 bits, relative to the logit of the 
 registers only. ``pass_over_logits`` reads logits that a matrix product left in memory, and takes every option.
 """
 
-# C tokens of a chunk, D width, V vocabulary; a block of a tensor is upper-case for its constexpr size
+# C tokens of a chunk, D width, V vocabulary; arguments in upper case are constexpr: block sizes and flags
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from ..products import sum_dtype
 from .logits_gradient import DenseGradient
 
-_FIRST_ELEMENTS = 1 << 20  # narrowed through a copy; later elements no longer overlap their destination
+_FIRST_ELEMENTS = 1 << 20  # elements narrowed through a copy; later elements do not overlap their destination
 
 
 class WeightGradient:

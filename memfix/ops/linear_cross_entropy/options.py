@@ -31,9 +31,9 @@ REDUCTIONS = ("mean", "sum", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the loss. ``temperature`` divides the logits last; only log-probabilities use it.
+    """The options of the loss. ``temperature`` divides the logits after the cap; only log-probabilities use it.
 
-    Without ``rows_per_chunk`` all tokens are visited at once.
+    With ``rows_per_chunk=None`` one chunk has all tokens.
     """
 
     ignore_index: int = -100

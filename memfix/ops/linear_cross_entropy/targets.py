@@ -45,7 +45,8 @@ def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> C
 def _sent(number: torch.Tensor) -> Callable[[], int]:
     """Start the copy of ``number`` to pinned memory; return a function that waits for it and returns the int.
 
-    CPU tensors and tensor subclasses (fake tensors) are read at once, so that they are freed when on a GPU they are.
+    A CPU tensor or a tensor subclass (a fake tensor) is read at once: simulated memory is freed at the same point as on
+    a GPU.
     """
     if type(number) is not torch.Tensor or not number.is_cuda or torch.compiler.is_compiling():
         known = int(number)

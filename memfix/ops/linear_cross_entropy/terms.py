@@ -66,7 +66,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The gradient of a token's logits: ``(softmax + square * lse) p_v - target [v = t] - smooth c_v``."""
+    """The coefficients of the logits' gradient ``(softmax + square * lse) p_v - target [v = t] - smooth c_v``."""
 
     softmax_K: torch.Tensor
     target_K: torch.Tensor

@@ -84,7 +84,7 @@ class OfThreads:
         self.meeting.brought[self.rank] = own
         self.meeting.barrier.wait()
         every = list(self.meeting.brought)
-        self.meeting.barrier.wait()  # before the next exchange overwrites it
+        self.meeting.barrier.wait()  # until all have read: the next exchange overwrites the values
         return every
 
 

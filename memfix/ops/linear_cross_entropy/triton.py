@@ -53,11 +53,10 @@ def triton_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch
     r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T + bias_V, target_N)``.
 
     Peak above inputs in a bfloat16 train step, ``C = rows_per_chunk``: ``2*N*D + 2*V*D + 2*C*V + 6*C*D`` bytes and
-    ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take what ``recompute`` does.
+    ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take as much as in ``recompute``.
     """
-    with torch.cuda.device_of(
-        tensors.hidden_ND
-    ):  # kernels are launched on the current device; backward's is the tensors'
+    # kernels launch on the current device; in backward autograd makes it that of the tensors
+    with torch.cuda.device_of(tensors.hidden_ND):
         return chunked_linear_cross_entropy(tensors, options, KERNELS)
 
 

@@ -1,6 +1,6 @@
 """The Triton kernels of the low-rank products. Each reads or writes one wide tensor, once."""
 
-# N tokens, C columns of the wide tensor, R rank; a block of a tensor is upper-case for its constexpr size
+# N tokens, C columns of the wide tensor, R rank; arguments in upper case are constexpr: block sizes and flags
 
 from __future__ import annotations
 

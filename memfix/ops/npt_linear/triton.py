@@ -35,7 +35,7 @@ class Tiles:
 
 
 TILES = Tiles()
-_LARGEST_RANK = 128  # above, a product is wide enough for torch's kernels
+_LARGEST_RANK = 128  # for higher ranks torch's kernels are fast
 
 
 def triton_npt_linear(
@@ -48,7 +48,7 @@ def triton_npt_linear(
     tensors = NptTensors(hidden, weight, a, b, modulation).checked()
     require_kernels(tensors.hidden, instead="factored")
     has_kernels = tensors.hidden.itemsize == 2 and a.shape[1] <= _LARGEST_RANK
-    with torch.cuda.device_of(tensors.hidden):  # kernels are launched on the current device
+    with torch.cuda.device_of(tensors.hidden):  # kernels launch on the current device
         return apply_factored(KERNELS if has_kernels else TORCH, tensors)
 
 

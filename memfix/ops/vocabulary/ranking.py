@@ -56,7 +56,7 @@ def candidates(counts: Counter[str], number: int) -> list[Entry]:
     while words < left:  # all words with the count ``least`` are kept
         left -= words
         least, words = words_by_count.pop()
-    if words <= number:  # keep all ties: to choose among them takes another pass over all words, sorting them less
+    if words <= number:  # keep all ties: the caller sorts them faster than another pass over all words finds the first
         return [(word, count) for word, count in counts.items() if count >= least]
     ties = heapq.nsmallest(left, (word for word, count in counts.items() if count == least))
     return [(word, count) for word, count in counts.items() if count > least] + [(word, least) for word in ties]
