@@ -295,8 +295,8 @@ def _is_worth_a_guess(target_N: torch.Tensor, product_dtype: torch.dtype) -> boo
 class _Visit:
     """One loop over the chunks, and the state that the chunks share.
 
-    ``defers``: backward will pass an upstream factor. float16 gradients are divided by N only then, since 1/N would
-    underflow in float16 before the loss scale could lift it.
+    ``defers``: backward will pass an upstream factor. float16 gradients are divided by N only then, since 1/N in
+    float16 would lose its digits before the loss scale could lift it.
     """
 
     def __init__(
