@@ -1,1 +1,1 @@
-"""History and plots of every op with ASV; the gate is ``memfix gate``."""
+"""Benchmarks of every op: history with ASV, comparisons with peers. They judge nothing; ``memfix gate`` does."""

@@ -1,4 +1,4 @@
-"""Reads and completes the folder of ASV's results, and tells how the list of benchmarks changed between commits."""
+"""The folder of ASV's results: reading, completing, and changes of its list of benchmarks between commits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def result_files(results: Path) -> list[Path]:
 
 
 def require_whole(results: Path) -> None:
-    """Refuse a folder with a file that cannot be read: ASV would silently leave it out of the pages."""
+    """Refuse a folder with an unreadable file: ASV would silently omit it from the pages."""
     for path in (*results.glob("*.json"), *results.glob("*/*.json")):
         data = read_json(path)
         if path in result_files(results) and not {"commit_hash", "results", "params"} <= data.keys():
@@ -50,7 +50,7 @@ def benchmarks_in(listing: Listing) -> dict[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class Drift:
-    """Benchmarks that a later list no longer has, and those that it measures at another shape."""
+    """The difference of two lists: benchmarks that the later one lacks, and those that it measures at other inputs."""
 
     gone: tuple[str, ...]
     changed: tuple[str, ...]
@@ -73,13 +73,13 @@ class Drift:
 
 
 def named(names: Iterable[str]) -> str:
-    """Benchmarks by their class: ``RopeNaiveSmall (4), ...``."""
+    """Return the number of benchmarks of each class, in words: ``RopeNaiveSmall (4), ...``."""
     counts = Counter(name.removeprefix("ops.").rpartition(".")[0] for name in names)
     return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
 def keep_gone_benchmarks(results: Path, earlier: Listing) -> None:
-    """Benchmarks of earlier lists that still have results stay listed, or ASV's pages would drop them silently."""
+    """Add removed benchmarks that still have results to the list: ASV's pages would silently drop them."""
     listing, has_results = listing_of(results), measured(results)
     kept = {name: e for name, e in benchmarks_in(earlier).items() if name not in listing and name in has_results}
     if kept:
@@ -88,19 +88,19 @@ def keep_gone_benchmarks(results: Path, earlier: Listing) -> None:
 
 
 def measured(results: Path) -> set[str]:
-    """Benchmarks that have results, at whatever commit."""
+    """Return the benchmarks that have results at any commit."""
     return {name for path in result_files(results) for name in read_json(path)["results"]}
 
 
 def unlisted(results: Path) -> list[str]:
-    """Benchmarks that have results and that the pages will not show."""
+    """Return the benchmarks that have results but will not be on the pages."""
     return sorted(measured(results) - benchmarks_in(listing_of(results)).keys())
 
 
 def file_under_versions(path: Path, python: str, torch: str, readiness: Mapping[str, Any] | None = None) -> Path:
-    """Give a result file of an existing interpreter a name that holds its version, not its path on this machine.
+    """Rename a result file of an existing interpreter after its versions, not its path on this machine.
 
-    What was measured of the same commit before and is not measured now stays. ``readiness`` goes into the file.
+    Keeps earlier results of the same commit that were not measured again. Adds ``readiness`` to the file.
     """
     data = read_json(path)
     if readiness is not None:
@@ -120,7 +120,7 @@ def file_under_versions(path: Path, python: str, torch: str, readiness: Mapping[
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many benchmarks of one result file have a figure, are n/a here, and raised."""
+    """The benchmarks of one result file: how many have a figure, how many are n/a here, and which raised."""
 
     measured: int
     not_here: int
@@ -128,9 +128,9 @@ class Outcome:
 
     @staticmethod
     def of(path: Path, names: Iterable[str]) -> Outcome:
-        """Of the benchmarks called ``names``, as far as the file has them."""
+        """Count the benchmarks called ``names`` that are in the file."""
         results = read_json(path)["results"]
-        # a list of one value, which is null where the benchmark raised, NaN where it is n/a
+        # a result is a list of one value: null if the benchmark raised, NaN if it is n/a
         values = {name: (results[name][0] or [None])[0] for name in names if name in results}
         raised = tuple(name for name, value in values.items() if value is None)
         not_here = sum(1 for value in values.values() if value is not None and value != value)

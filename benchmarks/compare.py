@@ -1,4 +1,4 @@
-"""An op's forms, its peers and its floor in turns: time, peak memory and error, for any op that has a contract.
+"""Measures time, peak memory and error of an op's forms, peers and floor, for any op that has a contract.
 
     python -m benchmarks.compare kda                             # the first table of benchmarks/peers/kda.py
     python -m benchmarks.compare kda --table all --json benchmarks/results/h200    # a file for each table
@@ -6,9 +6,10 @@
     python -m benchmarks.compare rope --case small --forms naive,shared_table
     python -m benchmarks.compare linear_cross_entropy N=8192 V=32000 share=0.5 --peers none
 
-Everybody runs in one process. At each shape each contender is first called once, in which kernels are compiled and
-tuned, and its peak is read above its inputs. Then errors are taken against naive in float64 at a smaller size; one that
-is wrong is not timed. Times are medians over rounds (``memfix.meters.clock.take_turns``), with half their range.
+All contenders run in one process. At each shape, the first call of each contender compiles and tunes its kernels, and
+the next one gives its peak above the inputs. Then errors are computed against naive in float64 at a smaller size; a
+wrong contender is not timed. Times are medians over rounds of interleaved calls
+(``memfix.meters.clock.take_turns``), with half their range.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ from .workload import Workload, draw_of
 
 ALL = "all"
 SAME = ("commit", "torch", "triton", "gpu", "driver")
-"""What two runs must share for their figures to be kept in one file."""
+"""The entries of ``surroundings`` that two runs must share for their figures to be kept in one file."""
 
 
 # ---------------------------------------------------------------- what runs
 def tables_of(
     contract: Contract, comparison: Comparison, name: str | None, case: str | None, settings: Sequence[str]
 ) -> dict[str, Table]:
-    """Tables by name: the named one or all; or the case and the settings; or the op's first table, or its cases."""
+    """Return the tables to measure, by name.
+
+    With ``name`` that table, or all; else with ``case`` or ``settings`` that one shape; else the op's first table, or
+    its cases if it has none.
+    """
     if name is not None and settings:
         raise UsageError("--table has its own shapes; leave out DIM=VALUE, or --table")
     if name == ALL and comparison.tables:
@@ -69,14 +74,14 @@ def tables_of(
         if case is not None and case not in known:
             raise UsageError(f"--case: the table {name} has no {case!r}{did_you_mean(case, known)}")
         return {name: replace(table, entries=[entry for entry in table.entries if case in (None, entry.name)])}
-    draw_of(contract, case, settings)  # refused before anything is measured
+    draw_of(contract, case, settings)  # refuse bad settings before anything is measured
     asked = case is not None or settings
     entries = [Entry(case or "as given", " ".join(settings))] if asked else [Entry(each) for each in contract.cases]
     return {"asked": Table(entries, (longest_phase(contract),), tuple(comparison.values)[:1])}
 
 
 class Comparing:
-    """What is known so far, on disk after each row, since the next may take long."""
+    """The figures measured so far; they are written to disk after each row, since the next one may take long."""
 
     def __init__(self, contenders: Contenders, path: Path | None, *, add: bool) -> None:
         self.contenders, self.path = contenders, path
@@ -129,7 +134,7 @@ class Comparing:
         self._put("speed", begun)
 
     def _check(self, work: Workload, names: Sequence[str]) -> None:
-        """Take the errors that are not known yet: several shapes of a table may share one small size."""
+        """Compute the errors that are still missing: several shapes of a table may share one small size."""
         missing = [name for name in names if name not in self._errors_of(work)]
         if missing:
             small = work.at_error_size()
@@ -201,7 +206,7 @@ def main(
     phase: str | None, values: str | None, num_rounds: int | None, seconds: float, device: str | None,
     json_path: Path | None, add: bool,
 ) -> None:  # fmt: skip
-    """Time, peak memory and error of OP's forms, peers and floor, in turns."""
+    """Measure time, peak memory and error of OP's forms, peers and floor."""
     no_gpu = gpu_unavailable_reason()
     device = device or ("cuda" if no_gpu is None else "cpu")
     if device == "cuda" and no_gpu is not None:

@@ -1,4 +1,4 @@
-"""Who is compared: the forms of an op, and its peers where they are installed and the device has what they need."""
+"""The contenders of a comparison: the forms of an op, and those of its peers that can run on this machine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PHASES = ("train", "forward")
 
 @dataclass(frozen=True)
 class Contenders:
-    """Everybody who runs on ``device``, and who does not, with the reason."""
+    """The contenders that run on ``device``, and those that do not, with the reason."""
 
     contract: Contract
-    """With the peers among its forms."""
+    """The op's contract, extended by the peers as forms."""
     comparison: Comparison
     device: str
     forms: tuple[str, ...]
@@ -52,7 +52,7 @@ class Contenders:
         return own | {name: self.comparison.peers[name].source for name in self.peers}
 
     def chosen(self, forms: str | None, peers: str | None) -> Contenders:
-        """Those that ``--forms`` and ``--peers`` name; a name that nobody has is refused."""
+        """Select the contenders that ``--forms`` and ``--peers`` name; refuse an unknown name."""
         return replace(
             self, forms=self._named("--forms", forms, self.forms), peers=self._named("--peers", peers, self.peers)
         )
@@ -72,7 +72,7 @@ class Contenders:
         return tuple(name for name in here if name in wanted)
 
     def at(self, entry: Entry, phase: str) -> list[str]:
-        """Who runs at one shape. The contract's floor is that of the longest phase."""
+        """Return the names of the contenders at one shape. The contract's floor is that of the longest phase."""
         forms = [name for name in self.forms if entry.forms is None or name in entry.forms]
         peers = [name for name in self.peers if entry.peers is None or name in entry.peers]
         is_longest = phase == longest_phase(self.contract)
@@ -80,7 +80,7 @@ class Contenders:
         return [*([FLOOR] if has_floor else []), *forms, *peers]
 
     def simulated_ones(self, names: Iterable[str]) -> list[str]:
-        """Those without kernels of another package, which the simulated meter may not know."""
+        """Select the contenders without another package's kernels, which the simulated meter may not know."""
         peers = self.comparison.peers
         return [name for name in names if name not in peers or not peers[name].packages]
 

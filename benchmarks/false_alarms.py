@@ -1,10 +1,10 @@
-"""How often equality fails unchanged code, when every gate draws different calls.
+"""Counts how often the equality check fails unchanged code, when every gate draws different calls.
 
     python -m benchmarks.false_alarms [OP]... [--gates 200] [--kernels 50] [--limit SECONDS] [--jobs 2] [--json PATH]
 
 A gate checks every form of every op in every dtype, at as many calls as ``memfix gate`` draws. The real gate always
-draws the same calls; these draw new ones each time, so a tolerance that fits only the known calls shows. Interpreted
-kernels take longer, so there are fewer gates of them. Each failure is printed with the command that repeats it.
+draws the same calls; these gates draw new ones each time, which reveals a tolerance that fits only the known calls.
+Interpreted kernels take longer, so they get fewer gates. Each failure is printed with the command that repeats it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXAMPLES = PROFILES["ci"].equality_examples
 
 
 def alarms_of(op: str, seed: int, *, of_kernels: bool) -> list[tuple[str, str]]:
-    """A pair for every form and dtype: the form, and its failure message, which is empty where it passed."""
+    """Return a pair for every form and dtype: the form, and its failure message, empty if it passed."""
     contract, said = all_contracts()[op], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -44,7 +44,7 @@ def alarms_of(op: str, seed: int, *, of_kernels: bool) -> list[tuple[str, str]]:
 
 
 def checks_of(contract: Contract, *, of_kernels: bool) -> list[tuple[str, str]]:
-    """Every dtype with every form to check in it, without those that are known to be unequal."""
+    """Return every dtype with every form to check in it, without the forms that are known to be unequal there."""
     return [
         (dtype, name)
         for dtype in contract.dtypes
@@ -65,7 +65,7 @@ def main(
     ops: tuple[str, ...], gates: int, kernels: int, first: int, limit: float | None, jobs: int, path: Path | None
 ) -> None:
     start = time.perf_counter()
-    # ordered gate by gate, so that a run which stops early has asked every op equally often
+    # ordered gate by gate, so that a run that stops early has checked every op equally often
     asked = [
         (kind, seed, contract.name)
         for kind, number in (("kernels", kernels), ("torch", gates))

@@ -1,12 +1,12 @@
-"""How often the time gate fails on this machine: on identical code, and on code that was made slower on purpose.
+"""Measures how often the time gate fails on this machine: on identical code, and on artificially slowed code.
 
     python -m benchmarks.gate_power [--op kda] [--form wy] [--only] [--gates 20] [--planted 0,3,5,10] [--json PATH]
 
 Every gate is a real one: all forms of the op in the working tree against HEAD's copy and against naive, in fresh
 processes, with the canary and the second measurement. One form is slowed by each of the given percentages
 (``memfix.meters.clock.slowed``). With ``--only`` that form alone is timed, at its first case, against HEAD. With
-``--at-once`` several gates run side by side, which saves the time of starting processes; on a GPU one measures at a
-time. Percentages that PATH already has of the same form are kept, each with the machine that it was measured on.
+``--at-once`` several gates run concurrently, which saves time when processes start; on a GPU only one measures at a
+time. Rows that PATH already has for the same form are kept, each with the machine on which it was measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORDS = {EXIT_PASS: "passed", EXIT_REGRESSION: "failed", EXIT_NOT_MEASURED: "cou
 def one_gate(
     op: str, form: str, timed_forms: list[TimedForm] | None, device: str, slower_by: float, *, is_alone: bool
 ) -> dict[str, Any]:
-    """The verdict of one gate, the forms that it blames, its reading of the slowed form, and the seconds it took."""
+    """Run one gate; return its verdict, the forms that failed, its reading of the slowed form, and its seconds."""
     start = time.perf_counter()
     verdict = run_time_gate(
         contracts([op]), device=device, base_ref="HEAD",
@@ -68,7 +68,7 @@ def row_of(form: str, gates: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def earlier_rows(path: Path | None, where: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What ``path`` has of the same form."""
+    """Return the rows that ``path`` has for the same form."""
     if path is None or not path.exists():
         return {}
     try:
@@ -125,7 +125,7 @@ def main(
                 side_by_side.submit(one_gate, op, form, only_form, device, share, is_alone=at_once == 1)
                 for _ in range(gates)
             ]
-            for gate in as_completed(asked):  # written after each, so that an interrupted run keeps what it has
+            for gate in as_completed(asked):  # write after each gate, so that an interrupted run keeps its figures
                 ended.append(gate.result())
                 rows[text] = {**measured_on, **row_of(form, ended)}
                 if json_path is not None:

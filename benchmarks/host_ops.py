@@ -1,10 +1,10 @@
-"""Times and resident memory of the ops on the host, beside what people use instead.
+"""Measures time and resident memory of the host ops and of common alternatives.
 
     python -m benchmarks.host_ops vocabulary --json benchmarks/results/cpu/vocabulary.json
     python -m benchmarks.host_ops batches --json benchmarks/results/cpu/batches.json
 
-Every contender runs in a process of its own, in turns with the others, over the same generated files. Its memory is the
-growth of the resident set over the imports. Times are medians over the rounds, and so are the ratios of each round.
+Every contender runs in its own process, in turns with the others, over the same generated files. Its memory is the
+growth of the resident set after imports. Times and ratios of times are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CAP, BATCH = 10_000, {"batch_size": 32, "length": 128}
 BLOCK = 250_000  # words or tokens that are generated at once
 
 
-# ---------------------------------------------------------------- contenders: the work, and how many words or tokens
+# ---------------------------------------------------------------- contenders: each returns how many words or tokens
 def _counter_by_line(path: Path) -> int:
     counts: Counter[str] = Counter()
     with path.open(encoding="utf-8") as file:
@@ -57,7 +57,7 @@ def _tokenizers(path: Path) -> int:
     trainer = trainers.WordLevelTrainer(vocab_size=CAP, special_tokens=["<unk>"], show_progress=False)
     tokenizer.train([str(path)], trainer)
     assert tokenizer.get_vocab_size() == CAP
-    return 0  # it does not tell
+    return 0  # tokenizers does not report the number of words
 
 
 def _tokens(made: Callable[..., object], seed: int | None) -> Callable[[Path], int]:
@@ -91,7 +91,7 @@ def _zipf_words(num_types: int, num_bytes: int) -> Iterator[str]:
 
 
 def _all_words(num_types: int) -> Iterator[str]:
-    """Each of ``num_types`` words once in random order, and as many drawn by Zipf's law."""
+    """Yield each of ``num_types`` words once in random order, mixed with as many words drawn by Zipf's law."""
     corpus = ZipfCorpus(num_types, num_types)
     for start in range(0, num_types, BLOCK):
         places = torch.arange(start, min(start + BLOCK, num_types))
@@ -107,7 +107,7 @@ def _write(path: Path, pieces: Iterator[str]) -> Path:
 
 def _zeros(path: Path, num_bytes: int) -> Path:
     with path.open("wb") as file:
-        file.truncate(num_bytes & ~1)  # sparse: reading it costs what reading cached pages costs
+        file.truncate(num_bytes & ~1)  # a sparse file: reads are as fast as from the page cache
     return path
 
 
@@ -136,12 +136,12 @@ def _measure_here(name: str, path: Path) -> None:
 
 
 def compared(title: str, path: Path, names: list[str], rounds: int) -> dict[str, object]:
-    """The contenders in turns over one file."""
+    """Run the contenders in turns over one file; return the medians of their figures."""
     runs = [{name: measured(name, path) for name in names} for _ in range(rounds)]
     rows = {}
     for name in names:
         rows[name] = {key: statistics.median(one[name][key] for one in runs) for key in runs[0][name]}
-        for key in ("seconds", "cpu_seconds"):  # the first contender's over this one's: above 1 is faster
+        for key in ("seconds", "cpu_seconds"):  # time of the first contender over that of this one: above 1 is faster
             rows[name][f"ratio_{key}"] = statistics.median(one[names[0]][key] / one[name][key] for one in runs)
         row = rows[name]
         times = f"{format_seconds(row['seconds']):>9} (CPU {format_seconds(row['cpu_seconds'])})"
@@ -150,7 +150,7 @@ def compared(title: str, path: Path, names: list[str], rounds: int) -> dict[str,
 
 
 def vocabularies(folder: Path, rounds: int, scale: float) -> list[dict[str, object]]:
-    """100 MB of text, and 5 million types."""
+    """Compare vocabularies of 100 MB of text, and of 5 million different words."""
     names = WORDS if installed_version("tokenizers") != "not installed" else WORDS[:-1]
     text = _write(folder / "text.txt", _zipf_words(1_000_000, int(1e8 * scale)))
     first = compared("100 MB of text", text, names, rounds)
@@ -158,7 +158,7 @@ def vocabularies(folder: Path, rounds: int, scale: float) -> list[dict[str, obje
 
 
 def streams(folder: Path, rounds: int, scale: float) -> list[dict[str, object]]:
-    """64 MiB of tokens beside the naive list, in order and shuffled, and 1 GiB for the memory."""
+    """Compare batches of 64 MiB of tokens with the naive list, in order and shuffled; and of 1 GiB, for the memory."""
     small, large = (_zeros(folder / f"{size}.bin", int(size * MiB * scale)) for size in (64, 1024))
     return [
         compared("64 MiB, in order", small, TOKENS[:2], rounds),
@@ -174,7 +174,7 @@ def streams(folder: Path, rounds: int, scale: float) -> list[dict[str, object]]:
 @click.option("--scale", default=1.0, show_default=True, help="of all file sizes, for a quick try")
 @click.option("--contender", type=(str, click.Path(path_type=Path)), hidden=True)
 def main(op: str, json_path: Path | None, rounds: int, scale: float, contender: tuple[str, Path] | None) -> None:
-    """Time an op on the host beside naive and peers."""
+    """Compare time and memory of a host op with naive and peers."""
     if contender is not None:
         _measure_here(*contender)
         return

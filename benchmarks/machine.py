@@ -2,7 +2,7 @@
 
     python -m benchmarks.machine
 
-prints the name under which its results are kept: its GPU or its CPU, not its host name.
+prints the name under which its results are kept: that of its GPU or CPU, not its host name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memfix.units import GiB
 
 
 def facts() -> dict[str, str]:
-    """Everything that a time depends on: ASV draws one line for every combination of these."""
+    """Return everything that a time depends on: ASV draws one line for every combination of these."""
     own = Machine.get_defaults()
     gpu, driver = gpu_and_driver() or ("none", "none")
     cudnn = torch.backends.cudnn.version()
@@ -43,7 +43,7 @@ def facts() -> dict[str, str]:
 
 
 def write_machine_file() -> str:
-    """Into the file that ASV keeps for this user; returns the machine's name."""
+    """Write this machine to ASV's per-user machine file; return the machine's name."""
     known = facts()
     try:
         MachineCollection.save(known["machine"], known)

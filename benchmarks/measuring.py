@@ -1,6 +1,6 @@
-"""Forms, peers and the floor in turns at one shape: simulated peak, the allocator's peak, error, and time.
+"""Measures forms, peers and the floor at one shape: simulated peak, the allocator's peak, error, and time.
 
-One that runs out of memory, gives a wrong answer or cannot run is a row with the reason, and the others go on.
+A contender that runs out of memory, gives a wrong answer or cannot run gets a row with the reason; the others go on.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from memfix.units import MiB, format_bytes
 from .peers import trouble_of
 from .workload import Workload
 
-WRONG_ABOVE = 0.05  # of the norm: far beyond what bfloat16 rounds away, far below a term that is left out
+WRONG_ABOVE = 0.05  # relative error in norm: far above rounding in bfloat16, far below a missing term
 CPU_LIMIT_BYTES = 64 * MiB
 SLOW_S = 5.0
-"""A contender whose step takes longer is timed once, outside the rounds."""
-SETTLE_S = 0.25  # a GPU that has just idled is faster, until it nears its power limit
+"""Seconds of a step above which a contender is timed once, outside the rounds."""
+SETTLE_S = 0.25  # a GPU that was just idle runs faster, until it nears its power limit
 CROWDED_SHARE = 0.7
-"""The share of the GPU's memory beyond which the allocator cannot keep the blocks of all contenders at once."""
+"""Share of the GPU's memory above which the allocator cannot cache the blocks of all contenders at once."""
 
 Figures = dict[str, Any]
 Rows = dict[str, Figures]
-"""Figures by contender. One with a ``trouble`` is not measured further."""
+"""Figures by contender. A contender whose figures have a ``trouble`` is not measured further."""
 
 
 def running(rows: Mapping[str, Figures]) -> list[str]:
@@ -44,7 +44,7 @@ def running(rows: Mapping[str, Figures]) -> list[str]:
 
 # ---------------------------------------------------------------- simulated peaks
 def simulated(work: Workload, names: Iterable[str], phase: str, device: str) -> Rows:
-    """What the simulated meter reads. On a CPU, a step that it finds too large is refused here, before it runs."""
+    """Read peaks with the simulated meter. On a CPU, a step whose peak is too large is refused before it runs."""
     rows: Rows = {}
     for name in names:
         try:
@@ -64,7 +64,7 @@ def simulated(work: Workload, names: Iterable[str], phase: str, device: str) -> 
 def errors_at(work: Workload, names: Iterable[str], device: str) -> Rows:
     """Compare every contender's outputs and gradients with naive in float64: relative errors, or its trouble.
 
-    Empty where naive cannot run in float64, with the reason under ``naive``.
+    If naive cannot run in float64, the only row is ``naive``, with the reason.
     """
     try:
         if device == "cpu":
@@ -82,11 +82,11 @@ def errors_at(work: Workload, names: Iterable[str], device: str) -> Rows:
 
 
 def wrong_in(errors: Mapping[str, Any]) -> str | None:
-    """Why a contender with these errors is not timed, or None."""
+    """Return why a contender with these errors is not timed, or None."""
     if "trouble" in errors:
         return str(errors["trouble"])
     for name, error in errors.items():
-        # NaN is wrong too; a part of an answer, which has a comma in its name, is only shown
+        # "not <=": NaN is wrong too; parts of an answer, with a comma in their name, are only shown
         if name != "not_checked" and "," not in name and not error <= WRONG_ABOVE:
             return f"wrong: {name} is off by {error:.1e} of its norm"
     return None
@@ -94,7 +94,7 @@ def wrong_in(errors: Mapping[str, Any]) -> str | None:
 
 # ---------------------------------------------------------------- first call and peak
 def first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> Figures:
-    """The time of the first call, in which kernels are compiled and tuned, and the peak of the next one."""
+    """Measure the time of the first call, which compiles and tunes kernels, and the peak of the next one."""
     begin, calls_s = time.perf_counter(), []
 
     def build(device: str) -> Step:
@@ -130,7 +130,7 @@ def first_call_and_peak(work: Workload, name: str, phase: str, device: str) -> F
 
 # ---------------------------------------------------------------- time
 def timed(work: Workload, rows: Rows, phase: str, device: str, rounds: Rounds) -> int:
-    """Adds times to the rows of everybody who has no trouble; returns the number of rounds."""
+    """Add times to the rows of all contenders without trouble; return the number of rounds."""
     times = _times_in_turns(work, rows, phase, device, rounds)
     num_rounds = max((len(of_one.times_s) for of_one in times.values()), default=0)
     times |= {name: Times(row["times_s"]) for name, row in rows.items() if "seconds" in row}
@@ -157,7 +157,7 @@ def _times_in_turns(work: Workload, rows: Rows, phase: str, device: str, rounds:
 
     def failed(name: str, error: Exception) -> None:
         nonlocal to_release
-        to_release = True  # the frames of the error hold tensors until it is gone
+        to_release = True  # the error's frames keep tensors alive until the error is gone
         rows[name]["trouble"] = trouble_of(error)
 
     def before_each() -> None:
@@ -180,7 +180,7 @@ def _time_figures(name: str, times: Mapping[str, Times], everybody: Iterable[str
         if reference in everybody and name != reference:
             other = times[reference]
             figures[f"times_{reference}"] = own.median_s / other.median_s
-            if len(own.times_s) == len(other.times_s):  # in the same rounds
+            if len(own.times_s) == len(other.times_s):  # both were timed in the same rounds
                 pairs = zip(own.times_s, other.times_s, strict=True)
                 figures[f"pairs_over_{reference}"] = spread([a / b for a, b in pairs])
     return figures
@@ -198,12 +198,12 @@ def _is_crowded(rows: Rows, device: str) -> bool:
 
 
 def attempt(row: Figures, device: str, action: Callable[..., Figures], *arguments: object) -> None:
-    """Add the figures of ``action`` to ``row``, or its error."""
+    """Add the figures that ``action`` returns to ``row``, or its error."""
     try:
         row |= action(*arguments)
     except Exception as error:
         row["trouble"] = trouble_of(error)
-    if "trouble" in row:  # out here the error is gone, and with it the tensors that its frames held
+    if "trouble" in row:  # after the except block the error is gone, and so are the tensors of its frames
         _release(device)
 
 

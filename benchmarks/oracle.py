@@ -1,9 +1,10 @@
-"""Time and memory of the simulated meter: per operator, beside FakeTensor and torch's MemTracker, and at full size.
+"""Measures the simulated meter's own time and memory: per operator, compared with FakeTensor and torch's MemTracker,
+and for a full-size train step.
 
     python -m benchmarks.oracle [--json PATH]
 
 All of it runs in one process, on one thread, without a GPU. The full-size step is a 4B decoder at 131,072 tokens,
-checkpointed, with AdamW; its time and the process's memory are what a user would wait for and pay.
+checkpointed, with AdamW.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def decoder_step(
     vocabulary: int = 151_936,
     tokens: int = 131_072,
 ) -> Callable[[], None]:
-    """A whole train step: checkpointed layers, the loss in chunks, gradient clipping, AdamW."""
+    """Return a whole train step: checkpointed layers, the loss in chunks, gradient clipping, AdamW."""
     where = {"device": device, "dtype": torch.bfloat16}
     embedding = nn.Embedding(vocabulary, width, **where)
     blocks = nn.ModuleList(Block(width, heads, kv_heads, head, hidden, **where) for _ in range(layers))
@@ -94,7 +95,7 @@ def decoder_step(
         for block in blocks:
             x_BTD = checkpoint(block, x_BTD, cos_TK, sin_TK, use_reentrant=False)
         hidden_ND = norm(x_BTD).view(-1, width)
-        # at a small size the loss runs in FakeTensorMode alone too
+        # standard_up_to: at the small size torch's operators run, as FakeTensorMode alone needs
         linear_cross_entropy(hidden_ND, embedding.weight, ids_BT.view(-1), standard_up_to="10 GiB").backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -109,7 +110,7 @@ def small_step(device: str) -> Callable[[], None]:
 
 # ---------------------------------------------------------------- per operator
 class _Counter(TorchDispatchMode):
-    """How many operators a step dispatches, as any tool above fake tensors sees them."""
+    """Counts the operators that a step dispatches, at the level of the tools above fake tensors."""
 
     count = 0
 
@@ -119,7 +120,7 @@ class _Counter(TorchDispatchMode):
 
 
 Forget = Callable[[], object]
-"""Called between two steps, so that a tool forgets the first."""
+"""The type of a function that is called between two steps, so that a tool drops what it recorded of the first."""
 
 
 @contextmanager
@@ -146,9 +147,9 @@ def simulated_meter() -> Iterator[Forget]:
 
 
 def overhead() -> dict[str, Any]:
-    """Median time of one warm step under each, taken in turns, and of each operator that is dispatched in it.
+    """Return the median time of a warm step under each tool, interleaved, in all and per dispatched operator.
 
-    The counts differ: without memfix the optimizer and attention take the paths of a machine without a GPU.
+    The counts differ: without memfix the optimizer and attention take the code paths of a machine without a GPU.
     """
     worlds = {"FakeTensor alone": fake_tensors_alone, "torch MemTracker": mem_tracker, "memfix": simulated_meter}
     counts = {name: _operators_in(world) for name, world in worlds.items()}
@@ -184,7 +185,7 @@ def _operators_in(world: Callable[[], Any]) -> int:
 
 
 def full_size() -> dict[str, Any]:
-    """The 4B decoder at 131,072 tokens."""
+    """Measure the simulation of the 4B decoder at 131,072 tokens."""
     start = time.perf_counter()
     reading = memfix.peak(decoder_step)
     return {

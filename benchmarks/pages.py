@@ -1,10 +1,10 @@
-"""``asv publish``, with pages that need no network: open ``.asv/html/index.html`` from the disk, or serve the folder.
+"""Runs ``asv publish`` and makes its pages work offline: open ``.asv/html/index.html`` from the disk, or serve it.
 
     python -m benchmarks.pages
 
-ASV's page fetches its scripts from several hosts, and its data by requests that a browser refuses for files. Here the
-scripts are taken once from their npm packages, by pinned versions and checksums, and are stored beside the page; the
-data becomes a script too. The registry is npm's own or ``NPM_CONFIG_REGISTRY``.
+ASV's page fetches its scripts from several hosts, and its data by requests that browsers refuse for local files. Here
+the scripts are downloaded once from their npm packages, by pinned versions and checksums, and are stored beside the
+page; the data becomes a script too. The registry is the one that npm is configured to use, or ``NPM_CONFIG_REGISTRY``.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ FETCH_TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Package:
-    """An npm package, the checksum of its archive, and which of its files replaces which address in ASV's page."""
+    """An npm package, the checksum of its archive, and the files that replace addresses in ASV's page."""
 
     name: str
     version: str
     sha512: str
     files: dict[str, str]
-    """By a pattern of the address."""
+    """Paths in the archive, by a regular expression of the address that they replace."""
 
     @property
     def archive(self) -> str:
@@ -96,7 +96,7 @@ PACKAGES = (
     ),
 )
 
-# what the page asks for by a request is answered from the script that holds all of it, after all its scripts have begun
+# answers the page's requests from data.js, but only after all scripts of the page have started
 ANSWERING = """
 jQuery.ajaxTransport("+json", function (options) {
   var path = decodeURIComponent(options.url.split("?")[0]);
@@ -110,7 +110,7 @@ jQuery.ajaxTransport("+json", function (options) {
 
 
 def registry() -> str:
-    """Where npm would fetch from."""
+    """Return the URL of the registry that npm would use."""
     found = os.environ.get("NPM_CONFIG_REGISTRY")
     if found is None and shutil.which("npm"):
         asked = subprocess.run(["npm", "config", "get", "registry"], capture_output=True, text=True, cwd=ROOT)
@@ -119,7 +119,7 @@ def registry() -> str:
 
 
 def fetched(package: Package, cache: Path) -> bytes:
-    """The package's archive, from the cache or else from the registry; never one with another checksum."""
+    """Return the package's archive, from the cache or else from the registry; refuse one with another checksum."""
     kept = cache / package.archive
     if kept.exists():
         data = kept.read_bytes()
@@ -145,7 +145,7 @@ def _is(package: Package, data: bytes) -> bool:
 
 
 def make_self_contained(html: Path, cache: Path = CACHE) -> None:
-    """Store scripts and data beside the page, and refuse a page that would still fetch something."""
+    """Store scripts and data beside the page, and refuse a page that would still fetch from the network."""
     page = (html / "index.html").read_text(encoding="utf-8")
     for package in PACKAGES:
         with tarfile.open(fileobj=io.BytesIO(fetched(package, cache))) as archive:
@@ -172,7 +172,7 @@ def make_self_contained(html: Path, cache: Path = CACHE) -> None:
 
 
 def show_only(benchmarks: set[str], html: Path) -> None:
-    """Drop the other benchmarks from the page: ASV shows an empty box for one that was never measured."""
+    """Drop all other benchmarks from the page: ASV shows an empty box for a benchmark that was never measured."""
     index = json.loads((html / "index.json").read_text(encoding="utf-8"))
     index["benchmarks"] = {name: entry for name, entry in index["benchmarks"].items() if name in benchmarks}
     write_whole(html / "index.json", json.dumps(index), "the page's index")
@@ -188,7 +188,7 @@ def main() -> None:
     require_whole(results)
     if not (results / "benchmarks.json").exists():
         raise MemfixError(f"{config.results_dir} holds no results; run python -m benchmarks.walk first")
-    for package in PACKAGES:  # before ASV takes its time
+    for package in PACKAGES:  # fails early: asv publish takes long
         fetched(package, CACHE)
     done = subprocess.run([sys.executable, "-m", "asv", "publish"], cwd=ROOT)
     if done.returncode:

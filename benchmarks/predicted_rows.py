@@ -1,4 +1,4 @@
-"""Rows of steps whose peaks are predicted, and on a GPU measured beside: how they are made, told, kept and taken up."""
+"""Rows of predicted peaks, with measured ones on a GPU: their measurement, text, and files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Row = dict[str, Any]
 
 
 def measured(build: Callable[..., Step], **options: Any) -> Row:
-    """What is predicted, with its bounds and the CPU time that it took beyond imports, or why it is not; and what a GPU
-    takes.
+    """Predict the peak of a step, and on a GPU measure it too.
 
-    ``options`` are those of :func:`memfix.peak`.
+    The row has the prediction with its bounds, or its error; the CPU time of the prediction without imports; and the
+    measured peak, or its error. ``options`` are those of :func:`memfix.peak`.
     """
     row: Row = {}
     start, imports = time.process_time(), ImportTime()
     try:
         with imports:
             predicted = memfix.peak(build, **options)
-    except Exception as error:  # other people's code may raise anything
+    except Exception as error:  # third-party code may raise anything
         row["error"] = f"{type(error).__name__}: {error}"
     else:
         row |= {"predicted": predicted.peak_bytes, "exact": predicted.exact, "notes": list(predicted.notes)}
@@ -47,7 +47,7 @@ def measured(build: Callable[..., Step], **options: Any) -> Row:
 
 
 class ImportTime:
-    """The CPU time that imports take inside: packages import most of themselves when they are first used."""
+    """A context manager that measures the CPU time of imports: packages import many of their modules at first use."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
@@ -66,7 +66,7 @@ class ImportTime:
             return self._find_and_load(*args)
         finally:
             self._depth -= 1
-            if self._depth == 0:  # the others are inside
+            if self._depth == 0:  # its time includes that of nested imports
                 self.cpu_s += time.process_time() - start
 
 
@@ -82,12 +82,12 @@ def in_words(row: Row) -> str:
 
 
 def kept_rows(path: Path | None) -> dict[str, Any]:
-    """The figures of an earlier run."""
+    """Read the figures of an earlier run."""
     return json.loads(path.read_text()) if path else {"workloads": {}}
 
 
 def take_measured(row: Row, kept: Mapping[str, Any], name: str) -> None:
-    """Take a GPU's bytes from an earlier run."""
+    """Copy the bytes measured on a GPU from an earlier run."""
     if "measured" in (before := kept["workloads"].get(name, {})):
         row["measured"] = before["measured"]
 

@@ -1,9 +1,9 @@
-"""The PSNR that the decoders of ``scent_decoder`` reach on synthetic images.
+"""Measures the PSNR that the decoders of ``scent_decoder`` reach on synthetic images.
 
     python -m benchmarks.psnr --config small --json benchmarks/results/cpu/psnr_scent_decoder.json
 
-Every decoder trains as with ``memfix train``, on the same images, from several seeds of its parameters. The PSNR is
-that of a step's loss, before the step changes a parameter.
+Every decoder trains as with ``memfix train``, on the same images, with its parameters drawn from several seeds. The
+PSNR of a step is computed from its loss, before the step changes the parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memfix.provenance import describe
 
 
 def curve(config: RunConfig) -> dict[int, float]:
-    """The PSNR in dB of the first step, of every ``log_every``-th and of the last."""
+    """Train one decoder; return the PSNR in dB of the first step, of every ``log_every``-th and of the last."""
     with joined(config.training.device) as world:
         return {
             step.step: round(psnr(step.loss), 2)
@@ -40,7 +40,7 @@ def curve(config: RunConfig) -> dict[int, float]:
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Of the parameters.")
 @json_option
 def main(overrides: tuple[str, ...], config_file: str, seeds: int, json_path: str | None) -> int:
-    """Train each decoder from several seeds, with keys of the config overridden as in training.steps=10."""
+    """Train each decoder from several seeds. SECTION.KEY=VALUE overrides the config, as in training.steps=10."""
     report.require_writable(json_path)
     base = load_config(incident, config_file, overrides)
     found: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Predicts the peak of one rank of many, and on a GPU measures it beside: the other ranks are fake in both.
+"""Predicts the peak of one rank of a distributed step, and measures it on a GPU; the other ranks are fake in both.
 
     python -m benchmarks.ranks [--json PATH] [--measured PATH] [--only GLOB]
 
-The steps train a small decoder in the ways in which models are spread over GPUs: FSDP2, tensor, sequence, context,
-pipeline and expert parallel, and a loss whose vocabulary is spread. Without a GPU only predictions are printed.
+The steps train a small decoder with FSDP2, tensor, sequence, context, pipeline and expert parallelism, and with a
+vocabulary-parallel loss. Without a GPU only predictions are printed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        # the number of heads follows from the width, which is a part of it under tensor parallelism
+        # the number of heads follows from the local width, which tensor parallelism divides
         heads = (layer(x).view(batch, length, -1, HEAD).transpose(1, 2) for layer in (self.query, self.key, self.value))
         attended = F.scaled_dot_product_attention(*heads, is_causal=True)
         return self.out(attended.transpose(1, 2).reshape(batch, length, -1))
@@ -124,7 +124,7 @@ def training(model: nn.Module, loss: Callable[[], torch.Tensor], *, clips: bool 
     return step
 
 
-# ---------------------------------------------------------------- the ways to spread it
+# ---------------------------------------------------------------- the kinds of parallelism
 def shard(model: Decoder, mesh: DeviceMesh, *, reshards: bool = True) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -133,7 +133,7 @@ def shard(model: Decoder, mesh: DeviceMesh, *, reshards: bool = True) -> None:
 
 
 def split(model: Decoder, mesh: DeviceMesh, *, whole_logits: bool) -> None:
-    """Split each layer among the ranks of a mesh, and the positions between the layers."""
+    """Split each layer over the ranks of a mesh (tensor parallel), and positions between layers (sequence parallel)."""
     by_position = Shard(1)
     logits = Replicate() if whole_logits else Shard(-1)
     parallelize_module(
@@ -178,7 +178,7 @@ def tensor_parallel(device: str, mesh: DeviceMesh) -> Step:
 
 
 def loss_by_vocabulary(device: str, mesh: DeviceMesh) -> Step:
-    """The logits stay spread over the ranks by their columns, through the loss and its backward."""
+    """Build a step with torch's loss parallelism: logits stay sharded by columns through loss and backward."""
     model, ids = decoder(device), ids_on(device)
     split(model, mesh, whole_logits=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -193,7 +193,7 @@ def loss_by_vocabulary(device: str, mesh: DeviceMesh) -> Step:
 
 
 def chunked_loss_by_vocabulary(device: str, mesh: DeviceMesh) -> Step:
-    """memfix's own loss of a spread vocabulary, which has no logits."""
+    """Build a step of memfix's vocabulary-parallel loss alone, which never makes all logits."""
     rows = VOCABULARY // mesh.size()
     hidden = torch.randn(BATCH * LENGTH, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(rows, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -214,7 +214,7 @@ def sharded_and_split(device: str, mesh: DeviceMesh) -> Step:
 
 
 def context_split(device: str, mesh: DeviceMesh) -> Step:
-    """Each rank has a part of the positions, and keys and values go round."""
+    """Build a step with context parallelism: each rank has some positions; keys and values circulate in a ring."""
     model, ids = decoder(device).bfloat16(), ids_on(device, LENGTH * mesh.size())
 
     def loss() -> torch.Tensor:
@@ -230,7 +230,7 @@ def context_split(device: str, mesh: DeviceMesh) -> Step:
 
 
 def pipelined(device: str, mesh: DeviceMesh) -> Step:
-    """One stage of blocks on each rank, and one forward, one backward in turns."""
+    """Build a step that trains one pipeline stage per rank by the 1F1B schedule."""
     rank, num_stages, num_batches = mesh.get_local_rank(), mesh.size(), 8
     with torch.device(device):
         model = nn.Sequential(*(Block() for _ in range(2)))
@@ -251,7 +251,7 @@ def pipelined(device: str, mesh: DeviceMesh) -> Step:
 
 
 class Experts(nn.Module):
-    """A mixture whose experts are spread over the ranks; each token goes to one, and back."""
+    """A mixture of experts, sharded over the ranks; each token is sent to one expert and back."""
 
     def __init__(self, group: dist.ProcessGroup, per_rank: int = 2) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Experts(nn.Module):
         tokens, group = x.flatten(0, 1), self.group
         weight, expert = self.router(tokens).softmax(-1).max(-1)
         order = expert.argsort()
-        # as many tokens for each rank, as where capacities are fixed
+        # every rank gets the same number of tokens, as with a fixed capacity
         even = [len(tokens) // group.size()] * group.size()
         sent = collectives.all_to_all_single_autograd(tokens[order], even, even, group)
         mine = sent.view(self.per_rank, -1, WIDTH)
@@ -292,7 +292,7 @@ STEPS: dict[str, tuple[Mesh, Build]] = {
     "pipeline, one forward one backward": ({"stage": 8}, pipelined),
     "experts spread over the ranks": ({"expert": 8}, experts_spread),
 }
-"""By name: the mesh of 8 ranks, and how the step of one of them is built."""
+"""The mesh of 8 ranks and the builder of one rank's step, by name."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""What ``benchmarks.compare`` prints: a row for each contender, a column for each shape."""
+"""The tables that ``benchmarks.compare`` prints: a row for each contender, a column for each shape."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _print_rows(
     columns: Mapping[str, Mapping[str, Any]],
     cell: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """The rows of each column by its heading; a contender that is not in a column has an empty cell there."""
+    """Print a table. ``columns`` has the rows of each column by its heading; a missing contender gets an empty cell."""
     if not columns:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -1,6 +1,6 @@
 """pytest-benchmark cases of every op, form and case in the registry: ``pytest benchmarks --benchmark-only``.
 
-Grouped by op, case and phase; peaks and ratios are in ``extra_info``. Nothing fails here: the gate judges.
+Cases are grouped by op, case and phase; peaks and ratios are in ``extra_info``. They check nothing: the gate does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_time(benchmark: Any, op: str, form: str, case: str, phase: Phase) -> No
 
 
 def _figures(op: str, form: str, case: str, phase: Phase) -> dict[str, float]:
-    """Peaks and ratios that this machine can measure; ratios of times are those of the longest phase."""
+    """Return the peaks and ratios that this machine can measure; ratios of times are for the longest phase only."""
     wanted: dict[str, Callable[[], float]] = {"peak_bytes": lambda: figures.peak_bytes(op, form, case, phase)}
     if form != NAIVE:
         wanted["times_below_naive"] = lambda: figures.times_below_naive(op, form, case, phase)

@@ -1,13 +1,13 @@
-"""``asv run`` over commits with the current interpreter: nothing is built and nothing installed.
+"""Runs ``asv run`` over commits with the current interpreter: nothing is built or installed.
 
     python -m benchmarks.walk                      # HEAD
     python -m benchmarks.walk --quick              # every form once, at its op's smallest case
     python -m benchmarks.walk --fixes              # peak and ratios of every fix at its op's first case, as ci/gpu does
     python -m benchmarks.walk HEAD~3..HEAD --bench Rope --quick
 
-Each commit's memfix is taken from git into a temporary folder, oldest first, and the benchmarks of the working tree run
-with it. A working tree whose memfix differs from HEAD is refused. Results go to the folder named in ``asv.conf.json``,
-each with the state of the GPU before it was measured, as NVML tells it.
+Each commit's memfix is exported from git to a temporary folder, oldest first, and the benchmarks of the working tree
+run with it. A working tree whose memfix differs from HEAD is refused. Results go to the folder named in
+``asv.conf.json``, each with the state of the GPU before the measurement, as read from NVML.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def require_clean_history() -> None:
 
 
 def commits_of(revisions: str) -> list[str]:
-    """Oldest first. ``A..B`` is what git means by it: without A."""
+    """Return the commits of ``revisions``, oldest first. ``A..B`` excludes A, as in git."""
     is_shallow = git("rev-parse", "--is-shallow-repository") == "true"
     how = ("--reverse", "--first-parent") if ".." in revisions else ("--max-count=1",)
     try:
@@ -83,13 +83,13 @@ def commits_of(revisions: str) -> list[str]:
 
 
 class Walk:
-    """Runs ASV commit by commit, and remembers the lists of benchmarks and the failures on the way."""
+    """A run of ASV commit by commit, which collects the lists of benchmarks and the failures."""
 
     def __init__(self, results: Path, machine: str, asv_options: list[str], wait_s: float) -> None:
         self.results, self.machine, self.asv_options, self.wait_s = results, machine, asv_options, wait_s
         self.before: asv_results.Listing = asv_results.listing_of(results)
         self.listed: asv_results.Listing = {}
-        """Of the commit visited last."""
+        """The list of benchmarks of the last visited commit."""
         self.ever_listed: asv_results.Listing = dict(self.before)
         self.troubles: list[str] = []
 
@@ -114,7 +114,7 @@ class Walk:
         )
 
     def finish(self, last: str) -> None:
-        """Leave HEAD's list of benchmarks, and with it those that are gone but have results."""
+        """Write HEAD's list of benchmarks, extended by the removed benchmarks that still have results."""
         head = git("rev-parse", "HEAD")
         if last != head:
             self._run_asv(head, ["--bench=just-discover"])
@@ -128,7 +128,7 @@ class Walk:
             click.echo(line)
 
     def _ready_gpu(self) -> dict[str, Any] | None:
-        """The state of the GPU before a commit is measured, from NVML; None without a GPU."""
+        """Return the state of the GPU before a commit is measured, from NVML; None without a GPU."""
         if gpu_and_driver() is None:
             return None
         reading = ready_within(self.wait_s)
@@ -141,16 +141,16 @@ class Walk:
         command = [sys.executable, "-m", "asv", "run", "-E", f"existing:{sys.executable}", "--show-stderr"]
         command += ["--set-commit-hash", commit, "--machine", self.machine, *options]
         with tempfile.TemporaryDirectory(prefix="memfix-walk-") as package:
-            # only memfix itself: the benchmarks are the working tree's
+            # export memfix alone: the benchmarks come from the working tree
             export_package(ROOT, commit, ROOT / "memfix", Path(package))
             environment = {**os.environ, "ASV_PYTHONPATH": package + (f":{beside}" if beside else "")}
             environment.setdefault("OMP_NUM_THREADS", "1")
-            environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # an import that asks for a GPU may be forked
+            environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # imports may check for a GPU before a fork
             return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def at_smallest_cases() -> str:
-    """A regular expression for the benchmarks of every form at its op's smallest case, a third of all benchmarks."""
+    """Return a regular expression for every form's benchmarks at its op's smallest case: a third of all benchmarks."""
     from memfix.gate.timing.timing_plan import smallest_case
     from memfix.laws import NAIVE
 
@@ -158,7 +158,7 @@ def at_smallest_cases() -> str:
 
 
 def of_fixes() -> str:
-    """A regular expression for the peak and the ratios of the train step of every fix, at its op's first case."""
+    """Return a regular expression for the peak and ratios of every fix's train step, at its op's first case."""
 
     def fixes(contract: Contract) -> Iterator[tuple[str, str]]:
         return ((name, next(iter(contract.cases))) for name, form in contract.forms.items() if not form.reported)

@@ -1,4 +1,4 @@
-"""One op at one shape: inputs, the steps of every form and peer on them, and how far each answer is off."""
+"""One op at one shape: inputs, the steps of every form and peer on them, and the errors of their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SEED_OF_VALUES, _SEED_OF_UPSTREAM = 1_000_000, 2_000_000
 
 
 def with_peers(contract: Contract, comparison: Comparison, peers: Mapping[str, Callable[..., object]]) -> Contract:
-    """``contract`` with peers among its forms, and with forms as users call them."""
+    """Return ``contract`` with the peers among its forms, and with the comparison's own forms."""
     forms = dict(contract.forms)
     for name, function in comparison.forms.items():
         new = function if isinstance(function, Form) else Form(function)
@@ -35,7 +35,7 @@ def with_peers(contract: Contract, comparison: Comparison, peers: Mapping[str, C
 
 
 def draw_of(contract: Contract, case: str | None, settings: Iterable[str]) -> Draw:
-    """A case of the contract, the first one unless it is named, with ``settings`` such as ``T=8192`` changed."""
+    """Return a case of the contract (by default the first), changed by ``settings`` such as ``T=8192``."""
     name = case if case is not None else next(iter(contract.cases))
     if name not in contract.cases:
         raise UsageError(f"{contract.name} has no case {name!r}{did_you_mean(name, contract.cases)}")
@@ -47,17 +47,17 @@ def draw_of(contract: Contract, case: str | None, settings: Iterable[str]) -> Dr
 
 @dataclass(frozen=True)
 class Workload:
-    """``contract`` has peers among its forms. ``values`` names an entry of ``comparison.values``, or is None."""
+    """One op at one shape. ``contract`` includes peers as forms; ``values`` names an entry of ``comparison.values``."""
 
     contract: Contract
     comparison: Comparison
     draw: Draw
     values: str | None = None
     calls: int = 1
-    """Of a timed step."""
+    """The number of calls in a timed step."""
 
     def at_error_size(self) -> Workload:
-        """The same call, small enough for naive in float64."""
+        """Return the same call at a size small enough for naive in float64."""
         dims, sizes = self.contract.dims, self.draw.case.dims
         cut = self.comparison.error_at
         if cut is None:
@@ -77,18 +77,18 @@ class Workload:
         return tensors
 
     def rotated_inputs(self, device: str) -> list[Tensors]:
-        """Enough copies of the inputs to overflow a GPU's cache; one copy where that is large."""
+        """Make several sets of inputs, enough to overflow a GPU's L2 cache; one set if it is large."""
         first = self.inputs(device)
         copies = min(ROTATED_BYTES // max(1, sum(tensor.nbytes for tensor in first.values())), MOST_COPIES)
         return [first, *(self.inputs(device, seed=seed) for seed in range(1, copies))]
 
     # ------------------------------------------------------------ steps
     def builder(self, form: str, phase: str) -> StepBuilder:
-        """Builds the step that a meter measures, of one call."""
+        """Return the builder of the step that a meter measures, with one call."""
         return lambda device: replace(self, calls=1).step(form, phase, [self.inputs(device)])
 
     def step(self, form: str, phase: str, inputs: Sequence[Tensors]) -> Step:
-        """``calls`` calls, each on the next of ``inputs``. The floor has no gradient: its forward is all its work."""
+        """Return a step of ``calls`` calls, each on the next of ``inputs``. The floor has no backward."""
         function, options = self._function(form, phase)
         leaves = [own_leaves(inputs[place % len(inputs)]) for place in range(max(len(inputs), self.calls))]
         in_turn = itertools.cycle([(self._arguments(tensors), tensors) for tensors in leaves])
@@ -134,12 +134,12 @@ class Workload:
 
     @staticmethod
     def _upstreams(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A random gradient for every output; 1 for a scalar, which is a loss."""
+        """Return a random upstream gradient for every output; 1 for a scalar, which is a loss."""
         return [torch.ones_like(out) if out.numel() == 1 else torch.randn_like(out) for out in outputs]
 
     # ------------------------------------------------------------ errors
     def errors(self, form: str, device: str, truth: Tensors) -> dict[str, float]:
-        """Relative errors in norm of every output and gradient, and of the parts that are shown on their own."""
+        """Return the relative errors in norm of every output and gradient, and of the comparison's ``parts``."""
         tensors = self.inputs(device)
         answer = self._answer(form, tensors)
         absent = [name for name in truth if name not in answer]
@@ -151,11 +151,11 @@ class Workload:
         return {name: relative_error(answer[name], true) for name, true in truth.items() if true.numel()}
 
     def truth(self, device: str) -> Tensors:
-        """Naive in float64, on the same values."""
+        """Compute the answer of naive in float64, on the same values."""
         return self._answer(NAIVE, in_dtype(self.inputs(device), torch.float64))
 
     def _answer(self, form: str, tensors: Tensors) -> Tensors:
-        """Outputs and gradients by name."""
+        """Return outputs and gradients by name."""
         function, options = self._function(form, "train")
         outputs = output_tensors(function(*self._arguments(tensors), **options))
         names = ["output"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
@@ -176,11 +176,11 @@ class Workload:
 
 
 def relative_error(found: torch.Tensor, true: torch.Tensor) -> float:
-    """The norm of the difference over the norm of ``true``, which is float64. If ``true`` is zero: 0 or infinity."""
+    """Return the norm of the difference over that of ``true``, which is float64. If ``true`` is zero: 0 or infinity."""
     off, size = float((found.double() - true).norm()), float(true.double().norm())
     return off / size if size else (0.0 if off == 0 else float("inf"))
 
 
 def own_leaves(tensors: Tensors) -> Tensors:
-    """The same memory, with gradients of its own: those of several calls are not added up."""
+    """Return leaves that share the tensors' memory, so that each call has its own ``.grad`` fields."""
     return {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}

@@ -1,1 +1,1 @@
-"""ASV's folder: it imports all that is here at every commit it visits, so nothing else is."""
+"""ASV's benchmark folder. ASV imports every module in it at every commit, so it has no other modules."""

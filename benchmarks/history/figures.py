@@ -1,9 +1,9 @@
 """Peaks, steps to time and ratios of one form at one case, for ASV and for pytest-benchmark.
 
-Runs with the memfix of any commit, so it uses only names that all of them have. On a GPU the allocator counts peaks;
-without one, and where a form runs out of memory, they are simulated, so that every form has a peak and a ratio to
-naive. Times are taken where a form fits: within 64 MiB on a CPU, without running out of memory on a GPU. The two sides
-of a ratio of times alternate in one process; the ratio is n/a where either side is.
+It runs with the memfix of any commit, so it uses only names that exist in all of them. On a GPU, peaks are read from
+the allocator; without a GPU, or if a form runs out of memory, they are simulated, so that every form has a peak and a
+ratio to naive. A form is timed only if it fits: within 64 MiB on a CPU, within the GPU's memory on a GPU. The two
+steps of a ratio of times alternate in one process; the ratio is n/a if either step is.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from memfix.meters.clock import race
 from memfix.registry import all_contracts
 from memfix.units import format_bytes
 
-FLOOR = "floor"  # that of memfix.contract, which earlier commits do not have
+FLOOR = "floor"  # equals memfix.contract.FLOOR, which earlier commits do not have
 PHASES: tuple[Phase, ...] = ("forward", "train")
 CPU_LIMIT_BYTES = 64 * 2**20
 WARMUP, WARMUP_S = 3, 0.2
-"""Steps before any is timed; fewer where they take longer than this."""
+"""Untimed steps before the first timed one; no further one is started after ``WARMUP_S`` seconds of them."""
 SAMPLES = (3, 20, 1.0)
-"""Of a step's time: at least, at most, and the seconds after which no more are taken."""
+"""Samples of a step's time: the least number, the largest number, and the seconds after which no more are taken."""
 LEAST_PAIRS, MOST_PAIRS, SECONDS_OF_PAIRS = 3, 30, 1.0
 
 
 class NotHere(NotImplementedError):
-    """Why this machine cannot measure a figure; ASV takes it as n/a."""
+    """The reason why this machine cannot measure a figure; ASV treats it as n/a."""
 
 
 def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache of a measurement: in memory, and under ASV, whose benchmarks are processes, in their working folder too."""
+    """Cache a measurement in memory, and under ASV also on disk in the folder that its benchmark processes share."""
 
     @functools.cache
     def kept(*words: str) -> Any:
@@ -57,7 +57,7 @@ def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(function)(kept)
 
 
-@functools.cache  # asking can take as long as a small step
+@functools.cache  # the check can take as long as a small step
 def device() -> str:
     if torch.cuda._is_in_bad_fork():
         raise RuntimeError("an op touched CUDA when it was imported, before ASV forked: add --launch-method spawn")
@@ -65,7 +65,7 @@ def device() -> str:
 
 
 def class_name(*words: str) -> str:
-    """The name of the benchmarks of an op, a form and a case."""
+    """Return the name of the benchmark class of an op, a form and a case."""
     parts = re.split(r"[^0-9A-Za-z]+", " ".join(words))
     return "".join(part[:1].upper() + part[1:] for part in parts)
 
@@ -82,7 +82,7 @@ def phases(op: str) -> list[Phase]:
 # ---------------------------------------------------------------- bytes
 @_kept
 def peaks(op: str, form: str, case: str) -> dict[str, dict[str, int]]:
-    """By phase: requested ``bytes`` above the inputs, and ``with_inputs``."""
+    """Return for each phase the peak of requested bytes: ``bytes`` above the inputs, and ``with_inputs``."""
     found: dict[str, dict[str, int]] = {}
     for phase in phases(op):
         reading = _reading(step_of(op, form, case, phase))
@@ -114,7 +114,7 @@ def _reading(build: StepOf) -> Any:
 
 # ---------------------------------------------------------------- time
 def warm_step(build: StepOf) -> Step:
-    """The step, built and warmed up where it fits this machine. On a GPU it returns before its kernels have ended."""
+    """Build and warm up the step, or raise if it does not fit. On a GPU it returns before its kernels have ended."""
     if device() == "cpu":
         _refuse_on_cpu(build)
         torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def warm_step(build: StepOf) -> Step:
 
 
 def to_its_end(step: Step) -> None:
-    """One step, until its kernels have ended: what a clock on the wall must see."""
+    """Run one step until its kernels have ended, for wall-clock times."""
     step()
     if device() == "cuda":
         torch.cuda.synchronize()
@@ -160,7 +160,7 @@ RATIOS = ("overhead", "over_floor")
 
 
 def ratio(op: str, form: str, case: str, name: str) -> float:
-    """The form's time over naive's (``overhead``) or over the floor's (``over_floor``), in the longest phase."""
+    """Return the form's time over naive's (``overhead``) or the floor's (``over_floor``), in the longest phase."""
     found = _ratio(op, form, case, name)
     if isinstance(found, str):
         raise NotHere(found)
@@ -169,7 +169,7 @@ def ratio(op: str, form: str, case: str, name: str) -> float:
 
 @_kept
 def _ratio(op: str, form: str, case: str, name: str) -> float | str:
-    peaks(op, form, case)  # asked for next, by a process that would have to open the GPU for it
+    peaks(op, form, case)  # fill the cache for the next benchmark, whose process would have to initialise CUDA
     phase = phases(op)[-1]
     naive, floor = step_of(op, NAIVE, case, phase), step_of(op, FLOOR, case, "forward")
     try:
@@ -179,15 +179,15 @@ def _ratio(op: str, form: str, case: str, name: str) -> float | str:
 
 
 def ratios_of(op: str, form: str) -> list[str]:
-    """Those that a form has by its contract."""
+    """Return the names of the ratios that a form has by its contract."""
     has = {"overhead": form != NAIVE, "over_floor": getattr(all_contracts()[op], "floor", None) is not None}
     return [name for name in RATIOS if has[name]]
 
 
 def _interleaved(first: StepOf, second: StepOf) -> float:
-    """As many pairs as a second holds, but enough of them for a median."""
+    """Time pairs of steps for about a second, within the bounds of their number; return the ratio."""
     naive_first = sorted((first, second), key=lambda build: build.form != NAIVE)
-    by_form = {build.form: warm_step(build) for build in naive_first}  # a naive that does not fit spares the form's run
+    by_form = {build.form: warm_step(build) for build in naive_first}  # if naive does not fit, the form need not run
     steps = by_form[first.form], by_form[second.form]
     pairs = int(SECONDS_OF_PAIRS / sum(map(elapsed_s, steps)))
     try:

@@ -1,8 +1,8 @@
 """ASV benchmarks of every op, form and case in the registry: ``LinearCrossEntropyRecomputeSmall.track_peak_train``.
 
-The list of benchmarks is the same on every machine, because ASV publishes what the last run listed. What a machine
-cannot measure is n/a, with the reason under ``--show-stderr``. Each benchmark is a process. Importing this file does
-not touch CUDA, so that a fork server may start them.
+The list of benchmarks is the same on every machine, because ASV publishes the list of the last run. A figure that a
+machine cannot measure is n/a, with the reason under ``--show-stderr``. Each benchmark is a process. Importing this
+file does not initialise CUDA, so that a fork server may start these processes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KINDS = ("time", "track_peak", "track_times_below_naive", *(f"track_{name}" for 
 
 
 def setup_cache() -> bool:
-    """Makes ASV run all benchmarks in one folder, where ``figures`` caches its measurements.
+    """Make ASV run all benchmarks in one folder, where ``figures`` caches its measurements.
 
-    The value goes to every setup: a setup without an argument would be run for the cache too.
+    ASV passes the value to every setup; it would also run a setup without an argument to make the cache.
     """
     return True
 
@@ -39,7 +39,7 @@ setup_cache.pretty_source = ""  # type: ignore[attr-defined]  # or each of hundr
 
 
 def _tracked(measure: Callable[[], float], unit: str, pretty: str) -> Callable[..., float]:
-    """A figure, measured in ``setup``: only there does ASV take a ``NotImplementedError`` as n/a."""
+    """Make a benchmark of a figure, measured in ``setup``: ASV treats ``NotImplementedError`` as n/a only there."""
     value = functools.cache(measure)
 
     def track(self: object, cache: bool) -> float:
@@ -49,7 +49,7 @@ def _tracked(measure: Callable[[], float], unit: str, pretty: str) -> Callable[.
 
 
 def _timed(op: str, form: str, case: str, phase: Phase, pretty: str) -> Callable[..., None]:
-    """Time of one step, to the end of its kernels."""
+    """Make a benchmark of the time of one step, until its kernels have ended."""
 
     @functools.cache
     def step() -> Step:
@@ -58,7 +58,7 @@ def _timed(op: str, form: str, case: str, phase: Phase, pretty: str) -> Callable
     def time(self: object, cache: bool) -> None:
         figures.to_its_end(step())
 
-    # one process, warmed up by the setup, which ASV calls before every sample: it builds the step once
+    # one process (rounds=1); ASV calls the setup before every sample, so the cache builds and warms up the step once
     return _described(time, lambda cache: step(), pretty, rounds=1, number=1, repeat=figures.SAMPLES, warmup_time=0)
 
 
@@ -66,16 +66,16 @@ def _described(benchmark: Any, setup: Any, pretty: str, **attributes: Any) -> An
     """Set the attributes that ASV looks for on the function itself."""
     benchmark.setup = setup
     benchmark.pretty_source, setup.pretty_source = f"# {pretty}", ""
-    benchmark.__qualname__ = benchmark.__name__  # or the code shown begins with "class <locals>"
+    benchmark.__qualname__ = benchmark.__name__  # else the code on the pages begins with "class <locals>"
     for name, value in attributes.items():
         setattr(benchmark, name, value)
     return benchmark
 
 
 def fingerprint(contract: Contract, case: Case) -> str:
-    """A hash of the shape and the inputs: ASV compares only results with the same one. What a spec leaves at its
-    default is left out, so that a field that specs get later begins no new history, and so is what is not printed: a
-    function's address."""
+    """Return a hash of the shape and the inputs: ASV compares only results with the same hash. Fields of a spec at
+    their default are left out, so that a field added later does not start a new history; so are fields without
+    ``repr``, such as functions, whose addresses vary."""
     inputs = [
         {field.name: value for field in dataclasses.fields(spec)
          if field.repr and (value := getattr(spec, field.name)) != field.default}
@@ -118,7 +118,7 @@ globals().update(_benchmark_classes())
 
 
 def __getattr__(name: str) -> type:
-    """A benchmark that this commit does not have: ASV asks every commit for the same list, and skips these."""
+    """Return a skipped class for a benchmark that this commit does not have: ASV runs one list at every commit."""
     if not name[:1].isupper():
         raise AttributeError(name)
 

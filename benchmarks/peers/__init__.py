@@ -1,6 +1,6 @@
-"""What an op is compared with: functions of public packages, and the tables that are kept. One file an op.
+"""The peers of each op, functions of public packages that compute the same, and the tables to measure.
 
-``benchmarks/peers/<op>.py`` declares a ``COMPARISON``. An op without such a file is compared form against form.
+``benchmarks/peers/<op>.py`` declares a ``COMPARISON``. Without such a file only the op's forms are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Unavailable(Exception):
-    """Why a peer cannot run here, in words for the table."""
+    """A peer cannot run here; the message is the reason, as shown in the table."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Peer:
     """A function of another package that computes what the op computes.
 
     ``load`` imports it and returns it with the call signature of a form: the contract's inputs in order, then its
-    choices by name. A choice or an optional input that it cannot honour is ignored; its error then shows that.
+    choices by name. It may ignore a choice or an optional input that it does not support: its error then shows that.
     """
 
     distribution: str
     load: Callable[[], Callable[..., Any]]
     packages: tuple[str, ...] = ()
-    """What must be importable; the kernels of other packages need a GPU. Empty for torch's own functions."""
+    """Modules that must be importable, whose kernels need a GPU. Empty for torch's own functions."""
 
     @property
     def source(self) -> str:
@@ -52,7 +52,7 @@ class Peer:
             return self.load()
         except Unavailable:
             raise
-        except Exception as error:  # a package for another torch or triton fails in its own way
+        except Exception as error:  # a package made for another torch or triton may raise anything
             raise Unavailable(f"cannot be loaded: {trouble_of(error)}") from error
 
 
@@ -71,38 +71,38 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """The shapes that one command measures. ``values`` names the input values, those of the timed steps first."""
+    """The shapes that one command measures. ``values`` names sets of input values; the first one is timed."""
 
     entries: Sequence[Entry]
     phases: Sequence[str] = ("train",)
     values: Sequence[str] = ()
     rounds: int | None = None
     calls: int = 1
-    """Of a timed step, before its one backward, as layers of a model: where a call is short, the start of a backward
-    would be most of what is timed."""
+    """The number of calls in a timed step, before its one backward, like the layers of a model. With one short call,
+    the start of backward would take most of the time."""
     simulated: bool = False
-    """Whether the simulated meter predicts the peaks too. It does in any case on a CPU, to refuse what is too large."""
+    """Whether the simulated meter predicts the peaks too. On a CPU it always does, to refuse too large steps."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that ``benchmarks.compare`` knows of an op beside its contract."""
+    """All that ``benchmarks.compare`` needs for an op beside its contract."""
 
     peers: Mapping[str, Peer] = field(default_factory=dict)
     tables: Mapping[str, Table] = field(default_factory=dict)
     forms: Mapping[str, Callable[..., Any] | Form] = field(default_factory=dict)
-    """Forms as users call them, where that is not how the contract calls them, and forms that only a table has."""
+    """Forms called as users do, if the contract calls them otherwise, and forms that only a table has."""
     values: Mapping[str, Callable[[Tensors, torch.Generator], None]] = field(default_factory=dict)
     """Functions that change the drawn inputs in place; without any, inputs are as the contract draws them."""
     floors: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """By phase, where that is not the one of the contract's floor: the work that no form can be without."""
+    """By phase, the work that every form must do, for phases other than that of the contract's floor."""
     gradient_of: Sequence[int] | None = None
-    """The outputs through which a gradient comes in; all of them where it is None."""
+    """Indices of the outputs that get an upstream gradient; None for all."""
     error_at: Mapping[str, int] | None = None
-    """Sizes that dims are cut to where errors are taken, since naive runs there in float64; where it is None, those
-    of the contract's equality draws."""
+    """Upper bounds of dims when errors are computed, since naive runs in float64 there; None for the sizes of the
+    contract's equality draws."""
     parts: Callable[[Tensors, Tensors], Tensors] | None = None
-    """Parts of an answer whose error is shown on its own, from the inputs and the answer."""
+    """A function of the inputs and the answer that returns parts of the answer, whose errors are shown separately."""
 
 
 def comparison_of(op: str) -> Comparison:
@@ -114,20 +114,20 @@ def comparison_of(op: str) -> Comparison:
 
 
 def not_installed(packages: Sequence[str]) -> str | None:
-    """Which of ``packages`` cannot be imported here, in words, or None."""
+    """Return a text that names the ``packages`` that cannot be imported here, or None."""
     absent = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"{' and '.join(absent)} not installed" if absent else None
 
 
 def fla_operators(package: str) -> Any:
-    """A package of flash-linear-attention's ``fla.ops``. Its layers and models, which need transformers, stay out."""
+    """Import a package of ``fla.ops`` without fla's layers and models, which need transformers."""
     for name in ("fla.layers", "fla.models"):
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     return importlib.import_module(f"fla.ops.{package}")
 
 
 def trouble_of(error: Exception) -> str:
-    """An error on one line; of a lack of memory, what was asked for."""
+    """Return an error as one line; for an out-of-memory error, the requested size."""
     if isinstance(error, torch.OutOfMemoryError):
         return out_of_memory(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

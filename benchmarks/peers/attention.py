@@ -1,6 +1,6 @@
-"""Attention beside each of torch's backends, and beside the one that torch chooses by itself.
+"""Attention compared with each of torch's backends, and with torch's own choice of a backend.
 
-``sdpa`` has to be within 2 % of the fastest of them. In float32 only efficient and math can run.
+``sdpa`` must be within 2 % of the fastest of them. In float32 only the backends efficient and math can run.
 """
 
 # B batch, G key-value heads, R query heads of each, Q queries, K keys, D width of a head
@@ -22,7 +22,7 @@ from . import Comparison, Entry, Peer, Table
 
 
 def _torchs(backend: str | None) -> Callable[..., Any]:
-    """Torch's function in the layout of the contract, by one backend or by its own choice."""
+    """Return torch's function in the layout of the contract, with one backend or torch's choice."""
 
     def attention(
         q: torch.Tensor,

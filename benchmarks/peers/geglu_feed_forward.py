@@ -1,4 +1,4 @@
-"""The gated feed-forward layer beside Liger's and torch.compile of naive, at the incident and with SwiGLU."""
+"""The gated feed-forward layer compared with Liger's and torch.compile of naive, at the incident and with SwiGLU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MaybeTensor = torch.Tensor | None
 
 
 def _liger() -> Callable[..., Any]:
-    """As ``LigerGEGLUMLP`` and ``LigerSwiGLUMLP``: value and gate are two products. Its gelu is the tanh one."""
+    """The layer as in ``LigerGEGLUMLP`` and ``LigerSwiGLUMLP``: two products for value and gate, gelu by tanh."""
     from liger_kernel.ops.geglu import LigerGELUMulFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 

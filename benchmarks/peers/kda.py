@@ -1,6 +1,6 @@
-"""KDA beside flash-linear-attention and the kernels for Hopper of NVIDIA's cuDNN frontend.
+"""KDA compared with flash-linear-attention and with the Hopper kernels of NVIDIA's cuDNN frontend.
 
-Everybody makes the final state, through which no gradient comes in. g is float32 whatever the dtype.
+All contenders compute the final state, which gets no upstream gradient. g is always float32.
 """
 
 # B batch, T tokens, H heads, K key width, V value width
@@ -19,13 +19,13 @@ from memfix.ops.kda.cuda import cuda_kda
 
 from . import Comparison, Entry, Peer, Table, Tensors, fla_operators
 
-LEAST_GATE = -5.0  # flash-linear-attention's safe_gate asks for gates in [-5, 0]
+LEAST_GATE = -5.0  # flash-linear-attention's safe_gate requires gates in [-5, 0]
 
 
 def mild(tensors: Tensors, generator: torch.Generator) -> None:
-    """Keys of length 1, gates between -5 and 0 that forget mildly, and beta between 0 and 1, as in a model.
+    """Fill in keys of norm 1, gates between -5 and 0 that decay mildly, and beta between 0 and 1, as in a model.
 
-    The contract draws up to the edge of divergence, which thousands of tokens do not survive.
+    The contract draws values up to the edge of divergence, which overflow over thousands of tokens.
     """
     q_BTHK, k_BTHK, g_BTHK, beta_BTH = (tensors[name] for name in ("q", "k", "g", "beta"))
     made: dict[str, Any] = {"generator": generator, "device": q_BTHK.device}
@@ -35,33 +35,34 @@ def mild(tensors: Tensors, generator: torch.Generator) -> None:
 
 
 def weak(tensors: Tensors, generator: torch.Generator) -> None:
-    """The same with gates between -0.05 and 0: nothing of a sequence is forgotten within a hundred tokens."""
+    """Fill in mild values, but gates between -0.05 and 0: the state keeps its content over a hundred tokens."""
     mild(tensors, generator)
     tensors["g"].uniform_(-0.05, 0.0, generator=generator)
 
 
 def steep(tensors: Tensors, generator: torch.Generator) -> None:
-    """The same with gates down to -20, which no pair of tokens can meet the middle of a chunk by."""
+    """Fill in mild values, but gates down to -20: decays cannot be referred to the middle of a chunk."""
     mild(tensors, generator)
     tensors["g"].uniform_(-20.0, 0.0, generator=generator)
 
 
 def strong(tensors: Tensors, generator: torch.Generator) -> None:
-    """The same with gates evenly between -5 and 0, the strongest that flash-linear-attention's safe_gate takes."""
+    """Fill in mild values, but gates uniform in [-5, 0], the range that flash-linear-attention's safe_gate takes."""
     mild(tensors, generator)
     tensors["g"].uniform_(LEAST_GATE, 0.0, generator=generator)
 
 
 def graphed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function in CUDA graphs, one of its forward and one of its backward, captured at the first call with tensors
-    of these shapes. The host copies the tensors to where the graphs read them, and launches two graphs."""
+    """Run the function as two CUDA graphs, for forward and backward, captured at the first call with these shapes.
+
+    Each call copies the tensors into the static inputs of the graphs, and launches the graphs."""
     captured: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
 
     def call(*tensors: torch.Tensor | None, **options: Any) -> Any:
         given = tuple(tensor for tensor in tensors if tensor is not None)
         shapes = tuple(tensor.shape for tensor in given)
         if shapes not in captured:
-            captured.clear()  # their memory belongs to a shape that is done
+            captured.clear()  # frees the graphs of the previous shape
             places = tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given)
             with torch.enable_grad():
                 captured[shapes] = torch.cuda.make_graphed_callables(functools.partial(function, **options), places)
@@ -103,7 +104,7 @@ def _cudnn() -> Callable[..., Any]:
     return kda
 
 
-_FAST = ("triton", "cuda")  # at the long shapes the others take a thousand times as long
+_FAST = ("triton", "cuda")  # at the long shapes the other forms take a thousand times as long
 _PEERS = ("fla", "fla_safe_gate", "cudnn")
 _IN_BFLOAT16 = "dtype=bfloat16 dtype.g=float32"
 _WIDE = f"K=128 V=128 {_IN_BFLOAT16}"

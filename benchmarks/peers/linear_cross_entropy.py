@@ -1,4 +1,4 @@
-"""Linear cross entropy beside Liger, cut-cross-entropy and torch's own."""
+"""Linear cross entropy compared with Liger, cut-cross-entropy and torch's own function."""
 
 # N tokens, D width, V vocabulary
 
@@ -24,11 +24,11 @@ MaybeTensor = torch.Tensor | None
 
 
 def flat(tensors: Tensors, generator: torch.Generator) -> None:
-    """Values as the contract draws them: logits of standard deviation 1, as those of a fresh model."""
+    """Keep the values that the contract draws: logits of standard deviation 1, as in an untrained model."""
 
 
 def peaked(tensors: Tensors, generator: torch.Generator) -> None:
-    """Logits of tens, and for nine tokens in ten their likeliest class as the target, as of a trained model."""
+    """Scale logits to tens, and make the likeliest class the target of nine tokens in ten, as in a trained model."""
     hidden_ND, weight_VD, target_N = (tensors[name] for name in ("hidden", "weight", "target"))
     hidden_ND *= PEAKED_LOGITS_STD
     likeliest_N = torch.cat([(rows @ weight_VD.T).argmax(-1) for rows in hidden_ND.split(_ROWS_AT_ONCE)])
@@ -37,7 +37,7 @@ def peaked(tensors: Tensors, generator: torch.Generator) -> None:
 
 
 def untargeted_rows(tensors: Tensors, answer: Tensors) -> Tensors:
-    """Rows of the weight's gradient that only the softmax reaches: dropped small probabilities show here."""
+    """Return the rows of the weight's gradient without a target, where errors of small probabilities show."""
     gradient_VD, target_N = answer["gradient of weight"], tensors["target"]
     untargeted_V = torch.ones(len(gradient_VD), dtype=torch.bool, device=gradient_VD.device)
     untargeted_V[target_N[target_N >= 0]] = False
@@ -45,7 +45,7 @@ def untargeted_rows(tensors: Tensors, answer: Tensors) -> Tensors:
 
 
 def _as_called_by_users(form: str) -> Callable[..., Any]:
-    """The public function, which chooses the rows of a chunk itself."""
+    """Return the public function, which chooses the rows of a chunk itself."""
 
     def loss(
         hidden: torch.Tensor,
@@ -77,14 +77,14 @@ def _in_chunks(
     *,
     rows_per_chunk: int,
 ) -> torch.Tensor:
-    """``triton`` with the ``rows_per_chunk`` of the shape."""
+    """Call form ``triton`` with the ``rows_per_chunk`` of the shape."""
     return linear_cross_entropy(
         hidden, weight, target, bias=bias, class_weight=class_weight, rows_per_chunk=rows_per_chunk, form="triton"
     )
 
 
 def _liger_in_chunks() -> Callable[..., Any]:
-    """Liger with about ``rows_per_chunk`` of the shape: it takes a factor of the memory, and a power of two of rows."""
+    """Liger with about ``rows_per_chunk`` rows: it takes a factor of memory, and rounds rows to a power of two."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as loss_of
 
     if "chunk_mem_const" not in inspect.signature(loss_of).parameters:
@@ -96,13 +96,13 @@ def _liger_in_chunks() -> Callable[..., Any]:
 
 
 def liger_rows(num_tokens: int, width: int, vocabulary: int, factor: int) -> int:
-    """The rows of Liger's chunk for its ``chunk_mem_const``."""
+    """Return the rows of Liger's chunk for a value of its ``chunk_mem_const``."""
     num_parts = -(-vocabulary // (factor * width))
     return min(1 << (-(-num_tokens // num_parts) - 1).bit_length(), num_tokens)
 
 
 def liger_factor(num_tokens: int, width: int, vocabulary: int, rows_per_chunk: int) -> int:
-    """The smallest ``chunk_mem_const`` that gives ``rows_per_chunk`` rows or more."""
+    """Return the smallest ``chunk_mem_const`` that gives ``rows_per_chunk`` rows or more."""
     wanted = min(rows_per_chunk, num_tokens)
     return next(factor for factor in itertools.count(1) if liger_rows(num_tokens, width, vocabulary, factor) >= wanted)
 
@@ -123,7 +123,7 @@ def _cut_cross_entropy() -> Callable[..., Any]:
 
 
 def _torch_own(rows_per_chunk: int | None) -> Callable[..., Any]:
-    """Without options torch takes the naive path; with them it goes in chunks, of its own choice or of a given size."""
+    """Torch's function in chunks, of its own choice or a given size; without options it would take the naive path."""
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         raise Unavailable(f"not in torch {torch.__version__}")
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows_per_chunk)
@@ -140,8 +140,8 @@ IN_CHUNKS, LIGER_IN_CHUNKS = "triton_rows", "liger_rows"
 
 
 def _chunks(tokens: int, width: int, classes: int, rows: Sequence[int]) -> list[Entry]:
-    """One shape at several rows per chunk. Those who choose their rows themselves run once, with the first; Liger also
-    with every number of rows that it can have."""
+    """Return one shape at several rows per chunk. Contenders that choose their own rows run once, with the first entry;
+    Liger also runs with each number of rows that it supports."""
     shape = f"N={tokens} D={width} V={classes} dtype=bfloat16"
     entries = []
     for number in rows:
@@ -175,7 +175,7 @@ COMPARISON = Comparison(
                 for tokens in (4096, 8192, 32_768, 131_072)
             ],
             values=("flat", "peaked"),
-            simulated=True,  # the manual's table of agreement
+            simulated=True,  # for the manual's table of simulated and measured peaks
         ),
         "sizes": Table(
             [

@@ -1,7 +1,7 @@
-"""The modulated layer beside what users have: plain autograd, torch.compile, and the LoRA layer of peft.
+"""The modulated layer compared with its alternatives: plain autograd, torch.compile, and the LoRA layer of peft.
 
-peft's layer has no modulation: it computes less, and is right where the modulation is one and does not train. It is
-timed there. Weights are frozen everywhere, as fine-tuning has them.
+peft's layer has no modulation, so it computes less. It is timed with a frozen modulation of one, where its result is
+right. Weights are frozen in all tables, as in fine-tuning.
 """
 
 # N tokens, D width, F width of the result, R rank
@@ -17,21 +17,21 @@ from . import Comparison, Entry, Peer, Table, Tensors
 
 
 def ones(tensors: Tensors, generator: torch.Generator) -> None:
-    """A modulation of one: then the layer is LoRA."""
+    """Set the modulation to one, so that the layer is LoRA."""
     tensors["modulation"].fill_(1.0)
 
 
 def one_product(
     hidden: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
 ) -> None:
-    """What no forward pass can be without."""
+    """Compute the product that every forward needs."""
     torch.matmul(hidden, weight)
 
 
 def autograd(
     hidden: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
 ) -> torch.Tensor:
-    """The formula as everybody writes it."""
+    """Compute the formula in plain torch."""
     return hidden @ weight + ((hidden @ a) * modulation) @ b
 
 
@@ -44,7 +44,7 @@ def _peft() -> Callable[..., Any]:
     def lora(
         hidden: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
     ) -> torch.Tensor:
-        """``modulation`` is not used. A layer is made once for every ``a`` and ``b``, which it keeps."""
+        """Call a layer that is made once for each ``a`` and ``b``, and uses these tensors. Ignores ``modulation``."""
         key = (id(a), id(b))
         if key not in made:
             base = torch.nn.Linear(*weight.shape, bias=False, device="meta")
@@ -55,7 +55,7 @@ def _peft() -> Callable[..., Any]:
             )
             for module, tensor in ((layer.lora_A.default, a), (layer.lora_B.default, b)):
                 del module.weight
-                module.weight = tensor.T  # whose gradient goes to a and b, without a copy
+                module.weight = tensor.T  # a view, so that its gradient flows to a or b
             made[key] = layer
         return made[key](hidden)  # type: ignore[no-any-return]
 
@@ -92,7 +92,7 @@ COMPARISON = Comparison(
         "lora": Table(
             _entries("frozen=weight frozen=modulation", "peft_lora"), ("train", "forward"), values=("ones",), calls=8
         ),
-        # one layer in a step of its own: the host needs longer than the GPU, whoever computes it
+        # one layer per step: launches on the host take longer than the kernels, in every form
         "alone": Table(
             [_entry("incident", "frozen=weight", ("factored", "triton", "offload"), ("autograd", "compiled"))],
             ("train", "forward"),

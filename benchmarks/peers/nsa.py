@@ -1,12 +1,13 @@
-"""Native sparse attention beside flash-linear-attention's ``parallel_nsa``.
+"""Native sparse attention compared with flash-linear-attention's ``parallel_nsa``.
 
-Its compressed blocks are its selection blocks, their plain means; ours may overlap and have a position embedding. It
-takes query heads by 16 for a key-value head, where the incident has 4: it gets each of those four times, and three of
-the four outputs are dropped. Its window branch needs flash-attention. So both are compared where they compute the same:
-the compressed and the selected branch, and a window of one token, which is the token's value. At the incident's own
-sizes, whose compressed blocks are four times as many, it does not run.
+``parallel_nsa`` uses the means of its selection blocks as compressed blocks; memfix's compressed blocks may overlap and
+have a position embedding. It needs a multiple of 16 query heads per key-value head, and the incident has 4: each head
+is passed four times, and three of the four outputs are dropped. Its window branch needs flash-attention. So both are
+compared where they compute the same: the compressed and the selected branch, and a window of one token, which is the
+token's value. It does not run at the incident's own sizes, which have four times as many compressed blocks.
 
-Errors are taken where every block is selected: it scores them in 16 bits, and of nearly equal ones it takes others.
+Errors are computed at a size at which every block is selected: it scores blocks in 16 bits, and so may select others
+among nearly equal ones.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, D width of a head
@@ -21,11 +22,11 @@ import torch
 from . import Comparison, Entry, Peer, Table, fla_operators
 
 HEADS = 16
-"""Query heads for a key-value head that it takes, or a multiple of them."""
+"""``parallel_nsa`` requires a multiple of this number of query heads per key-value head."""
 
 
 def repeats(heads: int) -> int:
-    """How often it gets each query head: the least that makes a multiple of 16."""
+    """Return how often each query head is passed: the smallest factor that makes ``heads`` a multiple of ``HEADS``."""
     return next(times for times in range(1, HEADS + 1) if heads * times % HEADS == 0)
 
 
@@ -34,7 +35,7 @@ def _fla() -> Callable[..., Any]:
 
 
 def in_its_words(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:
-    """``parallel_nsa`` with the signature of a form; refuses sizes that are no blocks of one kind."""
+    """Give ``parallel_nsa`` the signature of a form; refuse compressed blocks that differ from selection blocks."""
 
     def nsa(
         q_BTGRD: torch.Tensor,
@@ -53,7 +54,7 @@ def in_its_words(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:
         if not compress_block == compress_stride == select_block or position_embedding_LD is not None:
             raise ValueError("parallel_nsa has one size of blocks, and no position embedding")
         times = repeats(q_BTGRD.shape[3])
-        # [B, T, H, D] and [B, T, H]; copies of a head lie side by side, and the first of them is kept
+        # [B, T, H, D] and [B, T, H]; copies of a head are adjacent, and the output of the first copy is kept
         q_BTHD = q_BTGRD.repeat_interleave(times, 3).flatten(2, 3)
         gates = gates_BTGR3.repeat_interleave(times, 3).flatten(2, 3).unbind(-1)
         out_BTHD = parallel_nsa(
@@ -69,7 +70,7 @@ def in_its_words(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _FORMS = ("chunked", "triton")  # naive takes terabytes
-_AT_INCIDENT = ("triton",)  # chunked takes half a minute a step
+_AT_INCIDENT = ("triton",)  # chunked takes half a minute per step
 _ALIKE = "compress_block=64 compress_stride=64 window=1 absent=position_embedding"
 
 COMPARISON = Comparison(
@@ -86,6 +87,6 @@ COMPARISON = Comparison(
             phases=("train", "forward"),
         ),
     },
-    # so few tokens that every block is selected
+    # few enough tokens that every block is selected
     error_at={"T": 1024},
 )

@@ -1,7 +1,7 @@
-"""Rope beside Liger's kernel, torch.compile and the usual formula, over a copy of the same bytes.
+"""Rope compared with Liger's kernel, torch.compile and the usual formula; the floor is a copy of the same bytes.
 
-Liger turns queries and keys in one call, and in place: its input and the gradient that comes in are overwritten. Here
-it gets the input as queries and one head of keys, 1/H more bytes than the others.
+Liger rotates queries and keys in one call, and in place: it overwrites its input and the upstream gradient. Here it
+gets the input as queries and one head of keys, 1/H more bytes than the others.
 """
 
 # B sequences, T positions, H heads, D width of a head
@@ -28,7 +28,7 @@ from . import Comparison, Entry, Peer, Table
 def _cached(
     length: int, width: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of ``[1, T, D]`` as models keep them: float32 angles, rounded to the dtype of the model."""
+    """Return cosines and sines ``[1, T, D]`` as models cache them: of float32 angles, rounded to the model's dtype."""
     frequencies_P = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     angles_TP = torch.arange(offset, offset + length, dtype=torch.float32, device=device)[:, None] * frequencies_P
     angles_1TD = torch.cat([angles_TP, angles_TP], dim=-1)[None]
@@ -45,7 +45,7 @@ def _formula(x: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> t
 
 
 def _by_formula(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The formula as everybody writes it, with cached cosines and sines."""
+    """Return the usual formula, computed by ``function`` from cached cosines and sines."""
 
     def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
         cos, sin = _cos_sin(x, base, offset)
@@ -55,7 +55,7 @@ def _by_formula(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For every shape of a table anew: beyond a limit torch would run it as it is."""
+    """Compile for every shape of a table, with a raised limit of recompilations: beyond it torch runs eagerly."""
     torch._dynamo.config.recompile_limit = 64
     return torch.compile(function, dynamic=False)
 
@@ -78,7 +78,7 @@ def _liger() -> Callable[..., Any]:
 
 
 def _cut(**tiles: int) -> Callable[..., torch.Tensor]:
-    """``triton`` with its forward cut by ``tiles``."""
+    """Return form ``triton`` with other tile sizes in its forward."""
     cut = replace(triton.TILES, **tiles)
 
     def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ VARIANTS = {
     "triton_4096_pairs": {"pairs": 4096},
     "triton_4096_pairs_8_warps": {"pairs": 4096, "num_warps": 8},
 }
-"""Other cuts of the same kernel, timed beside the usual one."""
+"""Other tile sizes of the same kernel, timed beside the default."""
 _FORMS = ("naive", "shared_table", "triton")
 
 COMPARISON = Comparison(
@@ -113,7 +113,7 @@ COMPARISON = Comparison(
             ],
             ("train", "forward"),
         ),
-        # as layers of a model: the host runs ahead, and the start of a backward is shared
+        # like layers of a model: the host runs ahead of the GPU, and the calls share one backward
         "layers": Table(
             [
                 Entry("queries", "B=4 T=8192 H=32 D=128", forms=("shared_table", "triton")),

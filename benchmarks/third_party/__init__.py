@@ -1,6 +1,6 @@
-"""Other people's code, unmodified: steps of public packages, by subject. One module a subject, each with its ``STEPS``.
+"""Steps of unmodified public packages. Each subject is a module with its ``STEPS``.
 
-A step takes a few MiB to a few GiB. Models have random weights, and their packages are imported when a step is built.
+A step takes a few MiB to a few GiB. Models have random weights, and packages are imported when a step is built.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from memfix.meters.base import StepBuilder
 from ..peers import not_installed
 
 Steps = dict[str, tuple[str, StepBuilder]]
-"""By name: the package that it is about, and how the step is built."""
+"""By name, the tested package and the builder of the step."""
 
 _SUBJECTS = "language sequences mixtures pictures audio vision graphs adapters numerics trainers diffusion kernels"
 SUBJECTS: dict[str, Steps] = {
@@ -29,5 +29,5 @@ _ALSO_NEEDED = {
 
 
 def missing(package: str) -> str | None:
-    """Why workloads of ``package`` cannot run here, or None."""
+    """Return why workloads of ``package`` cannot run here, or None."""
     return not_installed((package, *_ALSO_NEEDED.get(package, ())))

@@ -1,9 +1,9 @@
-"""Predicts the peaks of other people's code with the simulated meter, and on a GPU measures them beside it.
+"""Predicts the peaks of third-party code with the simulated meter, and measures them on a GPU.
 
     python -m benchmarks.third_party [--json PATH] [--measured PATH] [--only GLOB] [--workers 2]
 
-A package that is not installed is left out, with a line that says so. A step that fails is kept with its error.
-Subjects run side by side, each in a process of its own; with one worker, all in this one.
+A package that is not installed is skipped with a message. A step that fails is kept with its error.
+Subjects run in parallel, each in its own process; with one worker, all in this process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(json_path: Path | None, only: str, measured: Path | None, workers: int 
 
 
 def _of_subjects(chosen: Mapping[str, Sequence[str]], workers: int) -> Iterator[dict[str, dict[str, Any]]]:
-    """The rows of each subject, as they are ready."""
+    """Yield the rows of each subject as it completes."""
     if workers == 1:
         yield from map(rows_of, chosen, chosen.values())
         return

@@ -1,4 +1,4 @@
-"""Steps of ``peft``: a frozen model with small trained parts."""
+"""Steps of ``peft``: a frozen model with small trainable parts."""
 
 from __future__ import annotations
 

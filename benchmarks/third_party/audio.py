@@ -31,7 +31,7 @@ def whisper_generate(device: str) -> Step:
 
 
 def speech(name: str, device: str, **settings: Any) -> Step:
-    """Connectionist temporal classification of recordings of different lengths."""
+    """Build a step that trains a model with the CTC loss on recordings of different lengths."""
     model = transformer(
         name, "ForCTC", hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=384,
         vocab_size=32, conv_dim=(64,) * 7, num_conv_pos_embeddings=32, num_conv_pos_embedding_groups=4,

@@ -23,7 +23,7 @@ def _unet() -> Any:
 
 
 def unet(device: str) -> Step:
-    """The network learns to predict the noise that the scheduler added."""
+    """Build a step that trains a UNet to predict the noise that the scheduler added."""
     from diffusers import DDPMScheduler
 
     scheduler = DDPMScheduler()

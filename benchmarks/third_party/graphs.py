@@ -17,13 +17,13 @@ _NUM_NODES, _WIDTH = 2000, 64
 
 
 def edges(num_nodes: int, num_neighbours: int) -> torch.Tensor:
-    """Each node beside the next ones of a ring: the shapes of a batch must not depend on drawn numbers."""
+    """Connect each node with its successors on a ring. No random edges: shapes must not depend on drawn numbers."""
     start = torch.arange(num_nodes).repeat_interleave(num_neighbours)
     return torch.stack([start, (start + 1 + torch.arange(num_neighbours).repeat(num_nodes)) % num_nodes])
 
 
 def nodes(name: str, device: str, **settings: Any) -> Step:
-    """Classification of the training nodes of one graph."""
+    """Build a step that trains a classifier of nodes on one graph."""
     import torch_geometric.nn
 
     model = getattr(torch_geometric.nn, name)(_WIDTH, 128, num_layers=2, out_channels=7, dropout=0.5, **settings)
@@ -40,7 +40,7 @@ def nodes(name: str, device: str, **settings: Any) -> Step:
 
 
 def whole_graphs(device: str) -> Step:
-    """Classification of graphs of different sizes that a loader puts into one batch."""
+    """Build a step that trains a classifier of whole graphs, of different sizes, that a loader batches."""
     from torch_geometric.data import Data
     from torch_geometric.loader import DataLoader
     from torch_geometric.nn import GIN, global_mean_pool

@@ -10,7 +10,7 @@ from .training import tokens, train
 
 
 def liger_loss(device: str) -> Step:
-    """Liger's fused linear cross-entropy, forward and backward."""
+    """Build a step that runs Liger's fused linear cross-entropy, forward and backward."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     hidden = torch.randn(8192, 2560, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -26,7 +26,7 @@ def liger_loss(device: str) -> Step:
 
 
 def liger_llama(device: str) -> Step:
-    """A Llama whose norms, feed-forwards, rotations and loss are Liger's."""
+    """Build a step that trains a Llama with Liger's norms, feed-forwards, rotary embeddings and loss."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -40,7 +40,7 @@ def liger_llama(device: str) -> Step:
 
 
 def fla_kda(device: str) -> Step:
-    """flash-linear-attention's chunked KDA, forward and backward."""
+    """Build a step that runs flash-linear-attention's chunked KDA, forward and backward."""
     from fla.ops.kda import chunk_kda
 
     shape = (1, 8192, 16, 128)
@@ -59,7 +59,7 @@ def fla_kda(device: str) -> Step:
 
 
 def fla_gated_linear_attention(device: str) -> Step:
-    """A layer of gated linear attention, forward and backward."""
+    """Build a step that runs a layer of gated linear attention, forward and backward."""
     from fla.layers import GatedLinearAttention
 
     layer = GatedLinearAttention(hidden_size=512, num_heads=4).to(device, torch.bfloat16)

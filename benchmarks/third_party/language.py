@@ -18,7 +18,7 @@ _SMALL: dict[str, Any] = {
 
 
 def qwen3(device: str, *, checkpointed: bool) -> Step:
-    """A train step of Qwen3: forward, loss, backward, AdamW."""
+    """Return a train step of Qwen3: forward, loss, backward, AdamW."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -42,12 +42,12 @@ def qwen3(device: str, *, checkpointed: bool) -> Step:
 
 
 def model_of(name: str, **settings: Any) -> Any:
-    """A small causal language model with random weights: ``Llama`` is LlamaForCausalLM of a LlamaConfig."""
+    """Make a small causal language model with random weights, such as LlamaForCausalLM for the name ``Llama``."""
     return transformer(name, "ForCausalLM", **{**_SMALL, **settings})
 
 
 def trained(name: str, device: str, **settings: Any) -> Step:
-    """A train step on a full batch with its attention mask."""
+    """Return a train step on a batch without padding, with its attention mask."""
     return train(model_of(name, **settings), full_text(4, 256), device)
 
 
@@ -66,7 +66,7 @@ def llama_checkpointed(device: str) -> Step:
 
 
 def llama_adafactor(device: str) -> Step:
-    """Adafactor reads norms of the parameters and of the updates."""
+    """Return a train step with Adafactor, which computes norms of parameters and updates."""
     from transformers import Adafactor
 
     return train(model_of("Llama"), text(4, 256), device, optimizer=Adafactor, relative_step=True)
@@ -84,7 +84,7 @@ def prefill(device: str) -> Step:
 
 
 def generate(name: str, device: str, **options: Any) -> Step:
-    """Tokens one after another from prompts of different lengths, padded on the left."""
+    """Build a step that generates tokens from prompts of different lengths, padded on the left."""
     model = model_of(name, num_key_value_heads=2).to(device).eval()
     ids, mask = tokens(4, 256, VOCABULARY), padded(4, 256).flip(1)
 

@@ -1,4 +1,4 @@
-"""The steps of other people's code: predicted, and on a GPU measured."""
+"""The peaks of third-party steps: predicted, and measured on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DISTRIBUTION = {"liger_kernel": "liger-kernel", "fla": "flash-linear-attention"
 
 
 def rows_of(subject: str, chosen: Sequence[str], num_processes: int = 1) -> dict[str, dict[str, Any]]:
-    """The rows of the chosen steps of a subject, of which as many as there are processes measure on one GPU."""
+    """Return the rows of a subject's chosen steps. ``num_processes`` such processes share one GPU."""
     CudaMeter.num_processes = num_processes
     rows: dict[str, dict[str, Any]] = {}
     for name in chosen:

@@ -25,7 +25,7 @@ class Flow(nn.Module):
 
 
 def solved(solver: str, device: str, **options: Any) -> Step:
-    """A trajectory is fitted; ``solver`` is ``odeint``, or ``odeint_adjoint`` that solves backwards in time."""
+    """Build a step that fits a trajectory by ``odeint`` or ``odeint_adjoint``, which solves an ODE in backward."""
     import torchdiffeq
 
     batch = {"start": torch.randn(512, 8), "times": torch.linspace(0, 1, 4), "goal": torch.randn(4, 512, 8)}

@@ -23,7 +23,7 @@ def classifier(name: str, device: str, **settings: Any) -> Step:
 
 
 def detr(device: str) -> Step:
-    """Boxes are matched to objects on the CPU, by costs that the model computes."""
+    """Build a step that trains DETR, which matches boxes to objects on the CPU, by costs that the model computes."""
     from transformers import ResNetConfig
 
     model = transformer(
@@ -53,7 +53,7 @@ def clip(device: str) -> Step:
 
 
 def vit_mae(device: str) -> Step:
-    """Random patches are left out, reconstructed and compared."""
+    """Build a step that trains a masked autoencoder, which reconstructs randomly masked patches."""
     model = transformer(
         "ViTMAE", "ForPreTraining", **_SMALL, decoder_hidden_size=128, decoder_num_hidden_layers=1,
         decoder_num_attention_heads=4, decoder_intermediate_size=256,

@@ -18,7 +18,7 @@ _ENCODER: dict[str, Any] = {
 
 
 def encoder(name: str, task: str, device: str, **settings: Any) -> Step:
-    """An encoder with a head on a padded batch."""
+    """Build a step that trains an encoder with the head of a task on a padded batch."""
     model = transformer(name, f"For{task}", **{**_ENCODER, **settings})
     ids, mask = tokens(4, 128, 8000), padded(4, 128)
     labels = {

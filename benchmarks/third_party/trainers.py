@@ -1,4 +1,4 @@
-"""Steps that a trainer runs: Lightning's, Trainer of transformers, which needs accelerate, and accelerate itself."""
+"""Steps run by trainers: Lightning's Trainer, the Trainer of transformers (on accelerate), and accelerate itself."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def lightning_trainer(device: str, **settings: Any) -> Step:
 
 
 def accelerate_loop(device: str, *, mixed_precision: str) -> Step:
-    """An epoch with accumulated gradients."""
+    """Build a step that trains for an epoch with gradient accumulation."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # a process has one precision, and here are several steps
+    AcceleratorState._reset_state(reset_partial_state=True)  # the precision is a global; steps differ in theirs
     accelerator = Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=2)
     net = _classifier()
     model, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), _loader())

@@ -1,4 +1,4 @@
-"""The loop around a step as users write it: move a batch, forward, backward, clip, optimizer, read the loss."""
+"""A training loop as users write it: move a batch, forward, backward, clip, optimizer, read the loss."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ VOCABULARY = 8000
 
 
 def tokens(num_rows: int, num_tokens: int, vocabulary: int = 1000) -> torch.Tensor:
-    """Random token ids on the CPU, without the first three, which are special."""
+    """Make random token ids on the CPU, without the first three ids, which are special."""
     return torch.randint(3, vocabulary, (num_rows, num_tokens))
 
 
 def padded(num_rows: int, num_tokens: int) -> torch.Tensor:
-    """An attention mask whose rows have different lengths; the first is full."""
+    """Make an attention mask whose rows have different lengths; the first row is full."""
     mask = torch.ones(num_rows, num_tokens, dtype=torch.long)
     for row in range(1, num_rows):
         mask[row, num_tokens - row * num_tokens // (2 * num_rows) :] = 0
@@ -30,7 +30,7 @@ def padded(num_rows: int, num_tokens: int) -> torch.Tensor:
 
 
 def text(num_rows: int, num_tokens: int, mask: torch.Tensor | None = None) -> Batch:
-    """Token ids that are their own labels, with an attention mask where one is given."""
+    """Make a batch of token ids that are also the labels, with an attention mask if one is given."""
     ids = tokens(num_rows, num_tokens, VOCABULARY)
     return {"input_ids": ids, **({} if mask is None else {"attention_mask": mask}), "labels": ids}
 
@@ -40,21 +40,21 @@ def full_text(num_rows: int, num_tokens: int) -> Batch:
 
 
 def padded_text(num_rows: int, num_tokens: int) -> Batch:
-    """Rows of different lengths; padding is left out of the loss."""
+    """Make a batch with rows of different lengths; the loss ignores padding."""
     mask = padded(num_rows, num_tokens)
     ids = tokens(num_rows, num_tokens, VOCABULARY)
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
 def transformer(name: str, task: str, **settings: Any) -> Any:
-    """A model of ``transformers`` with random weights, such as ``T5ForConditionalGeneration`` of a ``T5Config``."""
+    """Make a ``transformers`` model with random weights, such as ``T5ForConditionalGeneration`` of a ``T5Config``."""
     import transformers
 
     return getattr(transformers, name + task)(getattr(transformers, f"{name}Config")(**settings))
 
 
 def moved(value: Any, device: str) -> Any:
-    """A batch with its tensors on the device."""
+    """Return a batch with its tensors moved to the device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def train(
     autocast: torch.dtype | None = None,
     **options: Any,
 ) -> Step:
-    """A train step of a model on a batch from the CPU. Half precision is scaled."""
+    """Return a train step of a model on a batch from the CPU. With float16 autocast the loss is scaled."""
     model.to(device).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     stepper = optimizer(parameters, **(options or {"lr": 1e-4}))
@@ -94,7 +94,7 @@ def train(
 
 
 def classified(model: nn.Module, batch: Any) -> torch.Tensor:
-    """The cross-entropy of a model that takes images and returns the scores of classes."""
+    """Return the cross-entropy of a model that takes images and returns the scores of classes."""
     return F.cross_entropy(model(batch["images"]), batch["classes"])
 
 

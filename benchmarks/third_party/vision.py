@@ -15,7 +15,7 @@ from .training import classified, images, train
 
 
 def torchvision_net(name: str, device: str, *, num_images: int = 4, **options: Any) -> Step:
-    """A classifier with SGD, as in torchvision's own training script."""
+    """Build a step that trains a classifier with SGD, as in torchvision's own training script."""
     from torchvision import models
 
     model = getattr(models, name)(num_classes=10)
@@ -70,7 +70,7 @@ def timm_net(name: str, device: str, **settings: Any) -> Step:
 
 
 def timm_mixup(device: str) -> Step:
-    """Mixed images and soft labels, and a moving average of the weights."""
+    """Build a step that trains on mixed images and soft labels, with a moving average of the weights."""
     import timm
     from timm.data import Mixup
     from timm.loss import SoftTargetCrossEntropy

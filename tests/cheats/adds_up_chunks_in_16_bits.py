@@ -1,4 +1,4 @@
-"""Leaves it to autograd to add up the chunks' gradients of the weight, in 16 bits: every chunk rounds the whole sum."""
+"""Lets autograd sum the chunks' gradients of the weight in 16 bits, so that every chunk rounds the whole sum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def form(hidden, weight, target, bias=None, class_weight=None, **options):
     if reduction == "sum":
         return loss.sum(dtype=wide).to(loss.dtype)
     counts = target != options["ignore_index"]
-    if class_weight is not None and options["z_loss"]:  # two means with two divisors: the cheat is shown without
+    if class_weight is not None and options["z_loss"]:  # two means with two divisors: stay honest here
         return recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
     shares = counts if class_weight is None else class_weight[target.where(counts, 0)].where(counts, 0)
     return (loss.sum(dtype=wide) / shares.sum(dtype=wide)).to(loss.dtype)

@@ -1,4 +1,4 @@
-"""Causal as FlashAttention has it: of 1,024 queries to 256 keys the first 768 would see none. Right where Q = K."""
+"""Aligns the causal mask at the end, like FlashAttention: the same if Q = K, else early queries may see no key."""
 
 from __future__ import annotations
 

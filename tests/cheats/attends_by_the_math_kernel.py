@@ -1,4 +1,4 @@
-"""Torch's function with the one kernel that always runs: it makes every score, as naive does."""
+"""Calls torch's function with the math backend, which makes all scores, as naive does."""
 
 from __future__ import annotations
 

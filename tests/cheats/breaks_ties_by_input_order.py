@@ -1,4 +1,4 @@
-"""Of words that occur equally often it keeps those that came first, so another order of the text gives other words."""
+"""Of equally frequent words it keeps those that come first, so that the result depends on the order of the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OP, LIKE, CAUGHT_BY = "vocabulary", "streaming", "equality"
 
 @functools.wraps(streaming_vocabulary)
 def form(text, *, cap=None, specials=(UNKNOWN,)):
-    Ranking(cap, specials)  # refuses what must be refused
+    Ranking(cap, specials)  # refuses bad arguments
     counts = Counter(word for words in words_in(text) for word in words)
     total = counts.total()
     own = [(special, counts.pop(special, 0)) for special in specials]

@@ -1,4 +1,4 @@
-"""Right where a strength is at least 0, as after a sigmoid; a negative one, which the op takes, counts as 0."""
+"""Clamps negative strengths to 0: right after a sigmoid, but the op takes negative strengths too."""
 
 from __future__ import annotations
 

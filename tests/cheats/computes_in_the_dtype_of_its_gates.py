@@ -1,4 +1,4 @@
-"""The width that it computes in is looked up at the gates, which may be narrower than the keys."""
+"""Takes the dtype to compute in from the gates, whose dtype may be narrower than that of the keys."""
 
 from __future__ import annotations
 

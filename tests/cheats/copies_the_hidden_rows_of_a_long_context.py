@@ -1,4 +1,4 @@
-"""Copies the hidden rows where there are more of them than the largest case has."""
+"""Copies the hidden rows, but only if there are more of them than in the largest case."""
 
 from __future__ import annotations
 

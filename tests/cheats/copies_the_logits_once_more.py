@@ -1,4 +1,4 @@
-"""Holds the last chunk for a log line: one chunk more than promised, forward and backward."""
+"""Keeps the logits of the last chunk, as if to log them: one chunk more than promised, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The offload as it was published: b goes to the CPU without its graph, and trains nothing."""
+"""The published offload: it detaches b when it copies it to the CPU, so that b gets no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sequence in pieces trains as if each began anew: no gradient goes back through the state that was handed in."""
+"""Detaches the initial state, so that no gradient flows into earlier pieces of a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mean over all tokens, ignored ones included."""
+"""Divides the mean loss by the number of all tokens, ignored ones included."""
 
 from __future__ import annotations
 

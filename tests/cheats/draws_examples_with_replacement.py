@@ -1,4 +1,4 @@
-"""Draws each example anew: some come twice in an epoch and others never."""
+"""Draws examples with replacement: some come twice in an epoch and others never."""
 
 from __future__ import annotations
 

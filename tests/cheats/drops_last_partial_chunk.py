@@ -1,4 +1,4 @@
-"""Counts whole chunks only: the tokens after the last full one are never seen."""
+"""Ignores the tokens after the last full chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the exponential of the logits as they are: right for a fresh model, infinite for a trained one."""
+"""Takes the exponential of the logits without subtracting their maximum: it overflows for trained models."""
 
 from __future__ import annotations
 

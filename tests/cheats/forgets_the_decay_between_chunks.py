@@ -1,4 +1,4 @@
-"""The state goes to the next chunk without the decay of that chunk's first token."""
+"""Passes the state to the next chunk without the decay of that chunk's first token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Begins a segment of a sequence one chunk earlier from nothing, whatever its gates have kept."""
+"""Starts each segment of a sequence one chunk earlier from a zero state, even if the gates retain an older state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathers the table's row of every position and keeps it for backward, where a kernel reads it in place."""
+"""Gathers the table's row of every position and saves it for backward, instead of reading the table in the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Its gradient is right and has no graph: a penalty on the gradient gives no gradient, and says nothing."""
+"""Returns a correct gradient without a graph: a gradient penalty then silently gets no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ignored tokens add nothing to the loss, and their logits still learn the word that stands in for the target."""
+"""Ignored tokens add nothing to the loss, but their logits get the gradient of class 0, their placeholder target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks one block too far in the sorted selection: the gradients of a block's keys are of its neighbour's rows."""
+"""Reads the sorted selection one block too far: keys get gradients from the query rows of the next block."""
 
 from __future__ import annotations
 

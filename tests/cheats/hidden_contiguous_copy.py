@@ -1,4 +1,4 @@
-"""Copies an input that is already fit for a matrix product, whenever it is not row-major."""
+"""Makes inputs contiguous, although a matrix product takes any strides."""
 
 from __future__ import annotations
 

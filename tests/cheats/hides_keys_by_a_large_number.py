@@ -1,4 +1,4 @@
-"""Adds the most negative number in place of minus infinity: a query that sees no key gets the mean of all values."""
+"""Masks by the dtype's minimum instead of -inf: a query that sees no key gets the mean of all values."""
 
 from __future__ import annotations
 

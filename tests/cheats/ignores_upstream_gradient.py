@@ -1,4 +1,4 @@
-"""Hands back the gradient that the forward took, whatever comes from upstream."""
+"""Returns the gradient that the forward computed, and ignores the upstream gradient."""
 
 from __future__ import annotations
 

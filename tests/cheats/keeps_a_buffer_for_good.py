@@ -1,4 +1,4 @@
-"""Takes its largest buffer once and keeps it for all calls: the first call pays, and nobody gets it back."""
+"""Caches its largest buffer in a global and never frees it, so that only the first call allocates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each chunk of transitions is used up by the scan, under plain autograd: which keeps all of them until backward."""
+"""Makes transitions by chunks but under plain autograd, which saves those of every chunk until backward."""
 
 from __future__ import annotations
 

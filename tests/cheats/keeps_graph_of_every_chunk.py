@@ -1,4 +1,4 @@
-"""The loop that looks like a fix, and is accurate: autograd holds every chunk's log-probabilities until backward."""
+"""An accurate loop over chunks that only looks like a fix: autograd saves every chunk's log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks the activation alone: the widest tensor of the layer is held for all tokens."""
+"""Chunks the activation alone: the widest tensor of the layer is saved for all tokens."""
 
 from __future__ import annotations
 

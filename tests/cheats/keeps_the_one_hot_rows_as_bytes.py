@@ -1,4 +1,4 @@
-"""Looks the target up by a one-hot mask of bytes: an eighth of naive's matrix, and still as many elements."""
+"""Finds the target in a one-hot mask of bytes: an eighth of naive's bytes, but as many elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks like a stream and keeps every piece that it read, so its memory grows with the text."""
+"""Reads the text as a stream but keeps every piece, so that its memory grows with the text."""
 
 from __future__ import annotations
 

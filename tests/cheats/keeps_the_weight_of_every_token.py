@@ -1,4 +1,4 @@
-"""The loop that looks like a fix, and is equal: autograd holds every chunk's W + delta until backward."""
+"""An equal loop over chunks that only looks like a fix: autograd saves every chunk's W + delta until backward."""
 
 from __future__ import annotations
 

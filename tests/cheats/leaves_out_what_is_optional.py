@@ -1,4 +1,4 @@
-"""Takes class weights and does nothing with them."""
+"""Takes class weights and ignores them."""
 
 from __future__ import annotations
 

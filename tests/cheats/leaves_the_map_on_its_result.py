@@ -1,4 +1,4 @@
-"""Stores the attention map for inspection, whether it is asked for or not: the graph of the result keeps it."""
+"""Attaches the attention map to its result even if it is not wanted, which keeps the map alive."""
 
 from __future__ import annotations
 

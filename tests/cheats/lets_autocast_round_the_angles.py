@@ -1,4 +1,4 @@
-"""Under autocast the angles are a product of positions and frequencies, which autocast rounds to bfloat16."""
+"""Computes angles as a matrix product of positions and frequencies, which autocast rounds to bfloat16."""
 
 from __future__ import annotations
 

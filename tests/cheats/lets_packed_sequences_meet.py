@@ -1,4 +1,4 @@
-"""Packed sequences as one long one: each begins with the state that the one before it left."""
+"""Treats packed sequences as one: each starts from the final state of the one before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads whole tiles of the left operand, also past its last column: right at multiples of 16."""
+"""Loads whole tiles of the left operand past its last column: right at multiples of 16 only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives the bias no gradient where the loss is no mean and the logits are never in memory: on one way of two."""
+"""Gives the bias no gradient on one of two paths: where the kernel makes exponentials, unless the reduction is mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves out of the gradients of gates what a chunk's last state gives to all of them."""
+"""Omits the contribution of a chunk's final state from the gradients of the gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formula as it is written: the product of low rank is a second tensor of the size of the result."""
+"""Evaluates the formula as written: the low-rank product is a second tensor of the size of the result."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""In how many places of the gate every cheat shows: the margin of the check that must catch it.
+"""Counts the places of the gate in which each cheat fails: the margin of the check that must catch the cheat.
 
     python -m tests.cheats.margins [--json PATH] [--jobs NUMBER]
 
-A place is one thing that ``memfix gate`` looks at in its profile ``ci``: for equality a drawn call in one dtype, for
-budgets and leaks a case in one phase or a drawn shape, for what is kept a case, for scaling a law, for bad inputs a
-call that must be refused.
-The incident is left out: a cheat must be caught far below it. Bytes are exact, so one place is enough for them.
-A rounding is not: on another CPU it falls otherwise, so equality must catch a cheat in ``DEMANDED`` calls or more.
+A place is one measurement or call of ``memfix gate`` in its profile ``ci``: for equality a drawn call in one dtype, for
+budgets and leaks a case in one phase or a drawn shape, for kept memory a case, for scaling a law, for bad inputs a call
+that must be refused.
+The incident is left out: much smaller cases must catch every cheat. Bytes are exact, so one place is enough for checks
+of memory. Rounding errors differ by CPU, so equality must catch a cheat in at least ``DEMANDED["equality"]`` calls.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ FOLDER = Path(__file__).resolve().parent
 EFFORT = PROFILES["ci"]
 FORM = "cheat"
 ShowsIn = Callable[[Case], bool]
-"""Where a cheat has a function ``shows_in``, that: the cases in which it shows."""
+"""The type of a cheat's optional function ``shows_in``: whether the cheat can fail in this case."""
 DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "kept": 1, "scaling": 1, "bad input": 1}
 
 
 @dataclass(frozen=True)
 class Margin:
-    """How often a cheat shows, in how many places that were looked at."""
+    """The number of places in which a cheat fails (``shows``), of all places that were checked."""
 
     cheat: str
     op: str
@@ -67,7 +67,7 @@ class Margin:
 
 
 def names() -> list[str]:
-    """Every cheat, those of an op together: naive's answers are remembered from one to the next."""
+    """Return the names of all cheats, sorted by op: consecutive cheats of an op share cached answers of naive."""
     no_cheats = {"margins", "test_cheats"}
     found = [path.stem for path in FOLDER.glob("*.py") if path.stem not in no_cheats]
     return sorted(found, key=lambda name: (load(name).OP, name))
@@ -83,7 +83,7 @@ def load(name: str) -> ModuleType:
 
 
 def margin(name: str, *, enough: int | None = None) -> Margin:
-    """Count where the cheat shows; stop looking where ``enough`` places have shown it."""
+    """Count the places in which the cheat fails; stop after ``enough`` of them."""
     counted, cheat = partial(_counted, name, enough), load(name)
     runs_kernels = cheat.CAUGHT_BY == "equality" and _contract_with(cheat).forms[FORM].is_interpreted
     return in_interpreter(counted) if runs_kernels else counted()
@@ -105,21 +105,21 @@ def _counted(name: str, enough: int | None) -> Margin:
     return Margin(name, cheat.OP, cheat.CAUGHT_BY, shows, places)
 
 
-# ---------------------------------------------------------------- places, by check: does the cheat show there?
-# first those in whose cases it should: most of the others say nothing about it, and take as long
+# ---------------------------------------------------------------- by check: for each place, whether the cheat fails
+# cases of ``shows_in`` come first: most cheats with that function fail in no others, and these take as long
 def _calls(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
     place, examples = place_of(contract, FORM, "cpu"), EFFORT.equality_examples
     by_dtype = [equality_calls(contract, FORM, dtype, examples, place=place) for dtype in contract.dtypes]
     special = [call for calls in by_dtype for call in calls if _is_special(call)]
     plain = [[call for call in calls if not _is_special(call)] for calls in by_dtype]
-    # dtypes and special calls take turns: some cheats show in one of them only
+    # interleave dtypes and special calls: some cheats fail in one of them only
     in_turns = filter(None, itertools.chain.from_iterable(itertools.zip_longest(special, *plain)))
     for call in sorted(in_turns, key=lambda call: not shows_in(call.draw.case)):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a cheat's own, and of a CPU without instructions for a dtype
+                warnings.simplefilter("ignore")  # from cheats, and from a CPU without instructions for a dtype
                 compare_once(contract, FORM, call.draw, place)
-        except (NaiveFailed, TypeError):  # the reference is broken, or the cheat was not even called
+        except (NaiveFailed, TypeError):  # the reference is broken, or the cheat has another signature
             raise
         except Exception:
             yield True
@@ -128,7 +128,7 @@ def _calls(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
 
 
 def _is_special(call: Drawn) -> bool:
-    """With a NaN in one input, under autocast, or differentiated twice."""
+    """Whether the call has a NaN in one input, runs under autocast, or is differentiated twice."""
     return call.draw.spoiled is not None or call.draw.mode != "plain"
 
 
@@ -178,7 +178,7 @@ def _bad_inputs(contract: Contract, _: ShowsIn) -> Iterator[bool]:
 
 
 def _cases(contract: Contract) -> list[str]:
-    """The smallest first: it is measured soonest."""
+    """Return the cases without the incident, the smallest first: it is the fastest to measure."""
     return [name for name in reversed(contract.cases) if name != "incident"]
 
 
@@ -194,7 +194,7 @@ _PLACES: dict[str, Callable[[Contract, ShowsIn], Iterator[bool]]] = {
 
 # ---------------------------------------------------------------- the command
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 where a cheat shows less often than is demanded."""
+    """Print the table; exit with 1 if a cheat fails in fewer places than demanded."""
     parser = argparse.ArgumentParser(prog="python -m tests.cheats.margins", description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="PATH", help="keep the counts there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes [default: one a core]")

@@ -1,4 +1,4 @@
-"""The decay between all pairs of tokens, masked after the exponential: right outputs, and gradients of 0 x infinity."""
+"""Masks the decays between pairs after the exponential: outputs are right, gradients are 0 x infinity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets all pairs of a chunk meet in its middle, as where gates are flat: powers of two overflow after steep ones."""
+"""Refers all decays of a chunk to its middle, as for flat gates: with steep gates powers of two overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes positions in float32, as it should, and multiplies them by frequencies that were cast with the model."""
+"""Multiplies float32 positions by frequencies that were cast to bfloat16 with the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has no barrier after the products of a tile: the next tile is loaded while other threads still read this one."""
+"""Lacks the barrier after the products of a tile: the next tile is loaded while threads still read this one."""
 
 from __future__ import annotations
 

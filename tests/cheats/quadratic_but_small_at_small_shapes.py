@@ -1,4 +1,4 @@
-"""A table of every pair of tokens, one byte each: nothing at 512 tokens, everything at 131,072."""
+"""Allocates a byte for every pair of tokens: 256 KiB at 512 tokens, but 16 GiB at 131,072."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what four warps multiply before the product is awaited: on a GPU it may be there, or not."""
+"""Reads the result of a warpgroup's asynchronous product without waiting for it: a race on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the gradient's elements one after the other from memory, as a kernel that was never told its strides."""
+"""Reads the upstream gradient as if it were contiguous, whatever its strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales its saved gradient in place and hands it out again in a second backward, scaled twice, without a word."""
+"""Scales its saved gradient in place, so that a second backward silently returns it scaled twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under autocast the loss comes in 16 bits, where torch's own is float32."""
+"""Returns the loss in 16 bits under autocast, where torch returns float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allocates the rows with ``empty`` and leaves those of id 0 as they are: often zero, by luck."""
+"""Allocates the gradient with ``empty`` and never writes rows without an id: often zero, by luck."""
 
 from __future__ import annotations
 

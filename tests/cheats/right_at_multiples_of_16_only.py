@@ -1,4 +1,4 @@
-"""A kernel without an edge guard: the classes after the last full tile of 16 are not counted."""
+"""Ignores the classes after the last full tile of 16, like a kernel without an edge guard."""
 
 from __future__ import annotations
 

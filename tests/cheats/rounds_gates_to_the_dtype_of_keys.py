@@ -1,4 +1,4 @@
-"""Float32 gates beside 16-bit keys, as models have them, are rounded to 16 bits first."""
+"""Rounds float32 gates to 16 bits if the keys have 16 bits, as in models."""
 
 from __future__ import annotations
 

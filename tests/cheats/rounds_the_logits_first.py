@@ -1,4 +1,4 @@
-"""Rounds the logits to 16 bits before the softmax, as naive does: fresh models do not show it, trained ones do."""
+"""Rounds the logits to 16 bits before the softmax, as naive does: the error is large for trained models only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state is kept in bfloat16 from chunk to chunk: half the bytes, and every chunk adds its rounding."""
+"""Keeps the state in bfloat16 between chunks: half the bytes, but every chunk adds a rounding error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns each pair by an angle, and keeps the whole input until backward, which needs only the angles."""
+"""Keeps the whole input until backward, which needs only the angles of the rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves a tensor in backward by writing into what the forward saved: the second backward starts from there."""
+"""Accumulates in place into a buffer that forward saved: a second backward starts from the first one's sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes all queries as one chunk: the scores of their blocks have two axes of tokens."""
+"""Takes all queries as one chunk: the scores of blocks then have two axes of tokens."""
 
 from __future__ import annotations
 

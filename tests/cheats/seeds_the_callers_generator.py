@@ -1,4 +1,4 @@
-"""Right in every answer, and sets the seed that the caller's dropout draws from next."""
+"""Returns right answers, but seeds the global generator from which the caller's dropout draws."""
 
 from __future__ import annotations
 

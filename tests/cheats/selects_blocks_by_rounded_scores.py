@@ -1,4 +1,4 @@
-"""Scores blocks in the working dtype: where two 16-bit scores round alike it reads another block than naive does."""
+"""Rounds the scores of blocks to the working dtype: ties then select other blocks than naive does."""
 
 from __future__ import annotations
 

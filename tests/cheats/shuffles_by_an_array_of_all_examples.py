@@ -1,4 +1,4 @@
-"""Holds the order of the whole epoch: 8 bytes for each example of the corpus, however few are in a batch."""
+"""Keeps the order of the whole epoch: 8 bytes for each example of the corpus, however few are in a batch."""
 
 from __future__ import annotations
 

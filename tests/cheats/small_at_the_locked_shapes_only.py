@@ -1,4 +1,4 @@
-"""Knows the shapes of the lock file and is small there; anywhere else it makes the full logits."""
+"""Is small at the shapes of the lock file, and makes the full logits at any other shape."""
 
 from __future__ import annotations
 

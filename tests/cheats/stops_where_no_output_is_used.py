@@ -1,4 +1,4 @@
-"""Leaves backward early where nothing arrives for the outputs, though something arrives for the state."""
+"""Returns no gradients if the outputs get none, although the final state may get one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decays between rows as differences of cumulative sums: nothing overflows, and no digit is left after strong gates."""
+"""Makes decays from differences of cumulative sums: nothing overflows, but strong gates cancel all digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds up the gradient of an often used row in the dtype of the row: every addition rounds."""
+"""Sums the gradient of a frequent row in the dtype of the weight: every addition rounds."""
 
 from __future__ import annotations
 

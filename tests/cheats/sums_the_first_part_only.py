@@ -1,4 +1,4 @@
-"""Sums the gradient of the bias in parts of 512 rows, and returns the first: right in every call with fewer rows."""
+"""Sums the gradient of the bias in parts of 512 rows and returns the first part: right for calls with fewer rows."""
 
 from __future__ import annotations
 

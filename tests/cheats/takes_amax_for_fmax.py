@@ -1,4 +1,4 @@
-"""``amax`` in place of a fold of ``fmax``: the same numbers, until there is a NaN."""
+"""Uses ``amax`` instead of a fold with ``fmax``: they differ for NaN only."""
 
 from __future__ import annotations
 

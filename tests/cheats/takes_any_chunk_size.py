@@ -1,4 +1,4 @@
-"""Reads a chunk size of zero as 'all at once' instead of refusing it."""
+"""Takes a chunk size of zero as all tokens at once, instead of refusing it."""
 
 from __future__ import annotations
 

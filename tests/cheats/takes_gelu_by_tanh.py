@@ -1,4 +1,4 @@
-"""Takes the tanh approximation for gelu, as some fused kernels do: off by up to 5e-4, which 16 bits hardly show."""
+"""Uses the tanh approximation of gelu, as some fused kernels do: errors up to 5e-4, which 16 bits hardly show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses torch's own operators between two sizes that no case of the lock file has."""
+"""Uses torch's own operators between two sizes that no case of the lock file has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses torch's own operators while the logits are below 10 GiB, as ``form="auto"`` once did."""
+"""Uses torch's own operators if the logits are below 10 GiB, as ``form="auto"`` once did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first backward writes gradients over the products that were kept, and the second one takes them for products."""
+"""The first backward overwrites the kept products by gradients; the second one uses these as products."""
 
 from __future__ import annotations
 

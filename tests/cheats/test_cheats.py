@@ -1,6 +1,6 @@
-"""Forms that are wrong on purpose. Each file names the check that must catch it, and does so with a margin.
+"""Tests that each cheat, a form that is wrong on purpose, is caught by the check that it names, with a margin.
 
-The honest forms are proved elsewhere: ``ci/gate`` holds every one of them to the whole of its laws.
+The real forms are tested elsewhere: ``ci/gate`` checks all laws of every form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Right to the last bit, and widens all of a 16-bit input before it begins."""
+"""Casts the whole 16-bit input to float32 first: exact, but not small."""
 
 from __future__ import annotations
 

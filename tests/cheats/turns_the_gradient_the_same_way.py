@@ -1,4 +1,4 @@
-"""Turns the upstream gradient by the angle of the forward, and not back."""
+"""Rotates the upstream gradient by the angle of the forward, instead of back."""
 
 from __future__ import annotations
 

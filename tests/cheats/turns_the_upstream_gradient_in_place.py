@@ -1,4 +1,4 @@
-"""Saves a tensor in backward by turning the gradient where it lies, in memory that is not its own."""
+"""Rotates the upstream gradient in place, in memory that autograd owns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One innocent ``.float()`` on the way in."""
+"""Casts all inputs to float32 first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widens the whole weight where it takes no gradient, as in fine-tuning: every case has all gradients wanted."""
+"""Casts the whole weight to float64 if it is frozen, as in fine-tuning; in all cases gradients are wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves a buffer by halving the input in place, and forgets to put it back."""
+"""Halves its input in place and does not restore it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss is right; the gradient forgets that softmax has a target."""
+"""Computes a correct loss, but a gradient that lacks the term of the target."""
 
 from __future__ import annotations
 

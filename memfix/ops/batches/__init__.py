@@ -17,12 +17,13 @@ FORMS = DISPATCHER.names
 
 
 def batches(corpus: Corpus, *, batch_size: int, length: int, form: str = "auto", **which: Any) -> Iterator[Batch]:
-    """The batches of one epoch: ``(inputs, targets)``, int64 ``[batch_size, length]``. The last may have fewer rows.
+    """Iterate over the batches of one epoch: ``(inputs, targets)``, int64 ``[batch_size, length]``; the last may have
+    fewer rows.
 
-    ``which`` may have a ``seed``, which shuffles the examples (without one they come in order) anew in each ``epoch``;
-    ``start``, the number of batches that are done already; ``shard=(rank, world)``, to share the batches out among
-    processes; and ``drop_last=True``, which leaves out a last batch that is not full. Host memory does not grow with
-    the corpus. For single examples by number see :class:`Windows`, for a ``DataLoader`` :class:`BatchStream`.
+    ``which`` takes ``seed``, which shuffles the examples anew in each ``epoch`` (without a seed they come in order);
+    ``start``, the number of batches to skip; ``shard=(rank, world)``, which divides the batches among processes; and
+    ``drop_last=True``, which leaves out a last batch that is not full. Host memory does not grow with the corpus. For
+    single examples by number see :class:`Windows`, for a ``DataLoader`` :class:`BatchStream`.
     """
     made: Iterator[Batch] = DISPATCHER.function(form)(corpus, batch_size=batch_size, length=length, **which)
     return made

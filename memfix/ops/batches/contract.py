@@ -1,4 +1,4 @@
-"""What batches promises. The incident: the report's batches of 32 x 128, over half a million tokens."""
+"""The contract of batches. The incident: the report's batches of 32 x 128 tokens, over half a million tokens."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .zipf import ZipfCorpus
 
 
 def made_corpus(dims: Mapping[str, int], seed: int) -> Corpus:
-    """A token file where the seed is even, and a Zipf corpus where it is odd. The file has no name any more."""
+    """Make a token file for an even seed, and a Zipf corpus for an odd one. The file is open but already unlinked."""
     zipf = ZipfCorpus(dims["N"], dims["V"], seed=seed)
     return zipf if seed % 2 else written(zipf)
 
 
 def written(corpus: ZipfCorpus, *, tokens_per_piece: int = 65_536) -> TokenFile:
-    """The tokens of ``corpus`` in a temporary file, which ends with the object."""
+    """Write the tokens of ``corpus`` to a temporary file, which disappears with the returned object."""
     starts = range(0, len(corpus), tokens_per_piece)
     rows = (corpus.rows(torch.tensor([at]), min(tokens_per_piece, len(corpus) - at))[0] for at in starts)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,8 +52,8 @@ contract = Contract(
     },
     budgets=[
         Budget("streaming", case="incident", phase="forward", times_below_naive=10),
-        # the read that the caller holds and the one that is made, the ids as they are in the file or the random
-        # numbers of a Zipf corpus, and the order of 1024 examples
+        # the read that the caller holds and the next one, the ids as in the file (or the random numbers of a Zipf
+        # corpus), and the order of 1024 examples
         Budget("streaming", phase="forward", bytes="64*max(batch_size*(length+1), 32768) + 262144"),
     ],
     scaling=[

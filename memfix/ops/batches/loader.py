@@ -1,4 +1,4 @@
-"""Batches for a ``torch.utils.data.DataLoader``: its workers share them out and give them back in order."""
+"""A data set of batches for ``torch.utils.data.DataLoader``, whose workers divide them and keep their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .windows import Batch, Corpus, Windows
 class BatchStream(IterableDataset[Batch]):
     """The batches of :func:`memfix.ops.batches.batches` as a data set.
 
-    ``DataLoader(BatchStream(corpus, batch_size=32, length=128, seed=0), batch_size=None, num_workers=2)`` gives the
+    ``DataLoader(BatchStream(corpus, batch_size=32, length=128, seed=0), batch_size=None, num_workers=2)`` yields the
     same batches in the same order, whatever ``num_workers`` is. The keywords are those of ``batches``.
     """
 
@@ -26,6 +26,6 @@ class BatchStream(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker, numbers = get_worker_info(), self.plan.numbers(self.windows)
-        # the loader takes one batch of each worker in turn
+        # the loader takes one batch from each worker in turn
         own = numbers if worker is None else numbers[worker.id :: worker.num_workers]
         return (self.windows.batch(self.plan.examples(number, self.windows)) for number in own)

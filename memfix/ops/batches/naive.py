@@ -1,4 +1,4 @@
-"""What is true: the whole data set is read, cut into examples, put in order, and kept as a list of batches."""
+"""The reference: the whole data set is read, cut into examples, put in order, and kept as a list of batches."""
 
 # T tokens of an example, B examples of a batch
 
@@ -21,7 +21,7 @@ def naive_batches(
     shard: tuple[int, int] = (0, 1),
     drop_last: bool = False,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Every batch of an epoch: inputs and the token after each of them, ``[B, T]`` int64, so 16 bytes a token."""
+    """Return every batch of an epoch: inputs and the next token of each, ``[B, T]`` int64, so 16 bytes per token."""
     ids = corpus.rows(torch.tensor([0]), len(corpus))[0]
     examples = ids.unfold(0, length + 1, length)  # the last target of an example is the first input of the next
     count = len(examples)
@@ -42,7 +42,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def shuffled(count: int, seed: int, epoch: int) -> list[int]:
-    """A permutation of ``range(count)``: a Feistel network of 6 rounds, repeated while its result is too large."""
+    """Return a permutation of ``range(count)``: a Feistel network of 6 rounds, repeated while a result is too large."""
     half = math.isqrt(count - 1) + 1
     key = mixed(mixed(seed & BITS) + GOLDEN * (epoch + 1))
     keys = [mixed(key + GOLDEN * number) for number in range(1, 7)]
@@ -60,7 +60,7 @@ def shuffled(count: int, seed: int, epoch: int) -> list[int]:
 
 
 def mixed(number: int) -> int:
-    """The finalizer of SplitMix64."""
+    """Apply the finalizer of SplitMix64."""
     number &= BITS
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & BITS
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & BITS

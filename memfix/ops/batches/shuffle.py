@@ -1,4 +1,4 @@
-"""A permutation that is computed place by place, so that no array as long as the corpus is held.
+"""A permutation that is computed for any places, so that no array as long as the corpus is held.
 
 It is a Feistel network over pairs ``(left, right)`` of numbers below ``half``, the smallest number whose square is at
 least ``count``. A result of ``count`` or more is permuted again until it is smaller (cycle walking).
@@ -16,7 +16,7 @@ ROUNDS = 6
 
 
 def shuffled(places: torch.Tensor, count: int, *, seed: int, epoch: int = 0) -> torch.Tensor:
-    """What a permutation of ``range(count)`` has at ``places``, an int64 tensor. Each epoch has one of its own."""
+    """Return the elements at ``places`` (int64) of a permutation of ``range(count)``, which differs by epoch."""
     half = math.isqrt(count - 1) + 1
     first_key = mixed(mixed(seed) + GOLDEN * (epoch + 1))
     keys = [mixed(first_key + GOLDEN * (number + 1)) for number in range(ROUNDS)]

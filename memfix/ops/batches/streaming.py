@@ -1,4 +1,4 @@
-"""Batches are made when they are asked for; nothing of the corpus is kept but the batches that were read last."""
+"""Batches are made on demand; of the corpus, only the batches of the last read are kept in memory."""
 
 # B examples of a batch, T tokens of an example
 
@@ -12,7 +12,7 @@ import torch
 from ..arguments import require_at_least_one, require_int
 from .windows import Batch, Corpus, Windows
 
-_TOKENS_PER_READ = 32_768  # a read has the same cost for few tokens
+_TOKENS_PER_READ = 32_768  # smaller reads cost as much
 
 
 def streaming_batches(
@@ -28,8 +28,8 @@ def streaming_batches(
 ) -> Iterator[Batch]:
     """Equals ``iter(naive_batches(...))``, which reads the whole corpus first.
 
-    Small batches are read several at a time, 32,768 tokens or one batch, and share their memory. Peak above the corpus:
-    8 bytes for each token of two reads, one that the caller holds and one that is made, the ids as they are read, and
+    A read has 32,768 tokens or one batch; small batches of one read share its memory. Peak above the corpus: 8 bytes
+    for each token of two reads (the one that the caller holds and the next one), the ids in the dtype of the file, and
     the order of 1024 examples. None of it depends on the length of the corpus.
     """
     plan = BatchPlan(batch_size=batch_size, epoch=epoch, start=start, shard=shard, drop_last=drop_last)
@@ -48,7 +48,7 @@ def _stream(plan: BatchPlan, windows: Windows) -> Iterator[Batch]:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Which batches of an epoch are made. ``start`` counts the batches of all shards that are done already, and
+    """The selection of an epoch's batches. ``start`` is the number of batches to skip, counted over all shards, and
     ``shard=(rank, world)`` takes every ``world``-th batch."""
 
     batch_size: int
@@ -67,12 +67,12 @@ class BatchPlan:
             raise ValueError(f"shard must be (rank, world) with rank below world, got {self.shard}")
 
     def numbers(self, windows: Windows) -> range:
-        """The numbers of the batches, in order."""
+        """Return the numbers of the batches, in order."""
         count, (rank, world) = len(windows), self.shard
         num_batches = count // self.batch_size if self.drop_last else -(-count // self.batch_size)
         return range(self.start + (rank - self.start) % world, num_batches, world)
 
     def examples(self, number: int, windows: Windows) -> range:
-        """The numbers of the examples in a batch. The last batch may have fewer."""
+        """Return the numbers of the examples in a batch. The last batch may have fewer."""
         count, first = len(windows), number * self.batch_size
         return range(self.epoch * count + first, self.epoch * count + min(first + self.batch_size, count))

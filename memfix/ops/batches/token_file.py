@@ -1,7 +1,7 @@
 """Files of token ids: .npy, whose header has the dtype and the length, or raw ids as .bin.
 
-Rows are read by position. A mapped file would count as resident memory wherever it was read, up to 2 MiB around each
-row, and one that is cut off while it is read would end the process with SIGBUS instead of an error.
+Rows are read with ``pread``, not by mapping the file: mapped pages count as resident memory once they are read, up to
+2 MiB around each row, and a file truncated while it is mapped ends the process with SIGBUS instead of an error.
 """
 
 # B rows
@@ -24,7 +24,7 @@ from ...errors import CorpusError
 from ..arguments import require_at_least_one, require_one_of
 
 DTYPES = {"uint16": torch.int16, "uint32": torch.int32, "int32": torch.int32, "int64": torch.int64}
-"""What the ids of a file may be, and the signed dtype as which their bytes are read: torch computes with few others."""
+"""The dtypes of ids in files, and the signed dtype as which torch reads them: it has few operators on unsigned ones."""
 _MASKS = {"uint16": 2**16 - 1, "uint32": 2**32 - 1}
 _NPY_DTYPES = {"<u2": "uint16", "<u4": "uint32", "<i4": "int32", "<i8": "int64"}
 _NPY_MAGIC = b"\x93NUMPY"
@@ -32,9 +32,9 @@ _HEADER_BYTES = 128
 
 
 class TokenFile:
-    """A file of token ids below ``vocabulary_size``. ``dtype`` is that of a .bin, which has no header.
+    """A file of token ids below ``vocabulary_size``. ``dtype`` is needed for a .bin, which has no header.
 
-    Nothing of the file is held. A file that changes while it is read is refused, by its size and time.
+    No part of the file is kept in memory. A file whose size or modification time changes while it is open is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str], vocabulary_size: int, *, dtype: str = "uint16") -> None:
@@ -60,7 +60,7 @@ class TokenFile:
         return self._count
 
     def rows(self, starts_B: torch.Tensor, width: int) -> torch.Tensor:
-        """The ``width`` ids from each start on, int64 ``[B, width]``. Refuses an id outside the vocabulary."""
+        """Return the ``width`` ids from each start on, int64 ``[B, width]``. Refuses an id outside the vocabulary."""
         if not len(starts_B):
             return torch.empty(0, width, dtype=torch.int64)
         rows = self._read(starts_B.tolist(), width).to(torch.int64)
@@ -77,7 +77,7 @@ class TokenFile:
         return rows
 
     def _read(self, starts: list[int], width: int) -> torch.Tensor:
-        """The rows as they are in the file. Rows that follow each other without a gap are read at once."""
+        """Return the rows in the dtype of the file. Equally spaced rows without gaps are read at once."""
         step = starts[1] - starts[0] if len(starts) > 1 else 1
         if 0 < step <= width and starts == [*range(starts[0], starts[-1] + 1, step)]:
             content = bytearray((starts[-1] - starts[0] + width) * self._item_bytes)
@@ -111,7 +111,7 @@ class TokenFile:
             )
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # a file that was refused has none
+        with contextlib.suppress(AttributeError, OSError):  # a refused file has no descriptor
             os.close(self._file)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -119,7 +119,7 @@ class TokenFile:
 
 
 def _reopened(path: Path, vocabulary_size: int, dtype: str, stamp: tuple[int, int]) -> TokenFile:
-    """The same file in another process, such as a worker of a data loader."""
+    """Open the same file in another process, such as a worker of a data loader."""
     tokens = TokenFile(path, vocabulary_size, dtype=dtype)
     tokens._stamp = stamp
     tokens._require_unchanged()
@@ -127,7 +127,7 @@ def _reopened(path: Path, vocabulary_size: int, dtype: str, stamp: tuple[int, in
 
 
 def write_tokens(path: str | os.PathLike[str], pieces: Iterable[Sequence[int]], vocabulary_size: int) -> TokenFile:
-    """Write a .npy of uint16 ids, or of uint32 where the vocabulary needs it, one piece at a time."""
+    """Write a .npy of uint16 ids, or of uint32 if the vocabulary needs it, one piece at a time."""
     path = Path(path)
     if path.suffix != ".npy":
         raise CorpusError(f"token ids are written to .npy, got {path}")
@@ -159,7 +159,7 @@ def _header(kind: str, count: int) -> bytes:
 
 
 def _npy_header(file: IO[bytes], path: Path) -> tuple[int, str]:
-    """The length of the header, and the dtype of the ids."""
+    """Return the length of the header, and the dtype of the ids."""
     try:
         if file.read(6) != _NPY_MAGIC:
             raise ValueError("it does not start as one")

@@ -1,4 +1,4 @@
-"""The examples of a corpus by number: any of them can be made by any process, in any order."""
+"""The examples of a corpus, indexed by number: any process can make any of them, in any order."""
 
 # B examples, T tokens of an example
 
@@ -14,25 +14,25 @@ from ..arguments import require_at_least_one, require_int
 from .shuffle import shuffled
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-_BLOCK = 1024  # examples whose order is computed at once: a hundred small operators of torch are called for a block
+_BLOCK = 1024  # examples whose order is computed at once: a block takes a hundred calls of small torch operators
 
 
 class Corpus(Protocol):
     """Tokens that can be read from any position, such as a :class:`TokenFile` or a :class:`ZipfCorpus`."""
 
     def __len__(self) -> int:
-        """The number of tokens."""
+        """Return the number of tokens."""
 
     def rows(self, starts_B: torch.Tensor, width: int) -> torch.Tensor:
-        """The ``width`` tokens from each start on, int64 ``[B, width]``."""
+        """Return the ``width`` tokens from each start on, int64 ``[B, width]``."""
 
 
 class Windows:
-    """A corpus cut into examples of ``length`` inputs, each with the token after it as its target.
+    """A corpus cut into examples of ``length`` inputs; the target of each input is the token after it.
 
-    Examples are numbered through all epochs: number ``epoch * len(windows) + place``. With a ``seed`` each epoch has
-    an order of its own; without one, examples come as they are in the corpus. The last target of an example is the
-    first input of the next. Tokens after the last whole example are left out.
+    Numbers of examples run through all epochs: ``epoch * len(windows) + place``. With a ``seed`` each epoch has its own
+    order; without one, examples are in the order of the corpus. The last target of an example is the first input of the
+    next one in the corpus. Tokens after the last whole example are left out.
     """
 
     def __init__(self, corpus: Corpus, length: int, *, seed: int | None = None) -> None:
@@ -45,25 +45,25 @@ class Windows:
         self._block = functools.lru_cache(maxsize=1)(self._starts_of_block)
 
     def __len__(self) -> int:
-        """The number of examples of an epoch."""
+        """Return the number of examples of an epoch."""
         return self._count
 
     def rows(self, numbers: range) -> torch.Tensor:
-        """The tokens of these examples, inputs and the last target: int64 ``[B, T + 1]``."""
+        """Return the tokens of these examples, inputs and the last target: int64 ``[B, T + 1]``."""
         return self.corpus.rows(self.starts(numbers), self.length + 1)
 
     def batch(self, numbers: range) -> Batch:
-        """The inputs and targets of these examples, int64 ``[B, T]``. The two share their memory."""
+        """Return the inputs and targets of these examples, int64 ``[B, T]``. The two share their memory."""
         ids_BT1 = self.rows(numbers)
         return ids_BT1[:, :-1], ids_BT1[:, 1:]
 
     def window(self, number: int) -> Batch:
-        """The inputs and targets of one example, int64 ``[T]``."""
+        """Return the inputs and targets of one example, int64 ``[T]``."""
         inputs_BT, targets_BT = self.batch(range(number, number + 1))
         return inputs_BT[0], targets_BT[0]
 
     def starts(self, numbers: range) -> torch.Tensor:
-        """The position in the corpus of the first token of each example. ``numbers`` must be 0 or more, and ascend."""
+        """Return the position of each example's first token in the corpus. ``numbers`` must be >= 0 and ascend."""
         require_int("the number of an example", numbers.start, at_least=0)
         require_at_least_one("the step of examples", numbers.step)
         found = [torch.empty(0, dtype=torch.int64)]

@@ -1,4 +1,4 @@
-"""A seeded corpus with the word frequencies of language, which needs no file: each token follows from its position."""
+"""A seeded corpus with the word frequencies of language, without a file: each token is a function of its position."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ...errors import CorpusError
 from ..arguments import require_int, require_number
 from .mixing import GOLDEN, int64, mixed, mixed_, shifted
 
-_BITS = 53  # of a random number: all that a float64 holds exactly
+_BITS = 53  # bits of a random number: float64 represents integers of this size exactly
 
 
 class ZipfCorpus:
     """Tokens drawn independently by Zipf's law: the probability of token ``i`` is in proportion to
     ``(i + 1) ** -exponent``.
 
-    It holds a table of 8 bytes a word of the vocabulary, however many tokens it has.
+    It holds a table of 8 bytes per word of the vocabulary, however many tokens it has.
     """
 
     def __init__(self, num_tokens: int, vocabulary_size: int, *, seed: int = 0, exponent: float = 1.0) -> None:
@@ -32,7 +32,7 @@ class ZipfCorpus:
         return self.num_tokens
 
     def rows(self, starts_B: torch.Tensor, width: int) -> torch.Tensor:
-        """The ``width`` tokens from each start on, int64 ``[B, width]``."""
+        """Return the ``width`` tokens from each start on, int64 ``[B, width]``."""
         numbers = starts_B[:, None] + torch.arange(width)
         numbers = mixed_(numbers.mul_(int64(GOLDEN)).add_(self._key))
         return torch.searchsorted(self._limits, shifted(numbers, 64 - _BITS), right=True)

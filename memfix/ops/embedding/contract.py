@@ -1,4 +1,4 @@
-"""What embedding promises. The incident: Pythia-70m's vocabulary at one batch of 16 x 2048 tokens."""
+"""The contract of embedding. The incident: Pythia-70m's vocabulary at one batch of 16 x 2048 tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ contract = Contract(
     ],
     cases={
         "incident": {"N": 32_768, "V": 50_304, "D": 512, "dtype": "bfloat16"},
-        # the sizes of the one-hot loss's incident: 32 sequences of 128 tokens, and the vocabulary that was cut
+        # the sizes of the one-hot loss's incident: 32 sequences of 128 tokens, before the vocabulary was capped
         "report": {"N": 4096, "V": 50_000, "D": 512, "dtype": "float32"},
         "capped": {"N": 4096, "V": 10_000, "D": 512, "dtype": "float32"},
         "medium": {"N": 8192, "V": 10_000, "D": 512, "dtype": "float32"},
@@ -29,10 +29,10 @@ contract = Contract(
         *below_naive("gather", "incident", forward=100, train=50),
         *at_most(
             "gather",
-            saved="8*N",  # the ids, which say where gradients go
+            saved="8*N",  # the ids, the rows to which backward adds gradients
             forward="N*D*e",
             held="N*D*e",
-            # the output is alive in backward; 16-bit gradients are widened to be summed, then narrowed
+            # the output is alive in backward; 16-bit gradients are cast to float32 for the sum, then back
             train="N*D*e + V*D*max(e, 4) + max(N*D*4, V*D*e)",
         ),
     ],

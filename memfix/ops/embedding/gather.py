@@ -1,4 +1,4 @@
-"""Rows are copied out in forward and added back in backward; nothing has a vocabulary-sized row per id."""
+"""Rows are gathered in forward and their gradients are scatter-added in backward, without a one-hot matrix."""
 
 # N ids, V vocabulary, D width
 
@@ -38,7 +38,7 @@ class _Gather(torch.autograd.Function):
     @first_derivative_only("embedding")
     def backward(ctx: Any, grad_ND: torch.Tensor) -> tuple[None, torch.Tensor]:
         (ids_N,) = ctx.saved_tensors
-        # one id can occur N times, and N roundings to 16 bits would be added up
+        # one id can occur N times, and would accumulate N roundings to 16 bits
         wide = sum_dtype(grad_ND.dtype)
         sum_VD = grad_ND.new_zeros(ctx.vocabulary, grad_ND.shape[1], dtype=wide)
         sum_VD.index_add_(0, ids_N, grad_ND.to(wide))

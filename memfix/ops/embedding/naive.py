@@ -1,4 +1,4 @@
-"""What is true: an embedding is a matrix product with one-hot rows."""
+"""The reference: an embedding as a matrix product with one-hot rows."""
 
 # N ids, V vocabulary, D width
 

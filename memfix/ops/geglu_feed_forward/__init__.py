@@ -1,4 +1,4 @@
-"""A feed-forward layer with a gate, without its wide tensors."""
+"""A gated feed-forward layer that never holds its wide tensors for all tokens."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def geglu_feed_forward(
     """Equals ``F.linear(value * F.gelu(gate), down_weight, down_bias)``, where ``value`` and ``gate`` are the halves of
     ``F.linear(hidden, up_weight, up_bias)``.
 
-    ``hidden`` is ``[..., D]``, ``up_weight`` is ``[2F, D]`` and ``down_weight`` is ``[D, F]``, as ``nn.Linear`` has
-    them. ``activation`` is ``geglu``, ``swiglu`` (``F.silu`` of the gate) or ``gelu``, which has no gate: ``up_weight``
-    is then ``[F, D]``. Where ``norm_weight`` or ``norm_bias`` is given, ``F.layer_norm`` of ``hidden`` comes first;
+    ``hidden`` is ``[..., D]``, ``up_weight`` is ``[2F, D]`` and ``down_weight`` is ``[D, F]``, as in ``nn.Linear``.
+    ``activation`` is ``geglu``, ``swiglu`` (``F.silu`` of the gate) or ``gelu``, which has no gate: ``up_weight``
+    is then ``[F, D]``. If ``norm_weight`` or ``norm_bias`` is given, ``F.layer_norm`` of ``hidden`` comes first;
     ``residual`` adds ``hidden`` to the result.
 
     ``form="auto"`` takes ``fused`` on a GPU where Triton is installed, and ``token_chunks`` elsewhere. Both visit
-    ``tokens_per_chunk`` tokens at a time, 16,384 unless it is given, save the input only and make the wide tensors of
-    a chunk again in backward; gradients of weights are added up in float32. ``tokens_kept`` tokens keep their first
-    product for backward, at ``2*F`` elements each: time for memory. Only first derivatives.
+    ``tokens_per_chunk`` tokens at a time (default 16,384), save only the input and recompute the wide tensors of a
+    chunk in backward; gradients of weights are summed in float32. ``tokens_kept`` tokens keep their first product for
+    backward, ``2*F`` elements each, which saves time at the cost of memory. Only first derivatives.
     """
     chosen = DISPATCHER.chosen(form, hidden if isinstance(hidden, torch.Tensor) else None)
     chunks = {"tokens_per_chunk": tokens_per_chunk, "tokens_kept": tokens_kept}

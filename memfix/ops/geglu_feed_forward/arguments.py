@@ -1,4 +1,4 @@
-"""What every form of the feed-forward layer takes: its tensors and its options, both checked."""
+"""The arguments of every form of the feed-forward layer: its tensors and its options, both checked."""
 
 # N tokens, D width, F hidden width, H rows of the first weight: 2F, or F without a gate
 
@@ -39,7 +39,7 @@ class FeedForwardTensors(NamedTuple):
 
     @classmethod
     def checked(cls, *tensors: Any, **by_name: Any) -> FeedForwardTensors:
-        """Refuse what cannot be computed, before anything is allocated."""
+        """Make the tensors of a call and refuse invalid ones, before anything is allocated."""
         made = cls(*tensors, **by_name)
         hidden = require_tensor("hidden", made.hidden)
         require_shape("up_weight", made.up_weight, "H D")
@@ -67,7 +67,7 @@ class FeedForwardTensors(NamedTuple):
             require_same("number of rows H", up_weight=self.up_weight.shape[0], up_bias=self.up_bias.shape[0])
 
     def require_rows_for(self, activation: str) -> None:
-        """``up_weight`` makes what ``activation`` takes: a value and a gate, or one of them."""
+        """Refuse an ``up_weight`` without a row for each value and, if ``activation`` has a gate, for each gate."""
         rows, hidden_width = self.up_weight.shape[0], self.down_weight.shape[1]
         expected = hidden_width if activation == "gelu" else 2 * hidden_width
         if rows != expected:
@@ -78,13 +78,13 @@ class FeedForwardTensors(NamedTuple):
 
     @property
     def casts(self) -> bool:
-        """Whether autocast gives the products their dtype, whatever those of the tensors are."""
+        """Whether autocast decides the dtype of the products, so that the tensors may have different dtypes."""
         device = self.hidden.device.type
         is_wide = any(tensor is not None and tensor.dtype == torch.float64 for tensor in self)
         return not is_wide and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
     def cast(self, product_dtype: torch.dtype, norm_dtype: torch.dtype) -> FeedForwardTensors:
-        """With parameters in these dtypes; ``hidden`` is as it was."""
+        """Return the tensors with the parameters in these dtypes; ``hidden`` is not cast."""
         parameters = {name: t for name, t in self._asdict().items() if t is not None and name != "hidden"}
         return self._replace(
             **{name: t.to(norm_dtype if "norm" in name else product_dtype) for name, t in parameters.items()}
@@ -97,7 +97,7 @@ class FeedForwardTensors(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the layer computes."""
+    """The options that define the result."""
 
     activation: str = "geglu"
     residual: bool = False
@@ -112,7 +112,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOptions(Options):
-    """``tokens_kept``: so many tokens keep their first product for backward; those of the others are made again."""
+    """The options of a chunked form. ``tokens_kept`` tokens keep their first product for backward, others recompute."""
 
     tokens_per_chunk: int = TOKENS_PER_CHUNK
     tokens_kept: int = 0
@@ -126,4 +126,4 @@ class ChunkOptions(Options):
 Decorate = Callable[[Callable[[FeedForwardTensors, Any], torch.Tensor]], Callable[..., torch.Tensor]]
 plain_form: Decorate = takes(FeedForwardTensors, Options)
 chunked_form: Decorate = takes(FeedForwardTensors, ChunkOptions)
-"""Decorates a form that visits tokens in chunks: called with seven tensors in order and the options by name."""
+"""A decorator of forms that visit tokens in chunks: callers pass seven tensors in order and the options by name."""

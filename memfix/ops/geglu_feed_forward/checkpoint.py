@@ -1,4 +1,4 @@
-"""The layer under ``torch.utils.checkpoint``: nothing but the input is held, and backward makes all of it again."""
+"""The layer under ``torch.utils.checkpoint``: only the input is saved, and backward recomputes the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def checkpoint_geglu_feed_forward(tensors: FeedForwardTensors, options: Options)
     Little is held between forward and backward, but backward's peak is that of a layer without a checkpoint.
     """
     tensors.require_rows_for(options.activation)
-    # nothing is drawn at random, so no state of a generator need be kept
+    # the layer draws no random numbers, so that the RNG state need not be saved
     result: torch.Tensor = checkpoint(_layer, tensors, options, use_reentrant=False, preserve_rng_state=False)
     return result
 

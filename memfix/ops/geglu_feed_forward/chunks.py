@@ -1,9 +1,9 @@
-"""The loop that the chunked forms share: the wide tensors of a chunk of tokens at a time, made again in backward.
+"""The loop that the chunked forms share: it makes the wide tensors of a chunk at a time, and again in backward.
 
-A form brings the :class:`Activation` of a chunk. Everything else is here. In backward the first product of a chunk
-becomes its own gradient in place, and the gradient of the activated values becomes those values: ``3*C*F`` elements
-are all that a chunk needs, whatever is computed. Products whose tokens are kept lie in one buffer, which is visited
-first in backward, so that it then serves the other chunks.
+A form supplies the :class:`Activation` of a chunk. Everything else is here. In backward the first product of a chunk is
+overwritten by its gradient, and the gradient of the activated values by those values: a chunk needs ``3*C*F`` elements,
+whatever the activation. The products of kept tokens are in one buffer. Backward visits these tokens first, and then
+reuses the buffer for the other chunks.
 """
 
 # N tokens, D width, F hidden width, H rows of the first weight: 2F, or F without a gate; C tokens of a chunk, K tokens
@@ -23,11 +23,11 @@ from .arguments import ChunkOptions, FeedForwardTensors
 
 
 class Activation(NamedTuple):
-    """What a form brings: ``value * act(gate)`` of a chunk, and its backward.
+    """The functions that a form supplies: ``value * act(gate)`` of a chunk, and its backward.
 
-    ``forward(product_CH, out_CF, activation)`` may write over the first columns of the product.
+    ``forward(product_CH, out_CF, activation)`` may overwrite the first columns of the product.
     ``backward(product_CH, gradient_CF, activation, wants_sums)`` replaces the product by its gradient, and the gradient
-    of the activated values by those values. Where it is wanted, it gives the product's gradient summed over the tokens.
+    of the activated values by those values. With ``wants_sums`` it returns the product's gradient summed over tokens.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, str], None]
@@ -36,7 +36,7 @@ class Activation(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call is computed: in which dtype the norm is taken, and how many tokens keep their product."""
+    """The choices of one call: its options, the dtype of the norm, and the number of tokens that keep their product."""
 
     options: ChunkOptions
     activation: Activation
@@ -45,20 +45,20 @@ class Plan:
 
 
 def chunked_feed_forward(tensors: FeedForwardTensors, options: ChunkOptions, activation: Activation) -> torch.Tensor:
-    """The layer with the activation that a form brings.
+    """Compute the layer chunk by chunk, with the activation of a form.
 
     Peak above inputs in a train step, ``e`` the item size and ``C = tokens_per_chunk``: the result and the gradient of
-    ``hidden``, ``2*N*D*e``; ``3*C*F*e`` of a chunk, and ``2*C*D*e`` more with a norm; and the gradients of weights,
-    which are added up in float32. ``tokens_kept`` tokens hold ``2*F*e`` bytes each from forward to backward, of which
-    the chunk's ``2*C*F*e`` are then a part.
+    ``hidden``, ``2*N*D*e``; ``3*C*F*e`` for a chunk, and ``2*C*D*e`` more with a norm; and the gradients of weights,
+    which are summed in float32. ``tokens_kept`` tokens hold ``2*F*e`` bytes each from forward to backward; a chunk's
+    ``2*C*F*e`` bytes are then a part of this memory.
     """
     tensors.require_rows_for(options.activation)
     norm_dtype = tensors.hidden.dtype
     if tensors.casts:
-        # as torch does there: products in the narrow dtype, a norm in float32
+        # as torch does under autocast: products in the narrow dtype, a norm in float32
         norm_dtype = torch.float32
         tensors = tensors.cast(torch.get_autocast_dtype(tensors.hidden.device.type), norm_dtype)
-    # inside a Function grad mode is off and requires_grad does not tell: look here
+    # read requires_grad here: inside a Function grad mode is off, and requires_grad says nothing
     is_trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     num_tokens = tensors.hidden.shape[:-1].numel()
     kept = min(options.tokens_kept, num_tokens) if is_trained else 0
@@ -82,9 +82,9 @@ class _Chunked(torch.autograd.Function):
         *given, kept_KH = ctx.saved_tensors
         layer = _Layer(ctx.plan, FeedForwardTensors(*given))
         wanted = FeedForwardTensors(*ctx.needs_input_grad[1:])
-        kept_is_whole, ctx.kept_is_whole = ctx.kept_is_whole, False  # a second backward makes all products again
-        with torch.autocast(upstream.device.type, enabled=False):  # the dtypes are those of forward
-            # .data: backward writes over what was kept, and a second one must still be able to take the memory
+        kept_is_whole, ctx.kept_is_whole = ctx.kept_is_whole, False  # a second backward recomputes all products
+        with torch.autocast(upstream.device.type, enabled=False):  # backward uses the dtypes of forward
+            # .data: overwriting the kept products must not stop a second backward from unpacking the saved tensor
             kept = None if kept_KH is None else kept_KH.data
             return None, *_Backward(layer, wanted, kept, kept_is_whole).gradients(upstream)
 
@@ -92,7 +92,7 @@ class _Chunked(torch.autograd.Function):
 class _Chunk(NamedTuple):
     tokens: slice
     kept: slice | None
-    """Where its product lies among those that are kept."""
+    """The rows of the chunk's product among the kept products; None if it is not kept."""
 
 
 class _Layer:
@@ -107,7 +107,7 @@ class _Layer:
         self.dtype = tensors.up_weight.dtype
 
     def chunks(self) -> list[_Chunk]:
-        """Those whose product is kept come last in forward, and first in backward."""
+        """Return the chunks in forward's order: those with a kept product last, so that backward visits them first."""
         size, num_made = self.tokens_per_chunk, self.num_tokens - self.plan.tokens_kept
         made = [slice(start, min(start + size, num_made)) for start in range(0, num_made, size)]
         kept = [slice(start, min(start + size, self.num_tokens)) for start in range(num_made, self.num_tokens, size)]
@@ -117,7 +117,7 @@ class _Layer:
         ]
 
     def room(self, kept_KH: torch.Tensor | None) -> torch.Tensor:
-        """``[C, H]`` for products that are not kept: the memory of those that are, where it is enough."""
+        """Return a ``[C, H]`` buffer for products that are not kept: a part of ``kept_KH`` if this is large enough."""
         if kept_KH is not None and kept_KH.shape[0] >= self.tokens_per_chunk:
             return kept_KH[: self.tokens_per_chunk]
         return self.empty(self.tokens_per_chunk, self.tensors.up_weight.shape[0])
@@ -126,7 +126,7 @@ class _Layer:
         return self.hidden_ND.new_empty(shape, dtype=self.dtype)
 
     def normed(self, hidden_CD: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What the first product takes, and the mean and the inverse deviation of every token's norm."""
+        """Return the operand of the first product, and the mean and the inverse deviation of every token's norm."""
         if not self.tensors.has_norm:
             return hidden_CD.to(self.dtype), None
         normed_CD, *statistics = torch.native_layer_norm(
@@ -142,7 +142,7 @@ class _Layer:
         _linear_into(product_CH, normed_CD, self.tensors.up_weight, self.tensors.up_bias)
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The result, and the products that are kept."""
+        """Return the result, and the products that are kept."""
         plan, tensors = self.plan, self.tensors
         options = plan.options
         dtype = torch.promote_types(self.dtype, tensors.hidden.dtype) if options.residual else self.dtype
@@ -169,7 +169,7 @@ class _Layer:
 
 
 class _Backward:
-    """One walk over the chunks for the gradients that are wanted."""
+    """One pass over the chunks for the wanted gradients."""
 
     def __init__(
         self, layer: _Layer, wanted: FeedForwardTensors, kept_KH: torch.Tensor | None, kept_is_whole: bool
@@ -186,11 +186,11 @@ class _Backward:
         }
 
     def gradients(self, upstream: torch.Tensor) -> list[torch.Tensor | None]:
-        """In the order of the tensors."""
+        """Return the gradients in the order of the tensors."""
         upstream_ND = as_rows(upstream)
         found = {}
         if self.wanted.down_bias:
-            # first of all: on a GPU this sum takes memory of its own
+            # before the buffers are allocated: on a GPU this sum needs a workspace
             found["down_bias"] = upstream_ND.sum(0, dtype=sum_dtype(upstream.dtype)).to(self.layer.dtype)
         if self.wanted.hidden or self.sums:
             self._visit_chunks(upstream_ND)
@@ -200,7 +200,7 @@ class _Backward:
         return [found.get(name) for name in FeedForwardTensors._fields]
 
     def _visit_chunks(self, upstream_ND: torch.Tensor) -> None:
-        """A function of its own, so that the buffers are freed before the sums become gradients."""
+        """Fill the sums and the gradient of hidden. A function of its own frees the buffers before sums are rounded."""
         layer = self.layer
         self.grad_hidden_ND = layer.hidden_ND.new_empty(layer.hidden_ND.shape) if self.wanted.hidden else None
         room_CH = layer.room(self.kept_KH)
@@ -213,7 +213,7 @@ class _Backward:
             if kept is None:
                 layer.make_product(product_CH, normed_CD)
             activated_CF = self._activate(product_CH, gradient_CF[: len(hidden_CD)], upstream_CD)
-            # from here on the product is its own gradient
+            # from here on product_CH holds the gradient of the product
             if "down_weight" in self.sums:
                 self.sums["down_weight"].add_product(upstream_CD.T, activated_CF)
             if "up_weight" in self.sums:
@@ -224,7 +224,7 @@ class _Backward:
                 self.grad_hidden_ND[tokens].add_(upstream_ND[tokens])
 
     def _activate(self, product_CH: torch.Tensor, gradient_CF: torch.Tensor, upstream_CD: torch.Tensor) -> torch.Tensor:
-        """The activated values; the product becomes its gradient where that is wanted."""
+        """Return the activated values; replace the product by its gradient if that is wanted."""
         activation, options = self.layer.plan.activation, self.layer.plan.options
         if not self.wants_product:
             activation.forward(product_CH, gradient_CF, options.activation)
@@ -236,7 +236,7 @@ class _Backward:
         return gradient_CF
 
     def _add_hidden(self, tokens: slice, product_CH: torch.Tensor, normed_CD: torch.Tensor, statistics: Any) -> None:
-        """The gradient of a chunk's hidden rows, and of the norm. What the norm gave is no longer needed."""
+        """Write the gradient of a chunk's hidden rows; add that of the norm's parameters. Overwrites ``normed_CD``."""
         layer, tensors = self.layer, self.layer.tensors
         if statistics is None:
             assert self.grad_hidden_ND is not None
@@ -262,7 +262,7 @@ class _Backward:
 
 
 class _Sum:
-    """The gradient of a parameter while the chunks are added up: float32 or wider where there are several."""
+    """The gradient of a parameter, summed over the chunks: in float32 or wider if there are several chunks."""
 
     def __init__(self, parameter: torch.Tensor, num_chunks: int) -> None:
         self.dtype = parameter.dtype
@@ -271,7 +271,7 @@ class _Sum:
         self.is_empty = True
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """``left @ right``, in the order of the weight in memory: autograd would copy another one."""
+        """Add ``left @ right``, with the strides of the weight: autograd would copy a gradient with other strides."""
         total = self.total
         if total.stride(0) < total.stride(1):
             total, left, right = total.T, right.T, left.T

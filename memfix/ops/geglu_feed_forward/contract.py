@@ -1,5 +1,5 @@
-"""What the gated feed-forward layer promises. The incident: 64 sequences of 1024 tokens, width 512, 2048 gated values a
-token, float32, with a norm before it."""
+"""The contract of the gated feed-forward layer. The incident: 64 sequences of 1024 tokens, width 512, hidden width
+2048, float32, with a norm before it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _W = "max(e, 4)"
 _T = "B*N"
 _C = f"min(tokens_per_chunk, {_T})"
 _KEPT = f"2*min(tokens_kept, {_T})*F*e"
-# one tensor of the size of hidden: the result, a gradient, or a copy where two leading dims do not fold into one
+# one tensor of the size of hidden: the result, a gradient, or a copy if two leading dims do not fold into one
 _ROWS = f"{_T}*D*e"
 _PARAMETERS = "(3*F*D + 2*F + 3*D)"
-# norm, what is made of it, and its gradient
+# the norm of a chunk: three tensors of width D (its output and gradients), and two statistics per token
 _NARROW = f"{_C}*(3*D*e + 2*{_W})"
-# the gradients of a chunk's product are summed for the bias in parts
+# the partial sums of a chunk's gradients for up_bias
 _SMALL = f"ceil_div({_C}, 64)*8*F + 16*F + KiB"
 _BLOCKS = f"6*min(max(MiB, F), {_C}*F)*{_W}"  # float32 temporaries of the activation in torch's operators
 
@@ -40,10 +40,10 @@ CHUNKS = [
         train=f"4*{_ROWS} + {_KEPT} + 3*{_C}*F*e + {_NARROW} + {_PARAMETERS}*({_W} + e) + {blocks}{_SMALL}",
     )
 ]
-"""Of the chunked forms, at every shape."""
+"""Budgets of the chunked forms, at every shape."""
 
-# products are rounded to the working dtype as naive rounds them; those of several chunks are summed in float32, the
-# gradients of a norm after they were rounded
+# products are rounded to the working dtype as in naive; over several chunks they are summed in float32, but the
+# gradients of a norm are rounded before they are summed
 TOLERANCE = Tolerance(ulps=2, rms_factor=1.5)
 COMPARED_WITH = {f"{__package__}.token_chunks._BLOCK_ELEMENTS": 24, "memfix.ops.products._UPCAST_ELEMENTS": 64}
 SMALL_TILES = {**COMPARED_WITH, f"{__package__}.fused.TILES": Tiles(tokens=2, columns=8, steps=2)}

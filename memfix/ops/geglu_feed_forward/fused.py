@@ -1,17 +1,18 @@
-"""Chunks of tokens with the gate and its backward as one Triton kernel each; torch's operators where there is no GPU.
+"""Chunks of tokens with the gate and its backward as one Triton kernel each; torch's operators if there is no GPU.
 
-What a train step of the incident takes on an H200: 65,536 tokens, D = 512, F = 2048, biases and a norm. ``u`` is one
-``[N, D]`` tensor: 64 MiB in bfloat16, 128 MiB in float32. The first product is 8u, activated values are 4u.
+The costs of a train step of the incident on an H200: 65,536 tokens, D = 512, F = 2048, biases and a norm. ``u`` is the
+size of one ``[N, D]`` tensor: 64 MiB in bfloat16, 128 MiB in float32. The first product is 8u, activated values are 4u.
 
-- Passes over wide tensors: naive makes 72u of traffic (gelu, product, their backward, and joining the two halves of the
-  gradient) and 8u for the bias. Here the gate reads 8u and writes 4u, and its backward reads 12u and writes 12u with
-  the sums of the bias: 36u. In bfloat16 that pays for making the first product again: 4.2 ms, where naive takes 4.5.
-- In float32 matrix products are nine tenths of the time, and the first product once more is 5.7 ms: 1.2 of naive's 28.
-  With the products of 7/16 of the tokens kept it is 1.11 of it.
-- Bytes above the inputs, ``c`` the chunk's share of the tokens: the result and the gradient of hidden, 2u, and 14uc of
-  a chunk (product 8, gradient of the activated values 4, norm 1 and its gradient 1). In chunks of 16,384 tokens that is
-  5.5u, 352 MiB in bfloat16, and 12 MiB for the gradients of the weights. Keeping 7/16 of the products adds 3.5u and
-  saves the chunk's 8uc: in chunks of 8192 tokens 6.25u, 800 MiB in float32, where naive takes 26u.
+- Memory traffic of elementwise passes: naive has 72u (gelu, product, their backward, and the concatenation of the two
+  halves of the gradient) and 8u for the bias. Here the gate reads 8u and writes 4u, and its backward, which also sums
+  for the bias, reads 12u and writes 12u: 36u. In bfloat16 this saves more time than the recomputation of the first
+  product takes: 4.2 ms, naive 4.5 ms.
+- In float32 matrix products take nine tenths of the time, and the recomputation of the first product takes 5.7 ms: 1.2
+  times naive's 28 ms. With the products of 7/16 of the tokens kept it is 1.11 times.
+- Bytes above the inputs, ``c`` the chunk's share of the tokens: 2u for the result and the gradient of hidden, and 14uc
+  for a chunk (product 8, gradient of the activated values 4, norm 1 and its gradient 1). With chunks of 16,384 tokens
+  that is 5.5u, 352 MiB in bfloat16, and 12 MiB for the gradients of the weights. Keeping 7/16 of the products adds 3.5u
+  and saves the chunk's 8uc: with chunks of 8192 tokens 6.25u, 800 MiB in float32, where naive takes 26u.
 """
 
 # F hidden width, H columns of the first product: 2F, or F without a gate; C tokens of a chunk, P parts of a sum
@@ -32,7 +33,7 @@ from .token_chunks import IN_BLOCKS
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the kernels are cut: a tile is ``tokens`` by ``columns``, and a program of the backward visits ``steps``."""
+    """Tile sizes of the kernels: a tile is ``tokens`` by ``columns``, and a backward program visits ``steps`` tiles."""
 
     tokens: int = 8
     columns: int = 256
@@ -48,12 +49,13 @@ def fused_geglu_feed_forward(tensors: FeedForwardTensors, options: ChunkOptions)
     halves.
 
     Peak above inputs in a train step, ``e`` the item size and ``C = tokens_per_chunk``: ``2*N*D*e + 3*C*F*e``, with a
-    norm ``2*C*D*e`` more, and the gradients of the weights in float32. Between forward and backward nothing but the
-    input and the result is held, and ``2*F*e`` bytes for each of ``tokens_kept`` tokens.
+    norm ``2*C*D*e`` more, and the gradients of the weights in float32. Between forward and backward only the input, the
+    result, and ``2*F*e`` bytes for each of ``tokens_kept`` tokens are held.
     """
     hidden = tensors.hidden
     runs_kernels = triton_is_there() and (hidden.is_cuda or is_interpreted())
-    with torch.cuda.device_of(hidden):  # kernels are launched on the current device; backward's is the tensors'
+    # kernels launch on the current device; in backward autograd makes it that of the tensors
+    with torch.cuda.device_of(hidden):
         return chunked_feed_forward(tensors, options, BY_KERNELS if runs_kernels else IN_BLOCKS)
 
 

@@ -1,4 +1,4 @@
-"""What the feed-forward layer promises without a gate, where its first weight has other rows."""
+"""The contract of the feed-forward layer without a gate, whose first weight has ``F`` rows instead of ``2F``."""
 
 from __future__ import annotations
 

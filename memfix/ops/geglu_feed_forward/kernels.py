@@ -13,13 +13,13 @@ INVERSE_ROOT_2_PI = tl.constexpr(0.3989422804014327)
 
 @triton.jit
 def _wide(values):
-    """As the gate is computed: in float32, or in float64 where the tensors are."""
+    """Convert to the dtype in which the gate is computed: float64 for float64 tensors, else float32."""
     return values if values.dtype == tl.float64 else values.to(tl.float32)
 
 
 @triton.jit
 def _activation(gate, IS_SILU: tl.constexpr):
-    """The activation of a gate, and its slope."""
+    """Return the activation of a gate, and its derivative."""
     if IS_SILU:
         share = 1.0 / (1.0 + tl.exp(-gate))
         return gate * share, share * (1.0 + gate * (1.0 - share))
@@ -32,7 +32,7 @@ def activate(
     product_CH, product_stride, out_CF, out_stride, num_tokens, hidden_width,
     IS_GATED: tl.constexpr, IS_SILU: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """``value * act(gate)``, or ``act(value)`` without a gate; ``out`` may be the values' own memory."""
+    """Write ``value * act(gate)``, or ``act(value)`` without a gate; ``out`` may be the memory of the values."""
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (tokens < num_tokens) & (columns < hidden_width)
@@ -53,10 +53,10 @@ def activate_backward(
     HAS_SUMS: tl.constexpr, IS_GATED: tl.constexpr, IS_SILU: tl.constexpr,
     TOKENS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The product becomes its gradient, and the gradient of the activated values becomes those values.
+    """Replace the product by its gradient, and the gradient of the activated values by those values.
 
-    A program visits ``STEPS`` blocks of tokens below each other, and leaves the sums of its gradients over them, from
-    which the gradient of the bias is made.
+    A program visits ``STEPS`` consecutive blocks of tokens and stores the sums of the product's gradient over them: the
+    parts of the gradient of the bias.
     """
     block = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]

@@ -1,4 +1,4 @@
-"""What is true: every tensor of the layer made whole, and held for backward."""
+"""The reference: every tensor of the layer is made in full, and saved for backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of tokens in torch's own operators, for any device: what ``fused`` is without its kernels."""
+"""Chunks of tokens in torch's own operators, for any device: the form ``fused`` without its kernels."""
 
 # F hidden width, H columns of the first product: 2F, or F without a gate; C tokens of a chunk, R of a block of it
 
@@ -11,7 +11,7 @@ from ..products import sum_dtype
 from .arguments import ChunkOptions, FeedForwardTensors, chunked_form
 from .chunks import Activation, chunked_feed_forward
 
-_BLOCK_ELEMENTS = 1 << 20  # of activated values at a time: float32 and temporaries are of this size
+_BLOCK_ELEMENTS = 1 << 20  # activated values at a time: the size of the float32 temporaries
 
 
 @chunked_form
@@ -19,8 +19,8 @@ def token_chunks_geglu_feed_forward(tensors: FeedForwardTensors, options: ChunkO
     """Equals ``F.linear(value * F.gelu(gate), down_weight)``, where ``value, gate = F.linear(hidden, up_weight)`` in
     halves.
 
-    Peak above inputs: see :func:`~memfix.ops.geglu_feed_forward.chunks.chunked_feed_forward`. The activation takes
-    five float32 temporaries of a block of a chunk more, 20 MiB.
+    Peak above inputs: that of :func:`~memfix.ops.geglu_feed_forward.chunks.chunked_feed_forward`, and 20 MiB for five
+    float32 temporaries of the activation, each of the size of a block of a chunk.
     """
     return chunked_feed_forward(tensors, options, IN_BLOCKS)
 
@@ -65,7 +65,7 @@ def _rows_of_a_block(activated_CF: torch.Tensor) -> int:
 
 
 def _halves(product_RH: torch.Tensor, activation: str) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """The values and the gates; without gates, what is activated."""
+    """Return the values and the gates; for ``gelu``, None and the elements to activate."""
     if activation == "gelu":
         return None, product_RH
     value_RF, gate_RF = product_RH.chunk(2, 1)

@@ -1,4 +1,4 @@
-"""Cross entropy of a linear classifier without its logits."""
+"""Cross entropy of a linear classifier without the full logits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DISPATCHER = Dispatcher(
     kernels="triton",
 )
 FORMS = DISPATCHER.names
-_NUM_FULL_LOGITS = 3  # alive at the peak of the standard path
+_NUM_FULL_LOGITS = 3  # tensors of the size of the logits that are alive at the peak of form "standard"
 
 
 def linear_cross_entropy(
@@ -61,21 +61,21 @@ def linear_cross_entropy(
     adds that many times the squared logsumexp of the logits; its mean divides by the number of tokens that count,
     also where ``class_weight`` makes the mean of the loss divide by the sum of their weights.
 
-    ``form="auto"`` takes a chunked form at any size: ``triton`` on a GPU that has it, else ``recompute``. Those make
-    no tensor of size tokens x vocabulary, leave ignored tokens out before the first product, keep the logits in
-    float32, and add up the gradient of the weight in more digits than it has. They take the gradient in the forward
-    and give it away in backward, so a second backward of the same loss is refused (``none`` repeats it);
-    ``form="checkpoint"`` is slower and repeats any. Only first derivatives. ``form="standard"`` is torch's own
-    operators, which have neither limit. With ``standard_up_to`` (``"10 GiB"``), ``auto`` takes them while the logits of
-    all tokens take at most that many bytes.
+    ``form="auto"`` takes a chunked form at any size: ``triton`` on a GPU that has it, else ``recompute``. Both make
+    no tensor of size tokens x vocabulary, drop ignored tokens before the first product, keep the logits in float32,
+    and sum the gradient of the weight with more digits than its dtype has. They compute the gradient in the forward
+    and free it in backward, so a second backward of the same loss is refused (except with ``reduction="none"``);
+    ``form="checkpoint"`` is slower and allows a second backward. Only first derivatives. ``form="standard"`` is torch's
+    own operators, which have neither limit. With ``standard_up_to`` (``"10 GiB"``), ``auto`` takes them if the logits
+    of all tokens take at most that many bytes.
 
-    A chunk has ``rows_per_chunk`` tokens, or as many as ``max_bytes`` (``"2 GiB"``) holds: it bounds what a chunk
-    takes, its logits, their gradient and float32 tiles, and not the gradients that are the result. Without both,
-    chunks are alike and have 2048 tokens at most, or up to 4096 of small vocabularies. With ``max_bytes`` and
-    ``standard_up_to``, ``auto`` takes torch's operators only where three times the logits fit as well.
+    A chunk has ``rows_per_chunk`` tokens, or as many as fit ``max_bytes`` (``"2 GiB"``). ``max_bytes`` bounds the
+    chunk's logits, their gradient and float32 tiles, not the gradients that are returned. Without either, chunks are of
+    equal size and have at most 2048 tokens, or 4096 for small vocabularies. With ``max_bytes`` and
+    ``standard_up_to``, ``auto`` takes torch's operators only if three times the logits fit ``max_bytes`` as well.
 
-    With every target ignored ``mean`` is NaN and all gradients are zero, as in torch. An empty batch is refused. What
-    is in the hidden row of an ignored token does not matter in a chunked form, not even NaN.
+    With every target ignored ``mean`` is NaN and all gradients are zero, as in torch. An empty batch is refused. A
+    chunked form never reads the hidden row of an ignored token, so that it may even be NaN.
     """
     require_leading_dims("target", target, of="hidden", whole=hidden)
     require_one_bound(rows_per_chunk, max_bytes)
@@ -100,7 +100,7 @@ def chosen_form(
     standard_up_to: int | str | None = None,
     form: str = AUTO,
 ) -> str:
-    """What ``form="auto"`` takes for these tensors. Only shapes, dtypes and the device are looked at."""
+    """Return the form that ``form="auto"`` takes for these tensors, by their shapes, dtypes and device."""
     most_logits_bytes = _bytes_of_standard_up_to(standard_up_to)
     if form == AUTO:
         logits_bytes = hidden.shape[:-1].numel() * weight.shape[0] * product_dtype(hidden).itemsize
@@ -122,7 +122,7 @@ def _bytes_of_standard_up_to(given: int | str | None) -> int:
 def _with_rows(
     options: Options, form: str, hidden: torch.Tensor, weight: torch.Tensor, max_bytes: int | str | None
 ) -> Options:
-    """The options with the rows of a chunk, where the caller leaves them open and the form makes chunks."""
+    """Fill in the rows of a chunk, if the caller gave none and the form makes chunks."""
     if options.rows_per_chunk is not None or form == "standard":
         return options
     if max_bytes is not None:

@@ -1,4 +1,4 @@
-"""The loss as users call it: the form and the rows of a chunk are left open. The contract holds it to budgets."""
+"""The loss as users call it, with the default form and chunk size, so that the contract can set budgets for it."""
 
 # N tokens, D width, V vocabulary
 
@@ -23,7 +23,7 @@ def auto_linear_cross_entropy(
     z_loss: float = 0.0,
     standard_up_to: int | str | None = None,
 ) -> torch.Tensor:
-    """``linear_cross_entropy`` with ``form="auto"``, of ``hidden`` ``[N, D]`` as all forms take it."""
+    """Call ``linear_cross_entropy`` with ``form="auto"``, for ``hidden`` of shape ``[N, D]`` as all forms take it."""
     from . import linear_cross_entropy
 
     LossTensors.checked(hidden, weight, target, bias, class_weight)

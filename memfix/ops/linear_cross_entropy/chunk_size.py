@@ -1,4 +1,4 @@
-"""How many rows a chunk has: as many as a given number of bytes holds, or, where nobody says, what suits the step."""
+"""The number of rows of a chunk: as many as fit a given number of bytes, or a default that suits the step."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MULTIPLE = 128  # the rows of a tile of a matrix product
 
 
 def require_one_bound(rows_per_chunk: int | None, max_bytes: int | str | None) -> None:
-    """A chunk is bounded by its rows or by its bytes."""
+    """Refuse two bounds of a chunk at once: its rows and its bytes."""
     if rows_per_chunk is not None and max_bytes is not None:
         raise ValueError(f"give rows_per_chunk or max_bytes, not both; got {rows_per_chunk} and {max_bytes!r}")
 
 
 def product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """The dtype of the logits' operands: that of ``hidden``, or autocast's."""
+    """Return the dtype of the logits' operands: that of ``hidden``, or autocast's."""
     device = hidden.device.type
     narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if narrows and hidden.dtype != torch.float64 else hidden.dtype
 
 
 def usual_rows(num_tokens: int, vocabulary: int) -> int:
-    """The rows of a chunk where nobody says: as few chunks as have ``ROWS_PER_CHUNK`` rows at most, all alike; up to
-    twice as many rows where their logits are no more than ``FEW_LOGITS``.
+    """Return the default rows of a chunk: the fewest chunks of equal size with ``ROWS_PER_CHUNK`` rows at most, or up
+    to twice as many rows as long as a chunk has ``FEW_LOGITS`` logits at most.
 
-    A short last chunk would read and write the gradient of the weight once more for a few rows.
+    Sizes are equal because a short last chunk would read and write the gradient of the weight for a few rows.
     """
     most_rows = max(ROWS_PER_CHUNK, min(2 * ROWS_PER_CHUNK, FEW_LOGITS // vocabulary))
     num_chunks = max(1, -(-num_tokens // most_rows))
@@ -41,7 +41,7 @@ def usual_rows(num_tokens: int, vocabulary: int) -> int:
 
 @dataclass(frozen=True)
 class Chunks:
-    """What decides the bytes of a chunk, but for its rows."""
+    """The properties of a call that decide, with the number of rows, the bytes of a chunk."""
 
     form: str
     width: int
@@ -58,7 +58,7 @@ class Chunks:
         return self.form == "triton" and self.dtype == torch.bfloat16 and self.options.is_plain_softmax
 
     def bytes_of(self, rows: int) -> int:
-        """What the buffers of a chunk take in a train step."""
+        """Return the bytes of a chunk's buffers in a train step."""
         if self.leaves_exponentials:
             return ExponentialsPass.bytes_of(rows, self.width, self.vocabulary)
         if self.form == "checkpoint":  # logits, log-probabilities and their gradient
@@ -67,7 +67,7 @@ class Chunks:
         return TiledPass.bytes_of(rows, self.vocabulary, self.dtype, caps=caps)
 
     def rows_within(self, max_bytes: int | str) -> int:
-        """The most rows whose buffers fit ``max_bytes``."""
+        """Return the most rows whose buffers fit ``max_bytes``."""
         limit = parse_bytes(max_bytes)
         if self.bytes_of(1) > limit:
             raise ValueError(
@@ -75,7 +75,7 @@ class Chunks:
                 f"{format_bytes(self.bytes_of(1))} in form {self.form!r}"
             )
         rows = max(1, limit // (self.vocabulary * self.dtype.itemsize))
-        # tiles are rounded up to whole rows, so this ends within a few steps of the quotient
+        # tiles are rounded up to whole rows: from the quotient this loop takes a few steps
         while self.bytes_of(rows) > limit:
             rows = max(1, min(rows - 1, rows * limit // self.bytes_of(rows)))
         return rows

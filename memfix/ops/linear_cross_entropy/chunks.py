@@ -1,10 +1,10 @@
-"""The loop that the chunked forms share: a chunk of logits at a time, and its gradient used up before the next.
+"""The loop that the chunked forms share: it makes a chunk of logits at a time and uses its gradient before the next.
 
-A form brings the pass over a chunk (:class:`ChunkPass`): from hidden rows to the tokens' sums and the gradient of
-their logits. Everything else is here: tokens whose target is ignored are left out before any product, ``dX = G W``,
-``dW = G^T X`` and ``dbias = sum G`` follow each chunk at once, and nothing of size ``[N, V]`` ever exists. For
-``mean`` and ``sum`` the gradient is finished in the forward and handed over in backward. For ``none`` the upstream
-gradient differs by token and must be folded in before the sum over tokens: backward visits the chunks again.
+A form supplies the pass over a chunk (:class:`ChunkPass`), which turns hidden rows into the tokens' sums and the
+gradient of their logits. The rest is here: tokens whose target is ignored are dropped before any product, ``dX = G W``,
+``dW = G^T X`` and ``dbias = sum G`` are computed right after each chunk, and no tensor of size ``[N, V]`` ever exists.
+For ``mean`` and ``sum`` the forward computes the gradients, and backward only scales and returns them. For ``none`` the
+upstream gradient differs by token and must be folded in before the sum over tokens: backward visits the chunks again.
 """
 
 # N tokens, K tokens that count, D width, V vocabulary, C tokens of a chunk
@@ -31,8 +31,8 @@ OP = "linear_cross_entropy"
 
 @dataclass(frozen=True)
 class Head:
-    """The classifier as a pass sees it: the weight in the dtype of the products, the rest as wide as sums are, and
-    contiguous.
+    """The classifier as a pass sees it: the weight in the dtype of the products; bias and class weights contiguous, in
+    the dtype of sums.
     """
 
     weight_VD: torch.Tensor
@@ -56,46 +56,46 @@ class Head:
 
 
 class ChunkPass(Protocol):
-    """From the hidden rows of a chunk to the sums of its tokens and the gradient of their logits."""
+    """The pass from the hidden rows of a chunk to the sums of its tokens and the gradient of their logits."""
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
-        """Prepare for the chunks, which follow in order: ``sums`` are those of all tokens that count.
+        """Prepare for the chunks, which follow in order. ``sums`` has the places of all tokens that count.
 
-        It is not yet known whether the targets are classes.
+        The targets are not yet checked to be in range.
         """
 
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
     ) -> LogitsGradient | None:
-        """Write ``sums``; return the gradient of the logits before cap and temperature, or None where the pass was
-        made without one.
+        """Write ``sums``; return the gradient of the logits before cap and temperature, or None if the pass was made
+        with ``wants_gradient=False``.
 
         The logits are ``hidden @ weight.T + bias``, then capped, then divided by the temperature. The gradient is
-        that of ``Coefficients``, or ``p_v - [v = t]`` where they are None, times the slope of the cap. The division
-        by the temperature and by the number of tokens is left to the products, which take it in float32.
+        given by ``Coefficients``, or is ``p_v - [v = t]`` if they are None, times the slope of the cap. The products
+        that follow divide it by the temperature and by the number of tokens, in float32.
         """
 
 
 class WeightSum(Protocol):
-    """The gradient of the weight while the chunks are added up."""
+    """The gradient of the weight, summed over the chunks."""
 
     def add(self, gradient: Any, hidden_CD: torch.Tensor, alpha: float) -> None:
-        """``alpha * G^T X`` of the next chunk, where ``G`` is what the pass made of it."""
+        """Add ``alpha * G^T X`` of the next chunk, where ``G`` is the gradient that the pass returned."""
 
     def finished(self, scale: torch.Tensor | None = None) -> torch.Tensor:
-        """The gradient in the weight's dtype, times ``scale`` (one element). To be called once."""
+        """Return the gradient in the weight's dtype, times ``scale`` (one element). To be called once."""
 
 
 MakePass = Callable[[Head, int, bool], ChunkPass]
-"""``make(head, rows_per_chunk, wants_gradient)`` takes the buffers that all chunks share."""
+"""``make(head, rows_per_chunk, wants_gradient)`` allocates the buffers that all chunks share."""
 MakeWeightSum = Callable[[Head, torch.Tensor, torch.Tensor, Counted, int, bool], WeightSum]
-"""``make(head, weight, hidden, counted, num_chunks, is_deferred)``: an upstream factor may still be to come."""
+"""``make(head, weight, hidden, counted, num_chunks, is_deferred)``; deferred: backward will pass a scale."""
 Scale = Callable[[torch.Tensor, torch.Tensor], None]
 """``scale_(tensor, factor)`` multiplies in place; ``factor`` is one float32 (float64) element on the device."""
 
 
 def multiply_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
-    # one element rather than none of the dimensions: a 0-d factor would first be rounded to the tensor's dtype
+    # a factor of shape [1]: torch would round a 0-d factor to the tensor's dtype first
     tensor.mul_(factor.reshape(1))
 
 
@@ -107,13 +107,13 @@ def wide_weight_sum(
     num_chunks: int,
     is_deferred: bool,
 ) -> WeightSum:
-    """Summed as wide as sums are, whatever pass made the gradient."""
+    """Make a sum in float32 or wider, for the gradient of any pass."""
     return WeightGradient(weight_VD, in_one_product=num_chunks <= 1 and not is_deferred)
 
 
 @dataclass(frozen=True)
 class Passes:
-    """What a form brings to the loop. The three know each other's results."""
+    """What a form supplies to the loop. Its weight sum may rely on what its pass returns."""
 
     make_pass: MakePass
     make_weight_sum: MakeWeightSum = wide_weight_sum
@@ -122,8 +122,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with the tensors. ``wanted``: the gradients of hidden, weight and bias. ``num_classes``: of the
-    whole vocabulary, of which the weight may be a part.
+    """The choices of one call. ``wanted``: whether hidden, weight and bias need a gradient. ``num_classes``: the size
+    of the whole vocabulary, of which the weight may be one shard.
     """
 
     options: Options
@@ -143,20 +143,20 @@ def chunked_linear_cross_entropy(
     num_classes: int | None = None,
     loss_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The loss with the pass over a chunk that a form brings.
+    """Compute the loss chunk by chunk, with the passes of a form.
 
     Peak above inputs in a train step, ``e`` the item size: ``N*D*e`` for the gradient of hidden, ``V*D*4`` for that
-    of the weight where it is summed over chunks in float32 (``V*D*e`` for one chunk), and what the pass takes. Where
+    of the weight where it is summed over chunks in float32 (``V*D*e`` for one chunk), and the buffers of the pass. If
     some targets are ignored, ``C*D*e`` for the rows of a chunk. Afterwards the two gradients are held, each in its
-    own dtype; a float16 one of the weight stays float32 until the upstream gradient is known, which may be a scale
-    that lifts it.
+    own dtype; a float16 gradient of the weight stays float32 until backward, whose upstream gradient may be the loss
+    scale that lifts it into float16's range.
     """
     hidden_ND = tensors.hidden_ND
     product_dtype = naives_dtype = hidden_ND.dtype
     if tensors.casts:
-        # as torch does there: the product in the narrow dtype, the loss in float32
+        # as torch does under autocast: the product in the narrow dtype, the loss in float32
         product_dtype, naives_dtype = torch.get_autocast_dtype(hidden_ND.device.type), torch.float32
-    # inside a Function grad mode is off and requires_grad does not tell: look here
+    # read requires_grad here: inside a Function grad mode is off, and requires_grad says nothing
     differentiated = (hidden_ND, tensors.weight_VD, tensors.bias_V)
     wanted = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in differentiated)
     plan = Plan(
@@ -173,7 +173,7 @@ def chunked_linear_cross_entropy(
 
 
 class _Reduced(torch.autograd.Function):
-    """Mean or sum: the gradient is taken in the forward, up to the upstream factor."""
+    """The loss for ``mean`` and ``sum``: the forward computes the gradients, up to the upstream factor."""
 
     @staticmethod
     def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
@@ -192,13 +192,13 @@ class _Reduced(torch.autograd.Function):
                 f"{OP} gave its gradient away in the first backward; call it again for another one, or take "
                 "form='checkpoint', whose backward may be run as often as wanted"
             )
-        # autograd then owns the gradients, and a leaf keeps them without a copy
+        # drop our references: autograd then owns the gradients, and a leaf accumulates them without a copy
         gradients, ctx.gradients = ctx.gradients, None
         return _by_tensor(gradients.scaled(upstream, ctx.scale_))
 
 
 class _PerToken(torch.autograd.Function):
-    """No reduction: losses now, and the chunks once more in backward, weighted by the upstream gradient."""
+    """The loss without reduction: backward visits the chunks again, weighted by the upstream gradient."""
 
     @staticmethod
     def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
@@ -222,14 +222,14 @@ class _PerToken(torch.autograd.Function):
 
 
 def _by_tensor(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of hidden, weight and bias in the places of the tensors and the plan."""
+    """Return the gradients in the order of forward's arguments: the five tensors and the plan."""
     grad_hidden_ND, grad_weight_VD, grad_bias_V = gradients
     return grad_hidden_ND, grad_weight_VD, None, grad_bias_V, None, None
 
 
 @dataclass
 class _Gradients:
-    """Of hidden, weight and bias, where wanted; ``pending`` is what is left to multiply float16 ones by."""
+    """The wanted gradients of hidden, weight and bias; float16 gradients have yet to be multiplied by ``pending``."""
 
     hidden_ND: torch.Tensor | None
     weight: WeightSum | torch.Tensor | None
@@ -242,7 +242,7 @@ class _Gradients:
         return not (self.hidden_ND is None and self.weight is None and self.bias_V is None)
 
     def scaled(self, upstream: torch.Tensor | None, scale_: Scale) -> tuple[torch.Tensor | None, ...]:
-        """The gradients in the dtypes of what they are gradients of. They are no longer here afterwards."""
+        """Return the gradients, times ``upstream``, in the dtypes of their tensors, and drop the references to them."""
         hidden_ND, weight, bias_V = self.hidden_ND, self.weight, self.bias_V
         self.hidden_ND = self.weight = self.bias_V = None
         if upstream is not None:
@@ -269,34 +269,34 @@ def _visit(
     *,
     defers: bool,
 ) -> _Visit:
-    """The walk over the tokens that count. While a GPU counts them, one over all tokens is prepared, which is the usual
-    answer: the GPU then waits for no more than the launch of the first product.
+    """Return the visit of the tokens that count. While a GPU counts them, a visit of all tokens is prepared, because
+    usually all count: the GPU is then idle only until the first product is launched.
     """
     target_N = tensors.target_N
     answer = ask_targets(target_N, plan.num_classes, plan.options.ignore_index)
     head = Head.of(tensors, plan)
     visit = None
-    # class weights are looked up by targets, which may be no classes
+    # class weights are indexed by targets, which may still be out of range
     if _is_worth_a_guess(target_N, plan.product_dtype) and tensors.class_weight_V is None:
         visit = _Visit(tensors, plan, head, Counted(target_N.contiguous(), None), upstream_N, wanted, defers)
     counted = answer()
-    del answer  # and the numbers that it holds
+    del answer  # frees the counts that it holds
     if visit is None or counted.rows_K is not None:
-        visit = None  # its memory is needed
+        visit = None  # free its buffers before the next visit allocates its own
         visit = _Visit(tensors, plan, head, counted, upstream_N, wanted, defers)
     return visit
 
 
 def _is_worth_a_guess(target_N: torch.Tensor, product_dtype: torch.dtype) -> bool:
-    """Where the host waits for a GPU, and products are short: in 16 bits."""
+    """Whether to prepare before the count: where the host waits for a GPU and products are short (16-bit)."""
     return target_N.is_cuda and product_dtype.itemsize == 2
 
 
 class _Visit:
-    """One walk over the chunks: what is the same for all of them, and the walk itself.
+    """One loop over the chunks, and the state that the chunks share.
 
-    ``defers``: an upstream factor is still to come, and 16-bit gradients with a small range wait for it, since 1/N in
-    float16 would lose its digits before the scale of the loss could lift it.
+    ``defers``: backward will pass an upstream factor. float16 gradients are divided by N only then, since 1/N in
+    float16 would lose its digits before the loss scale could lift it.
     """
 
     def __init__(
@@ -321,12 +321,12 @@ class _Visit:
         self.chunks = self._chunks(rows_per_chunk, coefficients) if num_chunks else None
 
     def loss(self) -> torch.Tensor:
-        """Once the chunks have filled the sums."""
+        """Return the loss, once the chunks have filled the sums."""
         plan = self.plan
         return reduced_loss(plan.options, self.sums, self.target_weight_K, plan.num_classes).to(plan.loss_dtype)
 
     def all_chunks(self) -> _Gradients:
-        """Fill the sums and give the wanted gradients. To be called once."""
+        """Fill the sums and return the wanted gradients. To be called once."""
         self._walk()
         gradients = self.gradients
         waits = self.defers and self.tensors.weight_VD.dtype == torch.float16
@@ -336,8 +336,8 @@ class _Visit:
         return gradients
 
     def _walk(self) -> None:
-        """Over all chunks. A function of its own so that their buffers are freed before the sum in float32 becomes a
-        gradient in 16 bits.
+        """Visit all chunks. A function of its own, so that their buffers are freed before the float32 sum becomes a
+        16-bit gradient.
         """
         chunks, self.chunks = self.chunks, None
         if chunks is None:
@@ -389,7 +389,7 @@ class _Visit:
         hidden_rows: HiddenRows,
         chunk: slice,
     ) -> None:
-        """The three sums that need the gradient of this chunk's logits."""
+        """Add the gradient of this chunk's logits to the gradients of weight and bias; write that of hidden."""
         gradients, temperature = self.gradients, self.plan.options.temperature
 
         def alpha(dtype: torch.dtype) -> float:
@@ -407,7 +407,7 @@ class _Visit:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """What the chunks share, and what each has of its own: its place, its targets, its sums and its coefficients."""
+    """The pass and hidden rows that the chunks share, and each chunk's slice, targets, sums and coefficients."""
 
     visit: ChunkPass
     hidden_rows: HiddenRows

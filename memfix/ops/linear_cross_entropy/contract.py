@@ -1,4 +1,4 @@
-"""What linear cross entropy promises. The incident: 131,072 tokens, a vocabulary of 151,936, bfloat16."""
+"""The contract of linear cross entropy. The incident: 131,072 tokens, a vocabulary of 151,936, bfloat16."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .triton import Tiles, triton_linear_cross_entropy
 # masks, sums and coefficients of every token; bias, class weights and a gradient of every class
 _SMALL = "80*N + 40*V + 4*KiB"
 CHUNK = "min(rows_per_chunk, N)*V*e"
-# the float32 tile of a chunk's softmax, or two of half as many rows where a cap needs its slope
+# the float32 tile of a chunk's softmax, or two tiles of half the rows if a cap needs its slope
 TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
-# where the caller names no chunk; a chunk that holds all tokens is rounded up to a whole tile of a matrix product
+# the default chunk; a chunk that holds all tokens is rounded up to a multiple of 128 rows
 _USUAL = f"min(max({ROWS_PER_CHUNK}, min({2 * ROWS_PER_CHUNK}, {FEW_LOGITS}/V)), N + 127)"
 _USUAL_CHUNK = f"{_USUAL}*V*e"
 _USUAL_TILE = f"2*ceil_div({_USUAL}, 8)*V*max(e, 4)"
@@ -37,13 +37,13 @@ _IN_CHUNKS = {
 LOSS = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
 # each chunk's loss and gradients are rounded before they are added up, and there may be a hundred chunks
 _ADDS_UP_ROUNDED = replace(LOSS, ulps=32, rms_factor=16)
-# naive rounds the logits, which is most of its error where they are tens; and it knows the upstream gradient in time,
-# where these multiply by it what is rounded already
+# these forms do not round the logits, which is most of naive's error for logits in the tens; but they multiply rounded
+# gradients by the upstream gradient, which naive knows before it rounds
 KEEPS_LOGITS = replace(LOSS, rms_ulps=0.65)
-# a row of the logits' gradient sums to zero, so in its products with rows that are alike the terms cancel: what is left
-# shows that the operands are of the working dtype, as naive's are, and not how the logits were kept
+# a row of the logits' gradient sums to zero, so in its products with equal rows the terms cancel: what is left is the
+# rounding of the operands to the working dtype, as in naive, and says nothing about the dtype of the logits
 NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
-# constants as equality has them: small calls then have several parts and tiles
+# constants lowered for the equality checks, so that small calls have several parts and tiles
 _SMALL_PARTS = {
     f"{__package__}.logits_gradient._ROWS_OF_A_SUM": 8,
     f"{__package__}.narrowing._FIRST_ELEMENTS": 64,
@@ -71,7 +71,7 @@ contract = Contract(
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
         ),
-        # as users call it: triton on the GPU of the meter, recompute on a CPU
+        # as users call the op: triton on the GPU of the meter, recompute on a CPU
         "auto": Form(
             auto_linear_cross_entropy,
             tolerance=KEEPS_LOGITS,
@@ -86,7 +86,7 @@ contract = Contract(
             compared_with={**_SMALL_PARTS, f"{__package__}.triton.TILES": _SMALL_TILES},
         ),
     },
-    # of one class the gradient is zero: naive has no error that a rounding of smoothed terms could be held against
+    # with one class the gradient is zero: naive has no rounding error to compare that of smoothed terms with
     dims={"N": Dim(1, 128), "D": Dim(1, 48), "V": Dim(2, 160), "rows_per_chunk": Dim(1, 140)},
     choices={
         "reduction": ("mean", "sum", "none"),
@@ -104,15 +104,15 @@ contract = Contract(
     ],
     cases={
         "incident": {"N": 131_072, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},
-        # an eighth of its tokens: chunks like the incident's, timed well in a second, and naive fits on smaller GPUs
+        # an eighth of the incident's tokens in equal chunks: fast enough to time, and naive fits on smaller GPUs
         "large": {"N": 16_384, "D": 2560, "V": 151_936, "rows_per_chunk": 4096, "dtype": "bfloat16"},
         "medium": {"N": 8192, "D": 1024, "V": 32_000, "rows_per_chunk": 1024, "dtype": "bfloat16"},
         "small": _SMALL_CASE,
-        "options": {**_SMALL_CASE, **_EVERY_OPTION},  # what only an option takes or keeps has a lock entry, too
+        "options": {**_SMALL_CASE, **_EVERY_OPTION},  # so that the memory of every option has a lock entry
     },
     tolerance=LOSS,
     budgets=[
-        # what the report promised: one chunk at a time. It is kept without gradients, and broken with them
+        # the report promised one chunk at a time: true without gradients, false with them
         *below_naive("reported", "incident", forward=20),
         Budget("reported", phase="train", case="incident", times_below_naive=20, known_broken=True),
         Budget("reported", phase="held", case="incident", times_below_naive=20, known_broken=True),
@@ -128,16 +128,16 @@ contract = Contract(
         Budget("recompute", case="incident", times_below={"reported": 8}),
         *below_naive("triton", "incident", forward=1000, train=40),
         Budget("triton", case="incident", times_below={"reported": 14}),
-        # gradients of one loss are made in the forward: no input has to wait for backward
+        # the forward computes the gradients: no input is saved for backward
         *at_most("recompute", "incident", held="N*D*e + V*D*e + KiB", train="4 GiB", saved="0"),
         *at_most("triton", "incident", held="N*D*e + V*D*e + KiB", train="2.7 GiB", saved="0"),
         *at_most("recompute", **_IN_CHUNKS),
         *at_most("triton", **_IN_CHUNKS),
-        # small by default: chunks of half the report's rows, at any size
+        # the default is small: chunks of half the report's rows, at any size
         *at_most("auto", "incident", train="2.1 GiB", saved="0"),
         Budget("auto", case="incident", times_below={"reported": 19}),
         *below_naive("auto", "large", train=9),
-        # the chunks are gone when the gradient of a weight with other strides is copied to them
+        # V*D*e: a gradient is copied to the strides of a non-contiguous weight once the chunks are freed
         *at_most(
             "auto",
             forward=f"{_USUAL_TILE} + {_SMALL}",
@@ -154,8 +154,8 @@ contract = Contract(
     ],
     speed=[
         SpeedBudget("recompute", case="small", times_naive=3.0),
-        # chunks of 1024 tokens and 32,000 classes take longer to launch than to compute: 1.4 beside an H200, and 1.8 to
-        # 2.8 by the CPU that launches them
+        # the kernels of 1024 tokens and 32,000 classes take longer to launch than to run: on an H200 1.4 times naive,
+        # and 1.8 to 2.8 depending on the CPU that launches them
         SpeedBudget("reported", case="medium", times_naive=1.5, device="cuda"),
         SpeedBudget("triton", case="medium", times_naive=4.0, device="cuda"),
         # the report promised 5 to 10 %

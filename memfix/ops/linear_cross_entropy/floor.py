@@ -1,4 +1,4 @@
-"""The floor below every train step of this loss: its three matrix products, and nothing else."""
+"""The lower bound of the time of a train step of this loss: its three matrix products, and nothing else."""
 
 # N tokens, D width, V vocabulary, C tokens of a piece
 
@@ -17,7 +17,7 @@ def three_products(
     *,
     rows_per_piece: int | None = None,
 ) -> None:
-    """``x W^T``, ``G W`` and ``G^T x``, where ``G`` is the product itself, of the size of its gradient.
+    """Compute ``x W^T``, ``G W`` and ``G^T x``, with the logits ``x W^T`` in place of their gradient ``G``.
 
     With ``rows_per_piece`` the ``[N, V]`` product is made in pieces, and ``G^T x`` is summed in place.
     """

@@ -1,4 +1,4 @@
-"""The loss by torch's own operators, the logits of some rows or of all made in full and left to autograd."""
+"""The loss by torch's own operators under plain autograd, on the full logits of a chunk or of all tokens."""
 
 # C tokens of a chunk, or all of them; V vocabulary
 
@@ -13,11 +13,11 @@ from .options import LossTensors, Options
 from .targets import require_targets_in_range
 
 Parts = tuple[torch.Tensor, torch.Tensor | None]
-"""The cross entropy and, for a z-loss, the squared logsumexp of the tokens that count: summed, or one a token."""
+"""The cross entropy and, for a z-loss, the squared logsumexp: summed over the tokens that count, or one per token."""
 
 
 def full_logits_loss(tensors: LossTensors, options: Options) -> Parts:
-    """The parts of the loss of these tokens, whose logits are made at once."""
+    """Return the parts of the loss of these tokens, whose logits are made at once."""
     hidden_CD, weight_VD, target_C, bias_V, class_weight_V = tensors
     reduction = "none" if options.reduction == "none" else "sum"
     logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
@@ -42,9 +42,9 @@ def full_logits_loss(tensors: LossTensors, options: Options) -> Parts:
 def chunks_of_full_logits(
     tensors: LossTensors, options: Options, run: Callable[..., Parts] = full_logits_loss
 ) -> torch.Tensor:
-    """The loss of all tokens, at once or a chunk at a time; ``run`` is how ``full_logits_loss`` is called.
+    """Compute the loss of all tokens, at once or a chunk at a time; ``run`` may wrap ``full_logits_loss``.
 
-    On a GPU a target out of range stops the device, as in torch: looking for it would make the host wait.
+    On a GPU a target out of range is a device-side assert, as in torch: a check here would make the host wait.
     """
     require_targets_in_range(tensors.target_N, tensors.vocabulary, options.ignore_index)
     rows = options.rows_of(tensors.hidden_ND.shape[0])
@@ -53,7 +53,7 @@ def chunks_of_full_logits(
 
 
 def joined(parts: Iterable[Parts], tensors: LossTensors, options: Options) -> torch.Tensor:
-    """The loss of all tokens from the parts of its chunks."""
+    """Return the loss of all tokens from the parts of the chunks."""
     target_N, class_weight_V = tensors.target_N, tensors.class_weight_V
     if options.reduction == "none":
         losses, squares = zip(*parts, strict=True)
@@ -62,13 +62,13 @@ def joined(parts: Iterable[Parts], tensors: LossTensors, options: Options) -> to
     dtype = loss.dtype
     for loss_of_chunk, square_of_chunk in parts:
         dtype = loss_of_chunk.dtype
-        loss = loss + loss_of_chunk  # promotes: a 16-bit loss is added up in float32
+        loss = loss + loss_of_chunk  # type promotion: a 16-bit loss is added up in float32
         square = square if square_of_chunk is None else square + square_of_chunk
     counts_N = target_N != options.ignore_index
     if options.reduction == "mean" and class_weight_V is None:
         loss = loss / counts_N.sum()
     elif options.reduction == "mean" and class_weight_V is not None:
-        # an ignored target may be no class: look up class 0 instead and drop what is found
+        # an ignored target may be out of range: look up class 0 instead and drop the result
         weight_N = class_weight_V.index_select(0, target_N.where(counts_N, 0))
         loss = loss / weight_N.where(counts_N, 0).sum(dtype=loss.dtype)
     if options.z_loss:

@@ -1,4 +1,4 @@
-"""The hidden rows of a chunk, and where their gradient goes."""
+"""The hidden rows of a chunk, and the memory for their gradient."""
 
 # N tokens, K tokens that count, D width, C tokens of a chunk
 
@@ -8,9 +8,9 @@ import torch
 
 
 class HiddenRows:
-    """The hidden rows of a chunk: a slice where every token counts, else gathered into a buffer that all chunks share.
+    """The hidden rows of a chunk: a slice if every token counts, else gathered into a buffer that all chunks share.
 
-    The gradient of those rows is then written over them, once the last product has read them, and put back.
+    Once the last product has read gathered rows, their gradient overwrites them and is scattered to its tokens.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """The Triton kernels of the chunked loss.
 
-Two ways lead from a chunk's hidden rows to the gradient of its logits. ``exponentials`` is a matrix product whose
-results leave it as exponentials, in 16 bits, relative to the logit of the target: the float32 logits exist in
-registers only. ``pass_over_logits`` takes logits that a matrix product left in memory, whatever the loss is made of.
+There are two paths from a chunk's hidden rows to the gradient of its logits. ``exponentials`` is a matrix product that
+stores the exponentials of its results in 16 bits, relative to the logit of the target: the float32 logits exist in
+registers only. ``pass_over_logits`` reads logits that a matrix product left in memory, and takes every option.
 """
 
-# C tokens of a chunk, D width, V vocabulary; a block of a tensor is upper-case for its constexpr size
+# C tokens of a chunk, D width, V vocabulary; arguments in upper case are constexpr: block sizes and flags
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ..kernels import INTERPRETED
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST_SUM = tl.constexpr(2.0**90)
-"""Of a tile's exponentials: the sum over tiles, and its inverse, times a hidden value stay in bfloat16's range."""
+"""Largest sum of a tile's exponentials: the sum over tiles, and its inverse, times a hidden value then fit bfloat16."""
 LARGEST_TERMS = tl.constexpr(2.0**20)
-"""Of a logit, added up by magnitude: beyond it, sums in float32 in two orders may differ by tens."""
+"""Largest sum of the magnitudes of a logit's terms: beyond it, float32 sums in two orders may differ by tens."""
 
 
-# ---------------------------------------------------------------- the product that leaves exponentials
+# ---------------------------------------------------------------- the product that stores exponentials
 @triton.jit
 def target_logits(
     hidden, hidden_stride, column_stride, rows, weight, weight_stride, bias, target, target_logit, strays,
     num_tokens, vocabulary, width, rows_per_chunk, strays_stride, inverse_temperature,
     HAS_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The logit of each token's target, to which its exponentials refer. Where it is made of terms so large that the
-    product's sum may differ much from this one, the token is a stray.
+    """Compute the logit of each token's target: the reference of the token's exponentials. Mark a token as a stray if
+    the terms of this logit are so large that the sum in the matrix product may differ much from the sum made here.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
     column = tl.load(target + tokens, mask=counts, other=0)
-    # the host refuses a target that is no class, but only once this has begun
+    # the host refuses a target out of range, but only after this kernel has started
     column = tl.where((column >= 0) & (column < vocabulary), column, 0)
     row = tokens
     if HAS_ROWS:
@@ -43,7 +43,7 @@ def target_logits(
     inside = counts[:, None] & (at < width)[None, :]
     where = hidden + row[:, None] * hidden_stride + at[None, :] * column_stride
     weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=inside, other=0.0)
-    # rounded as the products see it, where autocast has a wider one
+    # under autocast hidden may be wider than the weight: round it as the matrix products do
     hidden_CD = tl.load(where, mask=inside, other=0.0).to(weight.dtype.element_ty)
     terms_CD = hidden_CD.to(tl.float32) * weight_CD.to(tl.float32)
     logit = tl.sum(terms_CD, 1)
@@ -83,13 +83,13 @@ def exponentials(
     PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, CLASSES: tl.constexpr, DEPTH: tl.constexpr,
     HAS_BIAS: tl.constexpr, STORES: tl.constexpr, STRAYS_ONLY: tl.constexpr, FINDS_MAXIMA: tl.constexpr,
 ):  # fmt: skip
-    """``exp(logit - reference)`` for every token and class, rounded once, and its sum over each tile's classes.
+    """Store ``exp(logit - reference)`` for every token and class, rounded once, and its sum over each tile's classes.
 
-    A persistent grid: a program takes tile after tile, all tokens of a block of classes first, so that the weight is
-    read once and the chunk's hidden rows stay in the cache. A token whose sum is too large, or no number, is a stray:
-    ``strays`` says whether there is one, and then for each block of tokens whether one is among them. With
-    ``STRAYS_ONLY`` only such blocks are done, of which there are none as a rule; with ``FINDS_MAXIMA`` the references
-    of their tokens become the largest logits, and nothing else is written.
+    The grid is persistent: a program takes one tile after another, all tokens of a block of classes first, so that the
+    weight is read once and the chunk's hidden rows stay in the cache. A token whose sum is too large or NaN is a stray.
+    ``strays[0]`` is the flag that the chunk has strays; the flags of the blocks of tokens follow. ``STRAYS_ONLY``
+    visits only blocks with strays, usually none. ``FINDS_MAXIMA`` writes only the largest logits of their tokens, to
+    ``reference``.
     """
     tiles_C = tl.cdiv(num_tokens, TOKENS)
     num_tiles = tiles_C * tl.cdiv(vocabulary, CLASSES)
@@ -117,7 +117,7 @@ def exponentials(
             tl.atomic_max(reference + tokens, tl.max(logits, 1) * inverse_temperature, mask=writes)
         else:
             refers = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0)[:, None]
-            if STRAYS_ONLY:  # the difference first: of large logits the rounding of a product is not small
+            if STRAYS_ONLY:  # subtract first: for large logits, the rounding of logit * factor is not small
                 values = tl.exp2((logits * inverse_temperature - refers) * LOG2_E)
             else:
                 values = tl.exp2(logits * (inverse_temperature * LOG2_E) - refers * LOG2_E)
@@ -141,7 +141,7 @@ def _shares(
     softmax, own, square, tokens, counts, lse, dtype: tl.constexpr,
     HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """What a token's softmax and its target are multiplied by in the gradient: see ``terms.Coefficients``."""
+    """Return the factors of a token's softmax and of its target entry in the gradient: see ``terms.Coefficients``."""
     slope = tl.full((TOKENS,), 1.0, dtype)
     share = tl.full((TOKENS,), 1.0, dtype)
     if HAS_COEFFICIENTS:
@@ -159,14 +159,14 @@ def settle(
     HAS_LOGSUMEXP: tl.constexpr, HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a token, and how its exponentials become a gradient: ``row_scale * values - target_share [v = t]``.
+    """Compute each token's loss, and the factors of its gradient ``row_scale * values - target_share [v = t]``.
 
-    ``surprise`` holds the logit of the target until this is written over it. The exponentials refer to that logit, and
-    in blocks with strays to ``maximum``, which is -inf again afterwards.
+    ``surprise`` holds the logit of the target on entry and the loss on exit. The exponentials are relative to that
+    logit, in blocks with strays to ``maximum``, which is reset to -inf.
 
-    The target's own entry is ``p - 1`` (up to the coefficients). While ``p`` is small, the 1 stays outside, where it is
-    exact. Once ``p`` is above a half, the difference is put in the entry itself: rounding ``p`` alone would then
-    cost more than the difference is.
+    The target's own entry is ``p - 1`` (up to the coefficients). While ``p`` is small, the 1 is kept in
+    ``target_share``, where it is exact. If ``p`` is above a half, the entry itself stores the difference: the rounding
+    error of ``p`` alone could then be larger than the difference.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
@@ -179,7 +179,7 @@ def settle(
     shift = tl.where(strays_among, tl.load(maximum + tokens, mask=strays_among, other=0.0), own_logit)
     tl.store(maximum + tokens, tl.full((TOKENS,), float("-inf"), tl.float32), mask=strays_among)
     own_shifted = own_logit - shift
-    own_shifted = tl.where(own_shifted > 0.0, 0.0, own_shifted)  # no logit is above the maximum; a NaN stays
+    own_shifted = tl.where(own_shifted > 0.0, 0.0, own_shifted)  # only rounding can exceed the maximum; a NaN stays
     tl.store(surprise + tokens, log_total - own_shifted, mask=counts)
     lse = log_total + shift
     if HAS_LOGSUMEXP:
@@ -235,10 +235,10 @@ def add_to_weight(
     PROGRAMS: tl.constexpr, CLASSES: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """``values.T @ scaled_hidden`` added to the sum over earlier chunks, which lies where the 16-bit result will be.
+    """Add ``values.T @ scaled_hidden`` to the sum over earlier chunks, which is stored in the memory of the result.
 
-    Between chunks a sum is kept as float16 times a power of two, one for each row of a tile, so that the largest of the
-    row has all its 11 digits: eight times as fine as the bfloat16 that the last chunk leaves in its place.
+    Between chunks a sum is stored as float16 times a power of two, one power for each row of a tile. The largest
+    element of a row then has all 11 significant bits: eight times as fine as the bfloat16 that the last chunk stores.
     """
     tiles_D = tl.cdiv(width, WIDTH)
     num_tiles = tl.cdiv(vocabulary, CLASSES) * tiles_D
@@ -268,7 +268,7 @@ def add_to_weight(
             out_VD.store([first_class, first + HALF], (alpha * right_half).to(out_VD.dtype))
         else:
             largest = tl.maximum(tl.max(tl.abs(left_half), 1), tl.max(tl.abs(right_half), 1))
-            # 2**14 of the stored numbers is the power of two at or below the largest
+            # scale by a power of two: the largest stored magnitude is at least 2**14 and below 2**15
             exponent = tl.maximum(((largest.to(tl.uint32, bitcast=True) >> 23) & 0xFF).to(tl.int32) - 14, 1)
             inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
             stored_VD.store([first_class, first], (left_half * inverse[:, None]).to(tl.float16))
@@ -283,7 +283,7 @@ def subtract_targets(
 ):  # fmt: skip
     """``gradient[t] -= alpha * sum(target_share * hidden)`` over the tokens of each target, in a fixed order.
 
-    Tokens come sorted by target. The program of a target's first token adds up all of them; the others end at once.
+    Tokens are sorted by target. The program of a target's first token adds up all its tokens; the others do nothing.
     """
     place = tl.program_id(0)
     column = tl.load(sorted_target + place).to(tl.int64)
@@ -303,7 +303,7 @@ def subtract_targets(
             share = tl.load(target_share + places, mask=belongs, other=0.0)
             where = hidden + rows[:, None] * hidden_stride + at[None, :] * column_stride
             hidden_CD = tl.load(where, mask=belongs[:, None] & inside[None, :], other=0.0)
-            # rounded as the other products see it, where autocast has a wider one
+            # under autocast hidden may be wider than bfloat16: round it as the matrix products do
             hidden_CD = hidden_CD.to(tl.float32).to(tl.bfloat16).to(tl.float32)
             total_D += tl.sum(share[:, None] * hidden_CD, 0)
             goes_on = tl.sum(belongs.to(tl.int32), 0) == TOKENS
@@ -317,7 +317,7 @@ def subtract_targets(
 def column_sums(
     values_CV, values_stride, row_scale, out, num_tokens, vocabulary, TOKENS: tl.constexpr, CLASSES: tl.constexpr
 ):
-    """``out[v] = sum_c row_scale[c] * values[c, v]`` in float32. One program a block of classes."""
+    """``out[v] = sum_c row_scale[c] * values[c, v]`` in float32, one program per block of classes."""
     classes = tl.program_id(0) * CLASSES + tl.arange(0, CLASSES)
     inside = classes < vocabulary
     total_V = tl.zeros((CLASSES,), tl.float32)
@@ -336,7 +336,7 @@ def column_sums(
 def _logits_of(
     values, bias, classes, inside, HAS_BIAS: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr
 ):
-    """Logits from the results of a product, and the slope of the cap."""
+    """Return the logits from the results of the matrix product, and the slope of the cap."""
     logits = values
     slope = tl.full(values.shape, 1.0, values.dtype)
     if HAS_BIAS:
@@ -350,7 +350,7 @@ def _logits_of(
 
 @triton.jit
 def _class_weights(class_weight, classes, inside, HAS_CLASS_WEIGHT: tl.constexpr, dtype: tl.constexpr):
-    """1 for every class where there are no weights, and 0 outside of the vocabulary."""
+    """Return the class weights: 1 for every class if there are none, and 0 outside the vocabulary."""
     if HAS_CLASS_WEIGHT:
         return tl.load(class_weight + classes, mask=inside, other=0.0).to(dtype)
     return tl.where(inside, 1.0, 0.0).to(dtype)
@@ -362,8 +362,8 @@ def _sums_over_classes(
     HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr,
     SMOOTHS: tl.constexpr, TOKENS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """Of each token: its largest logit, or 0 where that is -inf, the logarithm of the sum of exponentials relative to
-    it, the logit of its target, and the sum of its logits times the class weights; then the sum of these weights.
+    """Return for each token: its largest logit (0 if that is -inf), the logarithm of the sum of exponentials relative
+    to it, the logit of its target, the sum of its logits times the class weights; and last, the sum of these weights.
     """
     highest = tl.full((TOKENS, CLASSES), float("-inf"), dtype)
     total = tl.zeros((TOKENS, CLASSES), dtype)
@@ -382,11 +382,11 @@ def _sums_over_classes(
             weighted += tl.where(inside[None, :], weight[None, :] * logits, 0.0)
         logits = tl.where(inside[None, :], logits, float("-inf"))
         higher = tl.maximum(highest, logits)
-        # a lane that has seen only -inf has nothing to add up yet, and inf - inf is no number
+        # a lane that has seen only -inf is shifted by 0: -inf - -inf would be NaN
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(highest - shift) + tl.exp(logits - shift)
         highest = higher
-    # of a NaN the maximum may know nothing; the sum does
+    # the maximum may drop a NaN; the sum keeps it
     top = tl.max(highest, 1)
     base = tl.where(top == float("-inf"), 0.0, top)
     log_total = tl.log(tl.sum(total * tl.exp(highest - base[:, None]), 1))
@@ -402,10 +402,10 @@ def pass_over_logits(
     HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
     TOKENS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a token from its logits, then the gradient of these: twice over its row.
+    """Compute a token's sums from its logits, then the gradient of the logits: two passes over its row.
 
     ``gradient`` may be ``values``: a block is read before it is written. See ``terms.Coefficients`` for the gradient.
-    ``CAP``, 0 for none, and the temperature are constants: as arguments they would be float32, also for float64 logits.
+    ``CAP`` (0: no cap) and the temperature are constexpr: as arguments they would be float32 even for float64 logits.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     counts = tokens < num_tokens
@@ -417,7 +417,7 @@ def pass_over_logits(
         HAS_BIAS, HAS_CLASS_WEIGHT, CAP, INVERSE_TEMPERATURE, SMOOTHS, TOKENS, CLASSES,
     )  # fmt: skip
     lse = base + log_total
-    # the two differences one by one: lse itself would round away what a confident token has left
+    # subtract before adding: the rounding of lse would erase the small loss of a confident token
     tl.store(surprise + tokens, (base - at_target) + log_total, mask=counts)
     if HAS_LOGSUMEXP:
         tl.store(logsumexp + tokens, lse, mask=counts)
@@ -446,7 +446,7 @@ def pass_over_logits(
 # ---------------------------------------------------------------- the upstream factor
 @triton.jit
 def scale_in_place(tensor, factor, num_elements, ELEMENTS: tl.constexpr):
-    """``tensor *= factor``. The usual factor is 1, which only the device knows: then nothing is read or written."""
+    """``tensor *= factor``. The factor, known to the device only, is usually 1: then no element is read or written."""
     value = tl.load(factor)
     if value != 1.0:
         at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)

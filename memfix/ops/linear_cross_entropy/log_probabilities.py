@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, a chunk of logits at a time: what policy gradients and perplexity need."""
+"""Log-probabilities of given tokens, a chunk of logits at a time, as policy gradients and perplexity need them."""
 
 # N tokens, D width, V vocabulary
 
@@ -38,8 +38,8 @@ def token_log_probabilities(
     """Equals ``log_softmax(softcapped(hidden @ weight.T + bias) / temperature, -1)`` at ``token``, in its shape.
 
     ``hidden`` is ``[..., D]``, ``token`` is ``[...]`` and ``weight`` is ``[V, D]``. The result is float32, or float64
-    for float64 inputs: ratios of probabilities need digits that 16 bits do not have. Differentiable with respect to
-    ``hidden``, ``weight`` and ``bias``; backward visits the chunks again and may be run again. A token that is
+    for float64 inputs: 16 bits are too few for ratios of probabilities. Differentiable with respect to ``hidden``,
+    ``weight`` and ``bias``; backward visits the chunks again and may be repeated. A token that is
     ``ignore_index`` (padding) gives 0, and no gradient. Peak above inputs: that of ``linear_cross_entropy`` with
     ``reduction="none"``. ``form``: ``auto`` is ``triton`` on a GPU that has it, else ``recompute``.
     """

@@ -1,4 +1,4 @@
-"""The gradient of a chunk's logits, as the products that use it up see it."""
+"""The gradient of a chunk's logits, as the products that consume it need it."""
 
 # C tokens of a chunk, D width, V vocabulary, H classes of a part of it
 
@@ -12,17 +12,17 @@ import torch
 from ..products import product_into, sum_dtype
 
 _ROWS_OF_A_SUM = 512
-"""From 1024 rows on CUDA sums columns in parts, in a workspace of up to twice the matrix in float32."""
+"""Rows per sum: from 1024 rows on, CUDA sums columns in parts, in a workspace of up to twice the matrix in float32."""
 
 
 class LogitsGradient(Protocol):
-    """``G``, ``[C, V]``: made in full, or in parts that only together are it. Valid until the next chunk."""
+    """``G``, ``[C, V]``, stored in full or as factors. Valid until the next chunk."""
 
     def into_hidden(self, out_CD: torch.Tensor, *, alpha: float) -> None:
-        """``out = alpha * G @ weight``."""
+        """Write ``out = alpha * G @ weight``."""
 
     def summed(self) -> torch.Tensor:
-        """``G.sum(0)`` in float32 or wider: the gradient of the bias."""
+        """Return ``G.sum(0)`` in float32 or wider: the gradient of the bias."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DenseGradient:
     def into_weight(
         self, out_HD: torch.Tensor, classes: slice, hidden_CD: torch.Tensor, *, alpha: float, add: bool
     ) -> None:
-        """``out = alpha * G[:, classes].T @ hidden``, or with ``add`` that much more."""
+        """Write ``out = alpha * G[:, classes].T @ hidden``, or with ``add`` add it to ``out``."""
         product_into(out_HD, self.matrix_CV[:, classes].T, hidden_CD, alpha=alpha, add=add)
 
     def summed(self) -> torch.Tensor:

@@ -13,9 +13,9 @@ class LinearCrossEntropy(nn.Module):
     """``nn.Linear(width, vocabulary)`` followed by ``nn.CrossEntropyLoss``, without the logits between them.
 
     ``LinearCrossEntropy(width, vocabulary)`` makes its own weight, as ``nn.Linear`` does, and with ``bias=True`` a
-    bias. A ``tied_weight`` is used instead of one of its own: the parameter of an embedding then gets the sum of both
-    gradients, and appears once among ``parameters()`` of the model. ``class_weight`` is a buffer, in the dtype of the
-    weight. The other keywords are those of :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`.
+    bias. A ``tied_weight``, such as the parameter of an embedding, is used instead of an own weight: it then gets the
+    sum of both gradients, and appears once in ``parameters()`` of the model. ``class_weight`` is a buffer, in the dtype
+    of the weight. The other keywords are those of :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`.
     """
 
     weight: nn.Parameter
@@ -51,7 +51,7 @@ class LinearCrossEntropy(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As ``nn.Linear`` does; a tied weight is left to whoever owns it."""
+        """Initialise weight and bias as ``nn.Linear`` does, but leave a tied weight as it is."""
         if not self._is_tied:
             nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:

@@ -1,4 +1,4 @@
-"""What is true: cross entropy of the full logits, and the logarithm of their softmax at given tokens."""
+"""The reference: cross entropy of the full logits, and their log-softmax at given tokens."""
 
 # N tokens, ... leading dims, D width, V vocabulary
 
@@ -24,7 +24,7 @@ def naive_linear_cross_entropy(
     """``F.cross_entropy(hidden @ weight.T + bias, target)``: three ``[N, V]`` tensors at the peak of a train step.
 
     ``softcap`` bends the logits to ``cap * tanh(logits / cap)``. ``z_loss`` adds that many times the squared
-    logsumexp of every token that counts, reduced like the loss but by their number, not by their class weights.
+    logsumexp of every token that counts, reduced like the loss; but its mean divides by the number of these tokens.
     """
     logits_NV = F.linear(hidden_ND, weight_VD, bias_V)
     if softcap is not None:

@@ -1,4 +1,4 @@
-"""The gradient of the weight, added up in float32 and handed over in 16 bits without both being alive."""
+"""The gradient of the weight, summed in float32 and rounded to 16 bits without both copies being alive at once."""
 
 # V vocabulary, D width, H rows of the first half of the vocabulary, C tokens of a chunk
 
@@ -9,15 +9,15 @@ import torch
 from ..products import sum_dtype
 from .logits_gradient import DenseGradient
 
-_FIRST_ELEMENTS = 1 << 20  # narrowed through a copy; later elements no longer overlap their destination
+_FIRST_ELEMENTS = 1 << 20  # elements narrowed through a copy; later elements do not overlap their destination
 
 
 class WeightGradient:
-    """``G^T X`` over the chunks, and then the gradient in the weight's dtype.
+    """The sum of ``G^T X`` over the chunks, and then the gradient in the weight's dtype.
 
-    A 16-bit gradient over several chunks is summed in two float32 halves of the vocabulary. Each half has the bytes
-    of the whole in 16 bits, so the first becomes the result, written over itself, and the second is freed.
-    Where one product gives all of it, or the weight is as wide as the sum, it is written directly.
+    A 16-bit gradient over several chunks is summed in two float32 buffers, one for each half of the vocabulary. Each
+    has the bytes of the whole gradient in 16 bits: the result is written into the first, and the second is freed.
+    If one product makes the whole gradient, or the weight has the dtype of sums, there is one buffer: the result.
     """
 
     def __init__(self, weight_VD: torch.Tensor, *, in_one_product: bool) -> None:
@@ -41,7 +41,7 @@ class WeightGradient:
         self.is_empty = False
 
     def finished(self, scale: torch.Tensor | None = None) -> torch.Tensor:
-        """The gradient, times ``scale`` (one element) before it is rounded. The sums are gone afterwards."""
+        """Return the gradient, times ``scale`` (one element) before it is rounded. This consumes the sums."""
         if self.is_empty:
             for part in self.parts:
                 part.zero_()
@@ -57,7 +57,7 @@ class WeightGradient:
 
 
 def _narrow_in_place(wide: torch.Tensor, narrow: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Move element ``i`` from byte ``4i`` to ``2i``. Elements ``a`` to ``2a`` overwrite only what was moved before."""
+    """Round in place: element ``i`` moves from byte ``4i`` to ``2i``, so ``a`` to ``2a`` overwrite earlier elements."""
     end = min(_FIRST_ELEMENTS, wide.numel())
     copy = torch.empty_like(narrow[:end])
     _narrow(wide[:end], copy, scale)

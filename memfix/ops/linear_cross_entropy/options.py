@@ -1,4 +1,4 @@
-"""What every form of linear cross entropy takes: five tensors and the options of the loss, both checked."""
+"""The arguments of every form of linear cross entropy: five tensors and the options of the loss, both checked."""
 
 # N tokens, D width, V vocabulary, C tokens of a chunk
 
@@ -21,18 +21,19 @@ from ..arguments import (
 from ..call import takes
 
 ROWS_PER_CHUNK = 2048
-"""On an H200 as fast as 4096 within 2 % and a third smaller; below 1024, launches and small products cost time."""
+"""Default rows of a chunk. On an H200 within 2 % of the time of 4096 rows and a third smaller; below 1024, launches
+and small products cost time."""
 FEW_LOGITS = 2**28
-"""Of a chunk. With 32,000 or 50,304 classes, whose products are short, 4096 rows take 1.08 to 1.10 times the products
-alone, and 2048 rows 1.10 to 1.14 times."""
+"""Logits of a chunk up to which its default rows may double. With 32,000 or 50,304 classes, 4096 rows take 1.08 to 1.10
+times the time of the products alone, and 2048 rows 1.10 to 1.14 times."""
 REDUCTIONS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the loss. ``temperature`` divides the logits last; only log-probabilities use it.
+    """The options of the loss. ``temperature`` divides the logits after the cap; only log-probabilities use it.
 
-    Without ``rows_per_chunk`` all tokens are visited at once.
+    With ``rows_per_chunk=None`` one chunk has all tokens.
     """
 
     ignore_index: int = -100
@@ -55,19 +56,19 @@ class Options:
 
     @property
     def is_plain_softmax(self) -> bool:
-        """Whether the gradient of the logits is a softmax times one factor a token, but for the target's entry."""
+        """Whether the gradient of the logits is the softmax times one factor per token, except at the target."""
         return self.softcap is None and not self.label_smoothing
 
     def rows_of(self, num_tokens: int) -> int:
-        """How many of ``num_tokens`` are visited together."""
+        """Return how many of ``num_tokens`` tokens a chunk has."""
         return num_tokens if self.rows_per_chunk is None else min(self.rows_per_chunk, num_tokens)
 
     def common_factor(self, num_tokens: int) -> float:
-        """What every gradient is multiplied by, whatever the token: known without looking at the device."""
+        """Return the factor of every token's gradient that is known without reading from the device."""
         return 1 / max(num_tokens, 1) if self.reduction == "mean" else 1.0
 
     def shaped(self, loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss in the shape of ``target`` where there is one for each token."""
+        """Return the loss, for ``reduction="none"`` in the shape of ``target``."""
         return loss.reshape(target.shape) if self.reduction == "none" else loss
 
 
@@ -82,7 +83,7 @@ class LossTensors(NamedTuple):
 
     @classmethod
     def checked(cls, *tensors: Any, target_name: str = "target", **by_name: Any) -> LossTensors:
-        """Refuse what cannot be computed, before anything is allocated."""
+        """Make the tensors of a call and refuse invalid ones, before anything is allocated."""
         made = cls(*tensors, **by_name)
         made._check(target_name)
         return made
@@ -93,12 +94,12 @@ class LossTensors(NamedTuple):
 
     @property
     def casts(self) -> bool:
-        """Whether autocast gives the products their dtype, whatever those of hidden and weight are."""
+        """Whether autocast decides the dtype of the products, so that hidden and weight may have different dtypes."""
         is_wide = torch.float64 in (self.hidden_ND.dtype, self.weight_VD.dtype)
         return not is_wide and torch.is_autocast_enabled(self.hidden_ND.device.type)
 
     def of_rows(self, hidden_CD: torch.Tensor, target_C: torch.Tensor) -> LossTensors:
-        """The same classifier for some of the tokens."""
+        """Return the tensors of some of the tokens, with the same classifier."""
         return self._replace(hidden_ND=hidden_CD, target_N=target_C)
 
     def _check(self, target_name: str) -> None:
@@ -138,4 +139,4 @@ class LossTensors(NamedTuple):
 
 loss_form: Callable[[Callable[[LossTensors, Options], torch.Tensor]], Callable[..., torch.Tensor]]
 loss_form = takes(LossTensors, Options)
-"""Decorates a form of the loss: called with five tensors in order and the options by name."""
+"""A decorator of forms: callers pass five tensors in order and the options by name."""

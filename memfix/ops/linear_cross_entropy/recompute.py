@@ -1,8 +1,8 @@
-"""The chunked loss in pure torch, for any device: few passes over the logits, and none of them rounded to 16 bits.
+"""The chunked loss in pure torch, for any device: few passes over the logits, and no logit rounded to 16 bits.
 
-The logits of a tile come out of the product in float32, become log-probabilities in place, and leave as their
-gradient in the working dtype. So the softmax sees what the product summed: rounding the logits to bfloat16 first
-would cost more than all the rest once they are tens.
+The product makes a tile of logits in float32. They become log-probabilities in place, then their gradient in the
+working dtype. So the softmax reads unrounded sums: for logits in the tens, rounding them to bfloat16 would be a
+larger error than all other roundings together.
 """
 
 # D width, V vocabulary, C tokens of a chunk, R tokens of a tile of a chunk
@@ -37,7 +37,7 @@ def recompute_linear_cross_entropy(tensors: LossTensors, options: Options) -> to
 
 
 class Tile(NamedTuple):
-    """The tokens of a tile, where their sums go, and where the gradient of their logits goes, if it is wanted."""
+    """The inputs of a tile's tokens, the output for their sums, and the output for their gradient, if it is wanted."""
 
     hidden_RD: torch.Tensor
     target_R: torch.Tensor
@@ -47,10 +47,10 @@ class Tile(NamedTuple):
 
 
 class TiledPass:
-    """A chunk in tiles. Logits as wide as sums are made where their gradient goes; others in a tile of float32."""
+    """The pass over a chunk by tiles. 16-bit dtypes need a float32 tile of logits; others use the gradient's memory."""
 
     keeps_slope = True
-    """Whether the slope of a cap takes memory beside the logits."""
+    """Whether the slope of a cap needs a buffer beside the logits."""
 
     def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool) -> None:
         self.head = head
@@ -58,7 +58,7 @@ class TiledPass:
         self.weight_DV = weight_VD.T
         wide = sum_dtype(weight_VD.dtype)
         caps = self.keeps_slope and head.options.softcap is not None and wants_gradient
-        # a cap needs its slope beside the logits: the tile is then as small again
+        # a cap needs a second buffer for its slope: halve the rows of a tile
         self.rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
         size_RV, size_CV = (self.rows_per_tile, head.vocabulary), (rows_per_chunk, head.vocabulary)
         self.gradient_CV = weight_VD.new_empty(size_CV) if wants_gradient else None
@@ -69,14 +69,14 @@ class TiledPass:
 
     @staticmethod
     def bytes_of(rows_per_chunk: int, vocabulary: int, dtype: torch.dtype, *, caps: bool) -> int:
-        """What the buffers of a train step take."""
+        """Return the bytes of a train step's buffers."""
         wide = sum_dtype(dtype)
         rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
         num_tiles = (wide != dtype) + caps
         return vocabulary * (rows_per_chunk * dtype.itemsize + num_tiles * rows_per_tile * wide.itemsize)
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
-        """A chunk needs nothing that could be prepared."""
+        """Do nothing: this pass needs no preparation."""
 
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
@@ -102,7 +102,7 @@ class TiledPass:
         at_target_R1 = values_RV.gather(1, column_R1)
         torch.neg(at_target_R1.squeeze(1), out=sums.surprise_K)
         if highest_R is not None and sums.logsumexp_K is not None:
-            # of the largest logit, which is finite where the loss is: the target's may be -inf
+            # lse = z - log p at the largest logit, which is finite where the loss is; the target's may be -inf
             torch.sub(highest_R, values_RV.amax(1), out=sums.logsumexp_K)
         if sums.smooth_K is not None:
             weights_V = self.head.class_weight_V
@@ -111,7 +111,7 @@ class TiledPass:
         if gradient_RV is None:
             return
         if coefficients is None:
-            # p - 1 at the target, with all its digits where p is nearly 1
+            # p - 1 at the target, by expm1: accurate where p is nearly 1
             at_target_R1 = at_target_R1.expm1()
             if slope_RV is None:
                 torch.exp(values_RV, out=gradient_RV)
@@ -129,7 +129,7 @@ class TiledPass:
         return values_RV
 
     def _logits(self, hidden_RD: torch.Tensor, values_RV: torch.Tensor, slope_RV: torch.Tensor | None) -> None:
-        """``hidden @ weight.T + bias``, capped and divided by the temperature; and the slope of the cap."""
+        """Write ``hidden @ weight.T + bias``, capped and divided by the temperature, and the slope of the cap."""
         head, cap, temperature = self.head, self.head.options.softcap, self.head.options.temperature
         product_into(values_RV, hidden_RD, self.weight_DV, alpha=1 / temperature if cap is None else 1 / cap)
         if head.bias_V is not None:
@@ -150,9 +150,9 @@ class TiledPass:
         slope_RV: torch.Tensor | None,
         gradient_RV: torch.Tensor,
     ) -> torch.Tensor:
-        """Write the gradient of ``Coefficients``, but for the target's column, which is returned."""
+        """Write the gradient given by ``Coefficients``, except the target's column, which is returned."""
         softmax_R1, smooth_R = coefficients.softmax_K.unsqueeze(1), coefficients.smooth_K
-        # term by term, each small where its share is: as a difference of two numbers near 1 it would have few digits
+        # a sum of small terms: the difference of two numbers near 1 would cancel most of its digits
         at_target_R1 = coefficients.target_K.unsqueeze(1) * log_p_target_R1.expm1()
         p_target_R1 = log_p_target_R1.exp()
         if coefficients.square_K is not None and sums.logsumexp_K is not None:
@@ -177,7 +177,7 @@ class TiledPass:
         if slope_RV is not None:
             torch.mul(p_RV, slope_RV, out=gradient_RV)
         else:
-            gradient_RV.copy_(p_RV)  # nothing to do where they are the same memory
+            gradient_RV.copy_(p_RV)  # does nothing if both are the same memory
         return at_target_R1
 
 

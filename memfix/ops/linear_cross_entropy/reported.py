@@ -1,6 +1,6 @@
 """The fix as the incident report shipped it: a loop over 4096-token chunks under plain autograd.
 
-It is kept to be shown failing. Without gradients it is small. In training, autograd holds every
+It is kept to show that it fails. Without gradients it is small. In training, autograd saves every
 chunk's log-probabilities until backward, so one full ``[N, V]`` tensor is alive after all.
 """
 
@@ -20,7 +20,7 @@ from .targets import require_targets_in_range
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedOptions(Options):
-    """The options of the loss, with the report's chunk."""
+    """The options of the loss, with the chunk size of the report."""
 
     rows_per_chunk: int | None = 4096
 
@@ -31,7 +31,7 @@ def reported_linear_cross_entropy(tensors: LossTensors, options: Options) -> tor
     hidden_ND, target_N = tensors.hidden_ND, tensors.target_N
     require_targets_in_range(target_N, tensors.vocabulary, options.ignore_index)
     rows = options.rows_of(hidden_ND.shape[0])
-    # a loop of its own: slices, as the report wrote them, have another backward than the split of the other forms
+    # slices, as in the report: their backward differs from that of ``split``, which the other forms use
     chunks = (slice(start, start + rows) for start in range(0, hidden_ND.shape[0], rows))
     parts = (full_logits_loss(tensors.of_rows(hidden_ND[chunk], target_N[chunk]), options) for chunk in chunks)
     return joined(parts, tensors, options)

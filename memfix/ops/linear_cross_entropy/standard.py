@@ -1,4 +1,4 @@
-"""Torch's own operators on the full logits. ``form="auto"`` takes them up to the ``standard_up_to`` of its caller."""
+"""Torch's own operators on the full logits. ``form="auto"`` uses them up to the caller's ``standard_up_to`` bytes."""
 
 # N tokens, D width, V vocabulary
 

@@ -1,4 +1,4 @@
-"""Which tokens count: found once, before any product, so that ignored ones cost nothing."""
+"""The tokens that count: selected once, before any product, so that ignored tokens cost nothing."""
 
 # N tokens, K tokens that count, V vocabulary
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Counted:
-    """The tokens whose target is not ignored: their targets, contiguous, and their rows, or None where all count."""
+    """The tokens whose target is not ignored: their targets, contiguous, and their row indices, None if all count."""
 
     target_K: torch.Tensor
     rows_K: torch.Tensor | None
@@ -23,8 +23,9 @@ class Counted:
 
 
 def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> Callable[[], Counted]:
-    """Ask the device which they are. The answer refuses a target that is no class; the host waits for it once, and not
-    for what the device is given to do in between.
+    """Launch the count of the tokens that count, and return a function that waits for the result.
+
+    That function raises for a target out of range. It waits for the count alone, not for kernels launched since.
     """
     number, number_in_range = _questions(target_N, vocabulary, ignore_index)
     arrived = _sent(number_in_range)
@@ -42,8 +43,11 @@ def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> C
 
 
 def _sent(number: torch.Tensor) -> Callable[[], int]:
-    """``int(number)``, sent to the host at once. The CPU, and tensors that stand for others, are asked at once as well,
-    so that the number is freed where it is on a GPU."""
+    """Start the copy of ``number`` to pinned memory; return a function that waits for it and returns the int.
+
+    A CPU tensor or a tensor subclass (a fake tensor) is read at once: simulated memory is freed at the same point as on
+    a GPU.
+    """
     if type(number) is not torch.Tensor or not number.is_cuda or torch.compiler.is_compiling():
         known = int(number)
         return lambda: known
@@ -58,7 +62,7 @@ def _sent(number: torch.Tensor) -> Callable[[], int]:
 
 
 def require_targets_in_range(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> None:
-    """The same refusal where it costs no wait for a device: on the CPU. Elsewhere the device finds out by itself."""
+    """Raise for a target out of range on the CPU. On a GPU, where the check would wait, torch's kernels assert it."""
     if target_N.device.type == "cpu":
         number, number_in_range = _questions(target_N, vocabulary, ignore_index)
         if int(number_in_range) != int(number):
@@ -66,7 +70,7 @@ def require_targets_in_range(target_N: torch.Tensor, vocabulary: int, ignore_ind
 
 
 def _questions(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both numbers are on their way before the first is asked for."""
+    """Launch both counts, of the tokens that count and of those in range, before either is read."""
     counts_N = target_N != ignore_index
     in_range_N = counts_N & (target_N >= 0) & (target_N < vocabulary)
     return counts_N.sum(), in_range_N.sum()

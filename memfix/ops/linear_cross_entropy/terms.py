@@ -1,4 +1,4 @@
-"""What the loss of a token is made of beside its logits, and what its gradient needs.
+"""The terms of a token's loss (smoothing, class weights, z-loss), and the coefficients of its gradient.
 
 With logits ``z``, class weights ``c`` (1 where there are none), smoothing ``e`` and ``lse = logsumexp(z)``, a token
 with the target ``t`` adds ``(1-e) c_t (lse - z_t) + (e/V) sum_v c_v (lse - z_v)``, as in torch; ``mean`` divides the
@@ -19,7 +19,7 @@ from .options import Options
 
 
 def reduced_loss(options: Options, sums: Sums, target_weight_K: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
-    """The loss from its sums: one number, or one for each token that counts."""
+    """Return the loss from the tokens' sums: one number, or one for each token that counts."""
     loss_K = _cross_entropy(options, sums, target_weight_K, vocabulary)
     square_K = None if sums.logsumexp_K is None else sums.logsumexp_K.square()
     if options.reduction == "none":
@@ -43,10 +43,10 @@ def _cross_entropy(options: Options, sums: Sums, target_weight_K: torch.Tensor |
 
 @dataclass(frozen=True)
 class Sums:
-    """What a pass over the logits leaves of every token, in float32 or wider.
+    """The sums of every token that a pass over the logits writes, in float32 or wider.
 
-    ``surprise`` is ``lse - z_t``; ``logsumexp`` is there for a z-loss; ``smooth``, ``sum_v c_v (lse - z_v)``, for
-    smoothing.
+    ``surprise`` is ``lse - z_t``. ``logsumexp`` is not None only for a z-loss, and ``smooth``, which is
+    ``sum_v c_v (lse - z_v)``, only for smoothing.
     """
 
     surprise_K: torch.Tensor
@@ -66,7 +66,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The gradient of a token's logits: ``(softmax + square * lse) p_v - target [v = t] - smooth c_v``."""
+    """The coefficients of the logits' gradient ``(softmax + square * lse) p_v - target [v = t] - smooth c_v``."""
 
     softmax_K: torch.Tensor
     target_K: torch.Tensor
@@ -82,14 +82,14 @@ class Coefficients:
         upstream_K: torch.Tensor | None,
         like_K: torch.Tensor,
     ) -> Coefficients | None:
-        """Those of each token, up to the common factor; None where all is 1."""
+        """Return the coefficients of each token, up to the common factor; None if all factors are 1."""
         smoothing = options.label_smoothing
         if upstream_K is None and target_weight_K is None and not smoothing and not options.z_loss:
             return None
         share_K = torch.ones_like(like_K) if upstream_K is None else upstream_K.to(like_K.dtype)
         square_K = 2 * options.z_loss * share_K if options.z_loss else None
         if target_weight_K is not None and options.reduction == "mean":
-            # the divisor of the mean is the sum of the weights, and the common factor has divided by the number
+            # the mean divides by the sum of the weights, but the common factor divides by the number of tokens
             share_K = share_K * (target_weight_K.shape[0] / target_weight_K.sum())
         target_K = (1 - smoothing) * (share_K if target_weight_K is None else share_K * target_weight_K)
         if not smoothing:
@@ -103,7 +103,7 @@ class Coefficients:
 
 
 def _split(parts: Sums | Coefficients, rows: int) -> list[tuple[torch.Tensor | None, ...]]:
-    """``rows`` tokens of each part at a time, by one operator a part rather than one a chunk."""
+    """Split each part into chunks of ``rows`` tokens: one torch call per part instead of one per chunk."""
     given = {name: part.split(rows) for name, part in vars(parts).items() if part is not None}
     num_chunks = len(next(iter(given.values())))
     return [tuple(given[name][i] if name in given else None for name in vars(parts)) for i in range(num_chunks)]

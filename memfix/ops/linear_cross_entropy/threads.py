@@ -1,7 +1,7 @@
-"""The processes that share a vocabulary as threads of one process: what the contract calls in place of ``torchrun``.
+"""Threads that stand in for the processes of the vocabulary-parallel loss, so that contracts need no ``torchrun``.
 
-Only the collectives differ from ``torch.distributed``'s. Whoever waits for the others waits at a barrier; whoever
-fails breaks it, so that nobody waits for good.
+Only the collectives differ from those of ``torch.distributed``: threads wait for each other at a barrier, and a
+thread that fails aborts the barrier, so that the others do not hang.
 """
 
 # N tokens, D width, V classes of all processes
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Alone:
-    """One process that has all classes."""
+    """A group of one process, which has all classes."""
 
     def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
         return [number], 0
@@ -37,14 +37,14 @@ class Alone:
 
 
 class Meeting:
-    """Where threads wait for each other, and a place for what each of them brings."""
+    """The barrier at which threads wait for each other, and a slot per thread for the value that it contributes."""
 
     def __init__(self, number: int) -> None:
         self.number, self.barrier = number, threading.Barrier(number, timeout=_LONGEST_WAIT_S)
         self.brought: list[Any] = [None] * number
 
     def all_run(self, run: Callable[[int], Result]) -> list[Result]:
-        """``run(rank)`` in one thread for every rank, each under the caller's autocast."""
+        """Run ``run(rank)`` in one thread per rank, under the caller's autocast, and return the results."""
         autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
         def guarded(rank: int) -> Result:
@@ -67,7 +67,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class OfThreads:
-    """The threads of a meeting, as one of them sees them."""
+    """The collectives of one thread of a meeting."""
 
     meeting: Meeting
     rank: int
@@ -80,27 +80,27 @@ class OfThreads:
         return tensor.copy_(every.amax(0) if operation == dist.ReduceOp.MAX else every.sum(0))
 
     def _exchanged(self, own: Any) -> list[Any]:
-        """What every thread brings, in the order of ranks."""
+        """Return the values of all threads, in the order of ranks."""
         self.meeting.brought[self.rank] = own
         self.meeting.barrier.wait()
         every = list(self.meeting.brought)
-        self.meeting.barrier.wait()  # before the next exchange overwrites it
+        self.meeting.barrier.wait()  # until all have read: the next exchange overwrites the values
         return every
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadOptions(Options):
-    """The options of the loss, and how many threads share the classes."""
+    """The options of the loss, and the number of threads that share the classes."""
 
     num_processes: int = 2
 
 
 @takes(LossTensors, SpreadOptions)
 def spread_linear_cross_entropy(tensors: LossTensors, options: SpreadOptions) -> torch.Tensor:
-    """The loss of ``vocabulary_parallel_linear_cross_entropy`` with the classes cut into ``num_processes`` shards.
+    """Compute ``vocabulary_parallel_linear_cross_entropy`` with the classes split into ``num_processes`` shards.
 
     On a GPU, simulated or real, one process has all classes: a meter reads one process, and the backwards of several
-    threads would wait for each other in the one thread that autograd has for a GPU.
+    threads would deadlock, since autograd runs all backwards of a GPU in one thread.
     """
     if tensors.hidden_ND.device.type != "cpu" or options.num_processes == 1:
         return loss_of_shard(tensors, options, Alone())
@@ -109,7 +109,7 @@ def spread_linear_cross_entropy(tensors: LossTensors, options: SpreadOptions) ->
 
 
 class _Spread(torch.autograd.Function):
-    """One graph for every thread, and one backward that runs all of theirs."""
+    """The loss with one autograd graph per thread; its backward runs the backwards of all threads."""
 
     @staticmethod
     def forward(ctx: Any, *tensors_and_options: Any) -> torch.Tensor:
@@ -154,7 +154,7 @@ class _Spread(torch.autograd.Function):
 
 
 def _wanted(ctx: Any) -> tuple[bool, bool, bool]:
-    """Whether the gradients of hidden, weight and bias are."""
+    """Return whether the gradients of hidden, weight and bias are wanted."""
     hidden, weight, _, bias, _, _ = ctx.needs_input_grad
     return hidden, weight, bias
 

@@ -1,4 +1,4 @@
-"""What the log-probabilities of given tokens promise: naive's, without the logits of all tokens."""
+"""The contract of the log-probabilities of given tokens: naive's values, without the logits of all tokens."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SMALL = f"80*{_N} + 40*V + 4*KiB"
 _CHUNK = f"min(rows_per_chunk, {_N})*V*e"
 _TILE = f"2*ceil_div(min(rows_per_chunk, {_N}), 8)*V*max(e, 4)"
 _GRADIENTS = f"{_N}*D*e + V*D*max(e, 4)"
-_ROWS = f"{_N}*D*e"  # of hidden where it is not contiguous
+_ROWS = f"{_N}*D*e"  # the copy of hidden if it is not contiguous
 
 
 contract = Contract(
     "token_log_probabilities",
     naive=naive_token_log_probabilities,
-    # on a GPU the kernels are those of linear_cross_entropy, whose contract interprets and compiles them
+    # the kernels are those of linear_cross_entropy, whose contract interprets and compiles them
     forms={"recompute": partial(token_log_probabilities, form="recompute")},
-    # of one class the gradient is zero: naive has no error that a rounding could be held against
+    # with one class the gradient is zero: naive has no rounding error to compare with
     dims={"B": Dim(1, 3), "T": Dim(1, 16), "D": Dim(1, 24), "V": Dim(2, 80), "rows_per_chunk": Dim(1, 50)},
     choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},
     inputs=[

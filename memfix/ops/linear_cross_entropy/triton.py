@@ -1,9 +1,9 @@
-"""The chunked loss on a GPU: the softmax is taken where the matrix product leaves its results.
+"""The chunked loss by Triton kernels: one of them fuses the exponentials of the softmax into the matrix product.
 
-On Hopper, bfloat16 logits become exponentials inside the product itself, from its float32 sums, relative to the logit
-of each token's target: there is no pass over the logits, and none of them is ever rounded. What remains is a factor per
-token, which goes into the narrow operand of the two other products. Everything else (float16 and float32, a cap,
-smoothing, other GPUs) takes one pass over float32 logits.
+On Hopper, the bfloat16 product itself turns its float32 sums into exponentials, relative to the logit of each token's
+target: there is no pass over the logits, and no logit is rounded to 16 bits. The remaining factor per token is
+multiplied into the ``[C, D]`` operand or result of the two other products. Everything else (float16 and float32, a
+cap, smoothing, other GPUs) takes one kernel over float32 logits in memory.
 """
 
 # C tokens of a chunk, R tokens of a tile of a chunk, D width, V vocabulary
@@ -27,14 +27,14 @@ from .terms import Coefficients, Sums
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the kernels are cut. These were the fastest of those tried on an H200."""
+    """Tile sizes of the kernels. The defaults were the fastest of those tried on an H200."""
 
     tokens: int = 128
     classes: int = 256
     depth: int = 64
-    """Of a step of a product."""
+    """The length of a step along the contracted axis of a matrix product."""
     scanned: int = 1024
-    """Classes at a time in a pass over logits; eight times as many where there are more than ``many_classes``."""
+    """Classes at a time in a pass over logits; eight times as many if the vocabulary exceeds ``many_classes``."""
     many_classes: int = 4096
     summed_tokens: int = 32
     summed_classes: int = 128
@@ -45,7 +45,7 @@ class Tiles:
 
 
 TILES = Tiles()
-_ALIGNED_BYTES = 16  # what the GPU's copy engine asks of addresses and strides
+_ALIGNED_BYTES = 16  # alignment of addresses and strides that TMA requires
 
 
 @loss_form
@@ -53,23 +53,22 @@ def triton_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch
     r"""Equals ``F.cross_entropy(hidden_ND @ weight_VD.T + bias_V, target_N)``.
 
     Peak above inputs in a bfloat16 train step, ``C = rows_per_chunk``: ``2*N*D + 2*V*D + 2*C*V + 6*C*D`` bytes and
-    ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take what ``recompute`` does.
+    ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take as much as in ``recompute``.
     """
-    with torch.cuda.device_of(
-        tensors.hidden_ND
-    ):  # kernels are launched on the current device; backward's is the tensors'
+    # kernels launch on the current device; in backward autograd makes it that of the tensors
+    with torch.cuda.device_of(tensors.hidden_ND):
         return chunked_linear_cross_entropy(tensors, options, KERNELS)
 
 
 def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:
-    """The pass that suits the classifier and the device."""
+    """Make the pass that suits the classifier and the device."""
     require_kernels(head.weight_VD, instead="recompute")
     made = ExponentialsPass if ExponentialsPass.suits(head) else LogitsPass
     return made(head, rows_per_chunk, wants_gradient)
 
 
 class LogitsPass(TiledPass):
-    """A tile of float32 logits from the product, then one kernel for their sums and their gradient."""
+    """A pass that makes a tile of float32 logits by a product, and its sums and gradient by one kernel."""
 
     keeps_slope = False
 
@@ -100,11 +99,11 @@ class LogitsPass(TiledPass):
 
 
 class ExponentialsPass:
-    """A chunk in one product that leaves exponentials. The buffers are taken once and shared by all chunks."""
+    """A pass whose one product per chunk stores exponentials. All chunks share buffers that are allocated once."""
 
     @staticmethod
     def suits(head: Head) -> bool:
-        """bfloat16 on Hopper or later (or in the interpreter), rows that its copy engine takes, a plain softmax."""
+        """Whether the head is bfloat16 with TMA-aligned rows and a plain softmax, on Hopper, later or interpreted."""
         weight_VD, options = head.weight_VD, head.options
         return (
             weight_VD.dtype == torch.bfloat16
@@ -116,7 +115,7 @@ class ExponentialsPass:
 
     @staticmethod
     def bytes_of(rows_per_chunk: int, width: int, vocabulary: int) -> int:
-        """What the buffers of a train step take, but for a few numbers a token."""
+        """Return the bytes of a train step's buffers, except for a few numbers per token."""
         num_parts = -(-vocabulary // TILES.classes)
         return rows_per_chunk * (2 * vocabulary + 2 * width + 4 * width + 4 * num_parts)
 
@@ -132,13 +131,13 @@ class ExponentialsPass:
             return weight_VD.new_empty(shape, dtype=torch.float32)
 
         self.parts_CP = floats(rows_per_chunk, self.num_parts)
-        self.maximum_C = floats(rows_per_chunk).fill_(float("-inf"))  # of strays only
+        self.maximum_C = floats(rows_per_chunk).fill_(float("-inf"))  # filled for blocks with strays only
         self.weight_tiles = _tiles_of(weight_VD, TILES.classes, TILES.depth)
         self.wants_gradient, self.rows_per_chunk = wants_gradient, rows_per_chunk
         self.num_processors = _num_processors(weight_VD.device)
         self.buffers: list[torch.Tensor] = []
         if wants_gradient:
-            # rows begin where the copy engine can write, whatever the vocabulary
+            # rows are padded so that TMA can write them, whatever the vocabulary
             aligned = -(-head.vocabulary * weight_VD.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES // weight_VD.itemsize
             values_CV = weight_VD.new_empty((rows_per_chunk, aligned))[:, : head.vocabulary]
             self.scale_C = floats(rows_per_chunk)
@@ -146,7 +145,7 @@ class ExponentialsPass:
             self._cut_buffers(rows_per_chunk)
 
     def _cut_buffers(self, num_tokens: int) -> None:
-        """The rows of a chunk, and their tiles: made once, and again for a shorter last chunk."""
+        """Slice the buffers to a chunk's rows and make their descriptors: once, and again for a shorter last chunk."""
         self.values_CV, self.scaled_hidden_CD, self.product_CD = (buffer[:num_tokens] for buffer in self.buffers)
         self.values_tiles = _tiles_of(self.values_CV, TILES.tokens, TILES.classes)
         self.weight_operands = (
@@ -155,11 +154,11 @@ class ExponentialsPass:
         )
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
-        """The logits of all tokens' targets, kept where their losses will be."""
+        """Compute the logits of all tokens' targets, stored where their losses will be."""
         head, rows_per_chunk = self.head, self.rows_per_chunk
         weight_VD, rows_K = head.weight_VD, counted.rows_K
         num_tokens, width = counted.number, weight_VD.shape[1]
-        # of each chunk: whether there are strays, and which blocks of tokens have them; at an aligned address
+        # flags of each chunk: whether it has strays, and which blocks of tokens have them; padded to 16 bytes
         num_flags = 4 * (-(-rows_per_chunk // TILES.tokens) // 4 + 1)
         strays = weight_VD.new_zeros((-(-num_tokens // rows_per_chunk), num_flags), dtype=torch.int32)
         self.strays = iter(strays.unbind())
@@ -184,7 +183,7 @@ class ExponentialsPass:
         strays, share_C = next(self.strays), next(self.shares, None)
         tiles = _tiles_of(hidden_CD, TILES.tokens, TILES.depth)
         self._product(tiles, sums.surprise_K, strays, STRAYS_ONLY=False, FINDS_MAXIMA=False)
-        # the device knows whether there are strays, and ends these at once where there are none: the host need not wait
+        # without strays, known to the device only, these two kernels return at once: the host need not wait
         self._product(tiles, self.maximum_C, strays, STRAYS_ONLY=True, FINDS_MAXIMA=True)
         self._product(tiles, self.maximum_C, strays, STRAYS_ONLY=True, FINDS_MAXIMA=False)
         self._settle(hidden_CD, target_C, strays, share_C, sums, coefficients)
@@ -228,7 +227,7 @@ class ExponentialsPass:
 
 
 class ExponentialsGradient:
-    """``scale * values - share [v = t]``, used without being made: a factor per token, and a row per target."""
+    """``scale * values - share [v = t]``, never made in full: ``scale`` and ``share`` are applied to the products."""
 
     def __init__(self, made_by: ExponentialsPass, target_C: torch.Tensor, share_C: torch.Tensor) -> None:
         self.made_by, self.target_C, self.share_C = made_by, target_C, share_C
@@ -246,7 +245,7 @@ class ExponentialsGradient:
         )  # fmt: skip
 
     def summed(self) -> torch.Tensor:
-        """Over the tokens: the gradient of the bias."""
+        """Return the sum over the tokens: the gradient of the bias."""
         made_by, values_CV = self.made_by, self.made_by.values_CV
         num_tokens, vocabulary = values_CV.shape
         sums_V = made_by.scale_C.new_empty(vocabulary)
@@ -259,10 +258,10 @@ class ExponentialsGradient:
 
 
 class ExponentialsWeightSum:
-    """``G^T X`` over the chunks, from exponentials; the rows of the targets are subtracted at the end.
+    """The sum of ``G^T X`` over the chunks, from exponentials; the rows of the targets are subtracted at the end.
 
-    A bfloat16 gradient is added up in its own memory, with more digits than it will have. A wider one, as of a float32
-    weight under autocast, is added up as it is.
+    A bfloat16 gradient is summed in its own memory, but with more significant bits than bfloat16 has. A wider gradient,
+    such as that of a float32 weight under autocast, is summed in its own dtype.
     """
 
     def __init__(self, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, counted: Counted, num_chunks: int) -> None:
@@ -299,7 +298,7 @@ class ExponentialsWeightSum:
 
         if not self.has_sum:
             return self.out_VD.zero_()
-        sorted_target_K, order_K = self.counted.target_K.int().sort(stable=True)  # half the passes of 64 bits
+        sorted_target_K, order_K = self.counted.target_K.int().sort(stable=True)  # half the radix passes of int64
         rows_K = self.counted.rows_K
         width = self.out_VD.shape[1]
         block = min(next_power_of_two(width), TILES.target_width)
@@ -344,7 +343,7 @@ def _tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> Any:
 
 
 def _has_aligned_rows(tensor: torch.Tensor) -> bool:
-    """Contiguous rows that all begin at a multiple of what the copy engine asks for."""
+    """Whether all rows are contiguous and start at addresses that TMA accepts."""
     begins = tensor.storage_offset() * tensor.itemsize
     return (
         tensor.stride(1) == 1 and (tensor.stride(0) * tensor.itemsize) % _ALIGNED_BYTES == 0 == begins % _ALIGNED_BYTES
@@ -356,5 +355,5 @@ def _num_processors(device: torch.device) -> int:
 
 
 def _tokens_at_once(num_tokens: int) -> int:
-    """A program takes one token; in the interpreter, where a program costs more than its work, all of them."""
+    """Return the tokens per program: 1, or all in the interpreter, where a program's overhead exceeds its work."""
     return next_power_of_two(num_tokens) if is_interpreted() else 1

@@ -1,8 +1,8 @@
-"""The chunked loss with the classes spread over processes: each has some rows of the weight, and all rows of hidden.
+"""The chunked loss with the classes split over processes: each has some rows of the weight, and all rows of hidden.
 
-The loop is that of all chunked forms. Its pass asks the other processes twice a tile: for each token's largest
-logit, and then for the sum of its exponentials together with the logit of its target, which one process has. Those
-are a few numbers a token; logits and their gradient stay where their classes are.
+The loop is that of all chunked forms. Its pass runs two all-reduces per tile: the maximum of each token's logits,
+then the sums of its exponentials and of its target's logit, which only one process has. Those are a few numbers per
+token; logits and their gradient stay on the process that has their classes.
 """
 
 # N tokens, D width, V classes of this process, R tokens of a tile of a chunk
@@ -42,12 +42,12 @@ def vocabulary_parallel_linear_cross_entropy(
     r"""Equals ``linear_cross_entropy(hidden, torch.cat(weight_shards), target)``, on every process of ``group``.
 
     ``hidden`` (``[..., D]``) and ``target`` (``[...]``) are the same everywhere. ``weight_shard`` is ``[V, D]``: the
-    processes' shards follow each other in the order of ranks and may differ in length, but none is empty. Targets
-    count classes over all of them. The gradient of ``hidden`` is summed over the processes, in its own dtype, and so
-    the same everywhere; that of a shard stays where the shard is.
+    shards are in the order of ranks and may differ in length, but none is empty. Targets are class indices of the
+    whole vocabulary. The gradient of ``hidden`` is summed over the processes, in its own dtype, and so the same
+    everywhere; the gradient of a shard stays on its process.
 
-    Every process must call it, and run its backward, with the same arguments but for the shards, and with gradients
-    wanted of the same tensors. Peak above inputs: what ``recompute`` takes with ``V`` the classes of one process.
+    Every process must call this function, and run its backward, with the same arguments except the shards, and with
+    gradients wanted of the same tensors. Peak above inputs: that of ``recompute`` with one process's ``V`` classes.
     """
     options = Options(
         ignore_index=ignore_index,
@@ -67,18 +67,18 @@ def vocabulary_parallel_linear_cross_entropy(
 
 
 class Processes(Protocol):
-    """Those that share the classes, as one of them sees them."""
+    """The collectives of one process among those that share the classes."""
 
     def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
-        """What every process gave as ``number``, and which of them is this one."""
+        """Return every process's ``number``, in the order of ranks, and the rank of this process."""
 
     def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        """``tensor`` itself, now with what all processes have: the sum or the maximum."""
+        """Reduce ``tensor`` over all processes in place, to the sum or the maximum, and return it."""
 
 
 @dataclass(frozen=True)
 class OfGroup:
-    """The processes of a group of ``torch.distributed``."""
+    """The collectives of a process group of ``torch.distributed``."""
 
     group: dist.ProcessGroup | None
 
@@ -94,7 +94,7 @@ class OfGroup:
 
 
 def loss_of_shard(tensors: LossTensors, options: Options, processes: Processes) -> torch.Tensor:
-    """The loss on one of ``processes``."""
+    """Compute the loss in this process, which shares the classes with the other ``processes``."""
     shard = Shard.of(tensors.weight_VD, processes)
     tensors = LossTensors.checked(*tensors)
     tensors = tensors._replace(hidden_ND=_SumGradients.apply(tensors.hidden_ND, processes))
@@ -107,7 +107,7 @@ def loss_of_shard(tensors: LossTensors, options: Options, processes: Processes) 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which classes this process has: ``first`` and those after it, of ``num_classes``."""
+    """The position of this process's classes: they start at ``first``, of ``num_classes`` in all."""
 
     first: int
     num_classes: int
@@ -116,13 +116,13 @@ class Shard:
     @staticmethod
     def of(weight_VD: torch.Tensor, processes: Processes) -> Shard:
         sizes, rank = processes.gathered(weight_VD.shape[0], weight_VD.device)
-        if 0 in sizes:  # on every process: none is left waiting for the one that cannot go on
+        if 0 in sizes:  # raised by every process, so that none waits for another one
             raise ValueError(f"weight_shard must have at least one row on every process, got {sizes}")
         return Shard(sum(sizes[:rank]), sum(sizes), processes)
 
 
 class _ShardPass(TiledPass):
-    """A tile whose softmax runs over the classes of all processes."""
+    """The pass whose softmax runs over the classes of all processes."""
 
     def __init__(self, head: Head, rows_per_chunk: int, wants_gradient: bool, shard: Shard) -> None:
         super().__init__(head, rows_per_chunk, wants_gradient)
@@ -137,7 +137,7 @@ class _ShardPass(TiledPass):
 
         column_R1 = (target_R - self.shard.first).unsqueeze(1)
         is_here_R1 = (column_R1 >= 0) & (column_R1 < self.head.vocabulary)
-        # the target of another process: look up column 0 instead and drop what is found
+        # where another process has the target, look up column 0 instead and drop the result
         column_R1 = column_R1.where(is_here_R1, 0)
         highest_R1 = self.shard.processes.reduced(values_RV.amax(1, keepdim=True), dist.ReduceOp.MAX)
         to_sum = [values_RV.gather(1, column_R1).where(is_here_R1, 0)]
@@ -155,12 +155,12 @@ class _ShardPass(TiledPass):
         if gradient_RV is not None:
             log_p_target_R1 = target_logit_R1 - logsumexp_R1
             at_target_R1 = self._weigh_exponentials(values_RV, sum_R1, log_p_target_R1, logsumexp_R1, coefficients)
-            # the targets of other processes: column 0 stays what it is
+            # where another process has the target, keep column 0 as it is
             at_target_R1 = at_target_R1.where(is_here_R1, values_RV.gather(1, column_R1))
             values_RV.scatter_(1, column_R1, at_target_R1)
             if slope_RV is not None:
                 values_RV.mul_(slope_RV)
-            gradient_RV.copy_(values_RV)  # nothing to do where they are the same memory
+            gradient_RV.copy_(values_RV)  # does nothing if both are the same memory
 
     @staticmethod
     def _weigh_exponentials(
@@ -170,8 +170,8 @@ class _ShardPass(TiledPass):
         logsumexp_R1: torch.Tensor,
         coefficients: Coefficients | None,
     ) -> torch.Tensor:
-        """Make the exponentials the gradient of ``Coefficients``, but for the target's column, which is returned."""
-        # p - 1 at the target, with all its digits where p is nearly 1
+        """Turn exponentials into the gradient given by ``Coefficients``; return the target's column of it instead."""
+        # p - 1 at the target, by expm1: accurate where p is nearly 1
         at_target_R1 = log_p_target_R1.expm1()
         if coefficients is None:
             exponential_RV.div_(sum_R1)
@@ -189,7 +189,7 @@ class _ShardPass(TiledPass):
 
 
 class _SumGradients(torch.autograd.Function):
-    """Hidden as it is; its gradient is what all processes' classes say of it."""
+    """The identity of hidden, whose backward sums the gradient over all processes."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: torch.Tensor, processes: Processes) -> torch.Tensor:
@@ -199,5 +199,5 @@ class _SumGradients(torch.autograd.Function):
     @staticmethod
     @first_derivative_only(OP)
     def backward(ctx: Any, gradient_ND: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # in place: the loss made it for this one use
+        # in place: the loss made this gradient for no other use
         return ctx.processes.reduced(gradient_ND, dist.ReduceOp.SUM), None

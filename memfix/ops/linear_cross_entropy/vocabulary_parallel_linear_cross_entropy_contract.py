@@ -1,6 +1,7 @@
-"""What the loss with spread classes promises: naive's answer on every process, and memory by a process's own classes.
+"""The contract of the vocabulary-parallel loss: naive's answer on every process, memory bounded by its own classes.
 
-Drawn calls run its processes as threads (``threads.py``); ``tests/ops/test_vocabulary_parallel.py`` runs real ones.
+The equality checks run its processes as threads (``threads.py``); ``tests/ops/test_vocabulary_parallel.py`` runs
+real processes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from .contract import contract as whole
 from .naive import naive_linear_cross_entropy
 from .threads import spread_linear_cross_entropy
 
-# V is the number of classes of one process here: a meter reads one
+# V here is the number of classes of one process: a meter reads one process
 _SMALL = "120*N + 40*V + 4*KiB"
 
 contract = Contract(
     "vocabulary_parallel_linear_cross_entropy",
     naive=naive_linear_cross_entropy,
-    # as of recompute; but the gradient of hidden is rounded on every process before it is added up
+    # not recompute's KEEPS_LOGITS: the gradient of hidden is rounded on every process before it is added up
     forms={"spread": Form(spread_linear_cross_entropy, tolerance=LOSS)},
     dims={"N": Dim(1, 40), "D": Dim(1, 24), "V": Dim(3, 70), "rows_per_chunk": Dim(1, 44)},
     choices={"num_processes": (2, 3, 1), **whole.choices},

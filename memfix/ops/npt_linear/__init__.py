@@ -1,4 +1,4 @@
-"""A linear layer whose weight each token changes by a modulated product of low rank, without a weight a token."""
+"""A linear layer whose weight each token modifies by a modulated low-rank product, without a weight per token."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ def npt_linear(
     tokens_per_chunk: int | None = None,
     form: str = "auto",
 ) -> torch.Tensor:
-    """Equals ``hidden @ (weight + a @ diag(modulation) @ b)``, where each token has a modulation of its own.
+    """Equals ``hidden @ (weight + a @ diag(modulation) @ b)``, where each token has its own modulation.
 
-    ``hidden`` is ``[..., D]``, or a tuple whose first element is that, as decoder layers return it; ``weight`` is
+    ``hidden`` is ``[..., D]``, or a tuple that starts with such a tensor, as decoder layers return it; ``weight`` is
     ``[D, F]``, ``a`` is ``[D, R]``, ``b`` is ``[R, F]`` and ``modulation`` is ``[..., R]``, with the leading dims of
-    ``hidden``. A modulation that was made with ``a`` gives ``a`` that gradient too.
+    ``hidden``. If the modulation was computed from ``a``, autograd adds that gradient to ``a`` too.
 
-    ``form="auto"`` takes ``factored``: ``hidden @ weight + ((hidden @ a) * modulation) @ b``. It keeps its inputs and
-    ``hidden @ a`` for backward, and computes no gradient that nobody asks for. ``triton`` is the same with kernels of
-    its own for the products of low rank: less time on the GPU and more on the host, so for CUDA graphs.
-    ``token_chunks`` makes the weights of ``tokens_per_chunk`` tokens at a time, 1 unless it is given. ``offload``
-    computes what has rank R on the host, 512 tokens at a time unless ``tokens_per_chunk`` is given. Only first
-    derivatives.
+    ``form="auto"`` takes ``factored``: ``hidden @ weight + ((hidden @ a) * modulation) @ b``. It saves its inputs and
+    ``hidden @ a`` for backward, and computes only the gradients that are needed. ``triton`` is the same with its own
+    kernels for the low-rank products: less time on the GPU and more on the host, so best under CUDA graphs.
+    ``token_chunks`` makes the weights of ``tokens_per_chunk`` tokens at a time (default 1). ``offload`` computes the
+    low-rank term on the host, ``tokens_per_chunk`` tokens at a time (default 512). Only first derivatives.
     """
     hidden = _first_of(hidden)
     chosen = DISPATCHER.chosen(form, hidden)
@@ -51,7 +50,7 @@ def npt_linear(
 
 
 def _first_of(hidden: object) -> torch.Tensor:
-    """The hidden states themselves, or the first element of the tuple that a decoder layer returned."""
+    """Return the hidden states: ``hidden`` itself, or the first element of the tuple that a decoder layer returned."""
     if hidden == ():
         raise ValueError("hidden must be a tensor or a tuple that starts with one, got an empty tuple")
     first = hidden[0] if isinstance(hidden, tuple) else hidden

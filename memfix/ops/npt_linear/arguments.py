@@ -1,4 +1,4 @@
-"""What all forms do first: refuse bad arguments, and take the dtype of autocast."""
+"""The first step of all forms: refuse bad arguments, and cast to autocast's dtype."""
 
 # N tokens, D width, F width of the result, R rank
 
@@ -12,7 +12,7 @@ from ..arguments import require_floating, require_same, require_shape, require_t
 
 
 class NptTensors(NamedTuple):
-    """The tensors of a call, as callers name them."""
+    """The tensors of a call, named as the arguments of callers."""
 
     hidden: torch.Tensor
     weight: torch.Tensor
@@ -21,9 +21,9 @@ class NptTensors(NamedTuple):
     modulation: torch.Tensor
 
     def checked(self) -> NptTensors:
-        """These tensors, in the dtype of autocast where that is on, as torch does it for a matrix product.
+        """Return these tensors, cast to autocast's dtype if it is on, as torch does for a matrix product.
 
-        Refuses what cannot be computed, before anything is allocated.
+        Refuses invalid tensors before anything is allocated.
         """
         require_tensor("hidden", self.hidden)
         require_tensor("modulation", self.modulation)

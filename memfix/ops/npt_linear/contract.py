@@ -1,5 +1,5 @@
-"""What the modulated linear layer promises. The incident: 4 sequences of 512 tokens, width 4096, 11,008 columns, rank
-16, float32: a weight a token is 344 GiB."""
+"""The contract of the modulated linear layer. The incident: 4 sequences of 512 tokens, width 4096, 11,008 columns, rank
+16, float32: the weights of all tokens are 344 GiB."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .token_chunks import token_chunks_npt_linear
 from .triton import Tiles, triton_npt_linear
 
 _INPUTS = ("hidden", "weight", "a", "b", "modulation")
-_W = "max(e, 4)"  # sums and products of rank R are float32, or float64 for float64
+_W = "max(e, 4)"  # sums and low-rank products are float32, or float64 for float64 inputs
 _RESULT = "B*S*F*e"
 _RANK = "B*S*R"
-_ACTIVATIONS = "B*S*(D + R)*e"  # and their gradients; or copies, where two leading dims do not fold into one
+_ACTIVATIONS = "B*S*(D + R)*e"  # hidden and modulation: their gradients, or copies if two leading dims do not fold
 _WEIGHTS = "(D*F + D*R + R*F)"
-# of factored
+# the budgets of factored
 _FORWARD = f"{_RESULT} + {_ACTIVATIONS} + {_RANK}*(2*{_W} + e) + KiB"
 _HELD = f"{_RESULT} + {_RANK}*{_W}"
 _SAVED = f"{_ACTIVATIONS} + {_WEIGHTS}*e"
 _TRAIN = f"{_RESULT} + 2*{_ACTIVATIONS} + {_WEIGHTS}*e + {_RANK}*(2*{_W} + 3*e) + KiB"
-# the weights of a chunk, and what is multiplied by b to make them, with a copy where a is transposed
+# the weights of a chunk, and the operand (modulation * a) of their product with b, with a copy if a is transposed
 _ROWS = "min(tokens_per_chunk, B*S)"
 _CHUNK = f"{_ROWS}*D*(F + 2*R)*e"
 
 _SMALL_PARTS = {"memfix.ops.products._UPCAST_ELEMENTS": 64}
 _SMALL_TILES = Tiles(tokens_read=4, columns_read=8, tokens_written=4, columns_written=8, tokens_per_program=8)
 
-# forms round (h A) * m, or the gradients of a chunk, to the working dtype. Naive rounds a weight for every token, whose
-# errors average out
+# forms round (h A) * m, or the gradients of a chunk, to the working dtype. Naive rounds the weights of every token:
+# these errors average out
 _ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=1.5, operand_ulps=1)
 
 contract = Contract(
@@ -43,7 +43,7 @@ contract = Contract(
     naive=naive_npt_linear,
     floor=weight_products,
     forms={
-        # gradients of weights are rounded before they are added up, position by position
+        # the gradient of a weight at each position is rounded before it is added up
         "reported": Form(reported_npt_linear, reported=True, tolerance=replace(_ROUNDS_OPERANDS, ulps=4, rms_factor=4)),
         "token_chunks": token_chunks_npt_linear,
         "factored": Form(factored_npt_linear, compared_with=_SMALL_PARTS),
@@ -71,15 +71,15 @@ contract = Contract(
     ],
     cases={
         "incident": {"B": 4, "S": 512, "D": 4096, "F": 11_008, "R": 16, "tokens_per_chunk": 32},
-        # the width at which the delta has the 448 GiB that the report gives. As many tokens in more sequences: reported
-        # visits one position after the other, and 512 of them take seconds to simulate
+        # the width at which the delta has the 448 GiB that the report gives. More and shorter sequences than in the
+        # incident: reported loops over positions, and 512 of them take seconds to simulate
         "llama_8b": {"B": 32, "S": 64, "D": 4096, "F": 14_336, "R": 16, "tokens_per_chunk": 64},
         "medium": {"B": 4, "S": 32, "D": 768, "F": 3072, "R": 16, "tokens_per_chunk": 16, "dtype": "bfloat16"},
         "small": {"B": 2, "S": 16, "D": 128, "F": 256, "R": 8, "tokens_per_chunk": 8},
     },
     tolerance=_ROUNDS_OPERANDS,
     budgets=[
-        # what the report promised: "over 400x". It is kept without gradients, and broken with them
+        # the report promised "over 400x": true without gradients, false with them
         *below_naive("reported", "incident", forward=400),
         Budget("reported", phase="train", case="incident", times_below_naive=400, known_broken=True),
         Budget("reported", phase="held", case="incident", times_below_naive=400, known_broken=True),
@@ -92,7 +92,7 @@ contract = Contract(
         ),
         *below_naive("factored", "incident", forward=5000, held=1000, train=1000),
         *below_naive("factored", "llama_8b", train=1000),
-        *at_most("factored", "incident", forward="87 MiB", train="292 MiB"),  # the result is 86, and the gradients 205
+        *at_most("factored", "incident", forward="87 MiB", train="292 MiB"),  # result 86 MiB, gradients 205 MiB
         *at_most("factored", forward=_FORWARD, held=_HELD, saved=_SAVED, train=_TRAIN),
         *below_naive("triton", "incident", train=1000),
         *at_most("triton", forward=_FORWARD, held=_HELD, saved=_SAVED, train=_TRAIN),

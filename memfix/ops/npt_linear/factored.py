@@ -1,7 +1,7 @@
-"""The product of low rank itself: no token's weight is made, forward or backward.
+"""The layer by low-rank products: no token's weight is made, forward or backward.
 
-The low-rank part is written first, and the large product adds itself to it: a GEMM reads what it adds to while it
-computes, which costs 2 % of its time, where adding the low-rank part to the GEMM's result is a pass over it.
+The low-rank term is written first, and the GEMM with the weight accumulates into it: the GEMM reads its addend while it
+computes, which costs 2 % of its time, whereas adding the low-rank term to the GEMM's result is another pass over it.
 """
 
 # N tokens, D width, F width of the result, R rank
@@ -20,24 +20,24 @@ from .arguments import NptTensors
 
 
 class Narrow(NamedTuple):
-    """What backward makes of rank R, in the working dtype."""
+    """The tensors of rank R that backward makes, in the working dtype."""
 
     scaled_NR: torch.Tensor
-    """``down * modulation``, which forward made and dropped."""
+    """``down * modulation``, which forward does not save."""
     grad_down_NR: torch.Tensor
     grad_modulation_NR: torch.Tensor
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """How the products of rank R are computed, and what is made of them element by element."""
+    """The functions that compute the low-rank products and the elementwise products with them."""
 
     down: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """``hidden @ a`` in float32 or wider, and that times the modulation, in the working dtype."""
+    """``down(hidden, a, modulation)``: ``hidden @ a`` in float32 or wider, and that times the modulation, rounded."""
     back: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Narrow]
-    """From the gradient of the result, ``b.T``, the modulation and ``hidden @ a``."""
+    """``back(upstream, b.T, modulation, hidden @ a)`` returns the tensors of ``Narrow``."""
     widen: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-    """Writes ``scaled_NR @ narrow_RC`` into the first."""
+    """``widen(out, scaled_NR, narrow_RC)`` writes ``scaled_NR @ narrow_RC`` into ``out``."""
 
 
 def factored_npt_linear(
@@ -45,11 +45,11 @@ def factored_npt_linear(
 ) -> torch.Tensor:
     """Equals ``hidden @ weight + ((hidden @ a) * modulation) @ b``.
 
-    The first product is added where the second one is, so there is one ``[N, F]`` tensor, the result. Products of rank
-    R are float32 for 16-bit inputs: ``hidden @ a`` may be above 65,504 where a small modulation makes it fit.
+    The first product accumulates into the second one, so that the result is the only ``[N, F]`` tensor. Low-rank
+    products are float32 for 16-bit inputs: ``hidden @ a`` may exceed float16's 65,504 before a small modulation.
 
     Peak above inputs, ``e`` the item size and ``w`` that of float32 or wider: ``N*F*e + N*R*(2*w + e)`` forward; in a
-    train step also the gradients that are asked for. ``N*R*w`` is held beside the result, whatever F is.
+    train step also the wanted gradients. ``N*R*w`` is held beside the result, whatever F is.
     """
     return apply_factored(TORCH, NptTensors(hidden, weight, a, b, modulation).checked())
 
@@ -84,13 +84,13 @@ class _Factored(torch.autograd.Function):
     @staticmethod
     @first_derivative_only("npt_linear")
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        with torch.autocast(upstream.device.type, enabled=False):  # the dtypes are those of forward
+        with torch.autocast(upstream.device.type, enabled=False):  # backward uses the dtypes of forward
             return None, *_gradients(ctx, upstream)
 
 
 def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """With ``u = h A`` and ``q = G B^T``: ``dh = G W^T + (q*m) A^T``, ``dW = h^T G``, ``dA = h^T (q*m)``,
-    ``dB = (u*m)^T G`` and ``dm = q*u``."""
+    """Return the gradients. With ``u = h A`` and ``q = G B^T``: ``dh = G W^T + (q*m) A^T``, ``dW = h^T G``,
+    ``dA = h^T (q*m)``, ``dB = (u*m)^T G`` and ``dm = q*u``."""
     hidden, weight_DF, a_DR, b_RF, modulation, down_NR = ctx.saved_tensors
     _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
     weight_in_columns, a_in_columns, b_in_columns = ctx.in_columns
@@ -135,7 +135,7 @@ def _back(upstream_NF: torch.Tensor, b_FR: torch.Tensor, modulation_NR: torch.Te
 
 
 def _product_in(dtype: torch.dtype, left_NR: torch.Tensor, right_NR: torch.Tensor) -> torch.Tensor:
-    """Element by element, rounded once."""
+    """Return ``left * right`` elementwise, rounded once to ``dtype``."""
     return torch.mul(left_NR, right_NR, out=left_NR.new_empty(left_NR.shape, dtype=dtype))
 
 
@@ -143,5 +143,5 @@ TORCH = LowRank(_down, _back, product_into)
 
 
 def weight_gradient(inputs_NI: torch.Tensor, upstream_NJ: torch.Tensor, in_columns: bool) -> torch.Tensor:
-    """``inputs^T upstream``, the gradient of a weight, in the order of the weight: autograd would copy another one."""
+    """Return ``inputs^T upstream`` with the strides of the weight: autograd copies gradients with other strides."""
     return (upstream_NJ.T @ inputs_NI).T if in_columns else inputs_NI.T @ upstream_NJ

@@ -1,4 +1,4 @@
-"""The floor below every train step of this layer: the products with its weight, and nothing of rank R."""
+"""The lower bound of the time of a train step of this layer: the products with its weight, and no low-rank term."""
 
 # N tokens, D width, F width of the result
 
@@ -13,8 +13,8 @@ from ..products import as_rows
 def weight_products(
     hidden: torch.Tensor, weight_DF: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
 ) -> None:
-    """``h W`` and ``G W^T``, and ``h^T G`` where the weight trains; ``G`` is the product itself, of the size of its
-    gradient."""
+    """Compute ``h W`` and ``G W^T``, and ``h^T G`` if the weight trains, with the product ``h W`` in place of its
+    gradient ``G``."""
     hidden_ND = as_rows(hidden)
     product_NF = torch.mm(hidden_ND, weight_DF)
     torch.mm(product_NF, weight_DF.T)

@@ -1,6 +1,6 @@
-"""The Triton kernels of the products of low rank. Each reads or writes one wide tensor, once."""
+"""The Triton kernels of the low-rank products. Each reads or writes one wide tensor, once."""
 
-# N tokens, C columns of the wide tensor, R rank; a block of a tensor is upper-case for its constexpr size
+# N tokens, C columns of the wide tensor, R rank; arguments in upper case are constexpr: block sizes and flags
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def narrow_product(
     num_tokens, width, rank,
     IS_BACKWARD: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """``wide @ narrow`` in float32, and what is made of it, element by element.
+    """Compute ``wide @ narrow`` in float32, and the elementwise products with it.
 
-    Forward it is ``down``, from which comes ``scaled = down * modulation``. Backward the wide tensor is the gradient of
-    the result: ``grad_down`` and ``grad_modulation`` come from the product, and ``scaled`` once more from ``down``.
+    In forward the product is stored as ``down``, and ``scaled = down * modulation``. In backward the wide tensor is the
+    gradient of the result: ``grad_down = product * modulation``, ``grad_modulation = product * down``, and ``scaled``
+    is recomputed from ``down``.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     ranks = tl.arange(0, RANK)
@@ -53,7 +54,7 @@ def wide_product(
     scaled, narrow, narrow_row_stride, narrow_column_stride, out, num_tokens, width, rank, tokens_per_program,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """``out = scaled @ narrow``. A program keeps its columns of ``narrow`` and takes block after block of tokens."""
+    """``out = scaled @ narrow``. A program loads its columns of ``narrow`` once and loops over blocks of tokens."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     ranks = tl.arange(0, RANK)
     inside = (columns < width)[None, :]

@@ -1,4 +1,4 @@
-"""What is true: the weight of every token, made whole before it is used."""
+"""The reference: the weight of every token is made in full before it is used."""
 
 # B batch, S tokens of a sequence, D width, F width of the result, R rank
 
@@ -16,7 +16,7 @@ def naive_npt_linear(
 ) -> torch.Tensor:
     """``hidden @ (weight + delta)``, where ``delta = einsum("bsr,dr,rf->bsdf", modulation, a, b)``.
 
-    Two operands at a time: the order of three would depend on whether opt_einsum is installed.
+    Each einsum has two operands: with three, the order would depend on whether opt_einsum is installed.
     """
     delta_BSDF = torch.einsum("bsdr,rf->bsdf", modulation_BSR.unsqueeze(-2) * a_DR, b_RF)
     return torch.einsum("bsd,bsdf->bsf", hidden_BSD, weight_DF + delta_BSDF)

@@ -1,7 +1,7 @@
-"""The product of low rank on the host, with gradients: what the report's offload meant to be.
+"""The low-rank term computed on the host, with gradients: the offload that the report intended.
 
-The published one detaches ``b`` on its way to the host, so that nothing of it trains. It also frees no memory that
-``factored`` takes: what it moves away has rank R.
+The published code detaches ``b`` when it copies it to the host, so that ``b`` gets no gradient. Offload saves no memory
+compared to ``factored`` either: the tensors that it moves to the host have rank R.
 """
 
 # N tokens, D width, F width of the result, R rank, C tokens of a chunk
@@ -31,9 +31,9 @@ def offload_npt_linear(
 ) -> torch.Tensor:
     """Equals ``hidden @ weight + ((hidden @ a) * modulation) @ b``; the second term is computed on the host.
 
-    The next tokens are copied to pinned memory while these are multiplied. Peak above inputs, ``C = tokens_per_chunk``
-    and ``e`` the item size: ``(N + C)*F*e`` forward, and in a train step the gradients with ``C*D*e``. Only the inputs
-    are held on the device.
+    The next chunk is copied to pinned memory while the host computes this one. Peak above inputs,
+    ``C = tokens_per_chunk`` and ``e`` the item size: ``(N + C)*F*e`` forward, and in a train step the gradients and
+    ``C*D*e``. Only the inputs are saved on the device.
     """
     tensors = NptTensors(hidden, weight, a, b, modulation).checked()
     result: torch.Tensor = _Offload.apply(require_at_least_one("tokens_per_chunk", tokens_per_chunk), *tensors)
@@ -57,12 +57,12 @@ class _Offload(torch.autograd.Function):
     @staticmethod
     @first_derivative_only("npt_linear")
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        with torch.autocast(upstream.device.type, enabled=False):  # the dtypes are those of forward
+        with torch.autocast(upstream.device.type, enabled=False):  # backward uses the dtypes of forward
             return None, *_gradients(ctx, upstream)
 
 
 def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """``hidden @ a`` is computed again: it would be the one thing to hold."""
+    """Return the gradients in the order of the tensors. ``hidden @ a`` is recomputed instead of saved."""
     hidden, weight_DF, a, b, modulation = ctx.saved_tensors
     _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
     a_DR, b_RF = a.cpu(), b.cpu()
@@ -92,7 +92,7 @@ def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, .
 
 
 def _on_host(rows_per_chunk: int, *tensors: torch.Tensor) -> Iterator[tuple[Any, ...]]:
-    """The rows of each chunk, and the host's copies of them. The next chunk is copied while the caller has this one."""
+    """Yield the slice of each chunk and host copies of its rows. The next chunk is copied while the caller uses one."""
     all_rows = [as_rows(tensor) for tensor in tensors]
     num_rows = all_rows[0].shape[0]
     chunks = [slice(start, start + rows_per_chunk) for start in range(0, num_rows, rows_per_chunk)]
@@ -121,5 +121,5 @@ def _on_host(rows_per_chunk: int, *tensors: torch.Tensor) -> Iterator[tuple[Any,
 
 
 def _to(like: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-    """On the device of ``like``, without waiting for it."""
+    """Copy ``host`` to the device of ``like`` without waiting for the copy."""
     return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host

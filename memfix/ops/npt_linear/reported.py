@@ -1,7 +1,7 @@
 """The fix as the incident report shipped it: the weights of one position at a time, under plain autograd.
 
-It is kept to be shown failing. Without gradients one position's weights are alive. In training, autograd holds those
-of every position until backward: as much as naive holds.
+It is kept to show that it fails. Without gradients only one position's weights are alive. In training, autograd saves
+the weights of every position until backward, as in naive.
 """
 
 # B batch, S tokens of a sequence, D width, F width of the result, R rank
@@ -37,7 +37,7 @@ def reported_npt_linear(
 def compute_weight_delta(
     modulation_BSR: torch.Tensor, token_idx: int, a_DR: torch.Tensor, b_RF: torch.Tensor
 ) -> torch.Tensor:
-    """The report's function: what one position of every sequence adds to the weight, ``[B, D, F]``."""
+    """Return the delta of the weight at one position of every sequence, ``[B, D, F]``: the report's function."""
     require_shape("modulation", modulation_BSR, "B S R")
     num_tokens = modulation_BSR.shape[1]
     if require_int("token_idx", token_idx, at_least=0) >= num_tokens:

@@ -1,4 +1,4 @@
-"""What the report meant: the weights of a chunk of tokens at a time, dropped in forward and made again in backward."""
+"""The fix that the report intended: the weights of a chunk of tokens at a time, recomputed in backward."""
 
 # N tokens, D width, F width of the result, R rank, C tokens of a chunk
 
@@ -14,7 +14,7 @@ from ..derivatives import first_derivative_only
 from ..products import as_rows, sum_dtype
 from .arguments import NptTensors
 
-_PER_TOKEN = (0, 4)  # places of hidden and modulation: each row is in one chunk, where weights are in all
+_PER_TOKEN = (0, 4)  # argument indices of hidden and modulation: a chunk has only its rows of them
 
 
 def token_chunks_npt_linear(
@@ -29,7 +29,7 @@ def token_chunks_npt_linear(
     """Equals ``hidden @ (weight + einsum("...r,dr,rf->...df", modulation, a, b))``.
 
     Peak above inputs and results, ``C = tokens_per_chunk`` and ``e`` the item size: ``C*D*F*e`` forward and twice as
-    much in a train step. Gradients of weights are added up in float32. Only the inputs are held for backward.
+    much in a train step. Gradients of weights are summed in float32. Only the inputs are saved for backward.
     """
     tensors = NptTensors(hidden, weight, a, b, modulation).checked()
     result: torch.Tensor = _TokenChunks.apply(require_at_least_one("tokens_per_chunk", tokens_per_chunk), *tensors)
@@ -58,7 +58,7 @@ class _TokenChunks(torch.autograd.Function):
         for chunk, parts in _chunks(given, ctx.tokens_per_chunk):
             leaves = [part.detach().requires_grad_(needed) for part, needed in zip(parts, is_needed, strict=True)]
             upstream_C1F = upstream_NF[chunk].unsqueeze(1)
-            # the dtypes are those of forward
+            # backward uses the dtypes of forward
             with torch.enable_grad(), torch.autocast(upstream.device.type, enabled=False):
                 result_C1F = torch.bmm(*_operands_of(*leaves))
                 found = torch.autograd.grad(result_C1F, [leaves[place] for place in wanted], upstream_C1F)
@@ -71,7 +71,7 @@ class _TokenChunks(torch.autograd.Function):
 
 
 def _chunks(given: Sequence[torch.Tensor], tokens_per_chunk: int) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-    """The tokens of each chunk, and all tensors with those rows of hidden and modulation."""
+    """Yield the slice of each chunk, and all tensors with the chunk's rows of hidden and modulation."""
     hidden, *weights, modulation = given
     hidden_ND, modulation_NR = as_rows(hidden), as_rows(modulation)
     for start in range(0, hidden_ND.shape[0], tokens_per_chunk):
@@ -86,14 +86,14 @@ def _operands_of(
     b_RF: torch.Tensor,
     modulation_CR: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of a chunk, and the weight of each."""
+    """Return the hidden rows of a chunk, and the weight of each token."""
     weight_CDF = (modulation_CR.unsqueeze(1) * a_DR) @ b_RF
     weight_CDF += weight_DF
     return hidden_CD.unsqueeze(1), weight_CDF
 
 
 def _zeros_for_gradient(tensor: torch.Tensor, place: int) -> torch.Tensor:
-    """Rows of tokens, or a weight in its own order. Sums over chunks are float32 or wider."""
+    """Return zeros: rows of tokens in their dtype, or the sum for a weight, with its strides, in float32 or wider."""
     if place in _PER_TOKEN:
         return tensor.new_zeros(tensor.shape[:-1].numel(), tensor.shape[-1])
     return torch.zeros_like(tensor, dtype=sum_dtype(tensor.dtype))

@@ -1,8 +1,9 @@
-"""The product of low rank with kernels of its own: torch's take longer where one side is as narrow as the rank.
+"""The factored form with its own Triton kernels for the low-rank products, where torch's kernels are slow.
 
-On an H200, 2048 tokens, width 4096, 11,008 columns, rank 16, bfloat16, the two products with the weight take 513 us in
-a CUDA graph. With these kernels a train step is 1.12 to 1.15 of that, and 1.16 to 1.20 with torch's. Without a graph
-the host needs longer for them: in a model of such layers ``factored`` is as fast or faster.
+On an H200 with 2048 tokens, width 4096, 11,008 columns, rank 16 and bfloat16, the two products with the weight take
+513 us in a CUDA graph. A train step takes 1.12 to 1.15 times that with these kernels, and 1.16 to 1.20 times with
+torch's. Without a graph their launches take longer on the host: in a model of such layers ``factored`` is as fast or
+faster.
 """
 
 # N tokens, C columns of a wide tensor, R rank
@@ -21,20 +22,20 @@ from .factored import TORCH, LowRank, Narrow, apply_factored
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the kernels are cut. These were the fastest of those tried on an H200."""
+    """Tile sizes of the kernels. The defaults were the fastest of those tried on an H200."""
 
     tokens_read: int = 16
     columns_read: int = 512
     elements_read: int = 16_384
-    """Of the narrow operand: at high ranks fewer columns are read at a time."""
+    """Elements of the narrow operand per tile: it limits the columns read at a time at high ranks."""
     tokens_written: int = 32
     columns_written: int = 128
     tokens_per_program: int = 512
-    """That are written with the same columns of the narrow operand."""
+    """Tokens that a program writes with the same columns of the narrow operand."""
 
 
 TILES = Tiles()
-_LARGEST_RANK = 128  # above, a product is wide enough for torch's kernels
+_LARGEST_RANK = 128  # for higher ranks torch's kernels are fast
 
 
 def triton_npt_linear(
@@ -42,12 +43,12 @@ def triton_npt_linear(
 ) -> torch.Tensor:
     """Equals ``hidden @ weight + ((hidden @ a) * modulation) @ b``, with kernels for 16-bit dtypes and ranks up to 128.
 
-    Peak as ``factored``.
+    Peak above inputs: that of ``factored``.
     """
     tensors = NptTensors(hidden, weight, a, b, modulation).checked()
     require_kernels(tensors.hidden, instead="factored")
     has_kernels = tensors.hidden.itemsize == 2 and a.shape[1] <= _LARGEST_RANK
-    with torch.cuda.device_of(tensors.hidden):  # kernels are launched on the current device
+    with torch.cuda.device_of(tensors.hidden):  # kernels launch on the current device
         return apply_factored(KERNELS if has_kernels else TORCH, tensors)
 
 
@@ -101,7 +102,7 @@ def _widen(out_NC: torch.Tensor, scaled_NR: torch.Tensor, narrow_RC: torch.Tenso
 
 
 def _tile_of(rank: int) -> int:
-    """A power of two, and at least what a product on tensor cores takes."""
+    """Return the rank rounded up to a power of two, at least 16 as tensor cores require."""
     return max(16, next_power_of_two(rank))
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy of logits without a one-hot matrix. :mod:`memfix.ops.embedding` does without the one of a lookup."""
+"""Cross entropy of logits without a one-hot matrix. For a lookup without one see :mod:`memfix.ops.embedding`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def one_hot_loss(
 ) -> torch.Tensor:
     """Equals ``-(F.one_hot(target, V) * F.log_softmax(logits, -1)).sum(-1)``, reduced over the targets that count.
 
-    ``logits`` is ``[..., V]`` and ``target`` is ``[...]``. Where the logits are a matrix product, take
-    :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`: it does not make them at all.
+    ``logits`` is ``[..., V]`` and ``target`` is ``[...]``. If the logits are a matrix product, use
+    :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`, which never makes all of them.
     """
     require_leading_dims("target", target, of="logits", whole=logits)
     compute = DISPATCHER.function(form, logits)

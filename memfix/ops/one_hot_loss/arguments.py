@@ -1,4 +1,4 @@
-"""What both forms do before and after they look up a target: refuse bad arguments, and reduce the loss."""
+"""The steps that both forms share: refuse bad arguments, and reduce the losses of the tokens."""
 
 # N tokens, V vocabulary
 
@@ -12,8 +12,8 @@ from ..linear_cross_entropy.targets import require_targets_in_range
 
 
 def require_loss_arguments(logits_NV: torch.Tensor, target_N: torch.Tensor, ignore_index: int, reduction: str) -> None:
-    """Refuse what cannot be computed, before anything is allocated. On a GPU a target out of range stops the device,
-    as in torch: looking for it would make the host wait."""
+    """Refuse bad arguments, before anything is allocated. On a GPU a target out of range is a device-side assert, as in
+    torch: a check here would make the host wait."""
     require_shape("logits", logits_NV, "N V")
     require_shape("target", target_N, "N")
     require_floating(logits=logits_NV)
@@ -28,7 +28,7 @@ def require_loss_arguments(logits_NV: torch.Tensor, target_N: torch.Tensor, igno
 
 
 def reduced(loss_N: torch.Tensor, counts_N: torch.Tensor, reduction: str) -> torch.Tensor:
-    """The loss of all tokens. A mean without a token that counts is 0/0, as in torch."""
+    """Reduce the losses of all tokens. A mean without a token that counts is 0/0, as in torch."""
     if reduction == "none":
         return loss_N
     return loss_N.sum() / counts_N.sum() if reduction == "mean" else loss_N.sum()

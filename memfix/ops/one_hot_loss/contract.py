@@ -1,4 +1,4 @@
-"""What the loss without one-hot rows promises. The incident: 32 sequences of 128 tokens, 50,000 words, float32."""
+"""The contract of the loss without one-hot rows. The incident: 32 sequences of 128 tokens, 50,000 words, float32."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ contract = Contract(
     ],
     cases={
         "incident": {"N": 4096, "V": 50_000, "dtype": "float32"},
-        # the vocabulary that the report cut it to
+        # the report's reduced vocabulary
         "capped": {"N": 4096, "V": 10_000, "dtype": "float32"},
         "medium": {"N": 4096, "V": 10_000, "dtype": "bfloat16"},
         "small": {"N": 256, "V": 2000, "dtype": "float32"},
     },
-    # the loss of a sure token is a small difference of logits
+    # the loss of a confident token is a small difference of logits
     tolerance=Tolerance(ulps=2, absolute_ulps=4),
     budgets=[
         # log_softmax copies logits that are not contiguous
@@ -48,7 +48,7 @@ contract = Contract(
             saved="N*V*e + 8*N",  # the logits
             forward=f"{_TILE} + {_SMALL}",
             held=_SMALL,
-            # softmax copies logits and result of a tile where they are not contiguous
+            # softmax copies the logits and the result of a tile if they are not contiguous
             train=f"N*V*e + 2*{_TILE} + {_SMALL}",
         ),
     ],

@@ -1,4 +1,4 @@
-"""The plain fix: the log-probability of each target is looked up, and autograd keeps the log-probabilities."""
+"""The simple fix: gather the log-probability of each target; autograd saves all log-probabilities."""
 
 # N tokens, V vocabulary
 

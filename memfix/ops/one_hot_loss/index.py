@@ -1,4 +1,4 @@
-"""The loss a tile of rows at a time. The logits are kept for backward, where their gradient is written once."""
+"""The loss by tiles of rows. The logits are saved for backward, which writes their gradient once."""
 
 # N tokens, V vocabulary, R rows of a tile
 
@@ -13,7 +13,7 @@ from ..products import sum_dtype
 from .arguments import reduced, require_loss_arguments
 
 TILE_BYTES = 32 * 2**20
-"""The size of a tile of log-probabilities. On a GPU smaller ones take longer to launch than to run."""
+"""Bytes of a tile of log-probabilities. On a GPU the kernels of smaller tiles take longer to launch than to run."""
 
 
 def index_one_hot_loss(
@@ -21,11 +21,11 @@ def index_one_hot_loss(
 ) -> torch.Tensor:
     """Equals ``-(F.one_hot(target_N, V) * F.log_softmax(logits_NV, 1)).sum(1)``, reduced.
 
-    Forward makes the log-probabilities of a tile of rows, looks up the targets and drops the tile. Backward makes the
-    softmax where the gradient goes, and subtracts 1 at the target. So one number a token is made and kept.
+    Forward makes the log-probabilities of a tile of rows, gathers those of the targets and drops the tile: one number
+    per token is saved, beside the logits. Backward computes the softmax in the memory of the gradient, and writes
+    ``p - 1`` at the target.
 
-    Peak above inputs: one tile of float32 forward, and the gradient, ``N*V*e``, in a train step. The logits themselves
-    are kept for backward.
+    Peak above inputs: one tile of float32 forward, and the gradient, ``N*V*e``, in a train step.
     """
     require_loss_arguments(logits_NV, target_N, ignore_index, reduction)
     counts_N = target_N != ignore_index
@@ -36,7 +36,7 @@ def index_one_hot_loss(
 
 
 class _Surprise(torch.autograd.Function):
-    """``-log_softmax(logits)`` at one column of each row, in float32 or wider."""
+    """The loss of each token: ``-log_softmax(logits)`` at one column of each row, in float32 or wider."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
@@ -56,9 +56,9 @@ class _Surprise(torch.autograd.Function):
     def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits_NV, column_N, log_p_N = ctx.saved_tensors
         gradient_NV = torch.empty_like(logits_NV)
-        # p - 1 at the target, with all its digits where p is nearly 1
+        # p - 1 at the target, by expm1: accurate where p is nearly 1
         at_target_N = upstream_N * log_p_N.expm1()
-        # where the gradient is the only tensor that is made, it is made at once
+        # a contiguous gradient needs no temporaries, and so no tiles
         rows = logits_NV.shape[0] if gradient_NV.is_contiguous() else _rows_of_a_tile(logits_NV)
         for tile in _tiles(rows, logits_NV, column_N, gradient_NV, upstream_N, at_target_N):
             logits_RV, column_R, gradient_RV, upstream_R, at_target_R = tile
@@ -69,7 +69,7 @@ class _Surprise(torch.autograd.Function):
 
 
 def _readable(logits_RV: torch.Tensor, out_RV: torch.Tensor) -> torch.Tensor:
-    """The logits as a softmax into ``out`` reads them: without a copy of its own, and in the dtype of ``out``."""
+    """Return the logits contiguous and in the dtype of ``out``, so that softmax copies none; ``out`` takes the copy."""
     is_readable = logits_RV.dtype == out_RV.dtype and logits_RV.is_contiguous()
     return logits_RV if is_readable else out_RV.copy_(logits_RV)
 
@@ -79,5 +79,5 @@ def _rows_of_a_tile(logits_NV: torch.Tensor) -> int:
 
 
 def _tiles(rows: int, *tensors: torch.Tensor) -> zip[tuple[torch.Tensor, ...]]:
-    """The rows of each tensor, a tile of ``rows`` at a time."""
+    """Iterate over the rows of all tensors, a tile of ``rows`` at a time."""
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

@@ -1,4 +1,4 @@
-"""What is true: the loss of a small framework that has no indexing, a product of one-hot rows and log-probabilities."""
+"""The reference: the loss of a small framework without indexing, a product of one-hot rows and log-probabilities."""
 
 # N tokens, V vocabulary
 
@@ -13,7 +13,7 @@ def naive_one_hot_loss(
 ) -> torch.Tensor:
     """``-(one_hot(target) * log_softmax(logits)).sum(1)``, reduced over the tokens whose target is not ignored.
 
-    The one-hot matrix is ``N*V`` int64 and again in the working dtype; log-probabilities and product are two more.
+    It makes four ``N*V`` tensors: the one-hot matrix in int64 and in the working dtype, log-probabilities, product.
     """
     counts_N = target_N != ignore_index
     one_hot_NV = F.one_hot(target_N.where(counts_N, 0), logits_NV.shape[1]).to(logits_NV.dtype)

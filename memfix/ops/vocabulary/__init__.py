@@ -17,13 +17,13 @@ FORMS = DISPATCHER.names
 def vocabulary(
     text: Text, *, cap: int | None = None, specials: tuple[str, ...] = (UNKNOWN,), form: str = "auto", **options: Any
 ) -> Vocabulary:
-    """The ``cap`` most frequent words of ``text``, or all of them, with ``specials`` first and inside the cap.
+    """Return the ``cap`` most frequent words of ``text`` (default: all), with ``specials`` first and inside the cap.
 
     ``text`` is a string, the path of a UTF-8 file, or an iterable of both. It is read once, a piece at a time. Words
-    are what ``str.split`` cuts; of words that occur equally often, the first by alphabet is kept. The first special
-    stands for words that have no id.
+    are cut as by ``str.split``; of words that occur equally often, the first in alphabetical order is kept. The first
+    special stands for words that have no id.
 
-    ``form="streaming"`` holds a count for each different word. ``form="bounded"`` holds at most ``max_types`` counts, a
-    further keyword, and keeps others in temporary files in ``folder``. Both are exact.
+    ``form="streaming"`` holds a count for each different word. ``form="bounded"`` holds at most ``max_types`` counts (a
+    further keyword), and keeps the others in temporary files in ``folder``. Both are exact.
     """
     return Vocabulary(tuple(DISPATCHER.function(form)(text, cap=cap, specials=specials, **options)))

@@ -1,8 +1,8 @@
-"""Counts of at most ``max_types`` different words are held; the others wait in temporary files until the end.
+"""Counts of at most ``max_types`` different words are in memory; the others are in temporary files until the end.
 
-When there are too many words, all counts go to 16 files, chosen by the words' hashes, and counting starts anew. At the
-end all counts of a word are in one file, so the files can be ranked one after the other. A file with too many words is
-divided again.
+When there are too many words, all counts are appended to 16 files, chosen by the words' hashes, and counting starts
+anew. At the end all counts of a word are in one file, so that the files can be ranked one after the other. A file with
+too many words is divided again.
 
 Sketches such as Space-Saving or Misra-Gries need no files, but they err by up to ``N / max_types`` occurrences of ``N``
 words and depend on the order of the text. Here the counts are exact and the order does not matter.
@@ -23,9 +23,9 @@ from ..arguments import require_at_least_one
 from .ranking import UNKNOWN, Entry, Ranking
 from .text import Text, words_in
 
-_BITS = 4  # of a hash that choose a file
+_BITS = 4  # bits of a hash that choose a file
 _LINES = 2 * 2**10  # characters of lines that are read at once
-_LEVELS = 32 // _BITS  # then all bits are used: words that are still together stay together
+_LEVELS = 32 // _BITS  # all bits of the hash are used then: words in the same file cannot be divided further
 
 
 def bounded_vocabulary(
@@ -39,8 +39,8 @@ def bounded_vocabulary(
     """Equals ``naive_vocabulary(text, cap=cap, specials=specials)``: the counts are exact, the error is 0.
 
     Peak: ``max_types`` different words, about 140 bytes each, twice ``cap`` entries, and the words of one piece,
-    however many words the text has. On disk, in ``folder`` or where temporary files go: the length of a word and a few
-    digits, for each time that its count was written.
+    however many words the text has. On disk, in ``folder`` or the default folder of temporary files: the length of a
+    word and a few digits, each time that its count is written.
     """
     require_at_least_one("max_types", max_types)
     ranking = Ranking(cap, specials)
@@ -78,7 +78,7 @@ def _append(counts: Counter[str], files: list[Path], level: int) -> None:
         writes = [file.write for file in opened]
         shift, mask = level * _BITS, 2**_BITS - 1
         for word, count in counts.items():
-            # Python's own hash differs from process to process, and so would the memory
+            # not Python's hash: it differs between processes, and with it the peak memory would
             writes[crc32(word.encode("utf-8", "surrogatepass")) >> shift & mask](f"{word} {count}\n")
 
 
@@ -93,5 +93,5 @@ def _counts_in(path: Path) -> Iterator[Counter[str]]:
 
 
 def _open(path: Path, mode: str) -> IO[str]:
-    # a word has no whitespace, so a line ends with \n only; strings may have halves of surrogate pairs
+    # newline: only \n ends a line, since a word has no whitespace; surrogatepass: strings may have lone surrogates
     return path.open(mode, encoding="utf-8", errors="surrogatepass", newline="\n")

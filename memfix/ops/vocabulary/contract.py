@@ -1,4 +1,4 @@
-"""What vocabulary promises. The incident: the report's 40,000 different words, cut to 10,000."""
+"""The contract of vocabulary. The incident: the report's 40,000 different words, cut to 10,000."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHERS = ("слово", "単語", "w\u0301", "<unk>", "<pad>")
 
 @dataclass(frozen=True)
 class SeededText:
-    """A text that is made while it is read: words of ``num_types`` kinds, in pieces that may end within a word."""
+    """A text that is generated while it is read: ``num_types`` different words, in pieces that may split a word."""
 
     num_types: int
     num_words: int

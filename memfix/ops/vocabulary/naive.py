@@ -1,4 +1,4 @@
-"""What is true: every word of the whole text is counted, all of them are sorted, and the list is cut."""
+"""The reference: all words of the whole text are counted and sorted, and the list is cut."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 def naive_vocabulary(
     pieces: Iterable[str], *, cap: int | None = None, specials: tuple[str, ...] = ("<unk>",)
 ) -> list[tuple[str, int]]:
-    """Words and their counts, in the order of their ids: the specials, then from the most frequent word on.
+    """Return words and their counts in the order of their ids: the specials, then the others, most frequent first.
 
-    Words that occur equally often are in alphabetical order. The first special counts the words that have no id.
+    Words that occur equally often are in alphabetical order. The first special's count includes words without an id.
     """
     words = "".join(pieces).split()
     counts = Counter(words)

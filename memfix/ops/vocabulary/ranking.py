@@ -1,4 +1,4 @@
-"""Chooses the most frequent words of counts that may come in parts, without sorting all of them."""
+"""The selection of the most frequent words from counts that may come in parts, without sorting all of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Entry = tuple[str, int]
 
 
 class Ranking:
-    """The ``cap`` entries of a vocabulary, specials included: the specials, then the words that occur most often.
+    """The ``cap`` entries of a vocabulary: the specials, then the most frequent words.
 
-    The counts of a word must all be in one part. The first special counts the words that have no entry.
+    The whole count of a word must be in one part. The first special's count includes the words without an entry.
     """
 
     def __init__(self, cap: int | None, specials: tuple[str, ...]) -> None:
@@ -30,33 +30,33 @@ class Ranking:
         self._num_seen = 0
 
     def add(self, counts: Counter[str]) -> None:
-        """Take the counts of a part. Specials are removed from ``counts``."""
+        """Add the counts of a part. Removes specials from ``counts``."""
         self._num_seen += counts.total()
         for special in self._specials:
             self._specials[special] += counts.pop(special, 0)
         self._best += candidates(counts, self._num_words)
-        # two stable sorts: a pair of keys would be a new object for each word
+        # two stable sorts: a tuple as key would allocate an object for each word
         self._best.sort(key=operator.itemgetter(0))
         self._best.sort(key=operator.itemgetter(1), reverse=True)
         del self._best[self._num_words :]
 
     def entries(self) -> list[Entry]:
-        """Words and their counts, in the order of their ids."""
+        """Return words and their counts, in the order of their ids."""
         (unknown, _), *others = self._specials.items()
         known = others + self._best
         return [(unknown, self._num_seen - sum(count for _, count in known)), *known]
 
 
 def candidates(counts: Counter[str], number: int) -> list[Entry]:
-    """At most ``2 * number`` words in no order, among them the ``number`` that rank first, or all there are."""
+    """Return at most ``2 * number`` words, unordered, that include the first ``number`` in rank (or all words)."""
     if len(counts) <= number:
         return list(counts.items())
     words_by_count = sorted(Counter(counts.values()).items())
     left, (least, words) = number, words_by_count.pop()
-    while words < left:  # the words with the count ``least`` are all kept
+    while words < left:  # all words with the count ``least`` are kept
         left -= words
         least, words = words_by_count.pop()
-    if words <= number:  # a second pass over all words would take longer than to sort these
+    if words <= number:  # keep all ties: the caller sorts them faster than another pass over all words finds the first
         return [(word, count) for word, count in counts.items() if count >= least]
     ties = heapq.nsmallest(left, (word for word, count in counts.items() if count == least))
     return [(word, count) for word, count in counts.items() if count > least] + [(word, least) for word in ties]

@@ -1,4 +1,4 @@
-"""Words are counted while the text is read; of the text, only the piece that was read last is held."""
+"""Words are counted while the text is read; of the text, only the last piece is in memory."""
 
 from __future__ import annotations
 

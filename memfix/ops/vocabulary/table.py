@@ -20,9 +20,9 @@ _FORMAT = "memfix vocabulary 1"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words in the order of their ids, each with its count in the text that the vocabulary was made of.
+    """Words in the order of their ids, each with its count in the text that the vocabulary was made from.
 
-    Id 0 is the unknown word: it stands for every word that has no id, and counts them.
+    Id 0 is the unknown word: it stands for all words that have no id, and its count includes theirs.
     """
 
     entries: tuple[Entry, ...]
@@ -45,12 +45,13 @@ class Vocabulary:
         return [number for ids in self.encode_pieces(text) for number in ids]
 
     def encode_pieces(self, text: Text) -> Iterator[list[int]]:
-        """The ids of the words, a piece of the text at a time: what :func:`memfix.ops.batches.write_tokens` takes."""
+        """Iterate over the words' ids, a piece of the text at a time, as :func:`memfix.ops.batches.write_tokens` takes
+        them."""
         id_of = self.ids.get
         return ([id_of(word, 0) for word in words] for words in words_in(text))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The words of ``ids`` with a space between them. A tensor of ids may be given."""
+        """Return the words of ``ids`` (also a tensor), joined by spaces."""
         numbers = [operator.index(number) for number in ids]
         for number in numbers:
             if not 0 <= number < len(self):
@@ -58,7 +59,7 @@ class Vocabulary:
         return " ".join([self.words[number] for number in numbers])
 
     def unknown_rate(self, text: Text | None = None) -> float:
-        """The share of the words of ``text`` that have no id; without ``text``, of the one it was made of."""
+        """Return the fraction of words without an id in ``text`` (default: the text that the vocabulary comes from)."""
         if text is None:
             unknown, words = self.entries[0][1], sum(count for _, count in self.entries)
         else:

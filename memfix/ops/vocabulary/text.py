@@ -1,4 +1,4 @@
-"""Reads text in pieces, from strings and files, and cuts it into words; a word may span two pieces."""
+"""Text read in pieces, from strings and files, and cut into words; a word may span several pieces."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator
 from ...errors import CorpusError
 
 Text = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-"""A text, a file, or an iterable of pieces of text and of files. A file ends a word, the end of a piece does not."""
+"""A text, a file, or an iterable of text pieces and files. The end of a file ends a word; that of a piece does not."""
 
 READ_BYTES = 256 * 2**10
 PIECE = 2 * 2**10
-"""Characters that are cut into words at once. Their words are still in the CPU's first cache when they are counted."""
+"""Characters that are cut into words at once. Their words are still in the CPU's L1 cache when they are counted."""
 
 
 def words_in(text: Text) -> Iterator[list[str]]:
-    """The words of ``text``, as ``str.split`` cuts them, in lists of those that end in the same piece."""
-    begun: list[str] = []  # parts of a word that may go on in the next piece
+    """Yield the words of ``text``, cut as by ``str.split``: one list for each piece, with the words that end in it."""
+    begun: list[str] = []  # parts of a word that may continue in the next piece
     for piece in _pieces(text):
         words = piece.split()
         if begun and piece[0].isspace():
@@ -37,7 +37,7 @@ def words_in(text: Text) -> Iterator[list[str]]:
 
 
 def _pieces(text: Text) -> Iterator[str]:
-    """Pieces of text that are neither empty nor long."""
+    """Yield pieces of text of 1 to ``PIECE`` characters."""
     if isinstance(text, str):
         yield from (text[at : at + PIECE] for at in range(0, len(text), PIECE))
     elif isinstance(text, os.PathLike):
