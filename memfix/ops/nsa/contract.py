@@ -88,7 +88,7 @@ contract = Contract(
     inputs=[
         TensorSpec("q", "B T G R D", grad=True),
         TensorSpec("k", "B T G D", grad=True),
-        # only values have patterns: if keys had them too, the gradient of q would be zero up to rounding
+        # values are never "alike": where keys are too, the gradient of q is zero up to rounding
         TensorSpec("v", "B T G D", grad=True, patterns=("even", "runs")),
         TensorSpec("gates", "B T G R 3", grad=True, values=Uniform(0.0, 1.0)),
         TensorSpec("position_embedding", "compress_block D", grad=True, values=Normal(scale=0.5), optional=True),
