@@ -71,7 +71,7 @@ def _range(contract: Contract, forms: Sequence[str], dim: str, base: Mapping[str
 
 
 def _extremes(contract: Contract) -> list[dict[str, int]]:
-    """Return sizes with one axis at its largest and the others small: there an index of the wrong dim is out of range."""
+    """Return sizes with one axis large and the others small: an index of the wrong dim is out of range there."""
     low = {dim: spec.low for dim, spec in contract.dims.items()}
     return [{**low, dim: contract.dims[dim].high} for dim in contract.shape_dims()]
 
