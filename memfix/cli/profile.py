@@ -39,9 +39,9 @@ def profile(
     pictures: tuple[str, ...],
     json_path: str | None,
 ) -> int:
-    """Where the memory of INCIDENT's train step goes, stage by stage, beside the figures of its report.
+    """Show the memory of INCIDENT's train step, stage by stage, beside the figures of its report.
 
-    The step is that of memfix train: of a config file, with keys overridden as in data.context_length=4096.
+    It is the same step as in memfix train: from a config file, with keys overridden as in data.context_length=4096.
     """
     from ..gate import report
     from ..incidents import get_incident
