@@ -646,9 +646,9 @@ def _times_and_peaks(entry: dict[str, Any], name: str) -> str:
     return "<br>".join(dict.fromkeys(told))
 
 
-def rope_speed_table() -> list[str]:
+def rope_speed_table(name: str = "shapes") -> list[str]:
     """Rope beside its peers on the H200, over a copy of the same bytes."""
-    data = json.loads((RESULTS / "rope_shapes.json").read_text())
+    data = json.loads((RESULTS / f"rope_{name}.json").read_text())
     where, entries = data["surroundings"], data["speed"]
     dtypes = {entry["dtype"] for entry in entries}
     floors = " | ".join(" / ".join(format_seconds(rows[FLOOR]["seconds"]) for rows in _both(e)) for e in entries)
@@ -833,6 +833,7 @@ TABLES = {
     "loss_small_vocabulary": loss_small_vocabulary_table,
     "kda_speed": kda_speed_table,
     "rope_speed": rope_speed_table,
+    "rope_layers": functools.partial(rope_speed_table, "layers"),
     "nsa_speed": nsa_speed_table,
     "gate_power": gate_power_table,
     "vocabulary_speed": vocabulary_speed_table,
