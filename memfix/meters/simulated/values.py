@@ -154,7 +154,8 @@ class Values:
         assumed = self._assumed_by(operator, given)
         if assumed or self._keeps_more:
             self._answers.are_most &= DRAWN not in assumed
-            for tensor in tensors_in(value):
+            written = [tensor for tensor in _written(operator, args, kwargs) if not isinstance(tensor, FakeTensor)]
+            for tensor in (*tensors_in(value), *written):
                 if operator.overloadpacket in _DRAWS_UP_TO_1 and tensor.numel() == 1:
                     self._answers.draw(tensor)
                 self._remember(tensor, _Known(assumed=assumed, num_bytes=tensor.untyped_storage().nbytes()))
@@ -224,6 +225,14 @@ class Values:
         for tensor in tensors:
             self._drop(tensor.untyped_storage()._cdata)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Forget the values of a storage whose size changed: nothing was written into the memory that it gained."""
+        known = self._known.get(storage._cdata)
+        if known is None or known.is_blank:
+            return
+        if known.memory is None or known.memory.nbytes() != storage.nbytes():
+            self._drop(storage._cdata)
+
     def launched(self, written: Iterable[Any]) -> None:
         """Forget the values of tensors that a kernel writes into: kernels do not run in a simulation."""
         self.forget(tensor for tensor in written if isinstance(tensor, FakeTensor))
@@ -260,8 +269,14 @@ class Values:
             if self.is_small(results[0]):
                 self._remember(results[0], _Known(is_blank=True))
             return
-        if not (results or _writes(operator)) or packet in _SAYS_NOTHING:
+        if not (results or _writes(operator)):
             return
+        if packet is aten.resize_:
+            self.resized(args[0].untyped_storage())
+            return
+        if packet is aten._amp_foreach_non_finite_check_and_unscale_:  # in a healthy step it leaves its flag as it was
+            operator, args = aten._foreach_mul_.Tensor, (args[0], args[2])
+            given = tensors_in(args)
         overwrites = packet in _OVERWRITES or (packet in _ADD_PRODUCTS and kwargs.get("beta", 1) == 0)
         if overwrites and self.of(args[0]) is None and not self._has_room(args[0], given):
             self.forget([args[0]])
@@ -301,11 +316,12 @@ class Values:
         if values is UNKNOWN:
             return False
         assumed = self._assumed_by(operator, given)
-        for fake, value in zip(results, tensors_in(values), strict=False):
-            known = None if _has_room_for_results(operator) else self._at(fake)
-            if known is not None:  # written in place, or a view
+        for known in map(self._at, _written(operator, args, kwargs)):
+            if known is not None:
                 known.assumed |= assumed
-            elif fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
+        for fake, value in zip(results, tensors_in(values), strict=False):
+            is_new = _has_room_for_results(operator) or self._at(fake) is None  # else written in place, or a view
+            if is_new and fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
                 fake.constant = None  # FakeTensorMode's own record of values, which covers fewer tensors
         return True
@@ -539,8 +555,6 @@ def _packets(names: str) -> frozenset[Any]:
 
 _BLANK = _packets("empty empty_like empty_strided new_empty new_empty_strided empty_permuted")
 """Operators that allocate memory without writing it."""
-_SAYS_NOTHING = _packets("resize_ _amp_foreach_non_finite_check_and_unscale_")
-"""Operators that make no value unknown. The second sets its flag only if a gradient is not finite."""
 _OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
 _ADD_PRODUCTS = _packets("addmv_ addmm_ addbmm_ baddbmm_ addr_")
 """Operators that overwrite their first argument if ``beta`` is 0."""
