@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .attention import OUTPUTS_ON_CUDA
-from .fake_result_cache import UNKNOWN, FakeResultCache, Recipe
+from .fake_result_cache import NOT_HANDLED, FakeResultCache, Recipe
 from .gpus import GPU
 from .hide_dispatch_modes import hide_python_key, show_python_key
 from .peers import given_back
@@ -36,8 +36,8 @@ def run_on_fakes(
     if cache.hides_modes:
         show_python_key(given)
     try:
-        result = UNKNOWN if key is None else cache.new(operator, args, kwargs, given)
-        if result is UNKNOWN:
+        result = NOT_HANDLED if key is None else cache.new(operator, args, kwargs, given)
+        if result is NOT_HANDLED:
             result = operator(*args, **kwargs)
         result = _as_on_cuda(Call(gpu, operator, args, kwargs, result))
     finally:

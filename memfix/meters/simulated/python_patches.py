@@ -225,7 +225,7 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
     from triton.runtime import autotuner, jit
 
     def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
-        tracker.values.launched(written_arguments(kernel, arguments, options))
+        tracker.values.forget_written(written_arguments(kernel, arguments, options))
         if tracker.launches is not None:
             tracker.launches.append(Launch.of(kernel, arguments, options))
 
@@ -243,7 +243,7 @@ def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
 
     def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
         kernel.as_numbers(arguments, address_of=lambda _: 0)
-        tracker.values.launched(kernel.written(arguments))
+        tracker.values.forget_written(kernel.written(arguments))
         if tracker.launches is not None:
             tracker.launches.append(Launch(kernel, (), {"shared_bytes": shared_bytes}))
 

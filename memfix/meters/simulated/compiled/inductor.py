@@ -230,7 +230,7 @@ def _pads(compiler: Compiler) -> Callable[..., bool]:
         except Exception:  # symbolic sizes without a hint
             return False
         compiler.assumed[PADDED] = None
-        return compiler.tracker.answers.extent != "least"
+        return compiler.tracker.answers.scenario != "least"
 
     return should_pad
 
