@@ -60,8 +60,8 @@ def simulated_gpu(
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
-    unlike_torch = Patches(python_patches.unlike_torch(tracker))
-    compiler = Compiler(tracker, unlike_torch, runs_eager)
+    hidden_from_compilers = Patches(python_patches.hidden_from_compilers(tracker))
+    compiler = Compiler(tracker, hidden_from_compilers, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [
         torch_imported_unpatched(),
         # storages must be freed in program order, so backward runs on this thread and automatic collections are off
@@ -73,7 +73,7 @@ def simulated_gpu(
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         patches,
         applied([(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back)], adds=True),
-        unlike_torch,
+        hidden_from_compilers,
         compiler.installed(),
         tracker.engine.installed(),
         tracker.phase.installed(),

@@ -11,7 +11,7 @@ from .attention import OUTPUTS_ON_CUDA
 from .fake_result_cache import NOT_HANDLED, FakeResultCache, Recipe
 from .gpus import GPU
 from .hide_dispatch_modes import hide_python_key, show_python_key
-from .peers import given_back
+from .peers import returned_argument
 from .workspace import Call, storage_bytes
 from .workspace.rules import tensors_in
 
@@ -55,7 +55,7 @@ def _as_on_cuda(call: Call) -> Any:
     size = storage_bytes(call)
     if size is not None:
         call.outputs.untyped_storage().resize_(size)
-    if (given := given_back(call.operator, call.args, call.kwargs)) is not None:
+    if (given := returned_argument(call.operator, call.args, call.kwargs)) is not None:
         return given
     change = _CHANGES.get(call.operator)
     return call.outputs if change is None else change(call)
