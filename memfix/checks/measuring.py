@@ -77,7 +77,7 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
     if not readings or any(reading.leaked_bytes for reading in readings.values()):
         readings = {phase: measure(call, phase, meter) for phase in in_order}
     if "kept" in phases:
-        of_kept = [reading.of_what_is_kept() for reading in readings.values()]
+        of_kept = [reading.kept_reading() for reading in readings.values()]
         # max takes the first of equal ones: it was made in this simulation, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     if "saved" in phases:

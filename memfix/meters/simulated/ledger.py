@@ -100,7 +100,7 @@ class Ledger:
         self._open(entry)
         self._heir = (old, entry)
 
-    def found(self, entry: Entry) -> None:
+    def add_existing(self, entry: Entry) -> None:
         """Count a storage that existed before the step but is seen only now: base and peak rise by its bytes."""
         self.entries.append(entry)
         self.requested.add_before(entry.bytes)
