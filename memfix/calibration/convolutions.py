@@ -24,7 +24,7 @@ _EMPTY_CACHE_EVERY = 200
 
 def known_convolutions() -> list[Convolution]:
     """The convolutions of well-known networks, from the table that was measured on an H200."""
-    return [Convolution.read(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
+    return [Convolution.parsed(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
 
 
 def convolutions_of(build: StepBuilder) -> list[Convolution]:
