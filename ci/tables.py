@@ -29,9 +29,8 @@ from memfix.incidents.pythia_vocabulary.incident import report_breakdown
 from memfix.incidents.pythia_vocabulary.model import PythiaConfig
 from memfix.incidents.scent_decoder.incident import incident as scent
 from memfix.laws import NAIVE, PHASES
-from memfix.pictures.bars import Bar, as_svg
-from memfix.pictures.frontier import Curve, Point
-from memfix.pictures.frontier import as_svg as as_frontier_svg
+from memfix.pictures.bars import Bar, bars_svg
+from memfix.pictures.frontier import Curve, Point, frontier_svg
 from memfix.units import format_bytes, format_seconds, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -269,7 +268,7 @@ def npt_picture() -> str:
         parts = (("frozen weights", weights), ("the rest of a step", peaks[name] - weights))
         bars.append(Bar(f"the report: {name}", (("the report", gigabytes * 10**9),), f"~{gigabytes} GB"))
         bars.append(Bar("a step of the same run", parts, decimal(peaks[name])))
-    return as_svg("What the report says, and what a step takes", bars)
+    return bars_svg("What the report says, and what a step takes", bars)
 
 
 def scent_picture() -> str:
@@ -283,7 +282,7 @@ def scent_picture() -> str:
     others = dict.fromkeys(("2: attention to 256 latents", "4: checkpointing"), "a step")
     others |= dict.fromkeys(("our attention", "our attention and feed-forward", "both, checkpointed"), "our forms")
     bars += [Bar(f"a step: {name}", ((kind, peaks[name]),), decimal(peaks[name])) for name, kind in others.items()]
-    return as_svg("What the report expects of its solutions, and what a step takes", bars)
+    return bars_svg("What the report expects of its solutions, and what a step takes", bars)
 
 
 def pythia_picture() -> str:
@@ -299,7 +298,7 @@ def pythia_picture() -> str:
             ("logits", of.logits),
         )
         bars.append(Bar(f"a step of the same model: {words:,} words, batch {batch_size}", parts, decimal(of.peak)))
-    return as_svg("What the report blamed, and what takes the memory", bars)
+    return bars_svg("What the report blamed, and what takes the memory", bars)
 
 
 def third_party_table() -> list[str]:
@@ -428,7 +427,7 @@ def loss_frontier_picture(tokens: int) -> str:
     curves = [Curve(shown, _frontier_points(entries, name)) for name, shown in names.items()]
     dims = entries[0]["dims"]
     title = f"{tokens:,} tokens, width {dims['D']:,}, {dims['V']:,} classes, by rows per chunk"
-    return as_frontier_svg(title, [curve for curve in curves if curve.points], floor="the three products alone")
+    return frontier_svg(title, [curve for curve in curves if curve.points], floor="the three products alone")
 
 
 def _frontier_points(entries: list[dict[str, Any]], name: str) -> tuple[Point, ...]:

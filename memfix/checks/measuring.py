@@ -10,8 +10,7 @@ from ..errors import MemfixError, out_of_memory
 from ..laws import Phase
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Simulation
-from ..meters.simulated.ledger import rounded
-from ..meters.timeline import Timeline
+from ..meters.timeline import Timeline, rounded
 from .form_call import FormCall
 from .inputs import Draw, StepsOf
 from .plan import Outcome

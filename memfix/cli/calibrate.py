@@ -70,14 +70,14 @@ def calibrate(
     write_whole(path, table.as_text(), "the table")
     console.print(Text(f"wrote {path}"))
     if json_path is not None:
-        rows = [vars(seen) | {"missed": seen.missed} for seen in found.observations]
+        rows = [vars(seen) | {"missed": seen.is_mispredicted} for seen in found.observations]
         report.write_report(json_path, report.as_json({"observations": rows, "failures": dict(found.failures)}))
-    return 1 if any(seen.missed for seen in found.observations) else 0
+    return 1 if any(seen.is_mispredicted for seen in found.observations) else 0
 
 
 def _print_run(found: Calibration, console: Console) -> None:
-    missed = [seen for seen in found.observations if seen.missed]
-    unknown = [seen for seen in found.observations if seen.predicted is None and not seen.missed]
+    missed = [seen for seen in found.observations if seen.is_mispredicted]
+    unknown = [seen for seen in found.observations if seen.predicted is None and not seen.is_mispredicted]
     for seen in missed[:SHOWN_MISSES]:
         said = "no rule" if seen.predicted is None else f"rule {seen.predicted:,}"
         kept = f", keeps {seen.kept:,} (expected {seen.predicted_kept:,})" if seen.kept != seen.predicted_kept else ""

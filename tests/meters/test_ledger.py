@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memfix.meters.simulated.ledger import Entry, Ledger, rounded
+from memfix.meters.simulated.ledger import Entry, Ledger
+from memfix.meters.timeline import rounded
 
 
 def entry(size: int, what: str = "made") -> Entry:

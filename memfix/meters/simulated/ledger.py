@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..timeline import Allocation, Buffer, Line, Timeline
-
-ALLOCATION_ROUNDING = 512  # the caching allocator's smallest unit
-
-
-def rounded(count: int) -> int:
-    return -(-count // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+from ..timeline import Allocation, Buffer, Line, Timeline, rounded
 
 
 @dataclass(eq=False, slots=True)

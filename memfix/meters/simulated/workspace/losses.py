@@ -6,10 +6,11 @@ import math
 
 import torch
 
+from .inner_sums import buffers_of_sum
 from .memory_formats import contiguous_only, require_contiguous
 from .rules import Call, NoRule, no_kernel, none_needed, rule, size_of, storage, unknown
-from .sums_inside import buffers_of_sum
 
+none_needed("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward")
 none_needed("mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward")
 
 _NO_REDUCTION = 0
