@@ -58,7 +58,7 @@ def _convolution_backward(call: Call) -> list[int]:
         if wants_bias:
             run.allocate(grad.shape[1] * grad.element_size())
             run.allocate_briefly(Range.of(sum(_bias_sums(call.gpu, grad))))
-    return run.hidden(sum(size_of(made) for made in call.outputs if made is not None))
+    return run.hidden(sum(size_of(grad) for grad in call.outputs if grad is not None))
 
 
 @rule("cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu", "cudnn_convolution_add_relu")

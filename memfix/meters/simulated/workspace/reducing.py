@@ -67,8 +67,8 @@ def _count_nonzero(call: Call) -> list[int]:
     """A mask is made, then cast to int64 and summed."""
     tensor = call["self"]
     mask = tensor if tensor.dtype == torch.bool else _like(tensor, torch.bool)
-    made = [] if mask is tensor else [size_of(mask)]
-    return [*made, *sum_buffers(call.gpu, mask, _dims_of(call))]
+    mask_bytes = [] if mask is tensor else [size_of(mask)]
+    return [*mask_bytes, *sum_buffers(call.gpu, mask, _dims_of(call))]
 
 
 # ---------------------------------------------------------------- norms
