@@ -56,7 +56,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with a linear warmup and then a cosine decay to a fraction of the learning rate."""
+    """The ``optimizer`` section: AdamW, a linear warmup, then a cosine decay to a fraction of the learning rate."""
 
     learning_rate: float = setting(3e-4, above=0, about="at its highest")
     warmup_steps: int = setting(0, low=0, about="steps over which the learning rate rises")
@@ -71,13 +71,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """The ``optimization`` section, which has no keys of its own. An incident's ``optimization_schema`` adds those that
-    its report names."""
+    """The ``optimization`` section. It has no keys of its own; an incident's ``optimization_schema`` adds the switches
+    that its report names."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where and how often the run is saved."""
+    """The ``checkpoint`` section: where and how often the run is saved."""
 
     path: str | None = setting(None, about="file that is replaced at each save; null: no file")
     every: int = setting(100, low=1, about="steps from one save to the next; the last step is always saved")
@@ -144,7 +144,7 @@ class RunConfig:
 
 
 def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
-    """The run that a file describes, with keys overridden by ``section.key=value``.
+    """Read a run from a file, with keys overridden by ``section.key=value``.
 
     ``file`` is a path, or the name of a config that comes with the incident, with or without ``.yaml``.
     """
@@ -153,7 +153,7 @@ def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] =
 
 
 def find_config(incident: Incident, path: Path) -> Path:
-    """``path`` if it is a file; else the incident's own config of that name."""
+    """``path`` if it exists; otherwise the incident's own config of that name."""
     if path.exists():
         return path
     own = own_configs(incident)
@@ -172,7 +172,7 @@ def own_configs(incident: Incident) -> dict[str, Path]:
 
 
 def sections(incident: Incident) -> dict[str, type[Any]]:
-    """The dataclass of each section, in the order of a file."""
+    """The dataclass of each section, by the section's name, in the order of a file."""
     return {
         "model": incident.model_schema,
         "data": incident.data_schema,

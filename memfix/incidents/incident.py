@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .step import TrainStep
 
 Batch = Any
-"""Tensors in any nesting of tuples, lists and dicts, on the CPU when the data makes them."""
+"""Tensors in any nesting of tuples, lists and dicts. ``data`` returns them on the CPU."""
 
 Say = Callable[[str], object]
 
@@ -42,8 +42,8 @@ def num_examples(batch: Batch) -> int:
 class Growth:
     """A key of the config that ``memfix fit`` can grow: ``Growth("model.layers", unit="layers")``.
 
-    Only multiples of ``multiple_of(config)`` are tried. With ``keeps_stand_ins`` the stand-ins do not depend on the
-    key and are measured once.
+    Only multiples of ``multiple_of(config)`` are tried. ``keeps_stand_ins`` says that the stand-ins do not depend on
+    the key, so they are measured once.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Incident:
     - ``package``: the ``__package__`` of the incident's folder; its last part is the incident's name.
     - ``model_schema``, ``data_schema``, ``optimization_schema``: frozen dataclasses of the config's ``model``, ``data``
       and ``optimization`` sections, with fields made by :func:`memfix.incidents.schema.setting`.
-    - ``resolved(config)``: the config with keys that follow from other keys; refuses keys that contradict each other.
+    - ``resolved(config)``: sets the keys that follow from other keys; refuses keys that contradict each other.
     - ``require_device(config, device)``: refuses a config that cannot run on the device.
     - ``build(config)``: makes the model in float32, on torch's default device, from torch's global generator.
     - ``data(config)``: opens the data of a run and returns a function from :class:`Examples` to their batch.
@@ -75,13 +75,13 @@ class Incident:
 
     For the profile and the fit:
 
-    - ``config``: the file in ``configs/`` that is the report's own step.
+    - ``config``: the file in ``configs/`` that describes the report's own step.
     - ``capacity``: the memory of the report's card; None for the memory of the GPU that is measured.
     - ``grows``: what ``memfix fit`` can grow, the default first.
     - ``describe(config)``: describes the run in a profile's title.
     - ``stand_ins(config, meter, say)``: replacements for what is slow to simulate; None where none are needed.
     - ``warm_up(batch)``: a part of the batch that is enough for a simulated warm-up.
-    - ``asides(step, batch, asides)``: a context manager around the first step that measures other things on the way.
+    - ``asides(step, batch, asides)``: a context manager around the first step, which may measure stages of its own.
     - ``beside(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
     - ``runs``: the report's table of configurations; measured when the report's own step is profiled.
