@@ -1,7 +1,7 @@
-"""Pythia-70M's vocabulary: its model and data, and the report's breakdown beside what a train step takes.
+"""Pythia-70M's vocabulary as an incident: its model and data, and the report's breakdown beside ours.
 
-The report blames the vocabulary. On the way through a step two things are tried, and dropped again, that fill a GPU
-sooner: an embedding by one-hot rows, and a loss by one-hot targets, as a small framework computes them.
+The report blames the vocabulary. During a step, two things are tried and dropped that fill a GPU sooner: an embedding
+by one-hot rows, and a loss by one-hot targets, as a small framework computes them.
 """
 
 # B batch, T tokens, D width, V vocabulary, N tokens of a batch
@@ -45,10 +45,10 @@ def _describe(config: RunConfig) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- tried on the way
+# ---------------------------------------------------------------- tried during the step
 @contextlib.contextmanager
 def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
-    """One-hot rows of the vocabulary, for the embedding and for the loss."""
+    """Try one-hot rows of the vocabulary, for the embedding and for the loss."""
     model, (ids_BT, target_BT) = cast(Pythia, step.model), batch
 
     def by_one_hot_rows() -> object:
@@ -75,14 +75,14 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
 
 # ---------------------------------------------------------------- beside the report
 def is_of_the_report(config: RunConfig) -> bool:
-    """Whether the report's figures are of this step; attention, dropout and forms may differ."""
+    """Whether the report's figures belong to this step; attention, dropout and forms may differ."""
     model = config.model
     shape = (model.vocab_size, model.layers, model.width, config.batch_size, config.data.context_length)
     return shape == (10_000, 6, 512, 32, 128) and config.training.precision == "float32"
 
 
 def _beside(measured: Measured) -> Mapping[str, Beside]:
-    """What the report says of a stage, and why; the figures in the sentences are computed, not quoted."""
+    """The report's figure for each stage and why ours differs. Figures in the sentences are computed, not quoted."""
     if not is_of_the_report(measured.config):
         return {}
     model = measured.config.model
@@ -107,7 +107,7 @@ def _conclusions(measured: Measured) -> Iterator[str]:
 
 
 def report_breakdown(config: RunConfig) -> list[tuple[str, str, int, str]]:
-    """The rows of the report's breakdown: name, its figure, the right bytes, and the claim."""
+    """The rows of the report's breakdown: name, the report's figure, the right bytes, and the claim."""
     model = config.model
     of = breakdown(model, batch_size=config.batch_size, context_length=config.data.context_length)
     table = model.vocab_size * model.width * 4

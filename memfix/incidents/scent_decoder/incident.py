@@ -1,4 +1,4 @@
-"""The SCENT-style decoder: its model and images, and the report's ranking of solutions beside what steps take."""
+"""The SCENT-style decoder as an incident: its model and images, and the report's ranking of solutions."""
 
 from __future__ import annotations
 
