@@ -29,8 +29,8 @@ from ..meters.base import Reading
 from ..meters.timeline import Buffer, Timeline
 from ..registry import contracts
 from . import get_incident
-from .config import RunConfig, load_config
-from .incident import Incident, Say, silent
+from .config import RunConfig
+from .incident import Incident, Say, load_config, silent
 from .judging import NotMeasured
 from .profile import Profile, Row, kept_runs
 from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes

@@ -1,27 +1,28 @@
-"""The declaration of an incident: each ``incident.py`` has one :class:`Incident`, called ``incident``.
+"""The declaration of an incident, and its configs. Each ``incident.py`` has one :class:`Incident`, called ``incident``.
 
 The train step, the training loop, the profile and the fit use nothing else of an incident.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib.resources
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from .config import DataConfig, OptimizationConfig, RunConfig
+from ..errors import UsageError, did_you_mean
+from ..meters.base import Meter
+from .config import CheckpointConfig, DataConfig, OptimizationConfig, OptimizerConfig, RunConfig, TrainingConfig
 from .examples import Examples
-
-if TYPE_CHECKING:
-    from ..meters.base import Meter
-    from .measured_step import Asides, Measured
-    from .profile import Beside, ReportedRun
-    from .stand_in import StandIns
-    from .step import TrainStep
+from .profile import Beside, ReportedRun
+from .schema import read_sections
+from .staged_reading import Asides, Measured
+from .stand_in import StandIns
 
 Batch = Any
 """Tensors in any nesting of tuples, lists and dicts. ``data`` returns them on the CPU."""
@@ -81,7 +82,7 @@ class Incident:
     - ``describe(config)``: describes the run in a profile's title.
     - ``stand_ins(config, meter, say)``: replacements for what is slow to simulate; None where none are needed.
     - ``warm_up(batch)``: a part of the batch that is enough for a simulated warm-up.
-    - ``asides(step, batch, asides)``: a context manager around the first step, which may measure stages of its own.
+    - ``asides(model, batch, asides)``: a context manager around the first step, which may measure stages of its own.
     - ``beside(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
     - ``runs``: the report's table of configurations; measured when the report's own step is profiled.
@@ -107,9 +108,7 @@ class Incident:
     describe: Callable[[RunConfig], Iterable[str]] = lambda config: ()
     stand_ins: Callable[[RunConfig, Meter, Say], StandIns | None] = lambda config, meter, say: None
     warm_up: Callable[[Batch], Batch] = lambda batch: batch
-    asides: Callable[[TrainStep, Batch, Asides], contextlib.AbstractContextManager[object]] = (
-        lambda step, batch, asides: contextlib.nullcontext()
-    )
+    asides: Callable[[Any, Batch, Asides], AbstractContextManager[object]] = lambda model, batch, asides: nullcontext()
     beside: Callable[[Measured], Mapping[str, Beside]] = lambda measured: {}
     conclusions: Callable[[Measured], Iterable[str]] = lambda measured: ()
     runs: tuple[ReportedRun, ...] = ()
@@ -118,3 +117,43 @@ class Incident:
     @property
     def name(self) -> str:
         return self.package.rpartition(".")[2]
+
+
+def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a run from a file, with keys overridden by ``section.key=value``.
+
+    ``file`` is a path, or the name of a config that comes with the incident, with or without ``.yaml``.
+    """
+    path = find_config(incident, Path(file))
+    return incident.resolved(RunConfig(**read_sections(path, sections(incident), overrides), name=path.stem))
+
+
+def find_config(incident: Incident, path: Path) -> Path:
+    """``path`` if it exists; otherwise the incident's own config of that name."""
+    if path.exists():
+        return path
+    own = own_configs(incident)
+    name = str(path if path.suffix else path.with_suffix(".yaml"))
+    if name not in own:
+        raise UsageError(
+            f"no config file {name}, and {incident.name} brings none of that name{did_you_mean(name, own)}"
+        )
+    return own[name]
+
+
+def own_configs(incident: Incident) -> dict[str, Path]:
+    """The configs that come with the incident, by file name."""
+    folder = Path(str(importlib.resources.files(incident.package) / "configs"))
+    return {file.name: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def sections(incident: Incident) -> dict[str, type[Any]]:
+    """The dataclass of each section, by the section's name, in the order of a file."""
+    return {
+        "model": incident.model_schema,
+        "data": incident.data_schema,
+        "training": TrainingConfig,
+        "optimizer": OptimizerConfig,
+        "checkpoint": CheckpointConfig,
+        "optimization": incident.optimization_schema,
+    }

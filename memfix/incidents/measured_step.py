@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,86 +12,20 @@ from torch.utils import _pytree
 from ..errors import MeasurementError, MeterUnavailable, UsageError, out_of_memory
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
-from ..meters.garbage import free_last_gradients
 from ..meters.one_rank import one_rank_of
 from ..meters.simulated.gpus import get_gpu
 from ..meters.simulated.tracking import state_range
-from ..meters.stages import Stage, listening, stage
-from ..meters.timeline import Allocation
+from ..meters.stages import listening, stage
 from .config import RunConfig
 from .distributed import World
 from .examples import Examples
-from .incident import Batch, Incident, Say, silent
-from .profile import ITSELF, LATER_STEP, PARAMETERS, Kinds
+from .incident import Batch, Incident
+from .profile import ITSELF, LATER_STEP, PARAMETERS
+from .staged_reading import Asides
 from .stand_in import StandIns
 from .step import TrainStep, map_tensors, on_device
 
 SIMULATED = "simulated"
-
-
-class Asides:
-    """Records the stages that do not belong to the step: computations tried during it, whose results are dropped."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.failures: dict[str, str] = {}
-        """The out-of-memory message of each stage that failed."""
-        self._trying = ""
-
-    def enter(self, name: str) -> None:
-        """Begin a stage that does not belong to the step."""
-        self.names.add(name)
-        self._trying = name
-        stage(name)
-
-    def gradients(self, name: str, loss: torch.Tensor, of: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Compute the gradients of a tried ``loss``, in a stage called ``name``."""
-        self.enter(name)
-        found = torch.autograd.grad(loss, of)
-        free_last_gradients(loss.device)
-        return found
-
-    def attempt(self, name: str, make: Callable[[], object]) -> None:
-        """Run ``make`` in a stage called ``name``, keep its result until the stage ends, and record an OOM error."""
-        self.enter(name)
-        try:
-            kept = make()  # noqa: F841
-        except torch.OutOfMemoryError as error:
-            self.failures[self._trying] = out_of_memory(error)
-        stage(None)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The reading of a train step by stages, with its run and its meter."""
-
-    config: RunConfig
-    world_size: int
-    reading: Reading
-    parameter_bytes: int
-    capacity_bytes: int
-    stand_ins: StandIns | None
-    asides: Asides
-    meter: Meter
-    say: Say = field(default=silent, repr=False)
-
-    @property
-    def stages(self) -> dict[str, Stage]:
-        return {one.name: one for one in self.reading.stages}
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest peak of the step's own stages."""
-        return max(one.peak_bytes for one in self.reading.stages if one.name not in self.asides.names)
-
-    def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
-        """For each stage, the bytes alive at its peak by kind, and the allocations behind the kind ``REST``."""
-        timeline = self.reading.timeline
-        if timeline is None:
-            return [({}, ()) for _ in self.reading.stages]
-        kinds, live = Kinds(timeline, self.parameter_bytes), timeline.live_bytes
-        peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.stage_spans())
-        return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
 
 
 class MeasurableStep:
@@ -149,7 +81,7 @@ class MeasurableStep:
             stage(PARAMETERS)
             # asides need an unsharded model
             is_whole = self._world_size == 1
-            with self._incident.asides(step, batch, self.asides) if is_whole else contextlib.nullcontext():
+            with self._incident.asides(step.model, batch, self.asides) if is_whole else contextlib.nullcontext():
                 self._take(step, batches)
             stage(LATER_STEP)
             with listening(None):

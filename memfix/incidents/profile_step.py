@@ -10,19 +10,11 @@ from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
 from ..meters.base import Meter, Reading
 from ..meters.stages import listening
-from .config import RunConfig, load_config
-from .incident import Incident, Say, silent
-from .measured_step import (
-    SIMULATED,
-    Asides,
-    MeasurableStep,
-    Measured,
-    gpu_bytes,
-    read_step,
-    repeated_reading,
-    stage_meter,
-)
+from .config import RunConfig
+from .incident import Incident, Say, load_config, silent
+from .measured_step import SIMULATED, MeasurableStep, gpu_bytes, read_step, repeated_reading, stage_meter
 from .profile import MeasuredRun, Profile, ReportedRun, Row, kept_runs
+from .staged_reading import Asides, Measured
 
 # results of a GPU, which are in the repository but not in the installed package
 H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"

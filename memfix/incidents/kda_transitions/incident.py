@@ -18,9 +18,10 @@ from ...units import format_bytes
 from ..config import RunConfig
 from ..decoder_parts import layer_stage
 from ..incident import Growth, Incident, Say, silent
-from ..measured_step import Measured, repeated_reading
+from ..measured_step import repeated_reading
 from ..profile import Beside
 from ..schema import setting
+from ..staged_reading import Measured
 from ..stand_in import StandIn, StandIns, kept_inputs, measure_footprint
 from ..step import Precision
 from ..tokens import TokenData, num_token_targets, token_batches

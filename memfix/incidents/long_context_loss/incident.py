@@ -27,11 +27,11 @@ from ...units import GiB, format_bytes
 from ..config import RunConfig
 from ..decoder_parts import FeedForward
 from ..incident import Growth, Incident, Say
-from ..measured_step import Asides, Measured
 from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, Beside
 from ..schema import setting
+from ..staged_reading import Asides, Measured, on_first_output
 from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
-from ..step import Precision, TrainStep
+from ..step import Precision
 from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
 from .model import (
     ATTENTION_TYPES,
@@ -170,19 +170,14 @@ def _as_nsa(stand_in: StandIn) -> SparseAttend:
 
 # ---------------------------------------------------------------- tried during the step, as the report did
 @contextlib.contextmanager
-def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
+def _asides(model: Decoder, batch: TokenBatch, asides: Asides) -> Iterator[None]:
     """Try what the report did, in hooks on the model's modules, and drop the results."""
-    model, num_tokens = cast(Decoder, step.model), batch[0].shape[1] - 1
-    weight_VD = model.head.weight
+    num_tokens, weight_VD = batch[0].shape[1] - 1, model.head.weight
 
-    def whole_layer(module: Any, args: Any, x_BTD: torch.Tensor) -> None:
-        after_embedding.remove()  # a step may have several forwards
-        x_BTD = x_BTD.detach().requires_grad_()
+    def whole_layer(x_BTD: torch.Tensor) -> None:
         asides.attempt(WHOLE_LAYER, lambda: model.layers[0](x_BTD))
 
-    def other_losses(module: Any, args: Any, hidden_BTD: torch.Tensor) -> None:
-        after_layers.remove()
-        hidden_BTD = hidden_BTD.detach().requires_grad_()
+    def other_losses(hidden_BTD: torch.Tensor) -> None:
         asides.attempt(LOGITS, lambda: model.head(hidden_BTD))
         asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD, STANDARD_BACKWARD))
         asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD, REPORTED_BACKWARD))
@@ -194,13 +189,8 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
 
     size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
     asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=device, dtype=dtype))
-    after_embedding = model.embedding.register_forward_hook(whole_layer)
-    after_layers = model.norm.register_forward_hook(other_losses)
-    try:
+    with on_first_output(model.embedding, whole_layer), on_first_output(model.norm, other_losses):
         yield
-    finally:
-        after_embedding.remove()
-        after_layers.remove()
 
 
 def _standard_loss(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,9 @@ from ...errors import UsageError
 from ...units import format_bytes
 from ..config import OptimizationConfig, RunConfig
 from ..incident import Growth, Incident
-from ..measured_step import Measured
 from ..profile import ReportedRun
 from ..schema import setting
+from ..staged_reading import Measured
 from ..tokens import TokenData, num_token_targets, token_batches
 from .conversion import convert
 from .int8_linear import description, make_8bit

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
 
 import torch
 
@@ -19,9 +18,8 @@ from ..config import RunConfig
 from ..examples import Examples
 from ..incident import Growth, Incident
 from ..judging import decimal
-from ..measured_step import Asides, Measured
 from ..profile import OPTIMIZER, PARAMETERS, Beside
-from ..step import TrainStep
+from ..staged_reading import Asides, Measured, on_first_output
 from ..tokens import TokenBatch, num_token_targets
 from .calculator import breakdown
 from .data import TextData, open_windows
@@ -47,18 +45,15 @@ def _describe(config: RunConfig) -> list[str]:
 
 # ---------------------------------------------------------------- tried during the step
 @contextlib.contextmanager
-def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
+def _asides(model: Pythia, batch: TokenBatch, asides: Asides) -> Iterator[None]:
     """Try one-hot rows of the vocabulary, for the embedding and for the loss."""
-    model, (ids_BT, target_BT) = cast(Pythia, step.model), batch
+    ids_BT, target_BT = batch
 
     def by_one_hot_rows() -> object:
         embedded_BTD = one_hot_embedding(ids_BT, model.embedding.weight)
         return asides.gradients(ONE_HOT_EMBEDDING_BACKWARD, embedded_BTD.sum(), (model.embedding.weight,))
 
-    def by_one_hot_targets(module: Any, args: Any, hidden_BTD: torch.Tensor) -> None:
-        after_layers.remove()  # a step may have several forwards
-        hidden_BTD = hidden_BTD.detach().requires_grad_()
-
+    def by_one_hot_targets(hidden_BTD: torch.Tensor) -> None:
         def gradients() -> object:
             loss = logits_loss(ONE_HOT, model.head(hidden_BTD).flatten(0, 1), target_BT.flatten())
             return asides.gradients(ONE_HOT_LOSS_BACKWARD, loss, (hidden_BTD, model.head.weight))
@@ -66,11 +61,8 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
         asides.attempt(ONE_HOT_LOSS, gradients)
 
     asides.attempt(ONE_HOT_EMBEDDING, by_one_hot_rows)
-    after_layers = model.norm.register_forward_hook(by_one_hot_targets)
-    try:
+    with on_first_output(model.norm, by_one_hot_targets):
         yield
-    finally:
-        after_layers.remove()
 
 
 # ---------------------------------------------------------------- beside the report

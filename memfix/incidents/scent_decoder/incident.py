@@ -11,8 +11,8 @@ from ...units import format_bytes
 from .. import decoder_parts
 from ..config import RunConfig
 from ..incident import Growth, Incident
-from ..measured_step import Measured
 from ..profile import ReportedRun
+from ..staged_reading import Measured
 from .images import ImageData, Images, image_batches, psnr
 from .model import ModelConfig, ScentModel
 

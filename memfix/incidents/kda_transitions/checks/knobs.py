@@ -13,10 +13,10 @@ import torch
 from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
 from ...claims import Claim
-from ...config import find_config, load_config
 from ...decoder_parts import num_parameters
 from ...distributed import World
 from ...evidence import default_of, fixed_seed, raised
+from ...incident import find_config, load_config
 from ...judging import ON_CPU, CheckResult, as_expected, check, result, sizes
 from ...training import train
 from .. import block as blocks

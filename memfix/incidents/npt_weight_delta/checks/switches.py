@@ -9,9 +9,9 @@ from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
 from ...claims import Claim
-from ...config import load_config
 from ...distributed import World
 from ...evidence import fixed_seed, raised
+from ...incident import load_config
 from ...judging import METER, ON_CPU, CheckResult, as_expected, check, result, sizes
 from ...training import Run, train
 from ..incident import incident

@@ -8,9 +8,9 @@ import torch
 
 from ....errors import MemfixError
 from ...claims import Claim
-from ...config import load_config
 from ...distributed import World, joined
 from ...evidence import fixed_seed
+from ...incident import load_config
 from ...judging import ON_CPU, CheckResult, as_expected, check, result
 from ...training import train
 from ..attention import dense_attention, window_attention
