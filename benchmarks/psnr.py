@@ -15,8 +15,9 @@ import click
 from memfix.cli.ending import run
 from memfix.cli.options import json_option, overrides_argument
 from memfix.gate import report
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
 from memfix.incidents.distributed import joined
+from memfix.incidents.incident import load_config
 from memfix.incidents.scent_decoder.images import psnr
 from memfix.incidents.scent_decoder.incident import incident, num_parameters
 from memfix.incidents.scent_decoder.model import DECODERS

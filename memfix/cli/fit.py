@@ -63,8 +63,8 @@ def fit(
     if name in incident_names():
         _refuse_given(context, ("form_name", "case_name", "phase"), f"{name} is an incident")
         from ..incidents import get_incident
-        from ..incidents.config import load_config
         from ..incidents.fit_step import WORLD_SIZE
+        from ..incidents.incident import load_config
 
         if over == WORLD_SIZE:
             _refuse_given(context, ("world_size",), "--over world_size searches the number of ranks")

@@ -45,7 +45,7 @@ def profile(
     """
     from ..gate import report
     from ..incidents import get_incident
-    from ..incidents.config import load_config
+    from ..incidents.incident import load_config
     from ..incidents.profile_step import profile as measured
     from ..pictures import check_path, save
     from ..provenance import describe

@@ -34,7 +34,7 @@ def train(
     For several processes with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
     """
     from ..incidents import get_incident
-    from ..incidents.config import load_config, own_configs, sections
+    from ..incidents.incident import load_config, own_configs, sections
     from ..incidents.schema import described
 
     of = get_incident(incident)

@@ -1,4 +1,4 @@
-"""Saves and loads a training run: all that its next step depends on, written atomically by any number of processes."""
+"""Saves and loads a training run, on any number of processes: all that its next step depends on, in one file."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ WHAT = "the checkpoint file"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run. ``model`` and ``optimizer`` are unsharded, on the CPU, keyed by parameter names."""
+    """The state of a run. ``model`` and ``optimizer`` are unsharded states on the CPU, keyed by parameter names."""
 
     incident: str
     config: dict[str, dict[str, Any]]
     step: int  # steps done
     examples: int  # examples of the data that were used
     num_targets: int  # targets that were trained on
-    random: list[dict[str, torch.Tensor]]  # states of the generators, process by process
+    random: list[dict[str, torch.Tensor]]  # the states of each process's generators, by rank
     model: dict[str, Any]
     optimizer: dict[str, Any]
-    loss_scale: dict[str, Any]  # empty where the loss is not scaled
+    loss_scale: dict[str, Any]  # empty if the loss is not scaled
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace ``path`` atomically: a run that is killed meanwhile leaves the old file."""
+    """Replace ``path`` atomically: a run that is killed while it writes leaves the old file."""
     content = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
     try:
         write_whole(path, lambda file: torch.save({"format": FORMAT, "version": VERSION, **content}, file), WHAT)
@@ -45,7 +45,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: Path, *, map_only: bool = False) -> Checkpoint:
-    """Load what :func:`write_checkpoint` wrote. With ``map_only`` tensors are read when they are used.
+    """Load a file of :func:`write_checkpoint`. With ``map_only`` tensors are memory-mapped and read when used.
 
     No code in the file is run: anything but plain data is refused.
     """
@@ -73,14 +73,14 @@ def read_checkpoint(path: Path, *, map_only: bool = False) -> Checkpoint:
 
 
 def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The unsharded state of both. Every process must call; all but the first get empty dicts."""
+    """The unsharded state dicts of both. Every process must call this; all but the first get empty dicts."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
     return model_state, dict(optimizer_state or {})
 
 
 def put_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Load the state of a checkpoint into both; each process takes its shard."""
+    """Load a checkpoint into the model and the optimizer; each process takes its shard."""
     set_state_dict(
         model,
         optimizer,
@@ -91,7 +91,7 @@ def put_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoi
 
 
 def random_states(world: World) -> list[dict[str, torch.Tensor]]:
-    """The generator states of all processes. Every process must call."""
+    """The generator states of all processes. Every process must call this."""
     states = {"cpu": torch.get_rng_state()}
     if world.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(world.device)
@@ -100,7 +100,7 @@ def random_states(world: World) -> list[dict[str, torch.Tensor]]:
 
 
 def put_random_state(world: World, checkpoint: Checkpoint) -> None:
-    """Restore this process's generators. A process that the checkpoint lacks derives its state from the first one's."""
+    """Restore this process's generators; a rank that the checkpoint lacks derives a seed from the state of rank 0."""
     known = world.rank < len(checkpoint.random)
     states = checkpoint.random[world.rank if known else 0]
     torch.set_rng_state(states["cpu"])

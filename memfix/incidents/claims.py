@@ -28,7 +28,7 @@ CLAIMS_FILE = "claims.toml"
 
 # in reports GB means 10**9 bytes
 DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-# 3.92B parameters are 3.92 * 10**9; no report counts single bytes
+# B is 10**9, as in 3.92B parameters; no report counts single bytes
 _UNITS: dict[str, float] = {**BYTE_UNITS, **DECIMAL_UNITS, "K": 10**3, "M": 10**6, "B": 10**9, "x": 1, "%": 0.01}
 _QUANTITY = re.compile(r"~?(\d+(?:\.(\d+))?)(?:-(\d+(?:\.\d+)?))? ?([KMGT]i?B|[KMBx%])")
 
@@ -64,7 +64,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a report. A ``formula``, a check, or a ``reason`` why it cannot be tested decides it.
+    """One sentence of a report, decided by a ``formula``, by a check, or by a ``reason`` why it cannot be tested.
 
     ``expected`` holds the figures that the check must compute. ``correction`` says what is true; ``{name}`` in it
     stands for a computed figure. ``slow`` claims need a simulation of the whole model.
@@ -127,7 +127,7 @@ def parsed_claims(text: str) -> list[Claim]:
 
 
 def chosen_claims(claims: Sequence[Claim], names: Iterable[str] = ()) -> list[Claim]:
-    """The claims called ``names``, or all."""
+    """The claims called ``names``, or all claims if there are no names."""
     by_name = {claim.id: claim for claim in claims}
     for name in names:
         if name not in by_name:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.resources
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import UsageError, did_you_mean
-from .schema import read_sections, setting
-
-if TYPE_CHECKING:
-    from .incident import Incident
+from ..errors import UsageError
+from .schema import setting
 
 PRECISIONS = ("float32", "bfloat16", "float16", "autocast", "pure_bfloat16")
 
@@ -56,7 +50,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with a linear warmup and then a cosine decay to a fraction of the learning rate."""
+    """The ``optimizer`` section: AdamW, a linear warmup, then a cosine decay to a fraction of the learning rate."""
 
     learning_rate: float = setting(3e-4, above=0, about="at its highest")
     warmup_steps: int = setting(0, low=0, about="steps over which the learning rate rises")
@@ -71,13 +65,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """The ``optimization`` section, which has no keys of its own. An incident's ``optimization_schema`` adds those that
-    its report names."""
+    """The ``optimization`` section. It has no keys of its own; an incident's ``optimization_schema`` adds the switches
+    that its report names."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where and how often the run is saved."""
+    """The ``checkpoint`` section: where and how often the run is saved."""
 
     path: str | None = setting(None, about="file that is replaced at each save; null: no file")
     every: int = setting(100, low=1, about="steps from one save to the next; the last step is always saved")
@@ -141,43 +135,3 @@ class RunConfig:
         found = dataclasses.asdict(self)
         del found["name"]
         return found
-
-
-def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
-    """The run that a file describes, with keys overridden by ``section.key=value``.
-
-    ``file`` is a path, or the name of a config that comes with the incident, with or without ``.yaml``.
-    """
-    path = find_config(incident, Path(file))
-    return incident.resolved(RunConfig(**read_sections(path, sections(incident), overrides), name=path.stem))
-
-
-def find_config(incident: Incident, path: Path) -> Path:
-    """``path`` if it is a file; else the incident's own config of that name."""
-    if path.exists():
-        return path
-    own = own_configs(incident)
-    name = str(path if path.suffix else path.with_suffix(".yaml"))
-    if name not in own:
-        raise UsageError(
-            f"no config file {name}, and {incident.name} brings none of that name{did_you_mean(name, own)}"
-        )
-    return own[name]
-
-
-def own_configs(incident: Incident) -> dict[str, Path]:
-    """The configs that come with the incident, by file name."""
-    folder = Path(str(importlib.resources.files(incident.package) / "configs"))
-    return {file.name: file for file in sorted(folder.glob("*.yaml"))}
-
-
-def sections(incident: Incident) -> dict[str, type[Any]]:
-    """The dataclass of each section, in the order of a file."""
-    return {
-        "model": incident.model_schema,
-        "data": incident.data_schema,
-        "training": TrainingConfig,
-        "optimizer": OptimizerConfig,
-        "checkpoint": CheckpointConfig,
-        "optimization": incident.optimization_schema,
-    }

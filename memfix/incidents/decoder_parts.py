@@ -32,7 +32,7 @@ class FeedForward(nn.Module):
 
 
 class PreNormLayer(nn.Module):
-    """Attention and then a feed-forward, each of the normalised hidden states and added to them."""
+    """A pre-norm decoder layer: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``."""
 
     def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, ffn: nn.Module) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ def num_parameters(model: nn.Module) -> int:
 
 @torch.no_grad()
 def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str, ...]) -> None:
-    """Set norms to 1 and biases to 0, and draw matrices from N(0, 0.02).
+    """Set norms to 1 and biases to 0, and draw matrices with a standard deviation of 0.02.
 
-    ``residual_writers`` get smaller with depth, as in GPT-2.
+    Weights whose names end in one of ``residual_writers`` are smaller by ``sqrt(2 * num_layers)``, as in GPT-2.
     """
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
@@ -66,14 +66,14 @@ def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str,
 
 
 def layer_stage(number: int) -> str:
-    """``layer 1`` for the first."""
+    """The stage of layer ``number``, counted from 0: ``layer 1`` is the first."""
     return f"layer {number + 1}"
 
 
 def run_layers(
     layers: Iterable[nn.Module], x_BTD: torch.Tensor, *, gradient_checkpointing: bool, draws: bool = False
 ) -> torch.Tensor:
-    """All layers one after the other, each in a stage of its own."""
+    """Run all layers one after the other, each in a stage of its own."""
     for number, layer in enumerate(layers):
         stage(layer_stage(number))
         x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=gradient_checkpointing, draws=draws)
@@ -85,7 +85,7 @@ def run_layer(
 ) -> torch.Tensor:
     """``layer(x_BTD)``. With checkpointing, only its input is kept and the rest is recomputed in backward.
 
-    A layer that ``draws`` random numbers, such as dropout's, draws the same ones again.
+    ``draws`` says that the layer draws random numbers, as for dropout: the recomputation then draws the same ones.
     """
     if gradient_checkpointing and torch.is_grad_enabled():
         out_BTD: torch.Tensor = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=draws)
@@ -97,9 +97,9 @@ def run_layer(
 def next_token_loss(
     hidden_BTD: torch.Tensor, head_VD: torch.Tensor, target_BT: torch.Tensor, **options: Any
 ) -> torch.Tensor:
-    """The sum of the losses of all targets that are not ignored, at least in float32. It is chunked at any length.
+    """The sum of the losses of all targets that are not ignored, in float32 or wider, chunked at any length.
 
-    ``options`` are those of ``linear_cross_entropy``, in place of these.
+    ``options`` override the options of ``linear_cross_entropy`` that are set here.
     """
     # a 16-bit loss has only two or three digits; autocast gives the same products with a float32 loss
     narrow = hidden_BTD.dtype in (torch.bfloat16, torch.float16)

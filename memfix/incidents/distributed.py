@@ -1,4 +1,4 @@
-"""Distributed runs: the processes, a model sharded over them (FSDP2), and a single simulated rank."""
+"""Distributed runs: joins the processes that torchrun started, and shards a model over them (FSDP2)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def joined(device: str) -> Iterator[World]:
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"process {rank} of {size} cannot meet the others: {error}") from None
     yield world
-    # not after an error: the others may be waiting for this process, and this call would wait for them
+    # not after an error: other processes may be waiting for this one, and this call would wait for them in turn
     dist.destroy_process_group()
 
 
@@ -112,15 +112,15 @@ def shard(
 ) -> None:
     """Shard the parameters of ``model`` over all processes: each of ``layers`` on its own, the rest together.
 
-    Gradients and optimizer states are sharded with them. A layer's parameters are gathered in dtype ``gathered`` when
-    it runs. Gradients are summed over processes in dtype ``reduced``, not averaged, because the loss was already
-    divided by the number of all targets.
+    Gradients and optimizer states are sharded as the parameters are. A layer's parameters are gathered in dtype
+    ``gathered`` when the layer runs. Gradients are summed over processes in dtype ``reduced``, not averaged, because
+    the loss was already divided by the number of all targets.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes():  # the mesh is a real tensor of rank numbers, also in a simulation
+    with _disable_current_modes():  # even in a simulation the mesh must be a real tensor of rank numbers
         mesh = DeviceMesh(world.device.type, torch.arange(world.size, device="cpu"))
     # inputs are not cast, because ids and positions must not be rounded
     policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced, cast_forward_inputs=False)
@@ -129,5 +129,5 @@ def shard(
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            # else the factor is part of the reduction, which gloo does not support
+            # otherwise FSDP2 divides as part of the reduction, which gloo does not support
             part.set_force_sum_reduction_for_comms(True)

@@ -1,6 +1,6 @@
-"""Measurements for the checks of claims: of an op's forms, of train steps, and recorded results of a GPU.
+"""Measurements for the checks of claims: readings of an op's forms, of train steps, and recorded results of a GPU.
 
-An incident derives its own ``Evidence`` and adds what only its report needs.
+An incident may derive its own ``Evidence`` and add what only its report needs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..meters.base import Reading
 from ..meters.timeline import Buffer, Timeline
 from ..registry import contracts
 from . import get_incident
-from .config import RunConfig, load_config
-from .incident import Incident, Say, silent
+from .config import RunConfig
+from .incident import Incident, Say, load_config, silent
 from .judging import NotMeasured
 from .profile import Profile, Row, kept_runs
 from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes
@@ -39,7 +39,7 @@ CASE = "incident"
 
 
 class Evidence:
-    """The measurements of one run of the checks. Each is made once, when a check first needs it.
+    """The measurements of one run of the checks. Each measurement is made once, when a check first needs it.
 
     ``op`` is the op that the report is about; a check may name another. ``say`` is called with progress messages.
     ``results`` is the folder with the results of an H200.
@@ -56,7 +56,7 @@ class Evidence:
     # ---------------------------------------------------------------- sizes
     @property
     def dims(self) -> dict[str, int]:
-        """The names that formulas can use: the dims of the incident's case, and ``e``, its item size."""
+        """The values of the names in formulas: the dims of the incident's case, and ``e``, the item size."""
         return self.case.formula_values if self.op else {}
 
     def bytes(self, formula: str, **dims: int) -> int:
@@ -90,7 +90,7 @@ class Evidence:
         return known[phase]
 
     def peak(self, form: str, phase: Phase, **of: Any) -> int:
-        """The peak bytes of a form. ``of`` has the options of :meth:`reading`."""
+        """The peak bytes of a form. ``of`` are the options of :meth:`reading`."""
         return bytes_of(self.reading(form, phase, **of), phase)
 
     def times_below(self, form: str, phase: Phase, *, than: str = NAIVE, **of: Any) -> float:
@@ -103,12 +103,12 @@ class Evidence:
         return timeline
 
     def made_by(self, form: str, code: str = "", *, function: str = "", **of: Any) -> list[Buffer]:
-        """The buffers that the form's forward allocates in lines with ``code``, or in ``function``."""
+        """The buffers that the form's forward allocates in lines that contain ``code``, in ``function`` if given."""
         buffers = self.timeline(form, **of).buffers
         return [b for b in buffers if b.line and code in b.line.text and function in ("", b.line.function)]
 
     def alive_after(self, form: str, code: str, **of: Any) -> list[Buffer]:
-        """The buffers alive in the form's forward after a line with ``code`` has first run."""
+        """The buffers alive in the form's forward when a source line that contains ``code`` first allocates."""
         return list(self.timeline(form, **of).alive_at(self.made_by(form, code, **of)[0].born))
 
     def largest(self, form: str, **of: Any) -> int:
@@ -118,7 +118,7 @@ class Evidence:
     # ---------------------------------------------------------------- train steps of the incident's model, simulated
     @functools.cached_property
     def incident(self) -> Incident:
-        """The declared incident, with its stand-ins cached so that they are measured once."""
+        """The declared incident, with a cache for its stand-ins, so that they are measured once per config."""
         declared = get_incident(self.incident_name)
         measured = functools.cache(lambda config: declared.stand_ins(config, self.meter, self.say))
         return dataclasses.replace(declared, stand_ins=lambda config, meter, say: measured(config))
@@ -129,11 +129,11 @@ class Evidence:
 
     @functools.cache  # noqa: B019 (one evidence a process, and it lives as long)
     def profile(self, *overrides: str, world_size: int = 1) -> Profile:
-        """The stages of a run's first step, as ``memfix profile`` measures them, on one rank of ``world_size``."""
+        """The profile of a run's first step on one rank of ``world_size``, as ``memfix profile`` measures it."""
         return profile(self.incident, self.config(*overrides), world_size=world_size, say=self.say)
 
     def rows(self, *overrides: str, world_size: int = 1) -> dict[str, Row]:
-        """The rows of a profile, by the names of their stages."""
+        """The rows of :meth:`profile`, by the name of their stage."""
         return {row.stage.name: row for row in self.profile(*overrides, world_size=world_size).rows}
 
     @functools.cache  # noqa: B019
@@ -143,14 +143,14 @@ class Evidence:
         self.say(f"{self.incident_name} {config.name}: a train step on one rank of {world_size}")
         return later_step_bytes(self.incident, config, self.meter, self.say, world_size=world_size)
 
-    # ---------------------------------------------------------------- results of a GPU
     @functools.cache  # noqa: B019
     def run_bytes(self, name: str) -> int:
-        """The peak of a later step of a row of the report's table of configurations."""
+        """The peak of a later step of the run ``name`` in the report's table of configurations."""
         (run,) = (run for run in self.incident.runs if run.name == name)
         self.say(f"{self.incident_name}: {name}")
         return run_bytes(self.incident, run, self.meter, self.say)
 
+    # ---------------------------------------------------------------- results of a GPU
     def h200(self, file: str, key: str, *, command: str) -> Any:
         """The value that ``command`` recorded on the H200 under ``key`` of a JSON file in the repository."""
         path = self._results / file
@@ -160,7 +160,7 @@ class Evidence:
         return found
 
     def run_times_s(self, name: str) -> tuple[float, ...]:
-        """The seconds of a later step of a row of the report's table of configurations, on the H200, sorted."""
+        """The seconds of a later step of the run ``name`` of the report's table on the H200, sorted."""
         file = f"profile_{self.incident_name}.json"
         kept = kept_runs(self.incident.runs, self._results / file).get(name)
         if kept is None or not kept.times_s:
@@ -168,7 +168,7 @@ class Evidence:
         return tuple(sorted(kept.times_s))
 
     def speed_ratios(self, form: str, *, op: str = "") -> dict[str, float]:
-        """The form's time over naive's on the H200, interleaved in one process, by case."""
+        """The time of the form over that of naive on the H200, by case; both were timed in turns in one process."""
         op = op or self.op
         command = f"memfix check {op} --speed --device cuda"
         ratios = {

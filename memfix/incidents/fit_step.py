@@ -16,7 +16,7 @@ WORLD_SIZE = "world_size"
 
 
 def growth_of(incident: Incident, key: str | None) -> Growth:
-    """The growth of the config key ``key``, or the incident's first."""
+    """The incident's :class:`Growth` of the config key ``key``; the first one if ``key`` is None."""
     known = {growth.key: growth for growth in incident.grows}
     if key is not None and key not in known:
         raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, [*known, WORLD_SIZE])}")
@@ -34,7 +34,7 @@ def fit_step(
     world_size: int = 1,
     say: Say = silent,
 ) -> list[Fit]:
-    """For each capacity, the largest value with which repeated steps fit; 0 if none does."""
+    """For each capacity, the largest value of the key with which a later step fits; 0 if none does."""
     limits = [bytes_of_capacity(capacity) for capacity in capacities]
     top, start = high or DEFAULT_HIGH, config.value(growth.key)
     unit = min(growth.multiple_of(config), top)
@@ -63,7 +63,7 @@ def fit_world(
     high: int | None = None,
     say: Say = silent,
 ) -> list[Fit]:
-    """For each capacity, the fewest ranks, doubled from try to try, that shard the model so that a step fits; or 0."""
+    """For each capacity, the fewest ranks (1, 2, 4, ...) that shard the model so that a step fits; 0 if none do."""
     meter = stage_meter(SIMULATED, gpu)
     stand_ins = incident.stand_ins(config, meter, say)
 

@@ -1,30 +1,31 @@
-"""The declaration of an incident: each ``incident.py`` has one :class:`Incident`, called ``incident``.
+"""The declaration of an incident, and its configs. Each ``incident.py`` has one :class:`Incident`, called ``incident``.
 
 The train step, the training loop, the profile and the fit use nothing else of an incident.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib.resources
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from .config import DataConfig, OptimizationConfig, RunConfig
+from ..errors import UsageError, did_you_mean
+from ..meters.base import Meter
+from .config import CheckpointConfig, DataConfig, OptimizationConfig, OptimizerConfig, RunConfig, TrainingConfig
 from .examples import Examples
-
-if TYPE_CHECKING:
-    from ..meters.base import Meter
-    from .measured_step import Asides, Measured
-    from .profile import Beside, ReportedRun
-    from .stand_in import StandIns
-    from .step import TrainStep
+from .profile import Beside, ReportedRun
+from .schema import read_sections
+from .staged_reading import Asides, Measured
+from .stand_in import StandIns
 
 Batch = Any
-"""Tensors in any nesting of tuples, lists and dicts, on the CPU when the data makes them."""
+"""Tensors in any nesting of tuples, lists and dicts. ``data`` returns them on the CPU."""
 
 Say = Callable[[str], object]
 
@@ -42,8 +43,8 @@ def num_examples(batch: Batch) -> int:
 class Growth:
     """A key of the config that ``memfix fit`` can grow: ``Growth("model.layers", unit="layers")``.
 
-    Only multiples of ``multiple_of(config)`` are tried. With ``keeps_stand_ins`` the stand-ins do not depend on the
-    key and are measured once.
+    Only multiples of ``multiple_of(config)`` are tried. ``keeps_stand_ins`` says that the stand-ins do not depend on
+    the key, so they are measured once.
     """
 
     key: str
@@ -61,7 +62,7 @@ class Incident:
     - ``package``: the ``__package__`` of the incident's folder; its last part is the incident's name.
     - ``model_schema``, ``data_schema``, ``optimization_schema``: frozen dataclasses of the config's ``model``, ``data``
       and ``optimization`` sections, with fields made by :func:`memfix.incidents.schema.setting`.
-    - ``resolved(config)``: the config with keys that follow from other keys; refuses keys that contradict each other.
+    - ``resolved(config)``: sets the keys that follow from other keys; refuses keys that contradict each other.
     - ``require_device(config, device)``: refuses a config that cannot run on the device.
     - ``build(config)``: makes the model in float32, on torch's default device, from torch's global generator.
     - ``data(config)``: opens the data of a run and returns a function from :class:`Examples` to their batch.
@@ -75,13 +76,13 @@ class Incident:
 
     For the profile and the fit:
 
-    - ``config``: the file in ``configs/`` that is the report's own step.
+    - ``config``: the file in ``configs/`` that describes the report's own step.
     - ``capacity``: the memory of the report's card; None for the memory of the GPU that is measured.
     - ``grows``: what ``memfix fit`` can grow, the default first.
     - ``describe(config)``: describes the run in a profile's title.
     - ``stand_ins(config, meter, say)``: replacements for what is slow to simulate; None where none are needed.
     - ``warm_up(batch)``: a part of the batch that is enough for a simulated warm-up.
-    - ``asides(step, batch, asides)``: a context manager around the first step that measures other things on the way.
+    - ``asides(model, batch, asides)``: a context manager around the first step, which may measure stages of its own.
     - ``beside(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
     - ``runs``: the report's table of configurations; measured when the report's own step is profiled.
@@ -107,9 +108,7 @@ class Incident:
     describe: Callable[[RunConfig], Iterable[str]] = lambda config: ()
     stand_ins: Callable[[RunConfig, Meter, Say], StandIns | None] = lambda config, meter, say: None
     warm_up: Callable[[Batch], Batch] = lambda batch: batch
-    asides: Callable[[TrainStep, Batch, Asides], contextlib.AbstractContextManager[object]] = (
-        lambda step, batch, asides: contextlib.nullcontext()
-    )
+    asides: Callable[[Any, Batch, Asides], AbstractContextManager[object]] = lambda model, batch, asides: nullcontext()
     beside: Callable[[Measured], Mapping[str, Beside]] = lambda measured: {}
     conclusions: Callable[[Measured], Iterable[str]] = lambda measured: ()
     runs: tuple[ReportedRun, ...] = ()
@@ -118,3 +117,43 @@ class Incident:
     @property
     def name(self) -> str:
         return self.package.rpartition(".")[2]
+
+
+def load_config(incident: Incident, file: Path | str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a run from a file, with keys overridden by ``section.key=value``.
+
+    ``file`` is a path, or the name of a config that comes with the incident, with or without ``.yaml``.
+    """
+    path = find_config(incident, Path(file))
+    return incident.resolved(RunConfig(**read_sections(path, sections(incident), overrides), name=path.stem))
+
+
+def find_config(incident: Incident, path: Path) -> Path:
+    """``path`` if it exists; otherwise the incident's own config of that name."""
+    if path.exists():
+        return path
+    own = own_configs(incident)
+    name = str(path if path.suffix else path.with_suffix(".yaml"))
+    if name not in own:
+        raise UsageError(
+            f"no config file {name}, and {incident.name} brings none of that name{did_you_mean(name, own)}"
+        )
+    return own[name]
+
+
+def own_configs(incident: Incident) -> dict[str, Path]:
+    """The configs that come with the incident, by file name."""
+    folder = Path(str(importlib.resources.files(incident.package) / "configs"))
+    return {file.name: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def sections(incident: Incident) -> dict[str, type[Any]]:
+    """The dataclass of each section, by the section's name, in the order of a file."""
+    return {
+        "model": incident.model_schema,
+        "data": incident.data_schema,
+        "training": TrainingConfig,
+        "optimizer": OptimizerConfig,
+        "checkpoint": CheckpointConfig,
+        "optimization": incident.optimization_schema,
+    }

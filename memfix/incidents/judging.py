@@ -1,8 +1,8 @@
 """Judges claims: a function decorated with ``@check("LOG-12")`` computes whether the claim holds, and what is true.
 
 An incident keeps these functions in ``checks.py``, or in the files of a package ``checks/``. They measure with the
-shared ``Evidence`` (``evidence.py``), or with a subclass called ``Evidence``. A claim with a formula or a reason needs
-no function. Imports no torch.
+shared ``Evidence`` (``evidence.py``), or with the incident's own subclass, also called ``Evidence``. A claim with a
+formula or a reason needs no function. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METER, ARITHMETIC, ON_CPU, ON_H200 = "simulated meter", "arithmetic", "run on th
 
 
 class NotMeasured(MemfixError):
-    """A figure needs a tool that is not here, such as a GPU. Its claim is not testable here, and has not drifted."""
+    """A check needs a tool that is not here, such as a GPU: its claim is not testable here, and has not drifted."""
 
 
 # ---------------------------------------------------------------- what a check returns
@@ -45,8 +45,8 @@ class NotMeasured(MemfixError):
 class CheckResult:
     """The result of a check, and ``how`` it was computed.
 
-    ``holds`` says whether the claim holds. It is None for a claim that is a figure, which holds if one of ``numbers``
-    equals it. ``figures`` are named as in the claim's correction.
+    ``holds`` says whether the claim holds. It is None if the claim is a figure; such a claim holds if one of
+    ``numbers`` equals its figure. ``figures`` are named as in the claim's correction.
     """
 
     holds: bool | None
@@ -60,17 +60,20 @@ class CheckResult:
 
 
 def result(holds: bool, how: str, **figures: int | str) -> CheckResult:
-    """The claim holds if ``holds`` is true."""
+    """The result for a claim that holds if ``holds`` is true."""
     return CheckResult(holds, how, figures)
 
 
 def compared(how: str, *numbers: float, **figures: int | str) -> CheckResult:
-    """The claim holds if one of ``numbers`` prints as the claimed figure. Bytes for ``GB``, a ratio for ``x``."""
+    """The result for a claim that holds if one of ``numbers`` prints as the claimed figure.
+
+    ``numbers`` are bytes for a figure in ``GB``, and ratios for one in ``x``.
+    """
     return CheckResult(None, how, figures, numbers)
 
 
 def as_expected(claim: Claim, how: str, **figures: int | str) -> CheckResult:
-    """The claim holds if the figures equal the recorded ones. This is for claims about behaviour."""
+    """The result for a claim about behaviour, which holds if the figures equal the recorded ones."""
     return CheckResult(all(figures.get(name) == value for name, value in claim.expected.items()), how, figures)
 
 
@@ -90,9 +93,9 @@ _ARGUMENTS_BY_CLAIM = "arguments_by_claim"
 
 
 def check(*claim_ids: str, **arguments: Any) -> Callable[[Function], Function]:
-    """Names the claims that a function checks, and the keyword arguments that it is given for them.
+    """Name the claims that a function checks, and the keyword arguments to call it with for these claims.
 
-    The function takes the incident's evidence; where it has a parameter ``claim``, also the claim. Decorators stack::
+    The function gets the incident's evidence, and the claim if it has a parameter ``claim``. Decorators stack::
 
         @check("LOG-52", number=1, tokens=4096)
         @check("LOG-53", number=2, tokens=40_000)
@@ -114,7 +117,7 @@ def check(*claim_ids: str, **arguments: Any) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class ClaimCheck:
-    """The function that checks a claim, with the arguments for that claim."""
+    """The function that checks a claim, with its keyword arguments for that claim."""
 
     function: Callable[..., CheckResult]
     arguments: Mapping[str, Any]
@@ -133,7 +136,7 @@ class IncidentChecks:
 
 
 def load_checks(incident: str) -> IncidentChecks:
-    """The checks of the incident. A claim without a check and a check without a claim are errors."""
+    """Load the checks of the incident. A claim without a check and a check without a claim are errors."""
     claims, file, name = load_claims(incident), claims_file(incident), f"{__package__}.{incident}.checks"
     if importlib.util.find_spec(name) is None:
         raise ClaimsError(f"{file}: there is no checks.py beside it; write one, or a package checks/")
@@ -188,7 +191,7 @@ def _place(function: Callable[..., object]) -> str:
 # ---------------------------------------------------------------- the verdict
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim with the verdict computed now. ``failed`` is the error of a check that did not finish."""
+    """A claim with the verdict computed now. ``failed`` is the error message of a check that raised."""
 
     claim: Claim
     check: str
@@ -212,7 +215,7 @@ class JudgedClaim:
 def judge_claims(
     claims: Iterable[Claim], checks: IncidentChecks, *, say: Callable[[str], object] = lambda doing: None
 ) -> Iterator[JudgedClaim]:
-    """Judge each claim. ``say`` is called with progress messages. Checks share their measurements."""
+    """Judge each claim, with one evidence for all checks. ``say`` is called with progress messages."""
     evidence = checks.evidence(say=say)
     for claim in claims:
         say(f"{claim.id}: {claim.statement}")
@@ -220,7 +223,7 @@ def judge_claims(
 
 
 def judge_claim(claim: Claim, check: ClaimCheck | None, evidence: Any) -> JudgedClaim:
-    """Judge one claim by its ``check``, or else by its formula or its reason."""
+    """Judge one claim by its ``check``, or without one by its formula or its reason."""
     name = check.function.__name__ if check else ""
     try:
         found = check(evidence, claim) if check else _without_check(claim, evidence.dims)

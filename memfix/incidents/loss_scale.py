@@ -11,9 +11,10 @@ GROWS_AFTER = 2000  # steps in a row without an overflow
 
 @dataclass
 class LossScale:
-    """Halves at each overflow and doubles after ``GROWS_AFTER`` steps without one, as ``torch.amp.GradScaler`` does.
+    """A loss scale that halves at each overflow and doubles after ``GROWS_AFTER`` steps without one, as in
+    ``torch.amp.GradScaler``.
 
-    The gradients' norm tells of an overflow. A step computes it anyway, and in a sharded model it covers all shards.
+    An overflow shows in the gradients' norm, which a step computes anyway and which covers all shards of the model.
     """
 
     scale: float = 65_536.0

@@ -1,11 +1,9 @@
-"""The train step of a run for a meter: on one batch, either repeated as in a run or divided into stages."""
+"""Measures the train step of a run on one batch: a later step as a whole, or the first step divided into stages."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,92 +12,27 @@ from torch.utils import _pytree
 from ..errors import MeasurementError, MeterUnavailable, UsageError, out_of_memory
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
-from ..meters.garbage import free_last_gradients
 from ..meters.one_rank import one_rank_of
 from ..meters.simulated.gpus import get_gpu
 from ..meters.simulated.tracking import state_range
-from ..meters.stages import Stage, listening, stage
-from ..meters.timeline import Allocation
+from ..meters.stages import listening, stage
 from .config import RunConfig
 from .distributed import World
 from .examples import Examples
-from .incident import Batch, Incident, Say, silent
-from .profile import ITSELF, LATER_STEP, PARAMETERS, Kinds
+from .incident import Batch, Incident
+from .profile import ITSELF, LATER_STEP, PARAMETERS
+from .staged_reading import Asides
 from .stand_in import StandIns
 from .step import TrainStep, map_tensors, on_device
 
 SIMULATED = "simulated"
 
 
-class Asides:
-    """Stages that do not belong to the step: things that are tried during it and then dropped."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.failures: dict[str, str] = {}
-        """The out-of-memory message of each stage that failed."""
-        self._trying = ""
-
-    def enter(self, name: str) -> None:
-        """Begin a stage that does not belong to the step."""
-        self.names.add(name)
-        self._trying = name
-        stage(name)
-
-    def gradients(self, name: str, loss: torch.Tensor, of: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The gradients of what is tried, in a stage of its own."""
-        self.enter(name)
-        found = torch.autograd.grad(loss, of)
-        free_last_gradients(loss.device)
-        return found
-
-    def attempt(self, name: str, make: Callable[[], object]) -> None:
-        """Run ``make`` in a stage of its own, and keep its result until the stage ends."""
-        self.enter(name)
-        try:
-            kept = make()  # noqa: F841
-        except torch.OutOfMemoryError as error:
-            self.failures[self._trying] = out_of_memory(error)
-        stage(None)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The reading of a train step by stages, with the run and the meter."""
-
-    config: RunConfig
-    world_size: int
-    reading: Reading
-    parameter_bytes: int
-    capacity_bytes: int
-    stand_ins: StandIns | None
-    asides: Asides
-    meter: Meter
-    say: Say = field(default=silent, repr=False)
-
-    @property
-    def stages(self) -> dict[str, Stage]:
-        return {one.name: one for one in self.reading.stages}
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest peak of the step's own stages."""
-        return max(one.peak_bytes for one in self.reading.stages if one.name not in self.asides.names)
-
-    def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
-        """For each stage, the bytes at its peak by kind, and the lines behind bytes of no known kind."""
-        timeline = self.reading.timeline
-        if timeline is None:
-            return [({}, ()) for _ in self.reading.stages]
-        kinds, live = Kinds(timeline, self.parameter_bytes), timeline.live_bytes
-        peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.stage_spans())
-        return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
-
-
 class MeasurableStep:
     """A train step on the run's first batch. A meter builds :meth:`repeated` or :meth:`staged`.
 
-    With ``simulated`` tensors have no values: only the batch's shapes are used, and a part of it for the warm-up.
+    With ``simulated``, tensors have no values: only the shapes and the integer ranges of the batch are used, and the
+    warm-up runs on a part of it.
     """
 
     def __init__(
@@ -113,11 +46,11 @@ class MeasurableStep:
     ) -> None:
         self._incident, self._config, self._world_size = incident, config, world_size
         self._stand_ins, self._simulated = stand_ins, simulated
-        # before a simulation begins, because inside it tensors have no values
+        # loaded before a simulation begins, because tensors have no values inside it
         self._batch = incident.data(config)(Examples(range(config.batch_size), config.data.seed))
         self._ranges = {id(leaf): _range(leaf) for leaf in _pytree.tree_leaves(self._batch)}
         accumulated = config.training.gradient_accumulation_steps
-        # forwards after the second find the same memory as the second
+        # later forwards start with the same memory in use as the second
         self._num_forwards = min(2, accumulated)
         self._num_targets = incident.num_targets(self._batch) * accumulated * world_size
         self.asides = Asides()
@@ -125,7 +58,7 @@ class MeasurableStep:
         """Set when the step is built."""
 
     def repeated(self, device: str) -> Step:
-        """A later step of a run, when the optimizer's states already exist."""
+        """Build a later step of a run: the warm-up makes the optimizer's states."""
         step, batch = self._built(device)
         warm_ups = [self._warm_up(batch)]
 
@@ -135,20 +68,20 @@ class MeasurableStep:
         return run
 
     def staged(self, device: str) -> Step:
-        """The first step of a run by stages, followed by a second step, when the optimizer's states exist."""
+        """Build the first step of a run by stages, and a second step, which finds the optimizer's states in place."""
         step, batch = self._built(device)
         warm_ups, batches = [self._warm_up(batch)], [batch] * self._num_forwards
 
         def run() -> None:
             if warm_ups:
-                # without the optimizer, because the first step is measured
+                # no optimizer step: its states must not exist before the first measured step
                 step.accumulate([warm_ups.pop()], self._num_targets)
                 step.forget_gradients()
                 return
             stage(PARAMETERS)
-            # asides need a model that is not sharded
+            # asides need an unsharded model
             is_whole = self._world_size == 1
-            with self._incident.asides(step, batch, self.asides) if is_whole else contextlib.nullcontext():
+            with self._incident.asides(step.model, batch, self.asides) if is_whole else contextlib.nullcontext():
                 self._take(step, batches)
             stage(LATER_STEP)
             with listening(None):
@@ -218,7 +151,7 @@ def repeated_reading(
         run = step.repeated(device)
 
         def silenced() -> None:
-            with listening(None):  # to list the stages of hundreds of layers would take as long as the step
+            with listening(None):  # recording the stages of hundreds of layers would take as long as the step
                 run()
 
         return silenced
@@ -229,7 +162,7 @@ def repeated_reading(
 
 
 def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: StandIns | None = None) -> Reading:
-    """The reading of a step on one rank of ``world_size``. With stand-ins it is an estimate."""
+    """The reading of a step on one rank of ``world_size``: an estimate if the stand-ins have notes."""
     notes = stand_ins.notes if stand_ins else ()
     try:
         with one_rank_of(world_size) if world_size > 1 else contextlib.nullcontext():

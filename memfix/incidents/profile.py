@@ -19,14 +19,14 @@ from ..units import format_bytes, format_room, format_times
 PARAMETERS, INPUTS = "parameters", "batch and tables"
 GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
 
-# the stages of every train step after its first forward; LATER_FORWARDS only with gradient accumulation
+# stages that every train step has after its first forward; LATER_FORWARDS only with gradient accumulation
 BACKWARD, LATER_FORWARDS, OPTIMIZER = "backward", "later forwards", "optimizer step"
 LATER_STEP = "every later step"
 
-# begins the error of a step that could not be measured
+# prefix of the error message of a step that could not be measured
 ITSELF = "the step itself: "
 
-# columns of words in the table of runs
+# the columns of the table of runs that hold words, not numbers
 WORDS = CONFIGURATION, REPORT, CLAIM = "configuration", "report", "claim"
 
 
@@ -45,8 +45,8 @@ class Beside:
 class Row:
     """A stage of the step in a profile.
 
-    ``aside`` marks a stage that does not belong to the step: it was tried on the way and dropped. ``failed`` says why
-    it did not finish.
+    ``aside`` marks a stage that does not belong to the step: a computation that was tried and dropped. ``failed`` says
+    why the stage did not finish.
     """
 
     stage: Stage
@@ -54,12 +54,12 @@ class Row:
     beside: Beside | None = None
     failed: str | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
-    """The bytes at its peak by kind; empty for a meter that does not see buffers."""
+    """The bytes alive at the stage's peak, by kind; empty if the meter does not see single buffers."""
     rest: tuple[Allocation, ...] = field(default=(), repr=False)
-    """Allocations at its peak that are neither the model's nor the optimizer's, by line, largest first."""
+    """The allocations alive at the peak that are of kind ``REST``, one row per source line, largest first."""
 
     def holders(self, rows: int) -> Iterator[str]:
-        """Lines about what holds the memory at the peak: the model, then the source lines behind the rest."""
+        """Lines that say what holds the memory at the peak: each kind, then the source lines behind ``REST``."""
         for kind, size in self.kinds.items():
             if kind != REST and size:
                 yield f"{format_bytes(size):>12}  {kind}"
@@ -86,22 +86,23 @@ class ReportedRun:
     """As the report prints it: ``~79 GB, fails``."""
     claim: str
     line_along: str | None = None
-    """A key with which the bytes grow in a line: a simulation measures 2 and 3 of it, which takes less time."""
+    """A config key in which the peak is linear. To save time, a simulation measures the values 2 and 3 of the key and
+    extrapolates."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The peak of a later step of a reported run, including everything that existed before; None where it failed."""
+    """The peak of a later step of a reported run, including what existed before the step; None if the run failed."""
 
     run: ReportedRun
     peak_bytes: int | None
     failed: str | None = None
     times_s: tuple[float, ...] = ()
-    """The seconds of a step in each sample, on a GPU; none of a step that is measured by its first forwards alone."""
+    """The seconds of a step on a GPU, one per sample; empty if only the first forwards of the step are measured."""
     parameters: int | None = None
-    """How many the model has, if the incident counts them."""
+    """The number of the model's parameters, if the incident counts them."""
     kept: MeasuredRun | None = None
-    """The same on the H200, if a result is kept in the repository."""
+    """The result of this run on an H200, if the repository keeps one."""
 
     @property
     def peak(self) -> str:
@@ -126,7 +127,7 @@ class MeasuredRun:
 
 
 def kept_runs(runs: Iterable[ReportedRun], path: Path) -> dict[str, MeasuredRun]:
-    """What a file of ``memfix profile --json`` says of runs, by name; nothing if there is no file."""
+    """The results of ``runs`` in a file of ``memfix profile --json``, by the run's name; empty if there is no file."""
     kept = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
     data = {one["name"]: one for one in kept}
     return {
@@ -139,7 +140,7 @@ def kept_runs(runs: Iterable[ReportedRun], path: Path) -> dict[str, MeasuredRun]
 
 
 def run_columns(runs: Sequence[MeasuredRun], meter: str, capacity_bytes: int) -> dict[str, list[str]]:
-    """The table of runs by column, for the terminal and for the manual; a column without an entry is left out."""
+    """The columns of the table of runs, by heading, for the terminal and the manual. Empty columns are left out."""
     fits = [run.peak_bytes is not None and run.peak_bytes <= capacity_bytes for run in runs]
     unknown = "not measured" if any(run.kept for run in runs) else ""
     columns = {
@@ -201,8 +202,9 @@ class Profile:
 class Kinds:
     """Classifies the buffers of a train step by when they were made and freed.
 
-    Buffers that live into the optimizer's phase are gradients; buffers that the optimizer makes and leaves are states.
-    Of the bytes that existed before the step, ``parameter_bytes`` are parameters and the rest are inputs.
+    A buffer that is made before an optimizer step and is alive when the step begins is a gradient. A buffer that the
+    optimizer makes and that outlives the optimizer's step is a state. Of the bytes that existed before the train step,
+    ``parameter_bytes`` are parameters and the others are inputs.
     """
 
     def __init__(self, timeline: Timeline, parameter_bytes: int) -> None:
@@ -219,7 +221,7 @@ class Kinds:
         return sums
 
     def rest_at(self, event: int) -> tuple[Allocation, ...]:
-        """Other allocations alive at ``event`` than parameters, inputs, gradients and states: a row for each line."""
+        """The allocations of kind ``REST`` that are alive at ``event``, one row per source line."""
         return self._timeline.rows_at(event, lambda buffer: self._kind(buffer) == REST)
 
     def _kind(self, buffer: Buffer) -> str:

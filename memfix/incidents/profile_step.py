@@ -10,19 +10,11 @@ from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
 from ..meters.base import Meter, Reading
 from ..meters.stages import listening
-from .config import RunConfig, load_config
-from .incident import Incident, Say, silent
-from .measured_step import (
-    SIMULATED,
-    Asides,
-    MeasurableStep,
-    Measured,
-    gpu_bytes,
-    read_step,
-    repeated_reading,
-    stage_meter,
-)
+from .config import RunConfig
+from .incident import Incident, Say, load_config, silent
+from .measured_step import SIMULATED, MeasurableStep, gpu_bytes, read_step, repeated_reading, stage_meter
 from .profile import MeasuredRun, Profile, ReportedRun, Row, kept_runs
+from .staged_reading import Asides, Measured
 
 # results of a GPU, which are in the repository but not in the installed package
 H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
@@ -38,7 +30,7 @@ def profile(
     capacity: int | str | None = None,
     say: Say = silent,
 ) -> Profile:
-    """Measure the first train step of a run, and the peak of those that follow it.
+    """Measure the first train step of a run by stages, and the peak of the steps after it.
 
     ``world_size`` ranks share the model; one of them is simulated. ``capacity`` is the memory that the step should fit.
     """
@@ -74,7 +66,7 @@ def profile(
 
 
 def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
-    """The report's table of configurations, by the same meter, beside what an H200 counted."""
+    """Measure the report's table of configurations by the same meter, each run beside the result kept from an H200."""
     kept = kept_runs(incident.runs, H200_RESULTS / f"profile_{incident.name}.json")
     count = incident.num_parameters
     for run in incident.runs:
@@ -91,7 +83,7 @@ def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
 
 
 def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:
-    """The seconds of a later step on the GPU; none if its gradients are of more forwards than are measured."""
+    """The seconds of a later step on the GPU, one per sample; empty if the step has more forwards than are measured."""
     config = load_config(incident, run.file, run.overrides)
     if config.training.gradient_accumulation_steps > 2:
         return ()
@@ -126,7 +118,7 @@ def later_step_bytes(
 
 
 def _with_asides(reading: Reading, asides: Asides) -> Reading:
-    """The reading whose timeline knows which stages do not belong to the step."""
+    """The reading, with the names of the stages that do not belong to the step in its timeline."""
     timeline = reading.timeline
     return reading if timeline is None else replace(reading, timeline=replace(timeline, asides=frozenset(asides.names)))
 

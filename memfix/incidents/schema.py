@@ -96,7 +96,7 @@ class _Entry:
 
     where: str
     text: str = ""
-    plain: bool = True  # without quotes, so that null is null
+    plain: bool = True  # not quoted; only an unquoted null means None
     keys: dict[str, _Entry] | None = None
 
 
@@ -130,7 +130,7 @@ def _entry(node: yaml.Node, path: Path, key_path: str) -> _Entry:
     if isinstance(node, yaml.SequenceNode):
         raise UsageError(f"{where}: {key_path or 'a config'} must not be a list")
     keys: dict[str, _Entry] = {}
-    # deeper keys are refused anyway, and visiting them may not end, because a YAML node can contain itself
+    # deeper keys are refused anyway, and visiting them might never end, because a YAML node can contain itself
     if "." in key_path:
         return _Entry(where, keys=keys)
     lines: dict[str, int] = {}

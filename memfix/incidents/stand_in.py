@@ -1,7 +1,7 @@
-"""Stand-ins: functions that take the memory of another function, measured once, without doing its work.
+"""Stand-ins: functions that allocate as much memory as another function does, measured once, and compute nothing.
 
 A sparse attention of 131,072 tokens runs tens of thousands of operators, and 36 layers with checkpointing make over a
-hundred identical calls. Simulating each of them would take an hour and give the same bytes each time.
+hundred identical calls. Simulating every call would take an hour and give the same bytes each time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TensorFunction = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory of a function above what is live when it, or its backward, is called."""
+    """The memory that a function takes above what is live when the function, or its backward, is called."""
 
     forward_peak_bytes: int
     held_bytes: int
-    """The bytes of its output and of what it keeps for backward, without its inputs."""
+    """The bytes of the output and of what the function keeps for backward, without its inputs."""
     backward_peak_bytes: int
     notes: tuple[str, ...] = ()
     """Reasons why the figures are estimates, if any."""
@@ -40,9 +40,9 @@ def measure_footprint(
     *,
     keeps_tables: bool,
 ) -> Footprint:
-    """The footprint of ``function`` for tensors of these shapes, all of which need a gradient.
+    """Measure the footprint of ``function`` for tensors of these shapes, all of which require a gradient.
 
-    With ``keeps_tables`` the first call fills caches that later calls use, so a later call is measured.
+    ``keeps_tables`` says that the first call fills caches for later calls; then a later call is measured.
     """
 
     def build(device: str) -> Step:
@@ -73,7 +73,7 @@ def measure_footprint(
 def kept_inputs(
     meter: Meter, function: TensorFunction, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]
 ) -> tuple[bool, ...]:
-    """For each argument, whether ``function`` keeps it for backward: autograd saves the argument or a view of it."""
+    """For each argument, whether ``function`` keeps it for backward: whether autograd saves it or a view of it."""
     found: list[bool] = []
 
     def build(device: str) -> Step:
@@ -98,7 +98,7 @@ def kept_inputs(
 
 @dataclass(frozen=True)
 class StandIn:
-    """Replaces a function and takes its ``footprint``. The result has the shape of the first argument.
+    """A replacement for a function, with the same ``footprint``. Its result has the shape of the first argument.
 
     ``keeps_inputs`` says which arguments the function keeps for backward: all, none, or a flag for each.
     """
@@ -119,13 +119,13 @@ class StandIn:
 
 @dataclass(frozen=True)
 class StandIns:
-    """The stand-ins for functions of a model. ``put_into(model)`` installs them."""
+    """The stand-ins for functions of a model, which ``put_into(model)`` installs."""
 
     put_into: Callable[[torch.nn.Module], None]
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     """The footprint of each function, by name."""
     notes: tuple[str, ...] = ()
-    """Reasons why a step with them is an estimate, if any."""
+    """Reasons why a reading with these stand-ins is an estimate, if any."""
 
 
 class _TakeMemory(torch.autograd.Function):
@@ -146,7 +146,7 @@ class _TakeMemory(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         held, *kept = ctx.saved_tensors  # noqa: RUF059 - kept until the end
         inside_bytes = held.nbytes + ctx.backward_peak_bytes
-        # freed before the gradients are made, as the function frees what it holds during its backward
+        # freed before the gradients are made, because the function too frees during backward what it holds
         del held
         ctx.maybe_clear_saved_tensors()
         inside = upstream.new_empty(inside_bytes, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """The one train step of all incidents: ``memfix train`` runs it, ``profile`` measures it and ``fit`` sizes it.
 
 One step accumulates the gradients of several forwards. Its loss is the mean over all targets of all processes: every
-forward gives a sum, and all sums are divided by the total count. A mean of the forwards' means would give more weight
-to targets of forwards that have few.
+forward gives a sum, and all sums are divided by the total count. A mean of per-forward means would give a target more
+weight the fewer targets its forward has.
 
 ``training.precision`` is one of:
 
@@ -17,8 +17,8 @@ precision                 parameters          forward and backward       gradien
 ========================  ==================  =========================  =================================
 
 With ``bfloat16`` and ``float16`` all activations are in that dtype, and so are frozen parameters, which need no float32
-copy. With ``float16`` the loss is scaled, and a step whose gradients overflow is skipped. Autocast leaves the output of
-an embedding in float32, and so the input that each layer keeps.
+copy. With ``float16`` the loss is scaled, and a step whose gradients overflow is skipped. With ``autocast`` the output
+of an embedding stays in float32, and so does the input that each layer keeps for backward.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Precision:
 
     @property
     def copies_parameters(self) -> bool:
-        """Whether a forward runs with copies of the parameters that train."""
+        """Whether a forward casts the trained parameters to copies in the compute dtype."""
         return self.parameters != self.compute and not self.autocast
 
     @property
@@ -111,7 +111,7 @@ class TrainStep:
     ) -> None:
         """Run one step. ``accept`` gets the sum of losses and the gradients' norm before any parameter changes.
 
-        Where it returns False, no parameter changes and the loss scale falls.
+        If it returns False, no parameter changes and the loss scale falls.
         """
         loss_sum = self.accumulate(batches, num_targets)
         stage(OPTIMIZER)
@@ -129,7 +129,7 @@ class TrainStep:
     def accumulate(self, batches: Iterable[Batch], num_targets: float) -> torch.Tensor:
         """Run forward and backward of each batch. Returns the sum of losses.
 
-        Gradients are of ``sum / num_targets``, times the loss scale where there is one.
+        The gradients are those of ``sum / num_targets``, times the loss scale if there is one.
         """
         loss_sum: torch.Tensor | None = None
         divisor = num_targets if self.loss_scale is None else num_targets / self.loss_scale.scale
@@ -188,7 +188,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The batch with ``change`` applied to every tensor. A tensor that occurs twice is changed once, and stays one."""
+    """The batch with ``change`` applied to every tensor, once to a tensor that occurs twice."""
     changed: dict[int, torch.Tensor] = {}
 
     def of(leaf: Any) -> Any:
@@ -219,7 +219,7 @@ def set_options(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> No
 
 
 def clipped(model: torch.nn.Module, clip_norm: float | None) -> torch.Tensor:
-    """Clip the gradients to ``clip_norm`` and return their norm before."""
+    """Clip the gradients to ``clip_norm`` and return their norm before clipping."""
     norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip_norm is None else clip_norm)
-    # in a sharded model each process has the norm of its shard
+    # in a sharded model the norm is a DTensor, of which each process has only its part
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

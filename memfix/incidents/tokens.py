@@ -22,7 +22,7 @@ TokenBatch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class TokenData(DataConfig):
-    """The ``data`` section. A sequence is ``context_length`` inputs, each with the token after it as its target."""
+    """The ``data`` section. A sequence is ``context_length`` inputs; the target of each is the token after it."""
 
     context_length: int = setting(low=1, about="tokens of a sequence")
     source: str = setting(
@@ -57,7 +57,7 @@ def token_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples
 
 
 def labelled_batches(config: TokenData, vocabulary_size: int) -> Callable[[Examples], TokenBatch]:
-    """Like :func:`token_batches`, but with ids and labels of whole sequences, ``[B, T + 1]`` each.
+    """Like :func:`token_batches`, but the function makes ids and labels of whole sequences, ``[B, T + 1]`` each.
 
     If no target is ignored, both are the same tensor, which halves the input of a model that makes its own targets.
     """
@@ -83,9 +83,10 @@ def num_token_targets(batch: TokenBatch) -> int:
 
 
 def open_tokens(config: TokenData, vocabulary_size: int) -> Callable[[int], torch.Tensor]:
-    """The sequences that ``config`` describes, by number: ``context_length + 1`` ids below ``vocabulary_size``, int64.
+    """Open the tokens that ``config`` describes. Returns a function from the number of a sequence to its int64 ids.
 
-    A file is cut into sequences, which are read in a new order in each epoch.
+    A sequence is ``context_length + 1`` ids below ``vocabulary_size``. A file is cut into sequences, which are read in
+    a new order in each epoch.
     """
     if config.path is not None:
         tokens = TokenFile(config.path, vocabulary_size, dtype=config.dtype)
@@ -97,7 +98,7 @@ def open_tokens(config: TokenData, vocabulary_size: int) -> Callable[[int], torc
 
 
 def _markov_chain(config: TokenData) -> Callable[[int], torch.Tensor]:
-    """A stream in which one of ``branching`` equally likely tokens follows each token: the lowest loss is its log."""
+    """A stream in which one of ``branching`` equally likely tokens follows each token: no loss is below its log."""
     chain = seeded("chain", config.seed)
     followers = [torch.randperm(config.states, generator=chain)[: config.branching] for _ in range(config.states)]
     following = [tokens.tolist() for tokens in followers]

@@ -32,12 +32,12 @@ class StepReport:
     num_targets: int
     learning_rate: float
     gradient_norm: float  # before clipping
-    loss_scale: float | None  # that the step ran with; None where the loss is not scaled
-    skipped: bool  # because its gradients overflowed: no parameter changed
+    loss_scale: float | None  # during the step; None if the loss is not scaled
+    skipped: bool  # no parameter changed, because the gradients overflowed
     elapsed_s: float
     examples_per_s: float  # of all processes together
-    tokens_per_s: float | None  # the same in tokens, where the data are tokens
-    peak_bytes: int  # of the process that took most
+    tokens_per_s: float | None  # of all processes together; None if the data are not tokens
+    peak_bytes: int  # of the process with the highest peak
     peak_meter: str
 
 
@@ -51,8 +51,8 @@ def train(
 ) -> Iterator[StepReport]:
     """Train for ``training.steps`` or ``training.epochs`` and yield a report after each step.
 
-    Every process of ``world`` must call. ``resume`` is a checkpoint to resume from, with any number of processes;
-    ``say`` is told what changed since.
+    Every process of ``world`` must call this. ``resume`` is a checkpoint to resume from, with any number of processes;
+    ``say`` is called with each key of the config that changed since.
     """
     path = config.checkpoint.path
     if path is not None and Path(path).is_dir():
@@ -106,7 +106,7 @@ class Run:
         self.examples += num_examples
         self.num_targets += int(num_targets)
         own_peak, peak_meter = _peak(self.world.device)
-        peak_bytes = self.world.largest(own_peak)  # also waits for the device, whose time belongs to the step
+        peak_bytes = self.world.largest(own_peak)  # also waits for the GPU, so that its work is in elapsed_s
         elapsed_s = time.perf_counter() - started
         length = self.config.context_length
         return StepReport(
@@ -134,7 +134,7 @@ class Run:
         return is_finite
 
     def save(self, path: Path) -> None:
-        """Write the run to a file. Every process must call."""
+        """Write the run to a file. Every process must call this."""
         model, optimizer = checkpoint_file.whole_state(self.model, self.optimizer)
         random = checkpoint_file.random_states(self.world)
         if self.world.is_first:
@@ -158,7 +158,7 @@ class Run:
         checkpoint = checkpoint_file.read_checkpoint(path, map_only=self.world.size > 1)
         changed = self._require_ours(path, checkpoint)
         checkpoint_file.put_state(self.model, self.optimizer, checkpoint)
-        # the loaded state brought the file's own settings
+        # loading the optimizer's state has set the options that the file was saved with
         set_options(self.optimizer, self.config.optimizer)
         checkpoint_file.put_random_state(self.world, checkpoint)
         if self.train_step.loss_scale is not None:
@@ -223,7 +223,7 @@ def _reset_peak(device: torch.device) -> None:
 
 
 def _peak(device: torch.device) -> tuple[int, str]:
-    """The peak and the name of its meter: of the step on a GPU, of the whole process so far on a CPU."""
+    """The peak, of the step on a GPU or of the whole process so far on a CPU, and the name of its meter."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), "cuda"
     return process_peak_bytes(), "host RSS"

@@ -15,7 +15,7 @@ from command_line import Ended
 import memfix as package
 from memfix.cli.train import _progress
 from memfix.incidents import get_incident
-from memfix.incidents.config import load_config
+from memfix.incidents.incident import load_config
 from memfix.incidents.training import StepReport
 
 INCIDENT = "long_context_loss"

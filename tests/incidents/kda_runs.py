@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
+from memfix.incidents.incident import load_config
 from memfix.incidents.kda_transitions.incident import incident
 
 SHRUNKEN = (

@@ -11,7 +11,8 @@ import pytest
 from toy import run_config, toy
 
 from memfix.errors import UsageError
-from memfix.incidents.config import DataConfig, RunConfig, load_config, sections
+from memfix.incidents.config import DataConfig, RunConfig
+from memfix.incidents.incident import load_config, sections
 from memfix.incidents.schema import described, differences, setting
 
 

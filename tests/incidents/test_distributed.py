@@ -13,8 +13,8 @@ from toy import ALONE
 import memfix
 from memfix.errors import UsageError
 from memfix.incidents import get_incident
-from memfix.incidents.config import load_config
 from memfix.incidents.distributed import VARIABLES, joined
+from memfix.incidents.incident import load_config
 from memfix.incidents.training import train
 
 INCIDENT = "long_context_loss"

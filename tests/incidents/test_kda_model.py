@@ -11,7 +11,7 @@ import pytest
 import torch
 from kda_runs import SHRUNKEN, shrunken
 
-from memfix.incidents.config import find_config, load_config
+from memfix.incidents.incident import find_config, load_config
 from memfix.incidents.kda_transitions import block as blocks
 from memfix.incidents.kda_transitions.block import SCAN_FORMS, KDABlock
 from memfix.incidents.kda_transitions.chunk_size import validated_chunk_size

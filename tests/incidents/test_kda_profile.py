@@ -7,9 +7,9 @@ import torch
 from kda_runs import SHRUNKEN
 
 from memfix.errors import UsageError
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
 from memfix.incidents.fit_step import fit_step, growth_of
-from memfix.incidents.incident import silent
+from memfix.incidents.incident import load_config, silent
 from memfix.incidents.kda_transitions import incident as declared
 from memfix.incidents.kda_transitions.incident import grown, incident, is_of_the_report
 from memfix.incidents.measured_step import MeasurableStep

@@ -10,7 +10,7 @@ from kda_runs import shrunken
 from toy import ALONE
 
 from memfix.errors import UsageError
-from memfix.incidents.config import load_config
+from memfix.incidents.incident import load_config
 from memfix.incidents.kda_transitions.incident import incident
 from memfix.incidents.training import Run, train
 

@@ -13,8 +13,9 @@ from toy import ALONE
 
 from memfix.errors import MeasurementError, UsageError
 from memfix.incidents import profile_step
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
 from memfix.incidents.fit_step import fit_step, growth_of
+from memfix.incidents.incident import load_config
 from memfix.incidents.npt_weight_delta.incident import RUNS, incident
 from memfix.incidents.npt_weight_delta.int8_linear import Int8Linear
 from memfix.incidents.npt_weight_delta.model import SIZES, Decoder

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from memfix.errors import MeasurementError, UsageError
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
 from memfix.incidents.decoder_parts import FeedForward
-from memfix.incidents.incident import silent
+from memfix.incidents.incident import load_config, silent
 from memfix.incidents.long_context_loss import incident as declared
 from memfix.incidents.long_context_loss.incident import (
     LOGITS,
@@ -318,7 +318,7 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
         assert step.parameter_bytes == 7_843_837_440
 
         def forward() -> object:
-            with incident.asides(step, batch, measurable.asides):
+            with incident.asides(step.model, batch, measurable.asides):
                 return incident.loss(step.model, batch)
 
         return forward

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from toy import ALONE
 
 from memfix.errors import UsageError
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
 from memfix.incidents.examples import Examples
+from memfix.incidents.incident import load_config
 from memfix.incidents.profile import LATER_STEP, PARAMETERS
 from memfix.incidents.profile_step import profile
 from memfix.incidents.pythia_vocabulary import create_pythia_70m

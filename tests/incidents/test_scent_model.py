@@ -13,9 +13,10 @@ from toy import ALONE
 
 from memfix.errors import UsageError
 from memfix.incidents import profile_step
-from memfix.incidents.config import RunConfig, load_config
+from memfix.incidents.config import RunConfig
 from memfix.incidents.examples import Examples
 from memfix.incidents.fit_step import fit_step, growth_of
+from memfix.incidents.incident import load_config
 from memfix.incidents.scent_decoder.images import image_batches, pixel_centres, psnr
 from memfix.incidents.scent_decoder.incident import RUNS, incident, num_parameters
 from memfix.incidents.scent_decoder.layers import Attention, FeedForward, FourierFeatures, PreNorm

@@ -12,8 +12,9 @@ from toy import ALONE, ToyConfig, run_config, toy
 
 from memfix.errors import MeasurementError, UsageError
 from memfix.incidents import checkpoint_file, get_incident, loss_scale
-from memfix.incidents.config import OptimizerConfig, RunConfig, load_config
+from memfix.incidents.config import OptimizerConfig, RunConfig
 from memfix.incidents.examples import Examples
+from memfix.incidents.incident import load_config
 from memfix.incidents.tokens import num_token_targets, open_tokens, token_batches
 from memfix.incidents.training import Run, StepReport, learning_rate, train
 

@@ -1,1 +1,1 @@
-"""The KDA transitions: a language model that ran out of memory in its fast weights, and what its layers keep."""
+"""An out-of-memory error of a language model, in the transitions of its Kimi Delta Attention."""

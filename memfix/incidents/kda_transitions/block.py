@@ -1,4 +1,4 @@
-"""Kimi Delta Attention as a block of a model: norm, projections, gates, the op, and the way back to the stream."""
+"""Kimi Delta Attention as a block of a model: norm, projections, gates, the op, and the output projection."""
 
 # B batch, T tokens, D width, H heads, K key width, V value width
 
@@ -18,17 +18,17 @@ from .chunk_size import DEFAULT_CHUNK_SIZE, validated_chunk_size
 
 SCAN, SEQUENTIAL = KDA_MODES = ("scan", "sequential")
 
-# of the scan: what the op offers, and two that are only replayed, as the report's code was before and after its fix
+# forms of the scan; those in REPLAYED are the report's code before and after its fix, the others are forms of the op
 REPLAYED = ("naive", "reported")
 SCAN_FORMS = ("auto", *REPLAYED, "streamed", "wy", "triton")
 
-# decays of a first forward: slow to fast over the channels of a head, and over the heads
+# initial decays, from slow to fast: steps over the channels of a head, rates over the heads
 _FIRST_STEPS = (-3.0, -1.0)  # powers of ten
 _FIRST_RATES = (1.0, 16.0)
 
 
 Attend = Callable[..., torch.Tensor]
-"""``attend(q, k, v, g, beta)``, an output like v."""
+"""``attend(q, k, v, g, beta)`` returns an output of v's shape."""
 
 
 def attend_of(kda_mode: str, form: str, chunk_size: int) -> Attend:
@@ -51,14 +51,14 @@ def attend_of(kda_mode: str, form: str, chunk_size: int) -> Attend:
 
 
 class KDABlock(nn.Module):
-    """``x + out(norm(kda(q, k, v, g, beta)) * sigmoid(gate))``, of a normalised ``x`` of ``[B, T, D]``.
+    """``x + out(norm(kda(q, k, v, g, beta)) * sigmoid(gate))``, with ``x`` of ``[B, T, D]``.
 
-    q and k have length 1. The log-decay is ``g = -exp(log_rate) * softplus(decay(x) + decay_bias)``, in float32 at
-    least, for each channel; beta is a sigmoid for each head. The paper's short convolutions are left out: they hold
-    nothing of note.
+    The projections read the normalised ``x``. The vectors of q and k have norm 1. The log-decay of each channel is
+    ``g = -exp(log_rate) * softplus(decay(x) + decay_bias)``, in float32 or wider; beta is a sigmoid for each head. The
+    paper's short convolutions are left out: they hold hardly any memory.
 
-    ``kda_mode`` is ``scan``, by the ``form`` that is asked for and in chunks of ``memory_chunk_size`` tokens, or
-    ``sequential``, token by token. None of the three changes a parameter or, but for rounding, a result.
+    ``kda_mode`` is ``scan``, by ``form`` and in chunks of ``memory_chunk_size`` tokens, or ``sequential``, token by
+    token. None of these three arguments changes a parameter or, but for rounding, a result.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class KDABlock(nn.Module):
 
     @torch.no_grad()
     def init_decay(self) -> None:
-        """Spread evenly, without a random number."""
+        """Spread the initial decays evenly over channels and heads, without random numbers."""
         head_width, device = self.decay_bias.numel() // self.num_heads, self.decay_bias.device
         steps_K = torch.logspace(*_FIRST_STEPS, head_width, device=device)
         # the inverse of softplus
@@ -119,7 +119,7 @@ class KDABlock(nn.Module):
         )
 
     def _log_decay(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        # a decay near 1 has no digits left in 16 bits
+        # in 16 bits a decay near 1 would be rounded to 1
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         steps_BTHK = F.softplus(self._heads(self.decay(x_BTD).to(wide) + self.decay_bias.to(wide)))
         rate_H1 = self.log_rate.to(wide).exp()[:, None]

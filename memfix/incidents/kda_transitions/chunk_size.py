@@ -1,4 +1,4 @@
-"""How many tokens a chunk of the KDA scan has: one default and one check for block, model and config."""
+"""The number of tokens per chunk of the KDA scan: one default and one check for block, model and config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECOMMENDED = range(32, 129)
 
 
 def validated_chunk_size(chunk_size: object) -> int:
-    """``chunk_size`` where it is an int of at least 1; outside the recommended range it works, with a warning."""
+    """Return ``chunk_size``, which must be an int of at least 1. Warn if it is outside the recommended range."""
     size = require_at_least_one("memory_chunk_size", chunk_size)
     if size not in RECOMMENDED:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""The KDA transitions: its model and data, what its layers keep until backward, and where the report's card ends."""
+"""The KDA transitions as an incident: its model and data, what layers keep for backward, and how many layers fit."""
 
 # B batch, T tokens, H heads, K key width, V value width
 
@@ -18,9 +18,10 @@ from ...units import format_bytes
 from ..config import RunConfig
 from ..decoder_parts import layer_stage
 from ..incident import Growth, Incident, Say, silent
-from ..measured_step import Measured, repeated_reading
+from ..measured_step import repeated_reading
 from ..profile import Beside
 from ..schema import setting
+from ..staged_reading import Measured
 from ..stand_in import StandIn, StandIns, kept_inputs, measure_footprint
 from ..step import Precision
 from ..tokens import TokenData, num_token_targets, token_batches
@@ -29,7 +30,7 @@ from .chunk_size import DEFAULT_CHUNK_SIZE
 from .model import LanguageModel
 
 COMPARED = ("naive", "reported", "streamed", "wy")
-COMPARED_UP_TO = 1024  # tokens of a sequence: most forms go token by token, and above it that takes minutes
+COMPARED_UP_TO = 1024  # tokens of a sequence: most forms loop over tokens, which takes minutes for longer sequences
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ModelConfig:
 
 
 def build_model(config: ModelConfig, *, gradient_checkpointing: bool = False, **where: Any) -> LanguageModel:
-    """The model that ``config`` describes. ``where`` is a device and a dtype."""
+    """Build the model that ``config`` describes. ``where`` may hold a device and a dtype."""
     return LanguageModel(**dataclasses.asdict(config), gradient_checkpointing=gradient_checkpointing, **where)
 
 
@@ -71,19 +72,19 @@ def _describe(config: RunConfig) -> list[str]:
 
 # ---------------------------------------------------------------- simulated once instead of in every layer
 def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
-    """For the op, which is thousands of operators a layer where it goes token by token."""
+    """A stand-in for the op, which runs thousands of operators per layer in forms that loop over tokens."""
     if Precision.named(config.training.precision).autocast:
-        return None  # autocast gives the op's inputs dtypes of its own choice
+        return None  # autocast chooses the dtypes of the op's inputs
     model, tokens, name = config.model, config.data.context_length, op_name(config)
     attend = attend_of(model.kda_mode, model.kda_form, model.kda_memory_chunk_size)
 
-    # the output is like v, which therefore comes first
+    # a stand-in's output has the shape of its first argument, so v comes first
     def of_v_first(v: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *gates: torch.Tensor) -> torch.Tensor:
         return attend(q, k, v, *gates)
 
     say(f"{name} of one layer, {config.batch_size} x {tokens:,} tokens")
     footprint = measure_footprint(meter, of_v_first, _shapes(config, tokens), keeps_tables=False)
-    few = min(tokens, 2 * model.kda_memory_chunk_size)  # which inputs are kept does not depend on how many tokens
+    few = min(tokens, 2 * model.kda_memory_chunk_size)  # the number of tokens does not change which inputs are kept
     stand_in = StandIn(footprint, kept_inputs(meter, of_v_first, _shapes(config, few)))
 
     def put_into(model: torch.nn.Module) -> None:
@@ -107,17 +108,17 @@ def _shapes(config: RunConfig, num_tokens: int) -> list[tuple[tuple[int, ...], t
 # ---------------------------------------------------------------- layers that fit
 @dataclass(frozen=True)
 class Grown:
-    """What a step takes by the number of its layers, which are all alike: a straight line."""
+    """How a step's peak grows with the number of layers. All layers are alike, so it grows in a straight line."""
 
     op_bytes: int
-    """What one layer's op takes at once, in forward."""
+    """The peak of one layer's op in forward."""
     bytes_a_layer: int
     most: int
-    """Layers that fit."""
+    """The largest number of layers that fit."""
 
 
 def grown(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say = silent) -> Grown:
-    """By the line through steps of half of the run's layers and of all; ``memfix fit`` tries where it ends."""
+    """Measure steps with half of the run's layers and with all, and extrapolate; ``memfix fit`` tries the end too."""
     stand_ins = _stand_ins(config, meter, say)
     tried = []
     for layers in (max(1, config.model.layers // 2), max(2, config.model.layers)):
@@ -132,13 +133,13 @@ def grown(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say = silen
 
 # ---------------------------------------------------------------- beside the report
 def is_of_the_report(config: RunConfig) -> bool:
-    """Whether the report's figures are of this shape: batch 16, 256 tokens, 8 heads of 64."""
+    """Whether the run has the shape of the report's figures: batch 16, 256 tokens, 8 heads of 64."""
     shape = (config.batch_size, config.data.context_length, config.model.heads, config.model.head_width)
     return shape == (16, 256, 8, 64)
 
 
 def _beside(measured: Measured) -> Mapping[str, Beside]:
-    """What the report says of a layer: its one operation, before the fix and after."""
+    """The report's figure for the op, before or after its fix, beside the first layer."""
     config = measured.config
     if measured.stand_ins is None or not is_of_the_report(config):
         return {}
@@ -166,7 +167,7 @@ def _conclusions(measured: Measured) -> Iterator[str]:
 
 
 def _crossing(stages: tuple[Stage, ...], capacity: int) -> str:
-    """At which stage a card of this capacity ends."""
+    """The first stage whose peak exceeds ``capacity``, in words."""
     over = next((stage for stage in stages if stage.peak_bytes > capacity), None)
     if over is None:
         highest = max(stage.peak_bytes for stage in stages)
@@ -176,7 +177,7 @@ def _crossing(stages: tuple[Stage, ...], capacity: int) -> str:
 
 
 def _compared(measured: Measured) -> Iterator[str]:
-    """The same run by each form: how its bytes grow, and how many layers fit."""
+    """For each form, how the run's peak grows with its layers, and how many layers fit."""
     if measured.config.data.context_length > COMPARED_UP_TO:
         return
     capacity = measured.capacity_bytes

@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
         return [cast(Layer, layer).kda for layer in self.layers]
 
     def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """What the head sees, ``[B, T, D]``."""
+        """The input of the head, ``[B, T, D]``."""
         stage(EMBEDDING)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         x_BTD = run_layers(self.layers, x_BTD, gradient_checkpointing=self.gradient_checkpointing)

@@ -1,1 +1,1 @@
-"""The 131,072-token loss: a decoder that ran out of memory in its loss, its train step, and its stages of memory."""
+"""An out-of-memory error of a 4B decoder in its loss, at 131,072 tokens."""

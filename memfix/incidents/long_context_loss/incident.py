@@ -1,7 +1,7 @@
-"""The 131,072-token loss: its model and data, and its report's table of stages beside what a train step takes.
+"""The 131,072-token loss as an incident: its model and data, and its report's table of stages.
 
-The step is measured as it runs. On the way three things are tried that it does not do, and dropped again, because the
-report did them: a RoPE table in every layer, a layer whose activations are all kept, and other ways to the loss.
+The step is measured as it runs. During the step, three things are tried and dropped that the report did and the step
+does not: a RoPE table in every layer, a layer that keeps all its activations, and other losses.
 """
 
 # B batch, T tokens, D width, H query heads, G key-value heads, K head width, V vocabulary, N tokens of a batch
@@ -27,11 +27,11 @@ from ...units import GiB, format_bytes
 from ..config import RunConfig
 from ..decoder_parts import FeedForward
 from ..incident import Growth, Incident, Say
-from ..measured_step import Asides, Measured
 from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, Beside
 from ..schema import setting
+from ..staged_reading import Asides, Measured, on_first_output
 from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
-from ..step import Precision, TrainStep
+from ..step import Precision
 from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
 from .model import (
     ATTENTION_TYPES,
@@ -56,7 +56,7 @@ REPORTED, REPORTED_BACKWARD = "loss, chunked as reported", "loss, chunked as rep
 REPORT_SIZE = "4B"
 REPORT_CAPACITY_BYTES = int(94.97 * GiB)
 
-# as many as any part of the model can do something with, and few enough to cost nothing
+# enough for every part of the model to run, and few enough to cost no time
 WARMUP_TOKENS = 64
 
 
@@ -92,7 +92,7 @@ def _build(config: RunConfig) -> Decoder:
 
 def _loss(model: torch.nn.Module, batch: TokenBatch) -> torch.Tensor:
     ids_BT1, labels_BT1 = batch
-    stage(EMBEDDING)  # a sharded model gathers its outermost parameters before its forward begins
+    stage(EMBEDDING)  # begins here, because a sharded model gathers its outermost parameters before its forward
     loss: torch.Tensor = model(ids_BT1[:, :-1], labels_BT1, reduction="sum")
     return loss
 
@@ -110,7 +110,7 @@ def _describe(config: RunConfig) -> list[str]:
 
 # ---------------------------------------------------------------- simulated once instead of in every layer
 def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
-    """For rotation and sparse attention, which every layer does in many small operators."""
+    """Stand-ins for rotation and sparse attention, which run many small operators in every layer."""
     size, batch, tokens = _size(config), config.batch_size, config.data.context_length
     if tokens <= WARMUP_TOKENS:
         return None
@@ -129,7 +129,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     }
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
-        # the real one for other shapes than a whole batch's: the warm-up makes its table
+        # other shapes than a whole batch's take the real RoPE, whose table the warm-up must make
         turned: torch.Tensor = in_place.get(tuple(x.shape), rope)(x)
         return turned
 
@@ -168,21 +168,16 @@ def _as_nsa(stand_in: StandIn) -> SparseAttend:
     return attend
 
 
-# ---------------------------------------------------------------- tried on the way, as the report did
+# ---------------------------------------------------------------- tried during the step, as the report did
 @contextlib.contextmanager
-def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
-    """Hooks between the model's own parts try what the report did, and drop it again."""
-    model, num_tokens = cast(Decoder, step.model), batch[0].shape[1] - 1
-    weight_VD = model.head.weight
+def _asides(model: Decoder, batch: TokenBatch, asides: Asides) -> Iterator[None]:
+    """Try what the report did, in hooks on the model's modules, and drop the results."""
+    num_tokens, weight_VD = batch[0].shape[1] - 1, model.head.weight
 
-    def whole_layer(module: Any, args: Any, x_BTD: torch.Tensor) -> None:
-        after_embedding.remove()  # a step may have several forwards
-        x_BTD = x_BTD.detach().requires_grad_()
+    def whole_layer(x_BTD: torch.Tensor) -> None:
         asides.attempt(WHOLE_LAYER, lambda: model.layers[0](x_BTD))
 
-    def other_losses(module: Any, args: Any, hidden_BTD: torch.Tensor) -> None:
-        after_layers.remove()
-        hidden_BTD = hidden_BTD.detach().requires_grad_()
+    def other_losses(hidden_BTD: torch.Tensor) -> None:
         asides.attempt(LOGITS, lambda: model.head(hidden_BTD))
         asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD, STANDARD_BACKWARD))
         asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD, REPORTED_BACKWARD))
@@ -194,29 +189,24 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
 
     size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
     asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=device, dtype=dtype))
-    after_embedding = model.embedding.register_forward_hook(whole_layer)
-    after_layers = model.norm.register_forward_hook(other_losses)
-    try:
+    with on_first_output(model.embedding, whole_layer), on_first_output(model.norm, other_losses):
         yield
-    finally:
-        after_embedding.remove()
-        after_layers.remove()
 
 
 def _standard_loss(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
-    """The report's old code."""
+    """The loss as the report's old code computes it."""
     return F.cross_entropy(F.linear(hidden_ND, weight_VD), target_N, ignore_index=-100)
 
 
 # ---------------------------------------------------------------- beside the report
 def is_of_the_report(config: RunConfig, world_size: int = 1) -> bool:
-    """Whether the report's figures are of this step; attention, checkpointing and loss may differ."""
+    """Whether the report's figures belong to this step; attention, checkpointing and loss may differ."""
     step = (config.model.size, config.data.context_length, config.batch_size, config.training.precision, world_size)
     return step == (REPORT_SIZE, 131_072, 1, "pure_bfloat16", 1)
 
 
 def _beside(measured: Measured) -> Mapping[str, Beside]:
-    """What the report says of each stage, and why; the figures in the sentences are measured, not quoted."""
+    """The report's figure for each stage and why ours differs. Figures in the sentences are measured, not quoted."""
     if not is_of_the_report(measured.config, measured.world_size):
         return {}
     stages = measured.stages
@@ -239,7 +229,7 @@ def _beside(measured: Measured) -> Mapping[str, Beside]:
 
 
 def _feed_forward_bytes(measured: Measured) -> int | None:
-    """Bytes made by lines of the feed-forward that are alive when a whole layer is kept, where the meter sees it."""
+    """The bytes alive at the end of ``WHOLE_LAYER`` that the feed-forward allocated; None without a timeline."""
     timeline = measured.reading.timeline
     if timeline is None:
         return None
@@ -254,7 +244,7 @@ def _feed_forward_bytes(measured: Measured) -> int | None:
 
 
 def _conclusions(measured: Measured) -> Iterator[str]:
-    """What the table amounts to, in a sentence."""
+    """The highest peak, and whether it fits, in one sentence."""
     own = [place for place, one in enumerate(measured.reading.stages) if one.name not in measured.asides.names]
     highest = max(own, key=lambda place: measured.reading.stages[place].peak_bytes)
     peak = measured.reading.stages[highest].peak_bytes

@@ -1,9 +1,9 @@
 """The decoder of the report, rebuilt from its figures, and a tiny one of the same kind.
 
-The report names neither width nor layers. They follow from what it does give (3.92B parameters, 640 MiB of hidden
-states at 131,072 tokens, a vocabulary of 151,936) and from the public configuration that it extends: width 2560, 36
-layers, 32 query and 8 key-value heads of 80, a gated feed-forward of 9216, an untied head, no biases. With dense
-attention that makes 3,915,962,880 parameters, with sparse attention 3,921,918,720.
+The report gives neither the width nor the number of layers. They follow from what it does give (3.92B parameters, 640
+MiB of hidden states at 131,072 tokens, a vocabulary of 151,936) and from the public configuration that it extends:
+width 2560, 36 layers, 32 query and 8 key-value heads of 80, a gated feed-forward of 9216, an untied head, no biases.
+With dense attention that makes 3,915,962,880 parameters, with sparse attention 3,921,918,720.
 """
 
 # B batch, T tokens, D width, H query heads, G key-value heads, K head width, V vocabulary
@@ -35,9 +35,9 @@ LOSS_FORMS = (*FORMS, REPORTED_LOSS)
 
 Rotate = Callable[[torch.Tensor], torch.Tensor]
 SparseAttend = Callable[..., torch.Tensor]
-"""Called as :func:`memfix.ops.nsa.nsa` is."""
+"""A function with the arguments of :func:`memfix.ops.nsa.nsa`."""
 
-# stages of the forward pass, as the report's table has them
+# stages of the forward pass, which are the rows of the report's table
 EMBEDDING, FIRST_LAYER, OTHER_LAYERS, LOSS = "embedding", "first layer", "other layers", "loss"
 
 
@@ -45,13 +45,13 @@ EMBEDDING, FIRST_LAYER, OTHER_LAYERS, LOSS = "embedding", "first layer", "other 
 class SparseAttention:
     """Block sizes of native sparse attention.
 
-    The report says ``nsa`` and no more. Its count of parameters leaves 165,440 a layer above dense attention, which is
-    ``20*80 + 2*2560*32``. We read them as one vector of head width for each place in a compressed block, so blocks
-    of 20; and as two gates for each query head, for the compressed and the selected branch, beside a sliding
-    window that always counts in full. The other sizes are the NSA paper's, at the nearest multiple of the stride.
+    The report says only ``nsa``. Its count of parameters has 165,440 per layer more than dense attention, which is
+    ``20*80 + 2*2560*32``. We read them as one vector of head width for each place in a compressed block, hence blocks
+    of 20, and as two gates for each query head, for the compressed and the selected branch. The sliding window has no
+    gate: it counts in full. The other sizes are the NSA paper's, at the nearest multiple of the stride.
 
-    ``queries_per_chunk`` may be as large as keeps a chunk's tensors below what the feed-forward takes after them: both
-    grow with the context, so it holds for every length.
+    ``queries_per_chunk`` is small enough that a chunk's tensors take less than the feed-forward that follows. Both grow
+    with the context, so this holds at every length.
     """
 
     compress_block: int = 20
@@ -72,7 +72,7 @@ class ModelSize:
     ffn_width: int
     vocabulary: int
     context_length: int
-    """Tokens that it is meant for; it takes any number."""
+    """Tokens that the model is meant for; it accepts any number."""
     sparse: SparseAttention
 
 
@@ -84,7 +84,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """Dense or sparse, and the functions behind it; a profile puts others in their place."""
+    """Dense or sparse attention, and the functions that compute it, which a profile replaces with stand-ins."""
 
     name: AttentionType = "nsa"
     rotate: Rotate = rope
@@ -128,7 +128,7 @@ class Attention(nn.Module):
         compressed_BTH = self.gate_compressed(x_BTD).sigmoid()
         selected_BTH = self.gate_selected(x_BTD).sigmoid()
         gates_BTH3 = torch.stack((compressed_BTH, selected_BTH, torch.ones_like(compressed_BTH)), dim=-1)
-        # under autocast keys are narrower than parameters
+        # under autocast keys have a narrower dtype than parameters
         places_LK = self.position_embedding.to(k_BTGK.dtype)
         return self.kind.sparse_attend(
             q_BTHK, k_BTGK, v_BTGK, gates_BTH3, position_embedding=places_LK, **vars(self.size.sparse)
@@ -139,8 +139,8 @@ class Decoder(nn.Module):
     """``decoder(ids_BT)`` gives logits, ``decoder(ids_BT, labels_BT)`` the loss of predicting each next label.
 
     ``loss_form`` and ``rows_per_chunk`` go to :func:`memfix.ops.linear_cross_entropy.linear_cross_entropy`; the form
-    ``reported`` is the report's own fix, to be measured.
-    ``gradient_checkpointing`` keeps of every layer its input only, and computes the rest again in backward.
+    ``reported`` is the report's own fix, to be measured. ``gradient_checkpointing`` keeps only the input of every
+    layer for backward, which recomputes the rest.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Decoder(nn.Module):
         init_weights(self, size.layers, ("attention.out.weight", "ffn.down.weight"))
 
     def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """What the head sees, ``[B, T, D]``."""
+        """The input of the head, ``[B, T, D]``."""
         stage(EMBEDDING)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         for number, layer in enumerate(self.layers):
@@ -187,7 +187,7 @@ class Decoder(nn.Module):
         ignore_index: int = -100,
         reduction: str = "mean",
     ) -> torch.Tensor:
-        """``labels_BT`` may have one label more than there are ids: then the last position predicts it."""
+        """``labels_BT`` may have one label more than there are ids, which the last position then predicts."""
         hidden_BTD = self.hidden_states(ids_BT)
         stage(LOSS)
         if labels_BT is None:
@@ -204,12 +204,12 @@ class Decoder(nn.Module):
 
 
 def next_labels(labels_BT: torch.Tensor, num_positions: int | None = None, ignore_index: int = -100) -> torch.Tensor:
-    """The label that each position predicts: the next one, and none where there is no next one.
+    """The target of each position: the next label, or ``ignore_index`` if there is none.
 
-    There are ``num_positions``, or as many as labels.
+    The result has ``num_positions`` targets per sequence; without it, as many as there are labels.
 
-    The shift is made once, on the labels, before anything is cut into chunks: a shift inside each chunk loses the
-    prediction at every border, and a shift of the hidden states copies them.
+    The labels are shifted once, before anything is cut into chunks: a shift inside each chunk would lose the
+    prediction at every border, and a shift of the hidden states would copy them.
     """
     target_BT = labels_BT.new_full((len(labels_BT), num_positions or labels_BT.shape[1]), ignore_index)
     following_BT = labels_BT[:, 1:]
@@ -234,9 +234,9 @@ def build_model(
 def private_tables(
     size: ModelSize, positions: int, *, device: torch.device | str, dtype: torch.dtype
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The report's rotary positions: tables of cosines and sines, ``[positions, K]`` each, of its own in every layer.
+    """The report's rotary positions: for each layer a table of cosines and one of sines, ``[positions, K]`` each.
 
-    They are in the model's dtype, and the report counts them as parameters.
+    The report counts the tables, which have the model's dtype, as parameters.
     """
 
     def table() -> tuple[torch.Tensor, torch.Tensor]:

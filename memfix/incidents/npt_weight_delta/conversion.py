@@ -1,4 +1,4 @@
-"""Turns layers of a decoder into NPT layers, and back. Recognises a decoder by its structure, not by its class."""
+"""Turns layers of a decoder into NPT layers, and back. A decoder is recognised by its structure, not by its class."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...errors import UsageError
 from ...ops.arguments import require_at_least_one, require_int
 from .layer import LINEAR, NptLinear
 
-# names of a layer's parts: ours, Llama's and GPT-2's
+# attribute names of a layer's parts: ours, Llama's and GPT-2's
 ATTENTIONS = ("attention", "self_attn", "attn")
 FEED_FORWARDS = ("ffn", "mlp")
-# the first projection of a feed-forward; of a gated one it is the gate
+# the first projection of a feed-forward; in a gated feed-forward, the gate
 FIRST_PROJECTIONS = ("gate", "gate_proj", "c_fc", "up")
 
 
@@ -35,7 +35,7 @@ class LayerParts:
 
 @dataclass
 class Conversion:
-    """The NPT layers of a model. ``undo`` gives the model back as it was: the same modules and the same flags."""
+    """The NPT layers of a model. :meth:`undo` restores the model's own modules and their ``requires_grad``."""
 
     layers: tuple[NptLinear, ...]
     _parts: tuple[LayerParts, ...]
@@ -43,7 +43,7 @@ class Conversion:
     _frozen: tuple[nn.Parameter, ...]
 
     def undo(self) -> None:
-        """Put the original projections back and remove the hooks. What was trained stays in ``layers``."""
+        """Put the original projections back and remove the hooks. The trained parameters stay in ``layers``."""
         for parts, layer in zip(self._parts, self.layers, strict=True):
             if parts.base is not layer:
                 raise UsageError("this conversion is undone already, or the model was changed after it")
@@ -64,11 +64,11 @@ def convert(
     drops_attention: bool = True,
     form: str = "auto",
 ) -> Conversion:
-    """Make ``num_layers`` layers of a decoder NPT layers, from ``first_layer`` on, or the last ones.
+    """Turn ``num_layers`` layers of a decoder into NPT layers: those from ``first_layer`` on, or the last ones.
 
-    All parameters that the model has are frozen. Layers that are not converted are not touched. With
-    ``drops_attention`` attention acts through the weight alone, as published; without it, its output is also added to
-    the hidden states, and the converted model starts with the results of the original one.
+    All parameters that the model has are frozen. The other layers are left as they are. With ``drops_attention``,
+    attention acts through the weight alone, as published. Without it, the output of attention is also added to the
+    hidden states, and the converted model starts with the results of the original one.
     """
     decoder = decoder_parts(model)
     require_at_least_one("num_layers", num_layers)
@@ -94,7 +94,7 @@ def convert(
 
 
 def decoder_parts(model: nn.Module) -> tuple[LayerParts, ...]:
-    """The layers of a decoder: the first list of modules that all have an attention and a feed-forward."""
+    """The layers of a decoder: those of the first ModuleList in which all have an attention and a feed-forward."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module):
             found = [next(_parts(layer), None) for layer in module]

@@ -1,4 +1,4 @@
-"""The NPT weight delta: its model, its switches, and the report's table of configurations beside what steps take."""
+"""The NPT weight delta as an incident: its model, its switches, and the report's table of configurations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...errors import UsageError
 from ...units import format_bytes
 from ..config import OptimizationConfig, RunConfig
 from ..incident import Growth, Incident
-from ..measured_step import Measured
 from ..profile import ReportedRun
 from ..schema import setting
+from ..staged_reading import Measured
 from ..tokens import TokenData, num_token_targets, token_batches
 from .conversion import convert
 from .int8_linear import description, make_8bit
@@ -59,7 +59,7 @@ class NptOptimization(OptimizationConfig):
 
 
 def _resolved(config: RunConfig) -> RunConfig:
-    """Mixed precision as the shared key has it; refuses switches that contradict other keys."""
+    """Set ``training.precision`` by ``optimization.mixed_precision``. Refuses switches that contradict other keys."""
     optimization, form, precision = config.optimization, config.model.form, config.training.precision
     if form != "auto" and (optimization.use_cpu_offload or optimization.use_8bit):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Frozen linear layers with 8-bit weights: bitsandbytes' where it is installed, else our own with a scale a row."""
+"""Frozen linear layers with 8-bit weights: those of bitsandbytes if installed, else our own with a scale per row."""
 
 # N tokens, D width of the input, F width of the result, C rows of the weight in a chunk
 
@@ -16,15 +16,16 @@ from ...ops.derivatives import first_derivative_only
 from ...ops.products import as_rows, product_into, sum_dtype
 
 LARGEST = 127
-ROWS_PER_CHUNK = 1024  # of the weight, in the dtype of the input: 8 MiB at width 4096 and 16 bits
+ROWS_PER_CHUNK = 1024  # rows that are dequantised at a time: 8 MiB at width 4096 and 16 bits
 
 
 class Int8Linear(nn.Module):
-    """``nn.Linear`` with an int8 weight that is rounded to ``absmax / 127`` of its row; gives no gradient to it.
+    """A frozen ``nn.Linear`` whose int8 weight is rounded to multiples of a step, ``absmax / 127`` of its row.
 
-    A weight is off by at most half a step, so an output is off by at most ``absmax / 254 * sum(|hidden|)``, and a
-    gradient of the input by at most ``sum(|upstream| * absmax) / 254``, beside the rounding of the dtype.
-    ``F*D + 4*F`` bytes are stored. A pass makes ``ROWS_PER_CHUNK`` rows of the weight at a time, and keeps nothing.
+    An element of the weight is off by at most half a step. An output is therefore off by at most
+    ``absmax / 254 * sum(|hidden|)``, and a gradient of the input by at most ``sum(|upstream| * absmax) / 254``, beside
+    the rounding of the dtype. The layer stores ``F*D + 4*F`` bytes. Forward and backward dequantise ``ROWS_PER_CHUNK``
+    rows of the weight at a time and keep none of them.
     """
 
     weight: torch.Tensor
@@ -34,7 +35,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight_FD = linear.weight.detach()
-        # buffers keep their dtypes where parameters are cast, also in a sharded model
+        # buffers, because casts of parameters leave their dtypes alone, in a sharded model too
         self.register_buffer("scale", weight_FD.abs().amax(1).float() / LARGEST)
         steps_F1 = self.scale.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
         self.register_buffer("weight", (weight_FD / steps_F1).round_().to(torch.int8))
@@ -60,7 +61,7 @@ class _Int8Product(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         weight_FD, scale_F = ctx.saved_tensors
         upstream_NF = as_rows(upstream)
-        # chunks are added up in float32
+        # chunks are added up in float32 or wider
         grad_ND = upstream.new_zeros(len(upstream_NF), weight_FD.shape[1], dtype=sum_dtype(upstream.dtype))
         for chunk in _chunks(weight_FD):
             product_into(
@@ -82,7 +83,7 @@ def bitsandbytes_is_there() -> bool:
 
 
 def description() -> str:
-    """Which 8-bit weights a run has, for its title."""
+    """The kind of 8-bit weights that a run has, in words, for its title."""
     if bitsandbytes_is_there():
         return "8-bit base weights by bitsandbytes"
     return "8-bit base weights by memfix's own int8: bitsandbytes is not installed"
@@ -91,7 +92,7 @@ def description() -> str:
 def make_8bit(layers: Iterable[nn.Module]) -> None:
     """Replace every ``nn.Linear`` in ``layers``. bitsandbytes rounds its weights when they move to a GPU.
 
-    Weights without values, as in a simulation, take our own layers: bitsandbytes' kernels cannot be simulated.
+    In a simulation, where weights have no values, our own layers are used: bitsandbytes' kernels cannot be simulated.
     """
     for module in [module for layer in layers for module in layer.modules()]:
         for name, child in list(module.named_children()):

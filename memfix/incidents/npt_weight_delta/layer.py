@@ -1,7 +1,7 @@
-"""The changed layer of a Neuro-Plastic Transformer (NPT): attention changes the first weight of the feed-forward.
+"""The NPT layer (Neuro-Plastic Transformer), in which attention changes the first weight of the feed-forward.
 
-In an NPT the output of a layer's attention is not added to the hidden states. It makes a modulation ``m`` of low rank
-for each token, and the first projection of the feed-forward runs with the weight ``W + A diag(m) B``. ``A`` and ``B``
+In an NPT layer the output of attention is not added to the hidden states. It gives each token a modulation ``m`` of
+``R`` numbers, and the first projection of the feed-forward runs with the weight ``W + A diag(m) B``. ``A`` and ``B``
 train and ``W`` is frozen. As published, that projection is ``gate_proj`` of a Llama and ``c_fc`` of a GPT-2.
 """
 
@@ -26,7 +26,7 @@ from .int8_linear import Int8Linear
 
 REPORTED = "reported"
 FORMS = (*OP_FORMS, NAIVE, REPORTED)
-OFFLOAD = "offload"  # of the op: the products of low rank on the CPU
+OFFLOAD = "offload"  # the op's form that computes the low-rank products on the CPU
 LINEAR, TANH = "linear", "tanh"
 MODULATIONS = (LINEAR, TANH)
 TANH_SCALE = 0.1
@@ -35,9 +35,9 @@ TANH_SCALE = 0.1
 class NptLinear(nn.Module):
     """``base`` with a weight of its own for every token: ``hidden @ (W + A diag(m) B) + bias``.
 
-    ``m`` is ``attention @ A``, or ``0.1 * tanh(attention @ A)``; :meth:`remember` takes the attention. ``base`` is an
-    ``nn.Linear``, a layer that keeps its weight as ``[D, F]`` and says ``nf`` (transformers' ``Conv1D``), or a layer
-    of 8-bit weights, which computes its own product. ``B`` starts at zero, so that the weight starts as ``W``.
+    ``m`` is ``attention @ A``, or ``0.1 * tanh(attention @ A)``; :meth:`remember` receives the attention. ``base`` is
+    an ``nn.Linear``, a layer with a ``[D, F]`` weight and an attribute ``nf`` (transformers' ``Conv1D``), or a layer
+    of 8-bit weights, which computes its own product. ``B`` starts at zero, so the weight starts as ``W``.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class NptLinear(nn.Module):
         require_one_of("form", form, FORMS)
         self.base, self.modulation, self.form, self.drops_attention = base, modulation, form, drops_attention
         (width, ffn_width), weight = widths_of(base), _weight(base)
-        # 8-bit weights have no floating dtype to take
+        # 8-bit weights have no floating dtype that A and B could share
         dtype = weight.dtype if weight.is_floating_point() else torch.float32
         self.a = nn.Parameter(torch.randn(width, rank, device=weight.device, dtype=dtype) / width**0.5)
         self.b = nn.Parameter(torch.zeros(rank, ffn_width, device=weight.device, dtype=dtype))
         self._attention: torch.Tensor | None = None
 
     def remember(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """A forward hook of the layer's attention, whose output is a tensor or a tuple that starts with one."""
+        """Keep the output of the layer's attention, a tensor or a tuple that starts with one. A forward hook."""
         self._attention = output[0] if isinstance(output, tuple) else output
         if not self.drops_attention:
             return None
-        nothing = self._attention.new_zeros(()).expand_as(self._attention)  # is added to the hidden states
+        nothing = self._attention.new_zeros(()).expand_as(self._attention)  # to be added to the hidden states
         return (nothing, *output[1:]) if isinstance(output, tuple) else nothing
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._attention is None:
             raise RuntimeError("the attention of this layer has not run before its feed-forward: see convert()")
-        # the layer keeps no tensor beyond its forward pass
+        # so that the layer keeps no tensor after its forward
         attention, self._attention = self._attention, None
         modulation = attention @ self.a
         if self.modulation == TANH:
@@ -99,7 +99,7 @@ def _weight(base: nn.Module) -> torch.Tensor:
 
 
 def _function(form: str) -> Callable[..., torch.Tensor]:
-    """The form of the op; naive and reported are the report's own."""
+    """The op in ``form``; ``naive`` and ``reported`` are the report's own code."""
     if form in (NAIVE, REPORTED):
         return contract.naive if form == NAIVE else reported_npt_linear
     return functools.partial(npt_linear, form=form)
@@ -108,6 +108,6 @@ def _function(form: str) -> Callable[..., torch.Tensor]:
 def _change(
     hidden: torch.Tensor, a_DR: torch.Tensor, b_RF: torch.Tensor, modulation: torch.Tensor, where: torch.device
 ) -> torch.Tensor:
-    """``((hidden @ a) * modulation) @ b``, computed on ``where``: nothing that is kept for backward is as wide as F."""
+    """``((hidden @ a) * modulation) @ b``, computed on ``where``. Keeps no tensor of width F for backward."""
     modulated = (hidden.to(where) @ a_DR.to(where)) * modulation.to(where)
     return (modulated @ b_RF.to(where)).to(hidden.device)

@@ -28,8 +28,8 @@ LLAMA, GPT2 = "llama", "gpt2"
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A decoder. Llama's kind has rotary positions, a gated feed-forward and an untied head, and no biases; GPT-2's
-    kind has a learnt table of positions, GELU, a tied head and biases."""
+    """The shape of a decoder. Llama's kind has rotary positions, a gated feed-forward and an untied head, and no
+    biases; GPT-2's kind has a learnt table of positions, GELU, a tied head and biases."""
 
     kind: str
     width: int
@@ -39,7 +39,7 @@ class ModelSize:
     ffn_width: int
     vocabulary: int
     positions: int
-    """Rows of the learnt table; rotary positions have no limit."""
+    """Rows of the learnt table of positions; 0 for rotary positions, which have no limit."""
 
     @property
     def is_llama(self) -> bool:
@@ -51,10 +51,10 @@ class ModelSize:
 
     @property
     def num_parameters(self) -> int:
-        """Of the unconverted decoder; equals the sum over its tensors."""
+        """Parameters of the unconverted decoder, by arithmetic; equals the sum over its tensors."""
         attention = 2 * self.width * self.width + 2 * self.width * self.kv_heads * self.head_width
         projections = (3 if self.is_llama else 2) * self.width * self.ffn_width
-        # norms, and of GPT-2's kind biases
+        # norms, and the biases of GPT-2's kind
         vectors = 2 * self.width if self.is_llama else 4 * self.width + 5 * self.width + self.ffn_width
         tables = (2 if self.is_llama else 1) * self.vocabulary * self.width + self.positions * self.width
         last_norm = self.width if self.is_llama else 2 * self.width
@@ -72,7 +72,7 @@ SIZES = {
 
 
 class Attention(nn.Module):
-    """Causal attention, whose key-value heads may be fewer than its query heads."""
+    """Causal attention, with as many key-value heads as query heads or fewer."""
 
     def __init__(self, size: ModelSize, where: dict[str, Any]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         if self.size.is_llama:
             q_BTHK, k_BTGK = rope(q_BTHK), rope(k_BTGK)
         q_BHTK, k_BGTK, v_BGTK = (part.transpose(1, 2) for part in (q_BTHK, k_BTGK, v_BTGK))
-        # the flag alone rules kernels out that keep no scores
+        # enable_gqa=True rules out kernels that keep no scores, even if no heads are grouped
         is_grouped = self.size.kv_heads != self.size.heads
         mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=is_grouped)
         out_BTD: torch.Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         init_weights(self, size.layers, ("attention.out.weight", "ffn.down.weight"))
 
     def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """What the head sees, ``[B, T, D]``."""
+        """The input of the head, ``[B, T, D]``."""
         stage(EMBEDDING)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         if self.positions is not None:

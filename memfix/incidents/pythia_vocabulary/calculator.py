@@ -1,6 +1,6 @@
-"""What a train step takes by arithmetic: parameters, gradients, Adam's states, activations and logits.
+"""The memory of a train step by arithmetic: parameters, gradients, Adam's states, activations and logits.
 
-Tests hold it against the simulated meter to the byte, and the profile prints it beside the report's breakdown.
+Tests compare it to the byte with the simulated meter, and the profile prints it beside the report's breakdown.
 """
 
 # N tokens of a batch, T tokens of a sequence, D width, H heads, V vocabulary
@@ -19,39 +19,39 @@ ID_ITEM_SIZE = 8
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Bytes of a train step. ``logits`` are all that are alive at once: log-probabilities and two gradients."""
+    """The bytes of a train step. ``logits`` are three tensors alive at once: log-probabilities and two gradients."""
 
     parameters: int
     matrices: int
-    """Of the parameters: all but biases and norms."""
+    """The part of the parameters that is neither biases nor norms."""
     gradients: int
     adam_states: int
     batch_and_tables: int
     """Token ids and targets, and the table of rotary positions."""
     activations: int
-    """Kept from forward until backward, without logits."""
+    """What the forward keeps for backward, without logits."""
     logits: int
 
     @property
     def at_the_loss(self) -> int:
-        """When the backward pass begins: no gradient of a parameter exists yet."""
+        """The bytes when the backward pass begins; no gradient of a parameter exists yet."""
         return self.parameters + self.adam_states + self.batch_and_tables + self.activations + self.logits
 
     @property
     def at_the_optimizer(self) -> int:
-        """When the optimizer steps: it makes one more tensor for each matrix."""
+        """The bytes when the optimizer steps, which makes one more tensor for each matrix."""
         return self.parameters + self.matrices + self.gradients + self.adam_states + self.batch_and_tables
 
     @property
     def peak(self) -> int:
-        """Of every step but the first. A batch of fewer tokens than ``D`` may peak between the two, and higher."""
+        """The peak of every step but the first. With fewer than ``D`` tokens it may be higher, between the two."""
         return max(self.at_the_loss, self.at_the_optimizer)
 
 
 def breakdown(model: PythiaConfig, *, batch_size: int, context_length: int, precision: str = "float32") -> Breakdown:
-    """The bytes of a train step of ``model`` without checkpointing.
+    """Count the bytes of a train step of ``model`` without checkpointing.
 
-    Counts precisions that have one dtype, and the forms whose tensors do not depend on a chunk size.
+    Refuses precisions with several dtypes, and forms other than ``gather`` and ``standard``.
     """
     of = Precision.named(precision)
     if of.parameters != of.compute:
@@ -93,7 +93,7 @@ def _activations(model: PythiaConfig, batch_size: int, context_length: int, item
 
 
 def _layer(model: PythiaConfig, batch_size: int, context_length: int, item_size: int) -> int:
-    """A layer's input, both norms, attention, and the feed-forward before and after its activation."""
+    """The bytes of a layer's input, both norms, attention, and the feed-forward before and after its activation."""
     num_elements = batch_size * context_length * model.width
     hidden = num_elements * item_size
     norms = 2 * hidden + 2 * 2 * batch_size * context_length * LOSS_ITEM_SIZE
@@ -103,15 +103,15 @@ def _layer(model: PythiaConfig, batch_size: int, context_length: int, item_size:
 
 
 def _attention(model: PythiaConfig, batch_size: int, context_length: int, item_size: int) -> int:
-    """Queries, keys and values as the products take them, the weights, which scores are hidden, and the output."""
+    """The bytes of queries, keys and values as the products take them, the weights, the mask, and the output."""
     queries, keys, seen, hidden_scores = context_length, context_length, context_length, context_length**2
-    # in a batch of one keys and values are views, which keep the queries of their product too
+    # with batch size 1 keys and values are views of the joint projection, and so keep its queries as well
     unscaled = context_length if batch_size == 1 else 0
     if model.use_sparse_attention and model.window < context_length:
         blocks = -(-context_length // model.window)
         queries, seen, unscaled = blocks * model.window, 2 * model.window, 0
         keys, hidden_scores = blocks * seen, queries * seen
     weights = batch_size * model.heads * queries * seen
-    dropped = weights * (item_size + 1) if model.dropout else 0  # what is left of the weights, and the mask
+    dropped = weights * (item_size + 1) if model.dropout else 0  # the weights after dropout, and its mask
     of_rows = batch_size * model.width * item_size * (queries + unscaled + 2 * keys + context_length)
     return of_rows + weights * item_size + dropped + hidden_scores

@@ -1,4 +1,4 @@
-"""The text of a run: words of a file, or of a seeded Zipf corpus, cut into examples of token ids."""
+"""The text of a run: the words of a file or of a seeded Zipf corpus, cut into examples of token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ZIPF = "zipf"
 
 @dataclass(frozen=True)
 class TextData(DataConfig):
-    """The ``data`` section. An example is ``context_length`` words, each with the word after it as its target."""
+    """The ``data`` section. An example is ``context_length`` words; the target of each is the word after it."""
 
     context_length: int = setting(128, low=1, about="tokens of an example")
     path: str = setting(ZIPF, about="a text file; or zipf, a corpus by Zipf's law that needs no file")
@@ -49,7 +49,7 @@ def _windows(data: TextData, vocab_size: int, stamp: tuple[int, ...]) -> Windows
 
 
 def _encoded(path: Path, vocab_size: int) -> TokenFile:
-    """The ids of a text by the most frequent words of it, in a temporary file that ends with the object."""
+    """The ids of a text by its most frequent words, in a temporary file that is gone when the result is."""
     words = vocabulary(path, cap=vocab_size)
     if not any(count for _, count in words.entries):
         raise UsageError(f"data.path: {path} has no words")

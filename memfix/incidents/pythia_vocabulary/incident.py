@@ -1,7 +1,7 @@
-"""Pythia-70M's vocabulary: its model and data, and the report's breakdown beside what a train step takes.
+"""Pythia-70M's vocabulary as an incident: its model and data, and the report's breakdown beside ours.
 
-The report blames the vocabulary. On the way through a step two things are tried, and dropped again, that fill a GPU
-sooner: an embedding by one-hot rows, and a loss by one-hot targets, as a small framework computes them.
+The report blames the vocabulary. During a step, two things are tried and dropped that fill a GPU sooner: an embedding
+by one-hot rows, and a loss by one-hot targets, as a small framework computes them.
 """
 
 # B batch, T tokens, D width, V vocabulary, N tokens of a batch
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
 
 import torch
 
@@ -19,9 +18,8 @@ from ..config import RunConfig
 from ..examples import Examples
 from ..incident import Growth, Incident
 from ..judging import decimal
-from ..measured_step import Asides, Measured
 from ..profile import OPTIMIZER, PARAMETERS, Beside
-from ..step import TrainStep
+from ..staged_reading import Asides, Measured, on_first_output
 from ..tokens import TokenBatch, num_token_targets
 from .calculator import breakdown
 from .data import TextData, open_windows
@@ -45,20 +43,17 @@ def _describe(config: RunConfig) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------- tried on the way
+# ---------------------------------------------------------------- tried during the step
 @contextlib.contextmanager
-def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None]:
-    """One-hot rows of the vocabulary, for the embedding and for the loss."""
-    model, (ids_BT, target_BT) = cast(Pythia, step.model), batch
+def _asides(model: Pythia, batch: TokenBatch, asides: Asides) -> Iterator[None]:
+    """Try one-hot rows of the vocabulary, for the embedding and for the loss."""
+    ids_BT, target_BT = batch
 
     def by_one_hot_rows() -> object:
         embedded_BTD = one_hot_embedding(ids_BT, model.embedding.weight)
         return asides.gradients(ONE_HOT_EMBEDDING_BACKWARD, embedded_BTD.sum(), (model.embedding.weight,))
 
-    def by_one_hot_targets(module: Any, args: Any, hidden_BTD: torch.Tensor) -> None:
-        after_layers.remove()  # a step may have several forwards
-        hidden_BTD = hidden_BTD.detach().requires_grad_()
-
+    def by_one_hot_targets(hidden_BTD: torch.Tensor) -> None:
         def gradients() -> object:
             loss = logits_loss(ONE_HOT, model.head(hidden_BTD).flatten(0, 1), target_BT.flatten())
             return asides.gradients(ONE_HOT_LOSS_BACKWARD, loss, (hidden_BTD, model.head.weight))
@@ -66,23 +61,20 @@ def _asides(step: TrainStep, batch: TokenBatch, asides: Asides) -> Iterator[None
         asides.attempt(ONE_HOT_LOSS, gradients)
 
     asides.attempt(ONE_HOT_EMBEDDING, by_one_hot_rows)
-    after_layers = model.norm.register_forward_hook(by_one_hot_targets)
-    try:
+    with on_first_output(model.norm, by_one_hot_targets):
         yield
-    finally:
-        after_layers.remove()
 
 
 # ---------------------------------------------------------------- beside the report
 def is_of_the_report(config: RunConfig) -> bool:
-    """Whether the report's figures are of this step; attention, dropout and forms may differ."""
+    """Whether the report's figures belong to this step; attention, dropout and forms may differ."""
     model = config.model
     shape = (model.vocab_size, model.layers, model.width, config.batch_size, config.data.context_length)
     return shape == (10_000, 6, 512, 32, 128) and config.training.precision == "float32"
 
 
 def _beside(measured: Measured) -> Mapping[str, Beside]:
-    """What the report says of a stage, and why; the figures in the sentences are computed, not quoted."""
+    """The report's figure for each stage and why ours differs. Figures in the sentences are computed, not quoted."""
     if not is_of_the_report(measured.config):
         return {}
     model = measured.config.model
@@ -107,7 +99,7 @@ def _conclusions(measured: Measured) -> Iterator[str]:
 
 
 def report_breakdown(config: RunConfig) -> list[tuple[str, str, int, str]]:
-    """The rows of the report's breakdown: name, its figure, the right bytes, and the claim."""
+    """The rows of the report's breakdown: name, the report's figure, the right bytes, and the claim."""
     model = config.model
     of = breakdown(model, batch_size=config.batch_size, context_length=config.data.context_length)
     table = model.vocab_size * model.width * 4

@@ -81,7 +81,7 @@ class PythiaConfig:
 
     @property
     def layer_params(self) -> int:
-        """Of one layer: matrices of ``12*D*D``, their biases and two norms of ``13*D``."""
+        """The parameters of one layer: ``12*D*D`` in matrices, ``13*D`` in their biases and two norms."""
         return 12 * self.width**2 + 13 * self.width
 
     def get_total_params(self) -> int:
@@ -96,7 +96,7 @@ def create_pythia_70m(
     device: torch.device | str | None = None,
     **settings: Any,
 ) -> tuple[Pythia, PythiaConfig]:
-    """The model and its config, as the report's check calls it. ``settings`` are other fields of the config."""
+    """Build the model and its config, as in the report's check. ``settings`` are other fields of the config."""
     config = PythiaConfig(vocab_size=vocab_size, use_sparse_attention=use_sparse_attention, **settings)
     return Pythia(config, device=device), config
 
@@ -159,7 +159,7 @@ class Pythia(nn.Module):
         init_weights(self, config.layers, ("attention.out.weight", "ffn_down.weight"))
 
     def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """What the head sees, ``[B, T, D]``."""
+        """The input of the head, ``[B, T, D]``."""
         stage(EMBEDDING)
         x_BTD = self._embedded(ids_BT)
         x_BTD = run_layers(
@@ -190,13 +190,13 @@ class Pythia(nn.Module):
 
 
 def one_hot_embedding(ids_BT: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
-    """As a small framework computes it: by a one-hot row for each token."""
+    """The embedding of ids by a product with one-hot rows, as a small framework computes it."""
     x_ND: torch.Tensor = embedding_contract.naive(ids_BT.flatten(), weight_VD)
     return x_ND.unflatten(0, ids_BT.shape)
 
 
 def logits_loss(form: str, logits_NV: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
-    """The sum of the losses of all targets that are not ignored."""
+    """The sum of the losses of all targets that are not ignored, computed from logits by ``form``."""
     by_form: dict[str, Callable[..., torch.Tensor]] = {
         STANDARD: F.cross_entropy,
         ONE_HOT: one_hot_loss_contract.naive,

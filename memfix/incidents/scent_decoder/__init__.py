@@ -1,1 +1,1 @@
-"""Incident 004: an out-of-memory error of a decoder of images, whose recommended feed-forwards save little memory."""
+"""Incident 004: an out-of-memory error of an image decoder, whose report recommends feed-forwards that save little."""

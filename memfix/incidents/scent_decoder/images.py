@@ -1,4 +1,4 @@
-"""Synthetic images, made by a seed: sums of waves of several frequencies, with values in [0, 1]."""
+"""Synthetic images drawn from a seed: sums of waves of several frequencies, with values in [0, 1]."""
 
 # B batch, N positions, P channels, R pixels along an edge, W waves
 
@@ -53,13 +53,13 @@ def image_batches(config: RunConfig) -> Callable[[Examples], Images]:
 
 
 def pixel_centres(resolution: int) -> torch.Tensor:
-    """Coordinates of the pixels, row by row."""
+    """The coordinates of the pixels' centres in [0, 1], row by row."""
     centres = (torch.arange(resolution) + 0.5) / resolution
     return torch.cartesian_prod(centres, centres)
 
 
 def waves(coordinates_N2: torch.Tensor, data: ImageData, generator: torch.Generator) -> torch.Tensor:
-    """The channels of an image, ``[N, P]``. Frequencies are spread evenly on a logarithmic scale."""
+    """Draw the channels of an image, ``[N, P]``. Frequencies are uniform on a logarithmic scale."""
     drawn_PW3 = torch.rand(CHANNELS, data.waves, 3, generator=generator)
     direction_PW, phase_PW = 2 * torch.pi * drawn_PW3[..., 0], 2 * torch.pi * drawn_PW3[..., 1]
     periods_PW = data.lowest * (data.highest / data.lowest) ** drawn_PW3[..., 2]
@@ -69,5 +69,5 @@ def waves(coordinates_N2: torch.Tensor, data: ImageData, generator: torch.Genera
 
 
 def psnr(mean_squared_error: float) -> float:
-    """Peak signal-to-noise ratio in dB of values in [0, 1]."""
+    """The peak signal-to-noise ratio in dB, for values in [0, 1]."""
     return -10 * torch.tensor(mean_squared_error, dtype=torch.float64).log10().item()

@@ -1,4 +1,4 @@
-"""The SCENT-style decoder: its model and images, and the report's ranking of solutions beside what steps take."""
+"""The SCENT-style decoder as an incident: its model and images, and the report's ranking of solutions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...units import format_bytes
 from .. import decoder_parts
 from ..config import RunConfig
 from ..incident import Growth, Incident
-from ..measured_step import Measured
 from ..profile import ReportedRun
+from ..staged_reading import Measured
 from .images import ImageData, Images, image_batches, psnr
 from .model import ModelConfig, ScentModel
 

@@ -71,7 +71,7 @@ class Attention(nn.Module):
         return out_BND
 
     def _seen(self, x_BND: torch.Tensor, context_BMC: torch.Tensor | None) -> torch.Tensor:
-        """What the queries attend to."""
+        """The tensor that the queries attend to: ``x_BND`` itself, or the context."""
         if self.context_dim is None:
             return x_BND
         if context_BMC is None:
@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(mult * dim, dim)
 
     def forward(self, x_BND: torch.Tensor, norm: nn.LayerNorm | None = None, residual: bool = False) -> torch.Tensor:
-        """The norm and the residual belong to the op, which then saves neither the norm's result nor its own."""
+        """``norm`` and ``residual`` go into the op, so that autograd keeps no result of the norm and none of the op."""
         tensors = [x_BND, self.up.weight, self.down.weight, self.up.bias, self.down.bias]
         if norm is not None:
             tensors += [norm.weight, norm.bias]
@@ -104,7 +104,7 @@ class FeedForward(nn.Module):
 
 
 class PreNorm(nn.Module):
-    """``fn(norm(x))``, and ``x`` added to it with ``residual``. A context has a norm of its own."""
+    """``fn(norm(x))``, plus ``x`` with ``residual``. A context has a norm of its own."""
 
     def __init__(
         self, dim: int, fn: Attention | FeedForward, context_dim: int | None = None, *, residual: bool = True
@@ -124,7 +124,7 @@ class PreNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """``x + linear(relu(linear(x)))``: what the report's project had before attention."""
+    """``x + linear(relu(linear(x)))``: the block of the report's project before it had attention."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class ResidualBlock(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """Cosines and sines of coordinates in ``[0, 1]``, half of the features each.
+    """Features of coordinates in ``[0, 1]``: one half are cosines, the other half sines.
 
     Every axis has the same frequencies, from half a period over the image up to ``bandwidth`` periods.
     """

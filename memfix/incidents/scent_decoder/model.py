@@ -1,4 +1,4 @@
-"""The report's model: a latent processor of an image's tokens, and a decoder of the image at any coordinates."""
+"""The report's model: a latent processor of an image's patches, and a decoder of the image at any coordinates."""
 
 # B batch, N positions, M latent tokens, A axes, C width of a latent token, D hidden width, P channels
 
@@ -81,7 +81,7 @@ class ModelConfig:
 
 
 class Block(nn.Module):
-    """Layers one after the other, which may take a context; nn.Sequential cannot pass one."""
+    """Layers one after the other, with a context for each of them, which nn.Sequential cannot pass."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A bandwidth or modulation encoder: ``Linear``, ``ReLU``, then blocks."""
+    """The parts of a bandwidth or modulation encoder: ``Linear``, ``ReLU``, then blocks."""
 
     def __init__(self, width: int, hidden_dim: int, blocks: Iterable[Block]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Encoder(nn.Module):
 
 
 class ScentModel(nn.Module):
-    """``model(images, coordinates)``: the channels of every image at its coordinates, ``[B, N, P]``."""
+    """``model(images, coordinates)`` is the channels of every image at its coordinates, ``[B, N, P]``."""
 
     def __init__(self, config: ModelConfig, resolution: int, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ScentModel(nn.Module):
 
     # ---------------------------------------------------------------- the forward pass
     def latents(self, images_BPRR: torch.Tensor) -> torch.Tensor:
-        """What the latent processor makes of an image, ``[B, M, C]``."""
+        """The latent tokens of the images, ``[B, M, C]``."""
         stage(LATENTS)
         patches = images_BPRR.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
         patches_BMX = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
@@ -164,7 +164,7 @@ class ScentModel(nn.Module):
         return self._run(self.latent_blocks, x_BMC)
 
     def decode(self, latents_BMC: torch.Tensor, coordinates_BNA: torch.Tensor) -> torch.Tensor:
-        """The channels at some positions."""
+        """The channels at the given coordinates, ``[B, N, P]``."""
         features = [one(coordinates_BNA).to(self.query.weight.dtype) for one in self.features]
         stage(QUERY)
         found_BND = self.to_latents(self.query(features[-1]), latents_BMC)
@@ -187,7 +187,7 @@ class ScentModel(nn.Module):
         size = self.config.query_chunk
         if size is None or self.config.decoder == SELF:
             return self.decode(latents_BMC, coordinates_BNA)
-        # every position is decoded alone, and each chunk is decoded again in backward
+        # positions do not depend on each other, so chunks of them are decoded, and decoded again in backward
         chunks = [self._kept(self.decode, latents_BMC, some) for some in coordinates_BNA.split(size, 1)]
         return torch.cat(chunks, 1)
 
@@ -202,7 +202,7 @@ class ScentModel(nn.Module):
         return x_BND
 
     def _kept(self, part: Callable[..., torch.Tensor], *inputs: torch.Tensor | None) -> torch.Tensor:
-        """``part(*inputs)``, which keeps its inputs alone and runs again in backward."""
+        """``part(*inputs)``, checkpointed: only the inputs are kept, and backward runs ``part`` again."""
         if not torch.is_grad_enabled():
             return part(*inputs)
         out: torch.Tensor = checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)

@@ -1,4 +1,4 @@
-"""What the checks of this report measure beside readings of its op: real calls of it, and layers of its model."""
+"""The evidence for the checks of this report, with real calls of its op and the layers of its model that fit."""
 
 # B batch, T tokens, H heads, K key width, V value width, C tokens of a chunk
 
@@ -16,7 +16,7 @@ from ..incident import Grown, grown, incident
 
 CAPACITY_BYTES = parse_bytes(incident.capacity or "")
 
-# the statement that failed, in naive and, a chunk at a time, in the reported fix
+# parts of source lines: the subtraction that failed, in naive and, for each chunk, in the reported fix
 SUBTRACTION = "= decay_diag - forget_rank1"
 DIAGONAL = "decay_diag = torch.diag_embed"
 
@@ -32,22 +32,22 @@ class Evidence(evidence.Evidence):
 
     @property
     def elements(self) -> int:
-        """Of one tensor of transitions."""
+        """The number of elements of one tensor of transitions."""
         return self.bytes("B*T*H*K*K")
 
     @property
     def full_bytes(self) -> int:
-        """The same in float32."""
+        """The bytes of one tensor of transitions in float32."""
         return self.bytes("B*T*H*K*K*e")
 
     @property
     def full_tensors_at_failure(self) -> int:
-        """How many tensors of transitions' size are alive in dense KDA when the line that failed has run."""
+        """How many tensors of the transitions' size are alive in naive KDA when the line that failed has run."""
         return sum(buffer.bytes == self.full_bytes for buffer in self.alive_after(NAIVE, SUBTRACTION))
 
     # ---------------------------------------------------------------- real tensors, on the CPU
     def tensors(self, num_tokens: int, *, heads: int = 2, width: int = 8, batch: int = 2) -> list[torch.Tensor]:
-        """q, k, v, g and beta in float64, all of which need a gradient; the same at each call."""
+        """q, k, v, g and beta in float64, all of which require a gradient; every call draws the same values."""
         draw = torch.Generator().manual_seed(num_tokens)
         shape = (batch, num_tokens, heads, width)
         q, k, v, g = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(4))
@@ -56,7 +56,7 @@ class Evidence(evidence.Evidence):
         return [tensor.requires_grad_() for tensor in made]
 
     def computed(self, form: str, num_tokens: int, **options: Any) -> list[torch.Tensor]:
-        """Output, final state, and the gradients of all inputs."""
+        """The output, the final state, and the gradients of all inputs."""
         tensors = self.tensors(num_tokens)
         outputs = self.contract().function(form)(*tensors, **options)
         total = sum((output * output.detach().cos()).sum() for output in outputs)
@@ -65,5 +65,5 @@ class Evidence(evidence.Evidence):
     # ---------------------------------------------------------------- slow: the report's model
     @functools.cached_property
     def dense_layers(self) -> Grown:
-        """What each dense layer of hn_xs adds to a train step, and how many fit the report's card."""
+        """What each layer of hn_xs with naive KDA adds to a train step, and how many fit the report's card."""
         return grown(self.config(f"model.kda_form={NAIVE}"), CAPACITY_BYTES, self.meter, self.say)

@@ -1,4 +1,4 @@
-"""Checks of what the report says can be set: the chunk, from YAML to the op, and the run that it is set in."""
+"""Checks of claims about what can be set: the chunk size, from YAML to the op, and the run that it is set in."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
 from ...claims import Claim
-from ...config import find_config, load_config
 from ...decoder_parts import num_parameters
 from ...distributed import World
 from ...evidence import default_of, fixed_seed, raised
+from ...incident import find_config, load_config
 from ...judging import ON_CPU, CheckResult, as_expected, check, result, sizes
 from ...training import train
 from .. import block as blocks
@@ -29,7 +29,7 @@ from .evidence import SUBTRACTION, Evidence
 SIGNATURES, CONFIGS = "signatures", "configs/hn_xs.yaml and hn_s.yaml"
 KEY = "kda_memory_chunk_size"
 
-# hn_xs, but small: seconds on a CPU
+# overrides that make hn_xs small enough to train on a CPU in seconds
 SHRUNKEN = (
     "model.layers=2", "model.width=16", "model.heads=2", "model.head_width=8", "model.ffn_width=24",
     "model.vocabulary=64", "data.context_length=20", "data.states=16", "training.batch_tokens=40", "training.steps=2",
@@ -39,7 +39,7 @@ SHRUNKEN = (
 
 @check("KDA-07")
 def the_reports_shape(evidence: Evidence) -> CheckResult:
-    """The shape in the config and in the case that the op is measured at."""
+    """Compare the shape in the config with that of the case at which the op is measured."""
     run, dims = evidence.config(), evidence.dims
     shape = (run.batch_size, run.data.context_length, run.model.heads, run.model.head_width)
     same = shape == tuple(dims[name] for name in "BTHK") == (16, 256, 8, 64)
@@ -49,7 +49,7 @@ def the_reports_shape(evidence: Evidence) -> CheckResult:
 
 @check("KDA-13")
 def chunks_by_default(evidence: Evidence) -> CheckResult:
-    """The default of the reported function, and the iterations of its loop at the incident."""
+    """Read the default of the reported function, and count the iterations of its loop at the incident's dims."""
     default = default_of(precompute_updates, "memory_chunk_size")
     rounds = len(evidence.made_by("reported", SUBTRACTION))
     holds = default == 64 and rounds == evidence.bytes("ceil_div(T, C)")
@@ -58,7 +58,7 @@ def chunks_by_default(evidence: Evidence) -> CheckResult:
 
 @check("KDA-15")
 def chunk_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
-    """The parameter exists, and sizes that are no number of tokens are refused."""
+    """Look for the parameter, and try sizes that are no number of tokens."""
     tensors = evidence.tensors(3)
     refused = [raised(reported_kda, *tensors, chunk_size=size) for size in (0, -1, 1.5)]
     there = "memory_chunk_size" in inspect.signature(precompute_updates).parameters
@@ -68,7 +68,7 @@ def chunk_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("KDA-16")
 def block_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
-    """The parameter has its default, and the block keeps a given value."""
+    """Read the parameter's default, and build a block with another value."""
     default = default_of(KDABlock, "memory_chunk_size")
     kept = KDABlock(8, 2, 4, memory_chunk_size=32, device="meta").memory_chunk_size
     return as_expected(claim, SIGNATURES, default=str(default), kept=kept)
@@ -76,7 +76,7 @@ def block_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("KDA-17")
 def block_passes_it_on(evidence: Evidence) -> CheckResult:
-    """A block built with 17 calls the op with 17."""
+    """Build a block with a chunk size of 17, and see with which chunk size it calls the op."""
     with warnings.catch_warnings(action="ignore"), mock.patch.object(blocks, "kda", wraps=kda) as op:
         KDABlock(8, 2, 4, memory_chunk_size=17)(torch.zeros(1, 20, 8))
     seen = op.call_args.kwargs["chunk_size"]
@@ -85,7 +85,7 @@ def block_passes_it_on(evidence: Evidence) -> CheckResult:
 
 @check("KDA-18")
 def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
-    """The value in a file reaches the blocks of the model; without the key, they have the default."""
+    """Build models from a config with the key and from one without it, and read the chunk sizes of their blocks."""
     text = find_config(incident, Path("hn_xs.yaml")).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
@@ -101,7 +101,7 @@ def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("KDA-19")
 def configs_carry_it(evidence: Evidence) -> CheckResult:
-    """The value written in both files, and the default at every level."""
+    """Compare the values written in both files with the defaults at every level."""
     names = ("hn_xs.yaml", "hn_s.yaml")
     written = [
         line.split("#")[0].split(":")[1].strip()
@@ -122,7 +122,7 @@ def configs_carry_it(evidence: Evidence) -> CheckResult:
 
 @check("KDA-22")
 def range_of_chunks(evidence: Evidence, claim: Claim) -> CheckResult:
-    """Which sizes are accepted silently, accepted with a warning, and refused."""
+    """Find which sizes are accepted silently, accepted with a warning, and refused."""
     answers: dict[str, list[str]] = {"silent": [], "warned": [], "refused": []}
     for size in (-1, 0, 16, 31, 32, 64, 128, 129, 256):
         with warnings.catch_warnings(record=True, action="always") as said:
@@ -133,7 +133,7 @@ def range_of_chunks(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("KDA-30")
 def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
-    """Whether the advice is within the range that the same report gives."""
+    """Test whether the advised 16 is within the range that the same report gives."""
     with warnings.catch_warnings(record=True, action="always") as said:
         validated_chunk_size(16)
     return result(
@@ -147,7 +147,7 @@ def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
 
 @check("KDA-27")
 def training_runs(evidence: Evidence) -> CheckResult:
-    """A shrunken hn_xs trains on the loop behind ``memfix train``."""
+    """Train a shrunken hn_xs with the loop of ``memfix train``."""
     config = evidence.config(*SHRUNKEN)
     with fixed_seed():
         done = len(list(train(incident, config, World(0, 1, torch.device("cpu")))))
@@ -156,7 +156,7 @@ def training_runs(evidence: Evidence) -> CheckResult:
 
 @check("KDA-12")
 def architecture_unchanged(evidence: Evidence) -> CheckResult:
-    """Parameters by name and shape, and the loss, are the same for all chunk sizes and forms."""
+    """Compare the parameters' names and shapes, and the loss, for several chunk sizes and forms."""
     ids_BT = torch.arange(80).reshape(2, 40) % 64
     shapes, losses = set(), []
     settings = [("reported", 64), ("reported", 7), ("naive", 64), ("streamed", 16), ("wy", 32)]

@@ -1,4 +1,4 @@
-"""Checks of what the report says its fix costs in time, from what was measured on an H200."""
+"""Checks of claims about the time that the fix costs, from times measured on an H200."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ...judging import ON_H200, CheckResult, check, result
 from .evidence import Evidence
 
 PHASES = ("forward", "train")
-NOISE = 1.05  # two timings of one form differ by as much
+NOISE = 1.05  # two timings of one form may differ by this factor
 
 
 def _streamed_by_chunk(evidence: Evidence) -> dict[int, dict[str, Any]]:
-    """What was measured of the streamed form, by chunk size and phase."""
+    """The recorded times of the streamed form, by chunk size and phase."""
     command = "python -m benchmarks.compare kda --table chunks"
     return {
         entry["dims"]["chunk_size"]: {phase: of["rows"]["streamed"] for phase, of in entry["phases"].items()}
@@ -23,7 +23,7 @@ def _streamed_by_chunk(evidence: Evidence) -> dict[int, dict[str, Any]]:
 
 @check("KDA-24")
 def smaller_chunks_are_slower(evidence: Evidence) -> CheckResult:
-    """Streamed in chunks of 32, 64 and 128, forward and train."""
+    """Compare the times of the streamed form in chunks of 32, 64 and 128, in forward and in training."""
     by_chunk = _streamed_by_chunk(evidence)
     times = {phase: [1e3 * by_chunk[size][phase]["seconds"] for size in (32, 64, 128)] for phase in PHASES}
     figures = {phase: " / ".join(f"{value:.3g} ms" for value in of_phase) for phase, of_phase in times.items()}
@@ -33,7 +33,7 @@ def smaller_chunks_are_slower(evidence: Evidence) -> CheckResult:
 
 @check("KDA-28")
 def slower_by_5_percent(evidence: Evidence) -> CheckResult:
-    """Streamed in chunks of 64 over dense, in pairs; about 5 % is what rounds to 3 to 7."""
+    """Compare the streamed form in chunks of 64 with naive, timed in pairs. About 5 % is read as 3 to 7."""
     streamed = _streamed_by_chunk(evidence)[64]
     overhead = {phase: streamed[phase]["pairs_over_naive"] for phase in PHASES}
     slower = {

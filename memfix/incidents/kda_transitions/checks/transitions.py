@@ -1,4 +1,4 @@
-"""Checks of what the report says its transitions take: sizes, and readings of the real forms at the incident."""
+"""Checks of claims about the memory of the transitions: sizes, and readings of the forms at the incident's dims."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .evidence import CAPACITY_BYTES, DIAGONAL, SUBTRACTION, Evidence
 
 @check("KDA-02")
 def fails_at_the_subtraction(evidence: Evidence) -> CheckResult:
-    """Both operands and the result are alive when the line has run, and two of them before."""
+    """Count the tensors of the transitions' size that are alive when the line has run: two operands and the result."""
     alive = evidence.full_tensors_at_failure
     (made,) = evidence.made_by(NAIVE, SUBTRACTION)
     holds = alive == 3 and made.bytes == evidence.full_bytes
@@ -22,7 +22,7 @@ def fails_at_the_subtraction(evidence: Evidence) -> CheckResult:
 
 @check("KDA-05")
 def a_full_diagonal(evidence: Evidence) -> CheckResult:
-    """The size of the diagonal matrix, and how much of it is not zero."""
+    """Measure the size of the diagonal matrix, and the share of it that is not zero."""
     (made,) = evidence.made_by(NAIVE, DIAGONAL)
     example = torch.diag_embed(torch.ones(2, 3, evidence.dims["K"]))
     share = int(example.count_nonzero()) / example.numel()
@@ -37,7 +37,7 @@ def a_full_diagonal(evidence: Evidence) -> CheckResult:
 
 @check("KDA-06")
 def rank_one(evidence: Evidence) -> CheckResult:
-    """The rank of what is subtracted from the diagonal, for each token and head, and with beta = 0."""
+    """Compute the rank of what is subtracted from the diagonal, for each token and head; also with beta = 0."""
     _, k, v, g, beta = (tensor.detach() for tensor in evidence.tensors(7))
     ranks = []
     for strength in (beta + 0.1, torch.zeros_like(beta)):
@@ -49,13 +49,13 @@ def rank_one(evidence: Evidence) -> CheckResult:
 
 @check("KDA-08")
 def number_of_elements(evidence: Evidence) -> CheckResult:
-    """Elements of one tensor of transitions."""
+    """Count the elements of one tensor of transitions."""
     return compared(ARITHMETIC, evidence.elements, elements=evidence.elements)
 
 
 @check("KDA-09")
 def one_tensor_of_fp16_inputs(evidence: Evidence) -> CheckResult:
-    """What one tensor of transitions takes where the inputs are fp16."""
+    """Measure one tensor of transitions with fp16 inputs."""
     (tensor,) = evidence.made_by(NAIVE, SUBTRACTION, dtype="float16")
     made, in_fp16 = tensor.bytes, evidence.elements * 2
     figures = sizes(in_fp16_binary=in_fp16, made=made)
@@ -66,7 +66,7 @@ def one_tensor_of_fp16_inputs(evidence: Evidence) -> CheckResult:
 
 @check("KDA-10")
 def peak_of_the_operation(evidence: Evidence) -> CheckResult:
-    """The bytes of operands and result, and the peak with the writes and the scan that follow."""
+    """Add up the operands and the result, and measure the peak with the writes and the scan that follow."""
     at_the_line = evidence.full_tensors_at_failure * evidence.full_bytes
     figures = sizes(
         at_the_line=at_the_line,
@@ -79,7 +79,7 @@ def peak_of_the_operation(evidence: Evidence) -> CheckResult:
 
 @check("KDA-11")
 def more_than_the_card(evidence: Evidence) -> CheckResult:
-    """The operation beside the card, and what a train step of the report's layers takes of it."""
+    """Compare the operation with the report's card, and compute how many of the report's layers fit."""
     at_the_line = evidence.full_tensors_at_failure * evidence.full_bytes
     layers = evidence.dense_layers
     return result(
@@ -93,7 +93,7 @@ def more_than_the_card(evidence: Evidence) -> CheckResult:
 
 @check("KDA-14")
 def both_in_chunks(evidence: Evidence) -> CheckResult:
-    """The loop of the reported fix makes nothing larger than a chunk; then the fix joins the chunks."""
+    """Find the largest tensor that the loop of the reported fix makes, and those that join its chunks afterwards."""
     in_loop = evidence.made_by("reported", function="_transitions_and_writes")
     joined = [buffer.bytes for buffer in evidence.made_by("reported", function="precompute_updates")]
     largest = max(buffer.bytes for buffer in in_loop)
@@ -103,7 +103,7 @@ def both_in_chunks(evidence: Evidence) -> CheckResult:
 
 @check("KDA-20")
 def four_times_less(evidence: Evidence) -> CheckResult:
-    """Dense over each form at chunk 64, forward and train."""
+    """Compare the peaks of naive and of each form in chunks of 64, in forward and in training."""
     times = {
         f"{form}_{phase}": evidence.times_below(form, phase)
         for form in ("reported", "streamed", "wy")
@@ -115,7 +115,7 @@ def four_times_less(evidence: Evidence) -> CheckResult:
 
 @check("KDA-21")
 def critical_allocation(evidence: Evidence) -> CheckResult:
-    """What the failing line asks for in the reported fix, and what the fix asks for at most."""
+    """Find what the failing line allocates in the reported fix, and the fix's largest allocation."""
     each = {piece.bytes for piece in evidence.made_by("reported", SUBTRACTION)}
     figures = sizes(largest=evidence.largest("reported"), streamed=evidence.largest("streamed"))
     return compared(METER, *each, each=", ".join(map(format_bytes, each)), **figures)
@@ -123,7 +123,7 @@ def critical_allocation(evidence: Evidence) -> CheckResult:
 
 @check("KDA-23")
 def smaller_chunks_take_less(evidence: Evidence) -> CheckResult:
-    """The peak of a forward by chunk size, streamed and as reported."""
+    """Measure the peak of a forward by chunk size, with the streamed and the reported form."""
     peaks = {
         f"{form}_{size}": evidence.peak(form, "forward", chunk_size=size)
         for form, chunk_sizes in (("streamed", (16, 32, 64, 128)), ("reported", (32, 128)))
@@ -135,7 +135,7 @@ def smaller_chunks_take_less(evidence: Evidence) -> CheckResult:
 
 @check("KDA-31")
 def fewer_tokens_take_less(evidence: Evidence) -> CheckResult:
-    """A tensor of transitions, and the peak, with half the tokens."""
+    """Measure a tensor of transitions, and the peak, with half the tokens."""
     half = evidence.dims["B"] // 2
     (made,) = evidence.made_by(NAIVE, SUBTRACTION, B=half)
     ratio = evidence.peak(NAIVE, "forward") / evidence.peak(NAIVE, "forward", B=half)
@@ -145,7 +145,7 @@ def fewer_tokens_take_less(evidence: Evidence) -> CheckResult:
 
 @check("KDA-32")
 def sequential_takes_states(evidence: Evidence) -> CheckResult:
-    """It makes no tensor of one transition for each token, and computes what the scan does."""
+    """Test that the sequential mode takes less than one tensor of transitions, and computes what the scan does."""
     peak = evidence.peak("sequential", "forward")
     pairs = zip(evidence.computed("sequential", 40), evidence.computed(NAIVE, 40), strict=True)
     error = max(float((one - other).abs().max()) for one, other in pairs)
@@ -160,7 +160,7 @@ def sequential_takes_states(evidence: Evidence) -> CheckResult:
 
 @check("KDA-34")
 def training_keeps_them(evidence: Evidence) -> CheckResult:
-    """What is held after a forward: as reported at three chunk sizes, dense, and by forms that recompute."""
+    """Measure what is held after a forward by the reported form, at three chunk sizes, and by the other forms."""
     held = {size: evidence.peak("reported", "held", chunk_size=size) for size in (32, 64, 128)}
     recomputed = {form: evidence.peak(form, "held") for form in ("streamed", "wy")}
     same = len(set(held.values())) == 1 and min(held.values()) > 2 * evidence.full_bytes

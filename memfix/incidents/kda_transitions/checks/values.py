@@ -1,4 +1,4 @@
-"""Checks of what the report says its fix computes: the reported form beside the dense one, on the CPU."""
+"""Checks of claims about the values that the fix computes: the reported form beside naive, on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK_SIZES = (1, 7, 16, 32, 64, 99, 100, 128, 1000)
 
 @check("KDA-29")
 def bitwise_equal(evidence: Evidence) -> CheckResult:
-    """Transitions, writes, output and final state of every chunk size, beside one chunk's and dense's."""
+    """Compare transitions, writes, output and final state of every chunk size with those of one chunk and of naive."""
     _, k, v, g, beta = (tensor.detach() for tensor in evidence.tensors(TOKENS))
     whole = precompute_updates(k, v, g, beta, memory_chunk_size=TOKENS)
     dense = evidence.computed(NAIVE, TOKENS)
@@ -40,7 +40,7 @@ def bitwise_equal(evidence: Evidence) -> CheckResult:
 
 @check("KDA-33")
 def any_remainder(evidence: Evidence) -> CheckResult:
-    """Lengths that no chunk divides, chunks longer than the sequence, one token, and none."""
+    """Try lengths that no chunk divides, chunks longer than the sequence, one token, and no tokens."""
     right: list[str] = []
     wrong: list[str] = []
     for form in ("reported", "streamed", "wy"):

@@ -1,3 +1,3 @@
-"""The checks of this report's claims, by what they measure; see ``judging.py`` of all incidents."""
+"""The checks of the report's claims, one file per subject."""
 
 from .evidence import Evidence as Evidence

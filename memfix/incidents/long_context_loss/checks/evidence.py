@@ -1,4 +1,4 @@
-"""What the checks of this report measure beside its op and its train steps: the sizes of its 4B model."""
+"""The evidence for the checks of this report, with the sizes of its 4B model."""
 
 # N tokens, C tokens of a chunk, D width, V vocabulary
 
@@ -19,10 +19,10 @@ from ..model import SIZES, Decoder, build_model, private_tables
 
 SIZE = SIZES["4B"]
 CAPACITY_BYTES = REPORT_CAPACITY_BYTES
-# the report's table, in the GiB that its figures turn out to be
+# totals of the report's table; its figures turn out to be in GiB
 AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES = int(25.87 * GiB), int(62.97 * GiB)
 FLOAT32 = "linear_cross_entropy_float32"
-# a checkpointed train step of the tiny model
+# overrides for a checkpointed train step of the tiny model
 TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", "data.context_length=300")
 
 
@@ -38,12 +38,12 @@ class Evidence(evidence.Evidence):
 
     @property
     def tiny_dims(self) -> dict[str, int]:
-        """Of the tiny model's step, in bfloat16."""
+        """The dims of the tiny model's step, with the item size of bfloat16."""
         size = SIZES["tiny"]
         return {"T": self.config(*TINY).data.context_length, "D": size.width, "V": size.vocabulary, "e": 2}
 
     def contract(self, op: str = "") -> Contract:
-        """``FLOAT32`` is the loss with its logits cast to float32."""
+        """The contract of ``op``; ``FLOAT32`` is the loss with its logits cast to float32."""
         return _float32_contract() if op == FLOAT32 else super().contract(op)
 
     @property
@@ -52,7 +52,7 @@ class Evidence(evidence.Evidence):
 
     @property
     def layer_inputs_bytes(self) -> int:
-        """What checkpointing keeps of all layers."""
+        """The bytes that checkpointing keeps: the inputs of all layers."""
         return self.bytes("L*B*T*D*e")
 
     # ---------------------------------------------------------------- the model
@@ -67,19 +67,19 @@ class Evidence(evidence.Evidence):
 
     @functools.cached_property
     def table_bytes(self) -> int:
-        """Of a RoPE table in every layer."""
+        """The bytes of a RoPE table in every layer."""
         tables = private_tables(SIZE, self.dims["T"], device="meta", dtype=torch.bfloat16)
         return sum(part.nbytes for pair in tables for part in pair)
 
     @property
     def held_beside_loss_bytes(self) -> int:
-        """Parameters, tables, and what checkpointing keeps of all layers."""
+        """The bytes of parameters, RoPE tables and the inputs of all layers."""
         return self.parameter_bytes + self.table_bytes + self.layer_inputs_bytes
 
 
 @functools.cache
 def _float32_contract() -> Contract:
-    """The old loss and the reported loop with their logits cast to float32, as the report says of its intermediates."""
+    """The old loss and the reported loop with logits cast to float32, as the report describes its intermediates."""
     (contract,) = contracts([Evidence.op])
     case = contract.cases["incident"]
     return Contract(
@@ -93,7 +93,8 @@ def _float32_contract() -> Contract:
 
 
 def _naive_in_float32(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
-    logits_NV = F.linear(hidden_ND, weight_VD)  # has a name, as in the report's code, and so outlives its cast
+    # a variable, as in the report's code, keeps the logits alive after the cast
+    logits_NV = F.linear(hidden_ND, weight_VD)
     return F.cross_entropy(logits_NV.float(), target_N)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what the report says its loss takes: sizes, and readings of the real forms at the incident."""
+"""Checks of claims about the memory of the loss: sizes, and readings of the op's forms at the incident's dims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, CAPACITY_BYT
 
 @check("LOG-02")
 def incident_dims(evidence: Evidence) -> CheckResult:
-    """The dims that the incident is replayed at."""
+    """Compare the dims and the dtype of the incident's case with the report's."""
     dims, dtype = evidence.dims, evidence.case.dtype
     same = (dims["B"], dims["T"], dims["V"], dtype) == (1, 131_072, 151_936, "bfloat16")
     return result(same, "the incident's case", elements=evidence.bytes("B*T*V"), dtype=dtype)
@@ -19,7 +19,7 @@ def incident_dims(evidence: Evidence) -> CheckResult:
 
 @check("LOG-03")
 def float32_intermediates(evidence: Evidence) -> CheckResult:
-    """What cross entropy takes beside the logits, with and without a cast to float32."""
+    """Measure what cross entropy takes beside the logits, with and without a cast to float32."""
     one = evidence.bytes("B*T*V*4")
     cast = evidence.peak(NAIVE, "forward", op=FLOAT32) - evidence.logits_bytes
     plain = evidence.peak(NAIVE, "forward") - evidence.logits_bytes
@@ -28,7 +28,7 @@ def float32_intermediates(evidence: Evidence) -> CheckResult:
 
 @check("LOG-04")
 def total_of_the_loss(evidence: Evidence) -> CheckResult:
-    """The peak of the old loss, without and with a backward."""
+    """Measure the peak of the old loss, without and with a backward, in bfloat16 and with a cast to float32."""
     train = evidence.peak(NAIVE, "train")
     figures = sizes(
         forward=evidence.peak(NAIVE, "forward"),
@@ -41,7 +41,7 @@ def total_of_the_loss(evidence: Evidence) -> CheckResult:
 
 @check("LOG-05")
 def refused_allocation(evidence: Evidence) -> CheckResult:
-    """What the old loss asks for when the report's card is full."""
+    """Find the allocation with which the old loss exceeds the report's card."""
     timeline = evidence.timeline(NAIVE, "train")
     event = next(event for event, live in enumerate(timeline.live_bytes) if live > CAPACITY_BYTES)
     refused = next(buffer.bytes for buffer in timeline.buffers if buffer.born == event)
@@ -51,14 +51,14 @@ def refused_allocation(evidence: Evidence) -> CheckResult:
 
 @check("LOG-07")
 def does_not_fit(evidence: Evidence) -> CheckResult:
-    """The table's full forward and one more tensor of logits, on the report's card."""
+    """Add one more tensor of logits to the table's full forward, and compare the sum with the report's card."""
     total = AFTER_FORWARD_BYTES + evidence.logits_bytes
     return result(total > CAPACITY_BYTES, ARITHMETIC, **sizes(total=total))
 
 
 @check("LOG-11")
 def chunks_of_4096(evidence: Evidence) -> CheckResult:
-    """The largest tensor that the reported loop makes, and how many chunks it takes."""
+    """Find the largest tensor that the reported loop makes, and count its chunks."""
     largest = evidence.largest("reported")
     figures = sizes(largest=largest, float32=evidence.bytes("C*V*4"))
     return result(largest == evidence.bytes("C*V*e"), METER, **figures, chunks=evidence.bytes("ceil_div(T, C)"))
@@ -66,7 +66,7 @@ def chunks_of_4096(evidence: Evidence) -> CheckResult:
 
 @check("LOG-12")
 def one_chunk_at_a_time(evidence: Evidence) -> CheckResult:
-    """What the reported loop holds when its forward has ended, and what other forms hold."""
+    """Measure what the reported loop holds after its forward, and the peaks of other forms in training."""
     held = evidence.peak("reported", "held")
     figures = sizes(
         forward=evidence.peak("reported", "forward"),
@@ -81,7 +81,7 @@ def one_chunk_at_a_time(evidence: Evidence) -> CheckResult:
 
 @check("LOG-21")
 def logits_not_materialised(evidence: Evidence) -> CheckResult:
-    """After the forward of a train step, the log-probabilities held are as large as the logits would be."""
+    """Compare what the reported loop holds after a forward, its log-probabilities, with the logits."""
     held, logits = evidence.peak("reported", "held"), evidence.logits_bytes
     checkpoint = evidence.peak("checkpoint", "held")
     return result(held < logits, METER, **sizes(held=held, logits=logits, checkpoint=checkpoint))
@@ -89,7 +89,7 @@ def logits_not_materialised(evidence: Evidence) -> CheckResult:
 
 @check("LOG-22")
 def saved_by_chunks(evidence: Evidence) -> CheckResult:
-    """The old loss less the new one, by phase and form."""
+    """Compute by how much the peak of the new loss is below that of the old loss, by phase and form."""
     train = evidence.peak(NAIVE, "train")
     saved = {
         "forward": evidence.peak(NAIVE, "forward") - evidence.peak("reported", "forward"),
@@ -101,7 +101,7 @@ def saved_by_chunks(evidence: Evidence) -> CheckResult:
 
 @check("LOG-35")
 def old_loss_in_a_column_of_totals(evidence: Evidence) -> CheckResult:
-    """The row counted as the others are. 62.97 has the logits already; without them it would be more."""
+    """Count the row as the table's other rows: 62.97 and the peak of the old loss, with its logits counted once."""
     without = AFTER_FORWARD_BYTES + evidence.peak(NAIVE, "train")
     total = without - evidence.logits_bytes
     return compared(f"{METER}, and the table's 62.97", total, **sizes(total=total, without=without))
@@ -109,7 +109,7 @@ def old_loss_in_a_column_of_totals(evidence: Evidence) -> CheckResult:
 
 @check("LOG-36")
 def new_loss_in_a_column_of_totals(evidence: Evidence) -> CheckResult:
-    """The peak of a forward in chunks, on top of the table's total without logits."""
+    """Add the peak of a forward in chunks to the table's total without logits."""
     plain = AFTER_FIRST_LAYER_BYTES + evidence.peak("reported", "forward")
     cast = AFTER_FIRST_LAYER_BYTES + evidence.peak("reported", "forward", op=FLOAT32)
     return compared(f"{METER}, and the table's 25.87", plain, cast, **sizes(total=plain, float32_total=cast))
@@ -117,7 +117,7 @@ def new_loss_in_a_column_of_totals(evidence: Evidence) -> CheckResult:
 
 @check("LOG-37")
 def fits_in_training(evidence: Evidence) -> CheckResult:
-    """Parameters, tables, the inputs of checkpointed layers, and what the reported loss holds in float32."""
+    """Add up parameters, RoPE tables, the inputs of all layers, and what the loss holds after its forward."""
     there = evidence.held_beside_loss_bytes
     cast = there + evidence.peak("reported", "held", op=FLOAT32)
     figures = sizes(
@@ -130,7 +130,7 @@ def fits_in_training(evidence: Evidence) -> CheckResult:
 
 @check("LOG-55")
 def enables_training(evidence: Evidence) -> CheckResult:
-    """Which losses leave room for the rest of the step on the report's card."""
+    """Compute which losses leave room for the rest of the step on the report's card."""
     there = evidence.held_beside_loss_bytes
     standard = there + evidence.peak(NAIVE, "train")
     reported = there + evidence.peak("reported", "train", op=FLOAT32)
@@ -145,7 +145,7 @@ def enables_training(evidence: Evidence) -> CheckResult:
 
 @check("LOG-45")
 def one_thing_one_figure(evidence: Evidence) -> CheckResult:
-    """Three totals for the model and its activations, and the one that follows from sizes."""
+    """Compare the report's three totals for the model and its activations, and compute the right one."""
     derived = evidence.held_beside_loss_bytes + evidence.logits_bytes
     said = ("62.97 GB", "~66 GB", "68 GB")
     agree = len({Quantity.parsed(text).low for text in said}) == 1
@@ -154,7 +154,7 @@ def one_thing_one_figure(evidence: Evidence) -> CheckResult:
 
 @check("LOG-32")
 def after_embedding(evidence: Evidence) -> CheckResult:
-    """Parameters and hidden states, added in GiB and in GB, to the two digits that both summands have."""
+    """Add parameters and hidden states, in GiB and in GB, and compare with the report's two decimals."""
     hidden = evidence.bytes("B*T*D*e")
     in_gib, in_gb = 8.72 + hidden / GiB, 8.72 + hidden / 10**9
     is_gib = abs(in_gib - 9.35) < 0.01 <= abs(in_gb - 9.35)

@@ -1,4 +1,4 @@
-"""Checks of what the report's loss computes: run for real on the CPU, small, in float64 unless said."""
+"""Checks of claims about the values of the loss, with small tensors on the CPU, in float64 unless a check differs."""
 
 # B batch, T tokens, N tokens of all sequences, D width, V vocabulary
 
@@ -22,7 +22,7 @@ from .evidence import Evidence
 
 ON_SHAPES = "chosen_form on shapes alone"
 REPORTED_SWITCH = "10 GiB"
-"""Of logits: up to it, the report keeps torch's own operators."""
+"""The size of the logits up to which the report keeps torch's own operators."""
 CHUNK = 8
 IGNORED = -100
 
@@ -48,7 +48,7 @@ class Batch:
         return Batch(hidden_BTD, weight_VD, labels_BT)
 
     def old_loss(self) -> torch.Tensor:
-        """As the report prints the old code."""
+        """The loss as the report prints the old code."""
         logits = F.linear(self.hidden_BTD, self.weight_VD)
         shift_logits = logits[..., :-1, :].contiguous()
         shift_labels = self.labels_BT[..., 1:].contiguous()
@@ -57,7 +57,7 @@ class Batch:
         )
 
     def loss_of(self, loss: Loss, **options: object) -> torch.Tensor:
-        """A form of ours, on labels that were shifted once."""
+        """The loss by the function ``loss``, on labels that were shifted once."""
         target_N = next_labels(self.labels_BT).flatten()
         return loss(self.hidden_BTD.flatten(0, 1), self.weight_VD, target_N, ignore_index=IGNORED, **options)
 
@@ -68,7 +68,7 @@ class Batch:
         return torch.autograd.grad(loss, (self.hidden_BTD, self.weight_VD))
 
     def is_equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
-        """Both losses and both their gradients, to the last digits of float64."""
+        """Whether both losses and their gradients are equal, but for the last digits of float64."""
         pairs = zip((first, *self.gradients(first)), (second, *self.gradients(second)), strict=True)
         return all(torch.allclose(one, other, rtol=1e-12, atol=1e-13) for one, other in pairs)
 
@@ -82,7 +82,7 @@ class Batch:
 
 @check("LOG-09")
 def old_code_is_naive(evidence: Evidence) -> CheckResult:
-    """The old code equals naive; its ``contiguous`` copies only where there is more than one sequence."""
+    """Compare the old code with naive; test whether its ``contiguous`` copies, for one and for two sequences."""
     batch = Batch.made()
     equal = batch.is_equal(batch.old_loss(), batch.loss_of(evidence.contract().function(NAIVE)))
     copies = {}
@@ -98,7 +98,7 @@ def _copied(copies: bool) -> str:
 
 @check("LOG-10")
 def chunk_size_parameter(evidence: Evidence) -> CheckResult:
-    """The default, and that every chunk size gives the same loss and gradients."""
+    """Read the default, and compare the loss and the gradients of every chunk size with the old code's."""
     default = default_of(reported_linear_cross_entropy, "rows_per_chunk")
     batch = Batch.made()
     num_rows = batch.labels_BT.numel()
@@ -116,7 +116,7 @@ def _form_at(evidence: Evidence, batch: int, tokens: int, dtype: torch.dtype = t
 
 
 def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
-    """The shortest sequence whose loss is chunked."""
+    """The length of the shortest sequence whose loss is chunked, by bisection."""
     low, high = 1, evidence.dims["T"]
     while low < high:
         middle = (low + high) // 2
@@ -126,7 +126,7 @@ def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
 
 @check("LOG-13")
 def switch_at_10(evidence: Evidence) -> CheckResult:
-    """Where ``form="auto"`` leaves the standard path with the report's switch, by length, batch and dtype."""
+    """Find where ``form="auto"`` with the report's threshold starts to chunk, by length, batch size and dtype."""
     first = _first_chunked(evidence, torch.bfloat16)
     return result(
         first == evidence.bytes("10*GiB // (V*e) + 1"),
@@ -141,14 +141,14 @@ def switch_at_10(evidence: Evidence) -> CheckResult:
 
 @check("LOG-20")
 def method_by_length(evidence: Evidence) -> CheckResult:
-    """The table's three lengths."""
+    """Look at the form chosen for the three lengths of the report's table."""
     forms = [_form_at(evidence, 1, tokens) for tokens in (4096, 40_000, 131_072)]
     return result(forms == ["standard", "chunked", "chunked"], ON_SHAPES, forms=", ".join(forms))
 
 
 @check("LOG-14")
 def sum_over_tokens(evidence: Evidence) -> CheckResult:
-    """Sums over the tokens that count are right; three readings of the sketch are not."""
+    """Compare the reported sum over tokens with the old loss, and three other readings of the report's sketch."""
     batch = Batch.made()
     old = batch.old_loss()
     sums, means = torch.stack(batch.chunk_losses("sum")), torch.stack(batch.chunk_losses("mean"))
@@ -166,7 +166,7 @@ def sum_over_tokens(evidence: Evidence) -> CheckResult:
 
 @check("LOG-15")
 def shift_before_chunks(evidence: Evidence) -> CheckResult:
-    """Predictions that count with one shift before all chunks, and with a shift in each."""
+    """Count the predictions with one shift before all chunks, and with a shift in each chunk."""
     labels_BT = torch.arange(evidence.dims["T"])[None]
     target_BT, chunk = next_labels(labels_BT), evidence.dims["C"]
     counted = sum(int((part != IGNORED).sum()) for part in target_BT.split(chunk, dim=1))
@@ -177,7 +177,7 @@ def shift_before_chunks(evidence: Evidence) -> CheckResult:
 
 @check("LOG-16")
 def all_ignored(evidence: Evidence) -> CheckResult:
-    """With every label ignored, NaN as in torch; one chunk of ignored labels harms nothing."""
+    """Compare the loss with torch's where all labels are ignored, and where those of one chunk are."""
     some, none = Batch.made(), Batch.made()
     none.labels_BT.fill_(IGNORED)
     of_none = none.reported_loss()
@@ -191,7 +191,7 @@ def all_ignored(evidence: Evidence) -> CheckResult:
 
 @check("LOG-56")
 def no_impact_on_quality(evidence: Evidence) -> CheckResult:
-    """Equal in float64; in bfloat16 it matters what the chunks are added up in."""
+    """Compare the losses in float64; in bfloat16, add the chunks up in float32 and in bfloat16."""
     batch = Batch.made(8, 800)
     chunked = batch.reported_loss()
     old = batch.old_loss()
@@ -219,7 +219,7 @@ def no_impact_on_quality(evidence: Evidence) -> CheckResult:
 @check("LOG-52", number=1, tokens=4096)
 @check("LOG-53", number=2, tokens=40_000)
 def printed_lines(evidence: Evidence, claim: Claim, number: int, tokens: int) -> CheckResult:
-    """What ``verify_chunked_loss.py`` prints of a length, byte for byte, GiB under the name of GB and all."""
+    """Print what ``verify_chunked_loss.py`` prints for a length, byte for byte; it prints GiB as GB."""
     chunked = _form_at(evidence, 1, tokens) == "chunked"
     logits_gib = evidence.bytes("T*V*e", T=tokens) / GiB
     used = "Chunked loss used (memory efficient)" if chunked else "Standard loss used"
@@ -229,7 +229,7 @@ def printed_lines(evidence: Evidence, claim: Claim, number: int, tokens: int) ->
 
 @check("LOG-51")
 def own_test_of_the_loss(evidence: Evidence) -> CheckResult:
-    """The threshold by shapes, the values by a small batch: both halves of the report's test."""
+    """Do both halves of the report's test: the threshold by shapes, and the values of a small batch."""
     batch = Batch.made()
     equal = batch.is_equal(batch.reported_loss(), batch.old_loss())
     parts = {"threshold": method_by_length(evidence).holds, "values": equal}

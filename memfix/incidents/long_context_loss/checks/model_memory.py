@@ -1,4 +1,4 @@
-"""Checks of what the report says of its model: sizes by shapes, and stages of a profile, tiny or whole."""
+"""Checks of claims about the model: sizes by shapes, and profiles of the tiny and of the whole model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE_RANK = "FSDP2 on one simulated rank of two"
 # ---------------------------------------------------------------- by shapes
 @check("LOG-29")
 def parameters_and_tables(evidence: Evidence) -> CheckResult:
-    """Bytes of the parameters, and of a RoPE table in every layer."""
+    """Compute the bytes of the parameters, and of a RoPE table in every layer."""
     parameters, tables = evidence.parameter_bytes, evidence.table_bytes
     figures = sizes(
         parameters=parameters, tables=tables, both=parameters + tables, shared_saves=tables - tables // SIZE.layers
@@ -35,14 +35,14 @@ def parameters_and_tables(evidence: Evidence) -> CheckResult:
 
 @check("LOG-30")
 def parameter_count(evidence: Evidence) -> CheckResult:
-    """How many parameters the rebuilt model has."""
+    """Count the parameters of the rebuilt model."""
     count = num_parameters(evidence.model)
     return compared(ON_SHAPES, count, parameters=count)
 
 
 @check("LOG-50")
 def attention_types(evidence: Evidence) -> CheckResult:
-    """Both kinds can be built; sparse attention adds its gates and its position embeddings."""
+    """Build the model with both kinds of attention, and count the parameters that sparse attention adds."""
     dense = build_model("4B", attention_type="dense", device="meta", dtype=torch.bfloat16)
     more = num_parameters(evidence.model) - num_parameters(dense)
     gates_and_places = 2 * SIZE.width * SIZE.heads + SIZE.sparse.compress_block * SIZE.head_width
@@ -51,7 +51,7 @@ def attention_types(evidence: Evidence) -> CheckResult:
 
 @check("LOG-40")
 def batch_is_one_already(evidence: Evidence) -> CheckResult:
-    """Logits and layer inputs at the report's batch, less those at batch 1."""
+    """Compute logits and layer inputs at the report's batch, less those at batch 1."""
     formula = "B*T*V*e + L*B*T*D*e"
     saved = evidence.bytes(formula) - evidence.bytes(formula, B=1)
     return result(saved > 0, ARITHMETIC, batch=evidence.dims["B"], **sizes(saved=saved))
@@ -59,7 +59,7 @@ def batch_is_one_already(evidence: Evidence) -> CheckResult:
 
 @check("LOG-43")
 def recommended_settings(evidence: Evidence) -> CheckResult:
-    """The five flags of the recommended command, as keys of the config that stands for it."""
+    """Compare the five flags of the recommended command with the keys of ``131k.yaml``."""
     config = evidence.config(file="131k.yaml")
     training = config.training
     found = (
@@ -77,7 +77,7 @@ def recommended_settings(evidence: Evidence) -> CheckResult:
 # ---------------------------------------------------------------- a profile of the tiny model
 @check("LOG-39")
 def sharding_leaves_activations(evidence: Evidence) -> CheckResult:
-    """What one rank of two keeps of parameters, and of the activations of its layers, beside a single GPU."""
+    """Compare the parameters and the layers' activations on one rank of two with those on a single GPU."""
     alone, rank = evidence.rows(*TINY), evidence.rows(*TINY, world_size=2)
     parameters = rank[PARAMETERS].kinds[PARAMETERS] / alone[PARAMETERS].kinds[PARAMETERS]
     activations = rank[OTHER_LAYERS].stage.added_bytes / alone[OTHER_LAYERS].stage.added_bytes
@@ -86,7 +86,7 @@ def sharding_leaves_activations(evidence: Evidence) -> CheckResult:
 
 @check("LOG-41")
 def checkpointing_flag(evidence: Evidence) -> CheckResult:
-    """With the flag a layer keeps its input alone, and no gradient changes."""
+    """Measure what a checkpointed layer keeps, and compare the gradients with and without the flag."""
     rows, tiny = evidence.rows(*TINY), evidence.tiny_dims
     kept = rows[FIRST_LAYER].stage.end_bytes - rows[EMBEDDING].stage.end_bytes
     gradients = []
@@ -110,7 +110,7 @@ def checkpointing_flag(evidence: Evidence) -> CheckResult:
 
 @check("LOG-46")
 def gradients_and_states(evidence: Evidence) -> CheckResult:
-    """What a train step has beside the table's rows: as much as the parameters again, and states of AdamW."""
+    """Measure what the report's table leaves out of a train step: gradients and the states of AdamW."""
     kinds = evidence.rows(*TINY)[OPTIMIZER].kinds
     parameters = evidence.parameter_bytes
     states = round(kinds[STATES] / kinds[PARAMETERS])  # one number a parameter tensor counts the steps
@@ -122,7 +122,7 @@ def gradients_and_states(evidence: Evidence) -> CheckResult:
 
 @check("LOG-49")
 def finds_the_bottleneck(evidence: Evidence) -> CheckResult:
-    """What the report's table calls the step by the logits' size, and what a profile by tensors calls it."""
+    """Compare the step that the report's table blames on layers with the logits, and find what our profile blames."""
     largest = max(evidence.rows(*TINY)[LOGITS].stage.alive_at_end, key=lambda row: row.bytes)
     named = largest.bytes == evidence.bytes("T*V*e", **evidence.tiny_dims) and "head(" in largest.code
     figures = sizes(step=AFTER_FORWARD_BYTES - AFTER_FIRST_LAYER_BYTES, logits=evidence.logits_bytes)
@@ -131,14 +131,14 @@ def finds_the_bottleneck(evidence: Evidence) -> CheckResult:
 
 
 def _is_the_step_to_the_full_forward(evidence: Evidence) -> bool:
-    """Whether what the table adds after its first layer is the logits, to the two digits of both rows."""
+    """Whether what the table adds after its first layer equals the logits, to the two decimals of both rows."""
     return abs(AFTER_FORWARD_BYTES - AFTER_FIRST_LAYER_BYTES - evidence.logits_bytes) < 0.011 * GiB
 
 
 # ---------------------------------------------------------------- slow: the whole model at 131,072 tokens
 @check("LOG-33")
 def full_forward(evidence: Evidence) -> CheckResult:
-    """What the step to the full forward is, beside what 36 layers keep."""
+    """Compare what the table adds for the full forward with the logits, and with what 36 layers keep."""
     added = {name: row.stage.added_bytes for name, row in evidence.rows().items()}
     logits = added[LOGITS]
     figures = sizes(
@@ -153,7 +153,7 @@ def full_forward(evidence: Evidence) -> CheckResult:
 
 @check("LOG-34")
 def first_layer(evidence: Evidence) -> CheckResult:
-    """What a layer keeps, and how much of it lines of the feed-forward made."""
+    """Measure what a layer keeps, and how much of that the feed-forward made."""
     stage = evidence.rows()[WHOLE_LAYER].stage
     kept, source = stage.added_bytes, inspect.getsource(FeedForward.forward)
     feed_forward = sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
@@ -163,7 +163,7 @@ def first_layer(evidence: Evidence) -> CheckResult:
 
 @check("LOG-38")
 def activations_when_checkpointed(evidence: Evidence) -> CheckResult:
-    """Activations and temporaries at the highest point of the step, and with the reported loss."""
+    """Measure activations and temporaries in the forward, at the step's highest stage, and with the reported loss."""
     rows = evidence.rows()
     names = {"forward": OTHER_LAYERS, "highest": BACKWARD, "reported": REPORTED}
     taken = {name: rows[stage].kinds[REST] for name, stage in names.items()}
@@ -172,7 +172,7 @@ def activations_when_checkpointed(evidence: Evidence) -> CheckResult:
 
 @check("LOG-44")
 def half_on_each_of_two(evidence: Evidence) -> CheckResult:
-    """The report's sum with half of its parameters; and a step of ours on one rank of two and alone."""
+    """Compute the report's sum with half of its parameters; measure our step on one rank of two, and on one GPU."""
     by_the_table, on_rank = int((68 - 8.72 / 2) * GiB), evidence.later_step_bytes(world_size=2)
     alone = evidence.rows()[LATER_STEP].stage.peak_bytes
     figures = sizes(by_the_table=by_the_table, alone=alone, on_rank=on_rank)
@@ -181,7 +181,7 @@ def half_on_each_of_two(evidence: Evidence) -> CheckResult:
 
 @check("LOG-48")
 def profiler_runs(evidence: Evidence) -> CheckResult:
-    """Every stage of the report's table, from one command, at its size."""
+    """Count the stages of the report's table that one profile of the whole model measures."""
     rows = evidence.rows()
     wanted = (PARAMETERS, EMBEDDING, FIRST_LAYER, OTHER_LAYERS, STANDARD, REPORTED, BACKWARD, OPTIMIZER)
     there = sum(rows[name].stage.peak_bytes > 0 for name in wanted)
@@ -191,7 +191,7 @@ def profiler_runs(evidence: Evidence) -> CheckResult:
 # ---------------------------------------------------------------- the report's summary
 @check("LOG-57")
 def two_bugs_both_fixed(evidence: Evidence) -> CheckResult:
-    """The loss in training, positions in 16 bits, and the tables that were taken for parameters."""
+    """Judge again the loss in training, positions in 16 bits, and the RoPE tables taken for parameters."""
     loss, positions = one_chunk_at_a_time(evidence), frequencies_keep_their_dtype(evidence)
     tables = parameters_and_tables(evidence)
     still_there = sum(not found.holds for found in (loss, positions, tables))

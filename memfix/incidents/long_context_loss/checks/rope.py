@@ -1,4 +1,4 @@
-"""Checks of what the report says of its RoPE cache: its code as it failed and as it was fixed, run on CPU and meta."""
+"""Checks of claims about the RoPE cache: the report's code before and after its fix, run on the CPU and on meta."""
 
 # T positions, P pairs of a head
 
@@ -12,7 +12,7 @@ from ...evidence import raised
 from ...judging import ON_CPU, CheckResult, as_expected, check, result
 from .evidence import SIZE, Evidence
 
-# a CPU has one device: a tensor on meta is as far from the CPU as one on a GPU, and stops in the same call
+# the meta device stands for a GPU: the same calls refuse tensors of two devices
 CPU_AND_META = "run on CPU and meta"
 
 
@@ -22,7 +22,7 @@ def _x(positions: int, device: str = "cpu", dtype: torch.dtype = torch.float32) 
 
 @check("LOG-23")
 def longer_than_the_cache(evidence: Evidence, claim: Claim) -> CheckResult:
-    """A sequence within the cache is served, a longer one stops with the error of two devices."""
+    """Rotate a sequence within the cache, and a longer one, which must raise the error of two devices."""
     rotary = ReportedRotary(SIZE.head_width, cached_positions=8, positions_on_cpu=True).to("meta")
     within, longer = raised(rotary, _x(8, "meta")), raised(rotary, _x(9, "meta"))
     return as_expected(claim, CPU_AND_META, within=within, longer=longer)
@@ -30,7 +30,7 @@ def longer_than_the_cache(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("LOG-24")
 def positions_on_another_device(evidence: Evidence, claim: Claim) -> CheckResult:
-    """The line that failed: positions on the CPU and frequencies elsewhere, in one product."""
+    """Run the line that failed, with positions on another device than the frequencies and on the same one."""
     inv_freq_P = torch.ones(4, device="meta")
     apart, together = (
         raised(torch.outer, torch.arange(9, dtype=inv_freq_P.dtype, device=device), inv_freq_P)
@@ -41,7 +41,7 @@ def positions_on_another_device(evidence: Evidence, claim: Claim) -> CheckResult
 
 @check("LOG-26")
 def positions_where_frequencies_are(evidence: Evidence) -> CheckResult:
-    """The fixed cache grows where its module is, before and after a move, and is in no checkpoint."""
+    """Grow the fixed cache before and after a move of its module, and look for it in the state dict."""
     rotary = ReportedRotary(SIZE.head_width, cached_positions=8)
     devices = []
     for positions, device in ((9, "cpu"), (20, "meta")):
@@ -54,7 +54,7 @@ def positions_where_frequencies_are(evidence: Evidence) -> CheckResult:
 
 @check("LOG-27")
 def frequencies_keep_their_dtype(evidence: Evidence) -> CheckResult:
-    """Positions of the fixed cache in a module that was cast, beside those that they should be."""
+    """Compare the positions of the fixed cache, in a module that was cast to bfloat16, with the exact ones."""
     num_positions = evidence.dims["T"]
     exact_T = torch.arange(num_positions)
     wide, narrow = (ReportedRotary(SIZE.head_width, cached_positions=1) for _ in range(2))
@@ -84,7 +84,7 @@ def _first(mask_T: torch.Tensor) -> int | str:
 
 @check("LOG-28")
 def regrowth(evidence: Evidence) -> CheckResult:
-    """The fixed cache grows only for a longer sequence, and keeps the rows that it had."""
+    """Test that the fixed cache grows only for a longer sequence, and keeps its rows."""
     rotary = ReportedRotary(SIZE.head_width, cached_positions=8)
     before = rotary.cos_cached
     rotary(_x(5))

@@ -1,4 +1,4 @@
-"""The check of what the report says its fix costs in time, from what was measured on an H200."""
+"""The check of the claim about the time that the fix costs, from times measured on an H200."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .evidence import Evidence
 
 @check("LOG-54")
 def slower_by_5_to_10_percent(evidence: Evidence, claim: Claim) -> CheckResult:
-    """The reported loop's time over naive's, at each case that was timed."""
+    """Compare the times of the reported loop and of naive, at each case that was timed."""
     slower = {case: ratio - 1 for case, ratio in evidence.speed_ratios("reported").items()}
     figures = {case: f"{100 * share:+.0f} %" for case, share in slower.items()}
     return result(all(map(claim.quantity.is_met_by, slower.values())), ON_H200, **figures, cases=len(slower))

@@ -1,3 +1,3 @@
-"""The checks of the claims, by subject."""
+"""The checks of the report's claims, one file per subject."""
 
 from .evidence import Evidence as Evidence

@@ -1,4 +1,4 @@
-"""Checks of what the report says of the weight delta: its shape, its bytes, and the product that does without it."""
+"""Checks of claims about the weight delta: its shape, its bytes, and the low-rank product that needs no delta."""
 
 # B batch, S tokens of a sequence, D width, F width of the feed-forward, R rank
 
@@ -19,7 +19,7 @@ from ...judging import ARITHMETIC, METER, ON_CPU, CheckResult, as_expected, chec
 from ..model import SIZES
 from .evidence import LLAMA_7B, LLAMA_8B, Evidence, drawn
 
-B, S, D, F, R = 2, 5, 6, 7, 3  # of what runs on the CPU
+B, S, D, F, R = 2, 5, 6, 7, 3  # dims of the tensors that are computed on the CPU
 
 
 def _inputs() -> dict[str, Any]:
@@ -30,13 +30,13 @@ def _inputs() -> dict[str, Any]:
 
 
 def _einsum(given: dict[str, Any]) -> torch.Tensor:
-    """The report's own line."""
+    """The weight delta of every token, by the report's own line of code."""
     return torch.einsum("bsr,dr,rf->bsdf", given["modulation"], given["a"], given["b"])
 
 
 @check("NPT-01")
 def four_dimensions(evidence: Evidence, claim: Claim) -> CheckResult:
-    """The report's line at its own dims, without values."""
+    """Run the report's line at its own dims, on tensors without values."""
     dims = evidence.dims
     shapes = {"modulation": "BSR", "a": "DR", "b": "RF"}
     given = {name: torch.empty([dims[axis] for axis in axes], device="meta") for name, axes in shapes.items()}
@@ -45,7 +45,7 @@ def four_dimensions(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("NPT-02")
 def typical_width(evidence: Evidence) -> CheckResult:
-    """The width of the feed-forward in the published 7B and 8B models."""
+    """Look up the width of the feed-forward in the published 7B and 8B models."""
     widths = {size: SIZES[size].ffn_width for size in (LLAMA_7B, LLAMA_8B)}
     holds = set(widths.values()) == {evidence.dims["F"]}
     return result(holds, "the published shapes", of_7b=widths[LLAMA_7B], of_8b=widths[LLAMA_8B])
@@ -54,7 +54,7 @@ def typical_width(evidence: Evidence) -> CheckResult:
 @check("NPT-03", formula="B*S*D*F*e", at_8b="B*S*D*G*e", unit="GB")
 @check("NPT-07", formula="B*D*F*e", at_8b="B*D*G*e", unit="MB")
 def bytes_of_deltas(evidence: Evidence, formula: str, at_8b: str, unit: str) -> CheckResult:
-    """Of all tokens, or of one token of every sequence, at both widths."""
+    """Compute the bytes of the deltas of all tokens, or of one token per sequence, at both widths."""
     size, wide, one = evidence.bytes(formula), evidence.bytes(at_8b), evidence.bytes(formula, B=1)
     figures = sizes(binary=size, wide=wide, one_sequence=one)
     return compared(ARITHMETIC, size, bytes=size, decimal=decimal(size, unit), **figures)
@@ -62,7 +62,7 @@ def bytes_of_deltas(evidence: Evidence, formula: str, at_8b: str, unit: str) -> 
 
 @check("NPT-04")
 def modulation(evidence: Evidence) -> CheckResult:
-    """The shape of attention @ A, and the gradient of A with and without the path through it."""
+    """Compare the gradient of A with and without the path through the modulation, ``attention @ A``."""
     given, attention = _inputs(), drawn(B, S, D, seed=5)
     product = attention @ given["a"]
     whole, weight_alone = (
@@ -81,7 +81,7 @@ def modulation_bytes(evidence: Evidence) -> CheckResult:
 
 @check("NPT-06")
 def one_token(evidence: Evidence) -> CheckResult:
-    """Every position against its slice of the whole delta, and positions that do not exist."""
+    """Compare the delta of every position with its slice of the whole delta; try positions that do not exist."""
     given = _inputs()
     delta = _einsum(given)
     positions = [compute_weight_delta(given["modulation"], at, given["a"], given["b"]) for at in range(S)]
@@ -93,7 +93,7 @@ def one_token(evidence: Evidence) -> CheckResult:
 
 @check("NPT-08")
 def chunks(evidence: Evidence) -> CheckResult:
-    """Results by chunks of any size, and how the peak grows with it."""
+    """Compare the results of all chunk sizes with naive, and the peaks of two chunk sizes."""
     given = _inputs()
     true = contract.naive(*given.values())
     outputs = [npt_linear(**given, form="token_chunks", tokens_per_chunk=size) for size in range(1, B * S + 2)]
@@ -106,7 +106,7 @@ def chunks(evidence: Evidence) -> CheckResult:
 
 @check("NPT-09")
 def below_a_gigabyte(evidence: Evidence) -> CheckResult:
-    """The report's sum; its form without gradients and in training; and the product of low rank in training."""
+    """Compute the report's sum; measure its form without gradients and in training, and the low-rank product."""
     summed = evidence.bytes("B*S*R*e + B*D*F*e")
     forward, held = evidence.peak("reported", "forward"), evidence.peak("reported", "held")
     train = evidence.peak("reported", "train")
@@ -116,7 +116,7 @@ def below_a_gigabyte(evidence: Evidence) -> CheckResult:
 
 @check("NPT-10")
 def four_hundred_times(evidence: Evidence) -> CheckResult:
-    """The two tensors, and the peaks of naive, without gradients and in training."""
+    """Compare the bytes of the two tensors, and the peaks of two forms with that of naive."""
     ratio = evidence.bytes("B*S*D*F*e") / evidence.bytes("B*D*F*e")
     peaks = {phase: f"{evidence.times_below('reported', phase):.1f}x" for phase in ("forward", "train")}
     factored = f"{evidence.times_below('factored', 'train'):,.0f}x"
@@ -125,7 +125,7 @@ def four_hundred_times(evidence: Evidence) -> CheckResult:
 
 @check("NPT-19")
 def product_equals(evidence: Evidence) -> CheckResult:
-    """Result and all gradients in float64 against the einsum, at several ranks."""
+    """Compare the result and all gradients of the low-rank product with the einsum, in float64, at several ranks."""
     worst = 0.0
     for rank in (1, 2, R):
         given = _inputs()
@@ -147,7 +147,7 @@ def distributes(evidence: Evidence) -> CheckResult:
 
 @check("NPT-21")
 def no_delta(evidence: Evidence) -> CheckResult:
-    """The largest tensor that the product makes without gradients, and its train step beside naive's."""
+    """Measure the largest tensor that the low-rank product makes without gradients, and its peak in training."""
     largest, weight = evidence.largest("factored"), evidence.bytes("D*F*e")
     figures = sizes(
         largest=largest, weight=weight, train=evidence.peak("factored", "train"), naive=evidence.peak(NAIVE, "train")
@@ -163,7 +163,7 @@ def half_the_tokens(evidence: Evidence) -> CheckResult:
 
 @check("NPT-34")
 def operations(evidence: Evidence) -> CheckResult:
-    """Operations of one token, counted at the report's dims: its delta and the product with it; and two of low rank."""
+    """Count the operations of one token at the report's dims, by the reported form and by the low-rank product."""
     dims = evidence.dims
     shapes = [
         (1, 1, dims["D"]),

@@ -1,4 +1,4 @@
-"""What the checks of this report measure: forms of npt_linear, and steps of the report's configurations."""
+"""The evidence for the checks of this report, with its models and the tensors that several checks need."""
 
 # B batch, S tokens of a sequence, D width, F width of the feed-forward, R rank
 
@@ -13,7 +13,7 @@ from ..model import SIZES, Decoder
 
 LLAMA_8B, LLAMA_7B, GPT2 = "llama_8b", "llama_7b", "gpt2"
 
-# the report's files with a tiny model: the same loop, in a second on a CPU
+# overrides that give the report's configs a tiny model: the same loop, in a second on a CPU
 SHRUNKEN = (
     "model.size=tiny_llama", "model.converted_layers=2", "model.first_converted=null", "model.rank=3",
     "data.context_length=12", "data.states=16", "training.steps=2", "training.gradient_accumulation_steps=2",
@@ -26,11 +26,11 @@ class Evidence(evidence.Evidence):
 
     @property
     def dims(self) -> dict[str, int]:
-        """Of the report's text, and G for the width of the feed-forward of the 8B model that its table names."""
+        """The dims in the report's text, and G, the width of the feed-forward of the 8B model in its table."""
         return super().dims | {"G": SIZES[LLAMA_8B].ffn_width}
 
     def trained(self, file: str) -> tuple[int, int]:
-        """The converted layers of a config, and how many parameters train in them, as its model is built."""
+        """The number of layers that the config of ``file`` converts, and of the parameters that train in them."""
         config = self.config(file=file).model
         layers = convert(
             model(config.size), num_layers=config.converted_layers, first_layer=config.first_converted, rank=config.rank
@@ -39,12 +39,12 @@ class Evidence(evidence.Evidence):
 
 
 def model(size: str) -> Decoder:
-    """The report's model without values."""
+    """A model of the report, on the meta device."""
     return Decoder(SIZES[size], device="meta")
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers in float64, which require a gradient."""
+    """A float64 tensor of normally distributed numbers that requires a gradient."""
     draw = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return draw.requires_grad_()
 

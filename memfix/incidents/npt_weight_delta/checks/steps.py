@@ -14,9 +14,9 @@ CARD_BYTES = 80 * 10**9
 
 @check("NPT-16")
 def offload_frees(evidence: Evidence) -> CheckResult:
-    """What a step takes with and without offload; what the deltas would be; and the published path's gradient of B.
+    """Measure a step with and without offload; test whether B gets a gradient by the published code and by ours.
 
-    Memory that is worth freeing is more than a thousandth of the step.
+    The claim holds if offload frees more than a thousandth of the step.
     """
     step = evidence.run_bytes("product of low rank")
     freed = step - evidence.run_bytes("+ CPU offload")
@@ -38,7 +38,7 @@ def original(evidence: Evidence) -> CheckResult:
 
 @check("NPT-28")
 def basic_and_offload(evidence: Evidence) -> CheckResult:
-    """Both rows, and the product of low rank without offload."""
+    """Measure the two rows of the report's table, and the low-rank product without offload."""
     names = {"basic": "basic optimization", "product": "product of low rank", "offload": "+ CPU offload"}
     steps = {short: evidence.run_bytes(name) for short, name in names.items()}
     holds = round(steps["basic"] / 1e9) == 79 and round(steps["offload"] / 1e9) == 78
@@ -60,6 +60,6 @@ def with_fewer_layers(evidence: Evidence) -> CheckResult:
 
 @check("NPT-31")
 def small_model(evidence: Evidence) -> CheckResult:
-    """16 bytes a parameter, as if all of them trained; and a step in which A and B train."""
+    """Compute 16 bytes a parameter, as if all parameters trained; measure a step in which only A and B train."""
     all_trained, step = 16 * SIZES[GPT2].num_parameters, evidence.run_bytes("small model")
     return compared(f"{ARITHMETIC}; {METER}", all_trained, all_trained=decimal(all_trained), step=decimal(step))

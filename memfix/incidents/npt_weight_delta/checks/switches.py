@@ -1,4 +1,4 @@
-"""Checks of the report's switches, files and commands, on the loop behind ``memfix train``."""
+"""Checks of the report's switches, files and commands, with the training loop of ``memfix train``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
 from ...claims import Claim
-from ...config import load_config
 from ...distributed import World
 from ...evidence import fixed_seed, raised
+from ...incident import load_config
 from ...judging import METER, ON_CPU, CheckResult, as_expected, check, result, sizes
 from ...training import Run, train
 from ..incident import incident
@@ -31,7 +31,7 @@ def _run(evidence: Evidence, *overrides: str, file: str = "") -> Run:
 
 @check("NPT-11")
 def tuples(evidence: Evidence) -> CheckResult:
-    """Hidden states and attention as a tensor and as tuples, and what is neither."""
+    """Pass hidden states and attention as tensors and as tuples; try a list and an empty tuple."""
     layer = NptLinear(linear(6, 7), 2)
     torch.nn.init.ones_(layer.b)
     hidden, attention = drawn(2, 3, 6), drawn(2, 3, 6, seed=1)
@@ -55,7 +55,7 @@ def default_batch(evidence: Evidence) -> CheckResult:
 
 @check("NPT-13")
 def accumulation(evidence: Evidence) -> CheckResult:
-    """Gradients of both cuts of 32 examples, with ignored labels; and with a mean for each forward."""
+    """Compare the gradients of 4 x 8 and of 1 x 32 examples, some labels ignored; also with a mean per forward."""
     gradients = []
     for batch_size, forwards in ((4, 8), (1, 32)):
         cut = (f"training.batch_size={batch_size}", f"training.gradient_accumulation_steps={forwards}")
@@ -79,7 +79,7 @@ def accumulation(evidence: Evidence) -> CheckResult:
 
 @check("NPT-14")
 def efficiency_test(evidence: Evidence) -> CheckResult:
-    """What the tool shows and verifies: the bytes of the delta at its dims, and every form against naive."""
+    """Do what the report's tool does: compute the bytes of the delta, and compare every form with naive."""
     given = [drawn(2, 4, 6), drawn(6, 7, seed=1), drawn(6, 2, seed=2), drawn(2, 7, seed=3), drawn(2, 4, 2, seed=4)]
     forms = [form for form in FORMS if form != "triton"]
     equal = [torch.allclose(npt_linear(*given, form=form), contract.naive(*given), rtol=1e-10) for form in forms]
@@ -89,7 +89,7 @@ def efficiency_test(evidence: Evidence) -> CheckResult:
 
 @check("NPT-15")
 def offload_switch(evidence: Evidence) -> CheckResult:
-    """The switch of the file, and the form of the layers that it makes."""
+    """Read the switch in the optimized file, and the form of the layers in the model that it builds."""
     layers = [module for module in _run(evidence, file=OPTIMIZED).model.modules() if isinstance(module, NptLinear)]
     forms = ", ".join(sorted({layer.form for layer in layers}))
     is_on = evidence.config(file=OPTIMIZED).optimization.use_cpu_offload
@@ -98,7 +98,7 @@ def offload_switch(evidence: Evidence) -> CheckResult:
 
 @check("NPT-17")
 def mixed_precision(evidence: Evidence, claim: Claim) -> CheckResult:
-    """What the value of the file does, and what another value does."""
+    """Build a run with the file's mixed precision, and try another value."""
     run = _run(evidence, file=OPTIMIZED)
     scale = run.train_step.loss_scale
     return as_expected(
@@ -112,7 +112,7 @@ def mixed_precision(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("NPT-18")
 def masters(evidence: Evidence) -> CheckResult:
-    """Dtypes in a step, an overflow, and the bytes of masters and copies of all parameters."""
+    """Look at the parameters' dtypes, make a step overflow, and count the bytes of masters and copies."""
     run = _run(evidence, file=OPTIMIZED)
     trained, frozen = (
         {parameter.dtype for parameter in run.model.parameters() if parameter.requires_grad is trains}
@@ -131,7 +131,7 @@ def masters(evidence: Evidence) -> CheckResult:
 
 @check("NPT-22")
 def fewer_layers(evidence: Evidence) -> CheckResult:
-    """The converted layers of both files, and the parameters that 12 fewer save."""
+    """Count the converted layers of both files, and the trained parameters that 12 fewer layers save."""
     (many, trained), (few, _) = evidence.trained("config.yaml"), evidence.trained(OPTIMIZED)
     saved = trained // many * (many - few)
     return result((many, few) == (16, 4), "counted over the models", layers=few, saved=saved)
@@ -139,7 +139,7 @@ def fewer_layers(evidence: Evidence) -> CheckResult:
 
 @check("NPT-23")
 def smaller_rank(evidence: Evidence) -> CheckResult:
-    """Parameters of one converted layer at both ranks."""
+    """Count the trained parameters of one converted layer at both ranks."""
     (many, of_16), (few, of_8) = evidence.trained("config.yaml"), evidence.trained(OPTIMIZED)
     holds = of_16 // many == 2 * (of_8 // few)
     return result(holds, "counted over the models", rank_16=of_16 // many, rank_8=of_8 // few)
@@ -147,7 +147,7 @@ def smaller_rank(evidence: Evidence) -> CheckResult:
 
 @check("NPT-25")
 def launch(evidence: Evidence) -> CheckResult:
-    """Both names and another one; the small model's shape learns on the CPU."""
+    """Load the configs that the report launches, and an unknown one; train a tiny model of the small one's kind."""
     names = [load_config(incident, name).name for name in ("small", "config_optimized")]
     refused = raised(load_config, incident, "medium")
     config = evidence.config(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small")
@@ -159,7 +159,7 @@ def launch(evidence: Evidence) -> CheckResult:
 
 @check("NPT-26")
 def command(evidence: Evidence) -> CheckResult:
-    """Steps of the optimized file, with a tiny model."""
+    """Train by the optimized file, with a tiny model."""
     run = _run(evidence, "training.steps=3", file=OPTIMIZED)
     taken = sum(not run.take_step().skipped for _ in range(3))
     return result(taken == 3, "memfix train, shrunken", steps=taken)
@@ -167,7 +167,7 @@ def command(evidence: Evidence) -> CheckResult:
 
 @check("NPT-33")
 def eight_bits(evidence: Evidence) -> CheckResult:
-    """The bytes of the layers' 8-bit weights, what stays in 16 bits, and the switch on a CPU."""
+    """Count the bytes of the 8-bit weights and of what stays in 16 bits; try the switch on a CPU."""
     decoder = model(LLAMA_8B)
     make_8bit(decoder.layers)
     rounded = [module for module in decoder.modules() if isinstance(module, Int8Linear)]
@@ -181,7 +181,7 @@ def eight_bits(evidence: Evidence) -> CheckResult:
 
 @check("NPT-35")
 def two_files(evidence: Evidence) -> CheckResult:
-    """Both files parse, and both have batch 1 and 32 forwards."""
+    """Read both files, which must have batch 1 and 32 forwards."""
     cuts = {
         (config.training.batch_size, config.training.gradient_accumulation_steps)
         for config in (evidence.config(file=file) for file in ("config.yaml", OPTIMIZED))

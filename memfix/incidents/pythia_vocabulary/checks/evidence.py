@@ -1,4 +1,4 @@
-"""What the checks of this report measure: the model's parameters, and train steps of it."""
+"""The evidence for the checks of this report, with the parameters and the train steps of its model."""
 
 # B batch, T tokens, L layers, D width, V vocabulary
 
@@ -11,11 +11,11 @@ from ...decoder_parts import num_parameters
 from ...profile import PARAMETERS
 from ..model import LOSS, Pythia, create_pythia_70m
 
-ORIGINAL_WORDS = 50_000  # of the vocabulary before the fix, by the report
-DENSE = "model.use_sparse_attention=false"  # as its breakdown counts; its command trains sparse
+ORIGINAL_WORDS = 50_000  # in the vocabulary before the fix, by the report
+DENSE = "model.use_sparse_attention=false"  # as the report's breakdown counts; its command trains with sparse attention
 ORIGINAL = (f"model.vocab_size={ORIGINAL_WORDS}", DENSE)
 
-# hardly any words: the same loop, in seconds on a CPU
+# overrides for a tiny model with few words, which trains on a CPU in seconds
 SHRUNKEN = (
     "model.vocab_size=60", "model.layers=2", "model.width=16", "model.heads=2", "model.max_positions=12",
     "model.window=4", "model.dropout=0", "data.context_length=12", "data.types=200", "data.tokens=5000",
@@ -38,21 +38,21 @@ class Evidence(evidence.Evidence):
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 (one evidence a process, and it lives as long)
     def model(self, words: int = 10_000) -> Pythia:
-        """The report's model without values."""
+        """The report's model, on the meta device."""
         model, _ = create_pythia_70m(words, False, "meta")
         return model
 
     def parameters(self, words: int = 10_000) -> int:
-        """Counted over the model's tensors."""
+        """The number of parameters, counted over the model's tensors."""
         return num_parameters(self.model(words))
 
     def kept_for_backward(self, *overrides: str) -> int:
-        """What a forward leaves, the log-probabilities included."""
+        """The bytes that a forward keeps for backward, the log-probabilities included."""
         rows = self.rows(*overrides)
         return rows[LOSS].stage.end_bytes - rows[PARAMETERS].stage.end_bytes
 
     def alive_at_peak(self, stage: str, *overrides: str) -> list[int]:
-        """The sizes of all tensors that are alive when a stage is at its highest."""
+        """The sizes of all tensors that are alive at the peak of a stage."""
         timeline = self.profile(*overrides).reading.timeline
         assert timeline is not None
         ((start, end),) = ((start, end) for start, end, name in timeline.stage_spans() if name == stage)

@@ -1,4 +1,4 @@
-"""Checks of the report's batches and vocabulary, which live on the host."""
+"""Checks of claims about batches and the vocabulary, which are in host memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...judging import ON_CPU, CheckResult, check, decimal, result
 from .evidence import Evidence
 
 HOST = "host meter"
-TOKENS = (32_768, 65_536)  # of a corpus, and of one that is twice as long
+TOKENS = (32_768, 65_536)  # in a corpus, and in one that is twice as long
 WIKITEXT_TOKENS = 2_088_628  # of WikiText-2, as published
 
 
 def _text(num_words: int, num_types: int) -> list[str]:
-    """Words by Zipf's law, of which all types occur."""
+    """``num_words`` words by Zipf's law, then each of the types once, so that all occur."""
     ids = ZipfCorpus(num_words, num_types, seed=1).rows(torch.tensor([0]), num_words)[0]
     return [f"word{number}" for number in [*ids.tolist(), *range(num_types)]]
 
 
 @check("PYT-01")
 def every_word(evidence: Evidence) -> CheckResult:
-    """The naive vocabulary, without a cap."""
+    """Count the entries of the naive vocabulary, which has no cap."""
     text = _text(3000, 400)
     entries = evidence.contract("vocabulary").naive(" ".join(text))
     return result(len(entries) == len(set(text)) + 1, ON_CPU, words=len(text), entries=len(entries), specials=1)
@@ -33,7 +33,7 @@ def every_word(evidence: Evidence) -> CheckResult:
 
 @check("PYT-09")
 def top_words(evidence: Evidence) -> CheckResult:
-    """10,000 entries of more words, in any order of the text; and more entries than there are words."""
+    """Cap a vocabulary below the number of words, for a text and for its reverse; and above the number of words."""
     text = _text(20_000, 12_000)
     counts = Counter(text)
     made = vocabulary(" ".join(text), cap=10_000)
@@ -49,7 +49,7 @@ def top_words(evidence: Evidence) -> CheckResult:
 
 @check("PYT-10")
 def rare_words_are_unknown(evidence: Evidence) -> CheckResult:
-    """Words inside the cap come back as they were, others as <unk>; as many as the rare words occur."""
+    """Encode and decode a text: words within the cap must come back as they were, the others as <unk>."""
     text = _text(2000, 300)
     made = vocabulary(" ".join(text), cap=100)
     returned = made.decode(made.encode(" ".join(text))).split()
@@ -61,7 +61,7 @@ def rare_words_are_unknown(evidence: Evidence) -> CheckResult:
 
 @check("PYT-11")
 def whole_data_set(evidence: Evidence) -> CheckResult:
-    """What each token adds to the naive list of batches."""
+    """Measure what each token adds to the naive list of batches."""
     small, large = (evidence.peak(NAIVE, "forward", op="batches", N=number) for number in TOKENS)
     a_token = _bytes_a_token(large - small, TOKENS[1] - TOKENS[0])
     return result(a_token >= 16, HOST, bytes_a_token=a_token, of_wikitext=decimal(a_token * WIKITEXT_TOKENS, "MB"))
@@ -69,14 +69,14 @@ def whole_data_set(evidence: Evidence) -> CheckResult:
 
 @check("PYT-12")
 def streamed(evidence: Evidence) -> CheckResult:
-    """The batches of both forms, and what a corpus of twice the length adds."""
+    """Compare the batches of both forms, and measure what a corpus of twice the length adds."""
     corpus = ZipfCorpus(5000, 100)
     naive = evidence.contract("batches").naive(corpus, batch_size=3, length=16, seed=1)
     made = list(batches(corpus, batch_size=3, length=16, seed=1))
     same = len(naive) == len(made) and all(
         torch.equal(torch.stack(one), torch.stack(other)) for one, other in zip(made, naive, strict=True)
     )
-    # more examples than are put in order at once
+    # more examples than one block of the shuffled order
     shape, sizes = {"length": 8, "batch_size": 512}, [4 * number for number in TOKENS]
     small, large = (evidence.peak("streaming", "forward", op="batches", N=number, **shape) for number in sizes)
     more = _bytes_a_token(large - small, sizes[1] - sizes[0])
@@ -84,5 +84,5 @@ def streamed(evidence: Evidence) -> CheckResult:
 
 
 def _bytes_a_token(more_bytes: int, more_tokens: int) -> int:
-    """Whole ids of int64: what other processes do moves a reading by a few pages."""
+    """The bytes per token, rounded to whole int64 ids: other processes move a reading by a few pages."""
     return 8 * round(more_bytes / more_tokens / 8)

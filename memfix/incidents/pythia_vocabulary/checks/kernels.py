@@ -1,4 +1,4 @@
-"""Checks of the matmul kernels: the shipped source, emulated on the host, and what an H200 showed."""
+"""Checks of claims about the matmul kernels: the shipped source, emulated on the host, and times of an H200."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def loads_without_tiles(evidence: Evidence) -> CheckResult:
 
 @check("PYT-14")
 def tiles(evidence: Evidence) -> CheckResult:
-    """Loads of both kernels; the tiles that the source declares, and the threads that share them."""
+    """Count the loads of both kernels, and read the tiles that the source declares."""
     times = _traffic(one_thread_matmul).loads / _traffic(tiled_matmul).loads
     source = SOURCE.read_text(encoding="utf-8")
     tile = int(re.findall(r"#define TILE (\d+)", source)[0])
@@ -59,7 +59,7 @@ def source_is_shipped(evidence: Evidence) -> CheckResult:
 
 @check("PYT-17")
 def make_rebuilds(evidence: Evidence) -> CheckResult:
-    """What make would run; the tests build it where nvcc is."""
+    """See what make would run; where there is nvcc, the tests run it."""
     if shutil.which("make") is None:
         raise NotMeasured("needs make")
     command = ["make", "-n", "--always-make", "clean", "matmul.cubin"]
@@ -69,7 +69,7 @@ def make_rebuilds(evidence: Evidence) -> CheckResult:
 
 @check("PYT-39")
 def coalesced(evidence: Evidence) -> CheckResult:
-    """Sectors of 32 bytes that a load of 32 threads takes: 4 is the fewest."""
+    """Count the sectors of 32 bytes that a load by 32 threads touches; 4 are the fewest."""
     traffic = _traffic(tiled_matmul)
     return result(
         traffic.sectors == 4 * traffic.requests, EMULATED, sectors=f"{traffic.sectors / traffic.requests:.0f}"
@@ -84,7 +84,7 @@ def unrolled(evidence: Evidence) -> CheckResult:
 
 @check("PYT-41")
 def maximum_drops_nan(evidence: Evidence) -> CheckResult:
-    """A row with a NaN, and a row of nothing else, beside torch's amax."""
+    """Compare the kernel with torch's amax on a row with a NaN and on a row of NaNs."""
     _require_emulation()
     nan = float("nan")
     x_RC = torch.tensor([[1.0, nan, 3.0], [nan, nan, nan]])
@@ -96,7 +96,7 @@ def maximum_drops_nan(evidence: Evidence) -> CheckResult:
 
 @check("PYT-42")
 def two_to_three_times_as_fast(evidence: Evidence) -> CheckResult:
-    """One thread an element over tiles, at each size from 512 to 8192."""
+    """Compare the times of the one-thread and the tiled kernel, at each size from 512 to 8192."""
     entries = evidence.h200("matmul_sizes.json", "speed", command="python -m benchmarks.compare matmul --table sizes")
     seconds = {
         entry["dims"]["M"]: {name: row["seconds"] for name, row in entry["phases"]["forward"]["rows"].items()}

@@ -1,4 +1,4 @@
-"""Checks of what the report says its model has: counts over real tensors, without values."""
+"""Checks of claims about the number of parameters, counted over models on the meta device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPORT_LAYER = 11_000_000  # parameters of a layer, by the report
 
 @check("PYT-06")
 def inflated_model(evidence: Evidence) -> CheckResult:
-    """With 50,000 words, and with the report's own layers."""
+    """Count the parameters with 50,000 words, and with the layers as large as the report says."""
     model = evidence.model(ORIGINAL_WORDS)
     count = evidence.parameters(ORIGINAL_WORDS)
     of_layers = num_parameters(model.layers)
@@ -28,7 +28,7 @@ def inflated_model(evidence: Evidence) -> CheckResult:
 @check("PYT-25", factor=16, words=10_000)
 @check("PYT-31", factor=4, words=10_000)
 def bytes_a_parameter(evidence: Evidence, factor: int, words: int) -> CheckResult:
-    """4 bytes a parameter, 4 its gradient, 8 its moments."""
+    """Compute ``factor`` bytes a parameter: 4 for its value, 4 for its gradient, 8 for its two moments."""
     size = factor * evidence.parameters(words)
     return compared(COUNTED, size, bytes=size, decimal=decimal(size))
 
@@ -52,7 +52,7 @@ def six_layers(evidence: Evidence) -> CheckResult:
 
 @check("PYT-36")
 def counts_by_config(evidence: Evidence) -> CheckResult:
-    """``get_total_params`` against the sum over tensors, for every combination of a few values."""
+    """Compare ``get_total_params`` with the sum over tensors, for every combination of a few values."""
     tried = same = 0
     for words, layers, width, positions in itertools.product((1, 10_000), (1, 3), (8, 64), (LEARNED, ROTARY)):
         model, config = create_pythia_70m(
@@ -65,7 +65,7 @@ def counts_by_config(evidence: Evidence) -> CheckResult:
 
 @check("PYT-37")
 def printed_count(evidence: Evidence) -> CheckResult:
-    """The last line of the report's check."""
+    """Print the last line of the report's check."""
     _, config = create_pythia_70m(vocab_size=10_000, use_sparse_attention=False, device="meta")
     line = f"Total params: {config.get_total_params() / 1e6:.1f}M"
     return result("76" in line, "the report's own lines", printed=line)

@@ -1,4 +1,4 @@
-"""Checks of what the report says a train step takes: simulated steps of its model."""
+"""Checks of claims about the memory of a train step, by simulated steps of the report's model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CARD_BYTES = 80 * GiB
 
 @check("PYT-03")
 def vocabulary_is_primary(evidence: Evidence) -> CheckResult:
-    """A step with 50,000 words against one with 10,000. The primary issue would be most of the 40 GB."""
+    """Compare a step with 50,000 words and one with 10,000. A primary issue would be most of the 40 GB."""
     before, after = evidence.later_step_bytes(*ORIGINAL), evidence.later_step_bytes(DENSE)
     states = 16 * (evidence.parameters(ORIGINAL_WORDS) - evidence.parameters())
     return result(
@@ -22,7 +22,7 @@ def vocabulary_is_primary(evidence: Evidence) -> CheckResult:
 
 @check("PYT-21")
 def fails_with_batch_8(evidence: Evidence) -> CheckResult:
-    """The step before the fix, on a card of 80 GiB; and where its embedding and loss go by one-hot rows."""
+    """Compare the step before the fix with a card of 80 GiB; measure it with one-hot embedding and loss, too."""
     step = evidence.later_step_bytes(*ORIGINAL, "training.batch_size=8")
     one_hot = evidence.later_step_bytes(
         *ORIGINAL, "training.batch_size=8", "model.embedding_form=one_hot", "model.loss_form=one_hot"
@@ -56,7 +56,7 @@ def adam_states(evidence: Evidence) -> CheckResult:
 
 @check("PYT-34")
 def activations(evidence: Evidence) -> CheckResult:
-    """Kept for backward at batch 32, by dense and by sparse attention, and without dropout."""
+    """Measure what batch 32 keeps for backward, by dense and by sparse attention, and without dropout."""
     kept = evidence.kept_for_backward(DENSE)
     sparse, undropped = evidence.kept_for_backward(), evidence.kept_for_backward(DENSE, "model.dropout=0")
     return compared(METER, kept, dense=decimal(kept), sparse=decimal(sparse), without_dropout=decimal(undropped))
@@ -71,7 +71,7 @@ def total(evidence: Evidence) -> CheckResult:
 
 @check("PYT-44")
 def logits_are_missing(evidence: Evidence) -> CheckResult:
-    """The report's rows make its total without them; how many tensors of their size are alive at the peak."""
+    """Test that the report's rows add up to its total without logits; count the logits alive at the peak."""
     one = evidence.bytes("B*T*V*e")
     at_once = evidence.alive_at_peak(LATER_STEP, DENSE).count(one)
     rows_mb, total_mb = 304 + 304 + 608 + 2000, 3200

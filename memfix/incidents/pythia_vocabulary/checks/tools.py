@@ -1,4 +1,4 @@
-"""Checks of the commands and switches that the report names, on the loop behind ``memfix train``."""
+"""Checks of the commands and switches that the report names, with the loop of ``memfix train``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 from ....errors import MemfixError
 from ...claims import Claim
-from ...config import load_config
 from ...distributed import World, joined
 from ...evidence import fixed_seed
+from ...incident import load_config
 from ...judging import ON_CPU, CheckResult, as_expected, check, result
 from ...training import train
 from ..attention import dense_attention, window_attention
@@ -18,7 +18,7 @@ from ..incident import incident
 from ..model import create_pythia_70m
 from .evidence import SHRUNKEN, Evidence
 
-# the options of the report's command, and the keys that stand in their place
+# the options of the report's command, and the config keys that replace them
 KEYS = {
     "--dataset": "data.path=zipf",
     "--vocab_size": "model.vocab_size=10000",
@@ -32,7 +32,7 @@ KEYS = {
 
 @check("PYT-15")
 def trains(evidence: Evidence) -> CheckResult:
-    """A small model of the same kind learns for 20 steps."""
+    """Train a small model of the same kind for 20 steps."""
     config = evidence.config(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
     with fixed_seed():
         losses = [step.loss for step in train(incident, config, World(0, 1, torch.device("cpu")))]
@@ -42,7 +42,7 @@ def trains(evidence: Evidence) -> CheckResult:
 
 @check("PYT-18")
 def options(evidence: Evidence) -> CheckResult:
-    """The report's first command, key by key; the shipped config says the same."""
+    """Compare the report's first command, key by key, with the shipped config."""
     of_command = {name: key for name, key in KEYS.items() if name != "--device"}
     given = load_config(incident, incident.config, of_command.values())
     return result(
@@ -54,7 +54,7 @@ def options(evidence: Evidence) -> CheckResult:
 
 @check("PYT-19")
 def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
-    """What the shorter command leaves out, and a GPU that is not there."""
+    """Read the defaults of what the shorter command leaves out, and ask for a GPU that is not there."""
     config = evidence.config("training.device=cuda")
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
         try:
@@ -73,7 +73,7 @@ def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
 
 @check("PYT-20")
 def sparse(evidence: Evidence) -> CheckResult:
-    """A window as long as the text, and one longer, against dense; and the parameters of both models."""
+    """Compare windows as long as the text and longer with dense attention; and the parameters of both models."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, 10, 4, generator=generator, dtype=torch.float64) for _ in range(3))
     dense = dense_attention(q, k, v)

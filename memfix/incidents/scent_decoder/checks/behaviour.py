@@ -1,4 +1,4 @@
-"""Checks of what the report's layers do, on the CPU."""
+"""Checks of claims about what the report's layers compute, on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _built(evidence: Evidence, *overrides: str) -> ScentModel:
 
 
 def gradients(evidence: Evidence, *overrides: str) -> list[torch.Tensor]:
-    """The gradient of every parameter of a tiny model."""
+    """The gradient of every parameter of a tiny model, in float64."""
     model, config = _built(evidence, *overrides), evidence.config(*SHRUNKEN, *overrides)
     batch = {name: tensor.double() for name, tensor in image_batches(config)(Examples(range(2), 0)).items()}
     with fixed_seed():
@@ -34,7 +34,7 @@ def gradients(evidence: Evidence, *overrides: str) -> list[torch.Tensor]:
 
 @check("SCN-04")
 def bandwidth_encoder(evidence: Evidence) -> CheckResult:
-    """The modules of an encoder as printed, and what its blocks compute without residuals."""
+    """Compare the modules of an encoder with the report's, and test what a block passes on without residuals."""
     model = evidence.model("model.num_layers=2")
     encoder: Any = model.bandwidth_lins[0]
     first = encoder.first
@@ -52,7 +52,7 @@ def bandwidth_encoder(evidence: Evidence) -> CheckResult:
 
 @check("SCN-19")
 def no_attention(evidence: Evidence) -> CheckResult:
-    """Attentions of the decoder, and the shape of its result."""
+    """Count the attentions of the decoder, and run it."""
     model = _built(evidence, "model.decoder=ff")
     out = model(torch.rand(2, 3, 4, 4).double(), torch.rand(2, 5, 2).double())
     attentions = count(decoder_parts(model), Attention)
@@ -63,7 +63,7 @@ def no_attention(evidence: Evidence) -> CheckResult:
 
 @check("SCN-21")
 def expansion(evidence: Evidence) -> CheckResult:
-    """The weights of a feed-forward of the report's model."""
+    """Read the shapes of the weights of a feed-forward in the report's model."""
     layer = evidence.model().hv_lins[0].layers[1].fn
     up, down = tuple(layer.up.weight.shape), tuple(layer.down.weight.shape)
     return result(down == (512, 2048), "module tree", first=str(up), second=str(down))
@@ -71,7 +71,7 @@ def expansion(evidence: Evidence) -> CheckResult:
 
 @check("SCN-22")
 def gate(evidence: Evidence) -> CheckResult:
-    """Every form against two lines of torch."""
+    """Compare every form of the feed-forward with two lines of torch."""
     with fixed_seed():
         layer, x = FeedForward(6).double(), torch.randn(2, 3, 6, dtype=torch.float64)
     value, gates = layer.up(x).chunk(2, -1)
@@ -86,7 +86,7 @@ def gate(evidence: Evidence) -> CheckResult:
 
 @check("SCN-23")
 def skips(evidence: Evidence) -> CheckResult:
-    """Where all blocks give nothing, the result depends on the coordinates, because the encoding skips them."""
+    """Make all blocks give zeros, and test whether the result still depends on the coordinates, by the skips."""
     model = _built(evidence)
     for layer in [module for module in decoder_parts(model).modules() if isinstance(module, PreNorm)]:
         last: Any = layer.fn.to_out if isinstance(layer.fn, Attention) else layer.fn.down
@@ -101,7 +101,7 @@ def skips(evidence: Evidence) -> CheckResult:
 
 @check("SCN-25")
 def context(evidence: Evidence) -> CheckResult:
-    """A context of 40 tokens and 96 features, and one of another width, or of another batch size."""
+    """Attend to a context of 40 tokens and 96 features, then to one of another width and one of another batch size."""
     layer, x = PreNorm(32, Attention(32, context_dim=96, heads=4), 96), torch.randn(2, 10, 32)
     shape = tuple(layer(x, torch.randn(2, 40, 96)).shape)
     refused = {raised(layer.fn, x, torch.randn(*of)) for of in ((2, 96, 40), (1, 40, 96))}
@@ -112,7 +112,7 @@ def context(evidence: Evidence) -> CheckResult:
 
 @check("SCN-30")
 def checkpoints(evidence: Evidence) -> CheckResult:
-    """Gradients with and without, in decoders with and without a context, and with dropout."""
+    """Compare the gradients with and without checkpointing, in decoders with and without context, and with dropout."""
     ways = ("model.decoder=self", "model.decoder=cross", "model.dropout=0.5")
     equal = [
         all(

@@ -1,4 +1,4 @@
-"""What the checks of this report measure: what layers hold for backward, and steps of the report's solutions."""
+"""The evidence for the checks of this report, with what layers and the model hold for backward."""
 
 # B batch, N positions, M latent tokens, D width, H heads
 
@@ -15,7 +15,7 @@ from ... import evidence
 from ..incident import incident
 from ..layers import Attention, FeedForward, PreNorm
 
-# the report's file with a tiny model, which runs on a CPU
+# overrides that give the report's config a tiny model, which runs on a CPU
 SHRUNKEN = (
     "model.hidden_dim=16", "model.latent_dim=8", "model.latent_tokens=4", "model.heads=2", "model.feature_dim=8",
     "data.resolution=4", "training.batch_size=2", "training.device=cpu",
@@ -27,7 +27,7 @@ class Evidence(evidence.Evidence):
 
     @property
     def dims(self) -> dict[str, int]:
-        """Of the report's config, and ``e``, the item size of float32."""
+        """The dims of the report's config, F for the Fourier features, and e, the item size of float32."""
         config = self.config()
         model, positions = config.model, config.data.resolution**2
         return {
@@ -36,12 +36,12 @@ class Evidence(evidence.Evidence):
         }  # fmt: skip
 
     def model(self, *overrides: str) -> Any:
-        """The report's model without values."""
+        """The report's model, on the meta device."""
         with torch.device("meta"):
             return incident.build(self.config(*overrides))
 
     def held(self, layer: Callable[[int], nn.Module], dtype: torch.dtype = torch.float32, **dims: int) -> int:
-        """What a layer of width D holds for backward at the report's sizes, above its input."""
+        """The bytes that a layer of width D holds for backward at the report's dims, without its input."""
         of = self.dims | dims
         with torch.device("meta"):
             made = layer(of["D"]).to(dtype)
@@ -49,7 +49,7 @@ class Evidence(evidence.Evidence):
         return held_bytes(made, x)
 
     def held_by_model(self, *overrides: str) -> int:
-        """What a forward of the report's model holds for backward, above its inputs."""
+        """The bytes that a forward of the report's model holds for backward, without its inputs."""
         batch_size, resolution = self.dims["B"], self.config(*overrides).data.resolution
         images = torch.empty(batch_size, 3, resolution, resolution, device="meta")
         return held_bytes(self.model(*overrides), images, torch.empty(batch_size, resolution**2, 2, device="meta"))
@@ -82,10 +82,10 @@ def held_bytes(layer: nn.Module, *inputs: torch.Tensor) -> int:
 
 
 def count(model: nn.Module, kind: type[nn.Module]) -> int:
-    """How many modules of a kind there are."""
+    """The number of modules of class ``kind`` in ``model``."""
     return sum(isinstance(module, kind) for module in model.modules())
 
 
 def decoder_parts(model: Any) -> nn.ModuleList:
-    """The decoder's blocks, without the latent processor and the query to it."""
+    """The decoder's encoders and blocks, without the latent processor and the query to it."""
     return nn.ModuleList([model.bandwidth_lins, model.modulation_lins, model.hv_lins])

@@ -1,4 +1,4 @@
-"""Checks of what the report counts: positions, matrices, layers and their bytes."""
+"""Checks of claims about counts: positions, attention matrices, layers and their bytes."""
 
 # B batch, N positions, M latent tokens, D width, H heads
 
@@ -24,7 +24,7 @@ def positions(evidence: Evidence) -> CheckResult:
 
 @check("SCN-02")
 def squares(evidence: Evidence) -> CheckResult:
-    """The matrix, and all that a layer holds, where the positions double from 512."""
+    """Compare the matrix, and all that a layer holds, at 1,024 and at 512 positions."""
     matrix = evidence.bytes(MATRIX) / evidence.bytes(MATRIX, N=512)
     layer = evidence.held(naive_attention) / evidence.held(naive_attention, N=512)
     return result(matrix == 4, f"{ARITHMETIC}; {SAVED}", matrix=f"{matrix:.0f}x", layer=f"{layer:.2f}x")
@@ -32,7 +32,7 @@ def squares(evidence: Evidence) -> CheckResult:
 
 @check("SCN-03")
 def attentions_of_an_encoder(evidence: Evidence) -> CheckResult:
-    """At both numbers of layers; the report prints one attention."""
+    """Count the attentions of an encoder, with 2 layers, as the report's code prints it, and with 3."""
     printed, three = (
         count(evidence.model(f"model.num_layers={layers}").bandwidth_lins[0], Attention) for layers in (2, 3)
     )
@@ -41,7 +41,7 @@ def attentions_of_an_encoder(evidence: Evidence) -> CheckResult:
 
 @check("SCN-05")
 def projections(evidence: Evidence) -> CheckResult:
-    """The shape of the queries of all heads, and their bytes."""
+    """Make the queries of all heads, without values, and read their shape and their bytes."""
     dims = evidence.dims
     with torch.device("meta"):
         layer = Attention(dims["D"], heads=dims["H"])
@@ -58,7 +58,7 @@ def elements(evidence: Evidence) -> CheckResult:
 
 @check("SCN-07")
 def one_attention(evidence: Evidence) -> CheckResult:
-    """What the layer holds, of which the matrix is a part; and the peak of a step of attention alone."""
+    """Measure what the layer holds, the matrix included, and the peak of a train step of attention alone."""
     held = evidence.held(naive_attention)
     figures = sizes(matrix=evidence.bytes(MATRIX), held=held, step=evidence.peak("naive", "train", op="attention"))
     return compared(SAVED, held, decimal=decimal(held), **figures)
@@ -68,7 +68,7 @@ def one_attention(evidence: Evidence) -> CheckResult:
 @check("SCN-09", part="modulation_lins")
 @check("SCN-10", part="hv_lins")
 def matrices_of_a_part(evidence: Evidence, part: str) -> CheckResult:
-    """All matrices of a part of the decoder, as the report counts its layers and as it prints them."""
+    """Count the matrices of a part of the decoder, with the 3 layers of the report's sum and the 2 of its code."""
     summed, printed = (
         count(getattr(evidence.model(f"model.num_layers={layers}"), part), Attention) for layers in (3, 2)
     )
@@ -99,7 +99,7 @@ def other_activations(evidence: Evidence) -> CheckResult:
 
 @check("SCN-16")
 def share_of_matrices(evidence: Evidence) -> CheckResult:
-    """What a forward holds for backward, by what holds it."""
+    """Compute the shares of the matrices and of the feed-forwards in what a forward holds for backward."""
     held, model = evidence.held_by_model(), decoder_parts(evidence.model())
     matrices = count(model, Attention) * evidence.bytes(MATRIX)
     feed_forwards = count(model, FeedForward) * evidence.held(naive_feed_forward)
@@ -117,7 +117,7 @@ def residual_blocks(evidence: Evidence) -> CheckResult:
 
 @check("SCN-24")
 def latent_matrix(evidence: Evidence) -> CheckResult:
-    """The matrix of the latent processor, which has attention in every decoder."""
+    """Compute the matrix of the latent processor, which has attention whatever the decoder is."""
     size, whole = evidence.bytes("B*H*M*M*e"), evidence.bytes(MATRIX)
     attentions = count(evidence.model("model.decoder=ff").latent_blocks, Attention)
     holds = evidence.dims["M"] == 256 and attentions > 0
@@ -132,7 +132,7 @@ def cross_matrix(evidence: Evidence) -> CheckResult:
 
 @check("SCN-35")
 def crossover(evidence: Evidence) -> CheckResult:
-    """What feed-forwards hold is linear, and at how many positions an attention holds as much."""
+    """Test that a feed-forward holds memory linear in the positions, and where attention holds as much."""
     one, two = (evidence.held(naive_feed_forward, N=positions) for positions in (1024, 2048))
     equal_at = 12 * evidence.dims["D"] // evidence.dims["H"]
     both = {evidence.held(layer, N=equal_at) for layer in (naive_feed_forward, naive_attention)}
@@ -141,7 +141,7 @@ def crossover(evidence: Evidence) -> CheckResult:
 
 @check("SCN-40")
 def quick_fix(evidence: Evidence) -> CheckResult:
-    """Feed-forwards of the pattern at several numbers of layers."""
+    """Count the feed-forwards of the recommended decoder, for several numbers of layers."""
     counts = [
         count(decoder_parts(evidence.model("model.decoder=ff", f"model.num_layers={layers}")), FeedForward)
         for layers in (1, 2, 3)
@@ -151,7 +151,7 @@ def quick_fix(evidence: Evidence) -> CheckResult:
 
 @check("SCN-41")
 def two_feed_forwards(evidence: Evidence) -> CheckResult:
-    """Modules and parameters of a block, and of the models."""
+    """Count the modules of a block, and the parameters of its layers and of the models."""
     before, after = evidence.model(), evidence.model("model.decoder=ff")
     attention, feed_forward = (layer.fn for layer in before.hv_lins[0].layers)
     block = after.hv_lins[0]
@@ -162,7 +162,7 @@ def two_feed_forwards(evidence: Evidence) -> CheckResult:
 
 @check("SCN-42")
 def twenty_times(evidence: Evidence) -> CheckResult:
-    """What both layers hold, against their closed forms with two statistics of the norm a position."""
+    """Compare what both layers hold with closed forms, which count two statistics of the norm per position."""
     attention, feed_forward = evidence.held(naive_attention), evidence.held(naive_feed_forward)
     closed = evidence.bytes("B*N*(5*D + H*N)*e + 8*B*N"), evidence.bytes("B*N*17*D*e + 8*B*N")
     exact = (attention, feed_forward) == closed
@@ -174,7 +174,7 @@ def twenty_times(evidence: Evidence) -> CheckResult:
 
 @check("SCN-44")
 def half_in_bf16(evidence: Evidence) -> CheckResult:
-    """Both layers in bfloat16 and in float32."""
+    """Compare what both layers hold in bfloat16 and in float32."""
     layers = {"attention": naive_attention, "feed_forward": naive_feed_forward}
     narrow = {name: evidence.held(layer, torch.bfloat16) for name, layer in layers.items()}
     ratios = [evidence.held(layer) / narrow[name] for name, layer in layers.items()]

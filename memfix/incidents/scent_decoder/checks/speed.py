@@ -1,4 +1,4 @@
-"""Checks of what the report says its solutions cost in time, from steps that were timed on an H200."""
+"""Checks of claims about the time that the solutions cost, from steps timed on an H200."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .steps import BATCH, CHECKPOINT, ORIGINAL
 
 @check("SCN-29")
 def a_quarter_at_a_time(evidence: Evidence) -> CheckResult:
-    """The time for an image at batch 16 over that at batch 64."""
+    """Divide the time per image at batch 16 by that at batch 64."""
     steps = evidence.config().batch_size // evidence.config(BATCH_16).batch_size
     ratios = [steps * ratio for ratio in _ratios(evidence, BATCH)]
     low, per_image, high = (f"{ratio:.2f}x" for ratio in ratios)
@@ -22,7 +22,7 @@ def a_quarter_at_a_time(evidence: Evidence) -> CheckResult:
 
 @check("SCN-32")
 def slower_by_30_percent(evidence: Evidence) -> CheckResult:
-    """A checkpointed step over one that is not, of the same images; about 30 % is 25 to 35."""
+    """Compare a checkpointed step with the original, of as many images. About 30 % is read as 25 to 35."""
     low, slower, high = (100 * (ratio - 1) for ratio in _ratios(evidence, CHECKPOINT))
     figures = {"slower": f"{slower:.1f} %", "low": f"{low:.1f} %", "high": f"{high:.1f} %"}
     images = evidence.config().batch_size
@@ -30,7 +30,7 @@ def slower_by_30_percent(evidence: Evidence) -> CheckResult:
 
 
 def _ratios(evidence: Evidence, name: str) -> tuple[float, float, float]:
-    """The time of a step over the original's: the lowest that the samples allow, of the medians, the highest."""
+    """The time of a step over the original's: the lowest ratio of samples, the ratio of the medians, the highest."""
     of_run, original = evidence.run_times_s(name), evidence.run_times_s(ORIGINAL)
     medians = statistics.median(of_run) / statistics.median(original)
     return of_run[0] / original[-1], medians, of_run[-1] / original[0]

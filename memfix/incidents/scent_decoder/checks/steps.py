@@ -1,4 +1,4 @@
-"""Checks of the report's ranking: simulated steps of its solutions."""
+"""Checks of the report's ranking of solutions, by simulated train steps of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECOMMENDED_WITH_OURS = "1 with our feed-forward"
 
 @check("SCN-12")
 def gradients_double(evidence: Evidence) -> CheckResult:
-    """What is held for backward, and the peak of the step above parameters, gradients and Adam's states."""
+    """Compare what is held for backward with the step's peak above parameters, gradients and Adam's states."""
     held = evidence.held_by_model()
     above = evidence.run_bytes(ORIGINAL) - 16 * num_parameters(evidence.model())
     return result(above > 1.9 * held, METER, times=f"{above / held:.2f}x", **sizes(held=held, step=above))
@@ -40,7 +40,7 @@ def thirty_six_times(evidence: Evidence) -> CheckResult:
 
 @check("SCN-27")
 def to_latents(evidence: Evidence) -> CheckResult:
-    """All matrices, and a step."""
+    """Compute the bytes of all matrices, and measure a step."""
     matrices = 9 * evidence.bytes("B*H*N*M*e")
     before, after = evidence.run_bytes(ORIGINAL), evidence.run_bytes(CROSS)
     figures = sizes(binary=matrices, before=before, after=after)
@@ -64,14 +64,14 @@ def half_by_checkpoints(evidence: Evidence) -> CheckResult:
 
 @check("SCN-33")
 def smaller_runs(evidence: Evidence) -> CheckResult:
-    """Both keys of the config make a step smaller."""
+    """Measure a step with each of the two smaller configs."""
     before, pixels, layers = (evidence.run_bytes(name) for name in (ORIGINAL, "5: 16 x 16 pixels", "5: num_layers 2"))
     return result(max(pixels, layers) < before, METER, **sizes(pixels=pixels, layers=layers))
 
 
 @check("SCN-34")
 def ranked(evidence: Evidence) -> CheckResult:
-    """The first four solutions by the peak of a step, smallest first, beside the order of the report."""
+    """Sort the first four solutions by the peak of a step, and compare with the report's order."""
     order = [FF, CROSS, BATCH, CHECKPOINT]
     by_peak = sorted(order, key=evidence.run_bytes)
     return result(by_peak == order, METER, order=", ".join(name.partition(": ")[2] for name in by_peak))
@@ -91,7 +91,7 @@ def fits_easily(evidence: Evidence) -> CheckResult:
 
 @check("SCN-43")
 def missing_remedy(evidence: Evidence) -> CheckResult:
-    """Steps of the original decoder in other forms, and gradients of both in a tiny one."""
+    """Measure steps of the original decoder with our forms, and compare gradients of a tiny one with naive's."""
     before = evidence.run_bytes(ORIGINAL)
     peaks = {
         "attention": evidence.run_bytes(OUR_ATTENTION),
