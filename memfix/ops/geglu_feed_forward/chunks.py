@@ -53,11 +53,11 @@ def chunked_feed_forward(tensors: FeedForwardTensors, options: ChunkOptions, act
     ``2*C*F*e`` bytes are then a part of this memory.
     """
     tensors.require_rows_for(options.activation)
-    norm_dtype = tensors.hidden.dtype
-    if tensors.casts:
+    norm_dtype, product_dtype = tensors.hidden.dtype, tensors.autocast_dtype
+    if product_dtype is not None:
         # as torch does under autocast: products in the narrow dtype, a norm in float32
         norm_dtype = torch.float32
-        tensors = tensors.cast(torch.get_autocast_dtype(tensors.hidden.device.type), norm_dtype)
+        tensors = tensors.cast(product_dtype, norm_dtype)
     # read requires_grad here: inside a Function grad mode is off, and requires_grad says nothing
     is_trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     num_tokens = tensors.hidden.shape[:-1].numel()

@@ -152,10 +152,9 @@ def chunked_linear_cross_entropy(
     scale that lifts it into float16's range.
     """
     hidden_ND = tensors.hidden_ND
-    product_dtype = naives_dtype = hidden_ND.dtype
-    if tensors.casts:
-        # as torch does under autocast: the product in the narrow dtype, the loss in float32
-        product_dtype, naives_dtype = torch.get_autocast_dtype(hidden_ND.device.type), torch.float32
+    # as torch does under autocast: the product in the narrow dtype, the loss in float32
+    narrow_dtype = tensors.autocast_dtype
+    naives_dtype = hidden_ND.dtype if narrow_dtype is None else torch.float32
     # read requires_grad here: inside a Function grad mode is off, and requires_grad says nothing
     differentiated = (hidden_ND, tensors.weight_VD, tensors.bias_V)
     wanted = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in differentiated)
@@ -163,7 +162,7 @@ def chunked_linear_cross_entropy(
         options,
         options.rows_of(hidden_ND.shape[0]),
         passes,
-        product_dtype,
+        narrow_dtype or hidden_ND.dtype,
         loss_dtype or naives_dtype,
         (wanted[0], wanted[1], wanted[2]),
         tensors.vocabulary if num_classes is None else num_classes,

@@ -58,8 +58,7 @@ class TiledPass:
         self.weight_DV = weight_VD.T
         wide = sum_dtype(weight_VD.dtype)
         caps = self.keeps_slope and head.options.softcap is not None and wants_gradient
-        # a cap needs a second buffer for its slope: halve the rows of a tile
-        self.rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
+        self.rows_per_tile = self._rows_per_tile(rows_per_chunk, caps)
         size_RV, size_CV = (self.rows_per_tile, head.vocabulary), (rows_per_chunk, head.vocabulary)
         self.gradient_CV = weight_VD.new_empty(size_CV) if wants_gradient else None
         in_place = wants_gradient and wide == weight_VD.dtype
@@ -71,9 +70,13 @@ class TiledPass:
     def bytes_of(rows_per_chunk: int, vocabulary: int, dtype: torch.dtype, *, caps: bool) -> int:
         """Return the bytes of a train step's buffers."""
         wide = sum_dtype(dtype)
-        rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
-        num_tiles = (wide != dtype) + caps
-        return vocabulary * (rows_per_chunk * dtype.itemsize + num_tiles * rows_per_tile * wide.itemsize)
+        tile_rows = ((wide != dtype) + caps) * TiledPass._rows_per_tile(rows_per_chunk, caps)
+        return vocabulary * (rows_per_chunk * dtype.itemsize + tile_rows * wide.itemsize)
+
+    @staticmethod
+    def _rows_per_tile(rows_per_chunk: int, caps: bool) -> int:
+        # a cap needs a second buffer for its slope: halve the rows of a tile
+        return -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
         """Do nothing: this pass needs no preparation."""

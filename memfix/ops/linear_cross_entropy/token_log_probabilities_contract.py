@@ -9,18 +9,15 @@ import torch
 from ...contract import Contract, Dim, Integers, Normal, TensorSpec
 from ...laws import Scaling, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
-from .contract import KEEPS_LOGITS, NOT_ALIKE
+from .contract import KEEPS_LOGITS, NOT_ALIKE, chunked_limits
 from .log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
 
 _N = "B*T"
 # masks, sums and coefficients of every token; the bias and its gradient
 _SMALL = f"80*{_N} + 40*V + 4*KiB"
-_CHUNK = f"min(rows_per_chunk, {_N})*V*e"
-_TILE = f"2*ceil_div(min(rows_per_chunk, {_N}), 8)*V*max(e, 4)"
-_GRADIENTS = f"{_N}*D*e + V*D*max(e, 4)"
 _ROWS = f"{_N}*D*e"  # the copy of hidden if it is not contiguous
-
+_LIMITS = chunked_limits(num_tokens=_N, small=f"{_SMALL} + {_ROWS}") | {"held": f"{_SMALL} + {_ROWS}"}
 
 contract = Contract(
     "token_log_probabilities",
@@ -42,12 +39,7 @@ contract = Contract(
     },
     tolerance=KEEPS_LOGITS,
     budgets=[
-        *at_most(
-            "recompute",
-            forward=f"{_TILE} + {_SMALL} + {_ROWS}",
-            held=f"{_SMALL} + {_ROWS}",
-            train=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL} + {_ROWS}",
-        ),
+        *at_most("recompute", **_LIMITS),
         *below_naive("recompute", "policy", forward=20, train=8),
     ],
     scaling=[
