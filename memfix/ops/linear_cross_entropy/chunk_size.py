@@ -39,7 +39,7 @@ def usual_rows(num_tokens: int, vocabulary: int) -> int:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkMemory:
     """The properties of a call that decide, with the number of rows, the bytes of a chunk."""
 
     form: str
@@ -49,8 +49,8 @@ class Chunks:
     options: Options
 
     @staticmethod
-    def of(form: str, hidden: torch.Tensor, weight: torch.Tensor, options: Options) -> Chunks:
-        return Chunks(form, hidden.shape[-1], weight.shape[0], product_dtype(hidden), options)
+    def of(form: str, hidden: torch.Tensor, weight: torch.Tensor, options: Options) -> ChunkMemory:
+        return ChunkMemory(form, hidden.shape[-1], weight.shape[0], product_dtype(hidden), options)
 
     @property
     def leaves_exponentials(self) -> bool:

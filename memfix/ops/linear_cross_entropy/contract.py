@@ -41,15 +41,15 @@ def chunked_limits(
     }
 
 
-LOSS = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
+LOSS_TOLERANCE = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
 # each chunk's loss and gradients are rounded before they are added up, and there may be a hundred chunks
-_ADDS_UP_ROUNDED = replace(LOSS, ulps=32, rms_factor=16)
+_ROUNDED_SUMS_TOLERANCE = replace(LOSS_TOLERANCE, ulps=32, rms_factor=16)
 # these forms do not round the logits, which is most of naive's error for logits in the tens; but they multiply rounded
 # gradients by the upstream gradient, which naive knows before it rounds
-KEEPS_LOGITS = replace(LOSS, rms_ulps=0.65)
+UNROUNDED_LOGITS_TOLERANCE = replace(LOSS_TOLERANCE, rms_ulps=0.65)
 # a row of the logits' gradient sums to zero, so in its products with equal rows the terms cancel: what is left is the
 # rounding of the operands to the working dtype, as in naive, and says nothing about the dtype of the logits
-NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
+PATTERNS_WITHOUT_EQUAL_ROWS: tuple[Pattern, ...] = ("even", "runs")
 # constants lowered for the equality checks, so that small calls have several parts and tiles
 _SMALL_PARTS = {
     f"{__package__}.logits_gradient._ROWS_OF_A_SUM": 8,
@@ -70,24 +70,24 @@ contract = Contract(
     naive=naive_linear_cross_entropy,
     floor=three_products,
     forms={
-        "reported": Form(reported_linear_cross_entropy, reported=True, tolerance=_ADDS_UP_ROUNDED),
-        "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ADDS_UP_ROUNDED),
+        "reported": Form(reported_linear_cross_entropy, reported=True, tolerance=_ROUNDED_SUMS_TOLERANCE),
+        "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ROUNDED_SUMS_TOLERANCE),
         "recompute": Form(
             recompute_linear_cross_entropy,
-            tolerance=KEEPS_LOGITS,
+            tolerance=UNROUNDED_LOGITS_TOLERANCE,
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
         ),
         # as users call the op: triton on the GPU of the meter, recompute on a CPU
         "auto": Form(
             auto_linear_cross_entropy,
-            tolerance=KEEPS_LOGITS,
+            tolerance=UNROUNDED_LOGITS_TOLERANCE,
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
         ),
         "triton": Form(
             triton_linear_cross_entropy,
-            tolerance=KEEPS_LOGITS,
+            tolerance=UNROUNDED_LOGITS_TOLERANCE,
             repeats_backward=False,
             has_kernels=True,
             compared_with={**_SMALL_PARTS, f"{__package__}.triton.TILES": _SMALL_TILES},
@@ -103,8 +103,8 @@ contract = Contract(
         "z_loss": (0.0, 1e-2),
     },
     inputs=[
-        TensorSpec("hidden", "N D", grad=True, patterns=NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=NOT_ALIKE),
+        TensorSpec("hidden", "N D", grad=True, patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
+        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
         TensorSpec("target", "N", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
         TensorSpec("class_weight", "V", values=Uniform(0.25, 2.0), optional=True),
@@ -117,7 +117,7 @@ contract = Contract(
         "small": _SMALL_CASE,
         "options": {**_SMALL_CASE, **_EVERY_OPTION},  # so that the memory of every option has a lock entry
     },
-    tolerance=LOSS,
+    tolerance=LOSS_TOLERANCE,
     budgets=[
         # the report promised one chunk at a time: true without gradients, false with them
         *below_naive("reported", "incident", forward=20),

@@ -38,10 +38,10 @@ def naive_linear_cross_entropy(
         label_smoothing=label_smoothing,
     )
     if z_loss:
-        counts_N = target_N != ignore_index
-        square_N = logits_NV.logsumexp(1).square().where(counts_N, 0)
+        is_counted_N = target_N != ignore_index
+        square_N = logits_NV.logsumexp(1).square().where(is_counted_N, 0)
         if reduction == "mean":
-            loss = loss + z_loss * square_N.sum() / counts_N.sum()
+            loss = loss + z_loss * square_N.sum() / is_counted_N.sum()
         else:
             loss = loss + z_loss * (square_N.sum() if reduction == "sum" else square_N)
     return loss

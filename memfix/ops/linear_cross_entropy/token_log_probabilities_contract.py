@@ -9,7 +9,7 @@ import torch
 from ...contract import Contract, Dim, Integers, Normal, TensorSpec
 from ...laws import Scaling, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
-from .contract import KEEPS_LOGITS, NOT_ALIKE, chunked_limits
+from .contract import PATTERNS_WITHOUT_EQUAL_ROWS, UNROUNDED_LOGITS_TOLERANCE, chunked_limits
 from .log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
 
@@ -28,8 +28,8 @@ contract = Contract(
     dims={"B": Dim(1, 3), "T": Dim(1, 16), "D": Dim(1, 24), "V": Dim(2, 80), "rows_per_chunk": Dim(1, 50)},
     choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},
     inputs=[
-        TensorSpec("hidden", "B T D", grad=True, patterns=NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=NOT_ALIKE),
+        TensorSpec("hidden", "B T D", grad=True, patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
+        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
         TensorSpec("token", "B T", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
     ],
@@ -37,7 +37,7 @@ contract = Contract(
         "policy": {"B": 8, "T": 2048, "D": 1024, "V": 32_000, "rows_per_chunk": 2048, "dtype": "bfloat16"},
         "small": {"B": 4, "T": 128, "D": 64, "V": 1000, "rows_per_chunk": 128},
     },
-    tolerance=KEEPS_LOGITS,
+    tolerance=UNROUNDED_LOGITS_TOLERANCE,
     budgets=[
         *at_most("recompute", **_LIMITS),
         *below_naive("recompute", "policy", forward=20, train=8),
