@@ -46,6 +46,15 @@ def product_into(
         _upcast_product_into(out, left, right, alpha, beta)
 
 
+def is_column_major(matrix: torch.Tensor) -> bool:
+    return matrix.stride(0) < matrix.stride(1)
+
+
+def weight_gradient(inputs_NI: torch.Tensor, upstream_NJ: torch.Tensor, column_major: bool) -> torch.Tensor:
+    """Return ``inputs^T upstream`` with the strides of the weight: autograd copies gradients with other strides."""
+    return (upstream_NJ.T @ inputs_NI).T if column_major else inputs_NI.T @ upstream_NJ
+
+
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left @ right`` in float32 or wider."""
     out = left.new_empty(left.shape[0], right.shape[1], dtype=sum_dtype(left.dtype))

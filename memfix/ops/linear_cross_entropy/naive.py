@@ -66,5 +66,5 @@ def naive_token_log_probabilities(
         logits = softcap * torch.tanh(logits / softcap)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     log_p = F.log_softmax(logits.to(wide) / temperature, -1)
-    counts = token != ignore_index
-    return log_p.gather(-1, token.where(counts, 0).unsqueeze(-1)).squeeze(-1).where(counts, 0)
+    is_counted = token != ignore_index
+    return log_p.gather(-1, token.where(is_counted, 0).unsqueeze(-1)).squeeze(-1).where(is_counted, 0)
