@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,9 @@ from unittest.mock import patch
 
 from memfix.cuda_kernels import CudaKernel
 from memfix.ops.kda import cuda
+from memfix.ops.matmul import launching
+from memfix.ops.matmul.differentiable import differentiable_product
+from memfix.ops.matmul.tiled import tiled_matmul
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,17 @@ class AlteredKernel(CudaKernel):
         source = super().source
         assert self.honest in source, "the cheat changes what is no longer there"
         return source.replace(self.honest, self.altered)
+
+
+def altered_matmul(honest: str, altered: str) -> Callable[..., Any]:
+    """The form ``tiled`` of matmul with another kernel, forward and backward."""
+    kernel = AlteredKernel(launching.SOURCE, "matmul_tiled", honest=honest, altered=altered)
+
+    @functools.wraps(tiled_matmul)
+    def form(left: Any, right: Any) -> Any:
+        return differentiable_product(functools.partial(launching.product_by, kernel), left, right)
+
+    return form
 
 
 def altered_kda(honest: str, altered: str, *passes: str) -> Callable[..., Any]:
