@@ -15,10 +15,10 @@ from memfix.ops.matmul.differentiable import differentiable_product
 from memfix.ops.matmul.tiled import tiled_matmul
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AlteredKernel(CudaKernel):
-    honest: str = ""
-    altered: str = ""
+    honest: str
+    altered: str
 
     @property
     def source(self) -> str:
@@ -45,7 +45,7 @@ def altered_kda(honest: str, altered: str, *passes: str) -> Callable[..., Any]:
 
     def other(*which: Any) -> CudaKernel:
         it = honest_kernel(*which)
-        return AlteredKernel(it.path, it.name, it.constants, honest, altered)
+        return AlteredKernel(it.path, it.name, it.constants, honest=honest, altered=altered)
 
     def altered_pass(name: str) -> Callable[..., None]:
         run = getattr(cuda._PASSES, name)
