@@ -1,8 +1,8 @@
-"""What ``action.yml`` runs in another repository: ``memfix gate`` on its contracts, or its tests with the plugin.
+"""The program of ``action.yml`` in another repository: runs ``memfix gate`` on its contracts, or its tests with pytest.
 
-From the environment: MEMFIX_ARGUMENTS (of memfix gate) or MEMFIX_TESTS (of pytest), MEMFIX_BASE (for the gate),
-MEMFIX_INSTALL (what pip installs beside memfix), MEMFIX_PYTHON (has everything already: nothing is installed).
-Standard library only, for any Python from 3.8 on.
+It reads environment variables: MEMFIX_ARGUMENTS (of memfix gate) or MEMFIX_TESTS (of pytest), MEMFIX_BASE (for the
+gate), MEMFIX_INSTALL (what pip installs beside memfix), MEMFIX_PYTHON (an interpreter that has everything already:
+nothing is installed). It uses only the standard library, and runs on any Python from 3.8 on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ COULD_NOT, USAGE = 2, 4
 
 
 def words(text: str) -> list[str]:
-    """``text`` split as a shell splits it, over all of its lines, with quotes and comments. Nothing is evaluated."""
-    # a line that ends with a backslash goes on
+    """Split ``text``, which may have several lines, as a shell does, with quotes and comments. Nothing is evaluated."""
+    # a backslash at the end of a line joins it with the next
     stream = io.StringIO(re.sub(r"(\\\\)|\\\r?\n", r"\1", text))
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
-    lexer.commenters = ""  # shlex ends a word at #; a shell does not
+    lexer.commenters = ""  # shlex would start a comment at a # inside a word; a shell does not
     found: list[str] = []
     while True:
         _skip_comments(stream)
@@ -38,7 +38,7 @@ def words(text: str) -> list[str]:
 
 
 def _skip_comments(stream: io.StringIO) -> None:
-    """Go on to the next word, over blanks and over comments, which end with their line."""
+    """Skip blanks and comments (to the end of their line), up to the next word."""
     while letter := stream.read(1):
         if letter == "#":
             stream.readline()
@@ -60,11 +60,11 @@ def end(code: int, message: str) -> NoReturn:
 
 
 def installed(folder: Path, packages: list[str]) -> str:
-    """A fresh interpreter with memfix and ``packages``."""
+    """Make a virtual environment with memfix and ``packages``; return its interpreter."""
     python = str(folder / "venv/bin/python")
     constraints = str(HOME / "ci/constraints.txt")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints]
-    # torch exactly pinned: a looser request would bring gigabytes of CUDA packages
+    # torch is pinned exactly: a looser requirement would install gigabytes of CUDA packages
     venv = [sys.executable, "-m", "venv", "--clear", str(folder / "venv")]
     if any(subprocess.run(step).returncode for step in (venv, [*pip, "-r", constraints, f"{HOME}[gate]"])):
         end(COULD_NOT, "memfix could not be installed; see what pip says above")
@@ -90,7 +90,7 @@ def main() -> None:
     if tests:
         command = ["pytest", *tests, "--memfix-md", report, "--memfix-json", data]
     else:
-        # the gate writes the job summary and the annotations itself
+        # the gate itself writes the job summary and the annotations
         reports = ["--md", report, "--json", data, "--sarif", sarif]
         command = ["memfix", "gate", *arguments, *([f"--base={base}"] if base else []), *reports]
     code = subprocess.run([python, "-m", *command]).returncode
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def append_to(variable: str, text: str) -> None:
-    """Add to a file of the runner's, where there is one."""
+    """Append to the runner's file that an environment variable names, if it is set."""
     if path := os.environ.get(variable):
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)

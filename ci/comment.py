@@ -1,10 +1,10 @@
-"""One comment on a pull request, made of the JSON reports of its run.
+"""Makes one comment on a pull request from the JSON reports of its run.
 
-``write FOLDER`` makes ``comment.md`` beside the code that is judged: of ``ci/pull-request``'s reports, or of the
-action's ``report.json``. ``post`` makes the same text of the run's artifact and puts it on the pull request. It runs in
-a workflow of its own that has a token and no code of the pull request. A fork's run can upload anything, so every
-report is checked and printed anew, nothing is unpacked, and GitHub says which pull request it belongs to. Standard
-library and memfix only.
+``write FOLDER`` writes ``comment.md`` in the run that judges the code, from ``ci/pull-request``'s reports or the
+action's ``report.json``. ``post`` makes the same text from the run's artifact and posts it on the pull request. It runs
+in a separate workflow, which has a write token and no code of the pull request. A fork's run can upload anything, so
+every report is validated and printed again, nothing is unpacked to disk, and the number of the pull request comes from
+GitHub. Only the standard library and memfix are used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VERDICTS = {0: "pass", 1: "regression", 2: "could not measure", 4: "usage"}
 
 @dataclass(frozen=True)
 class Step:
-    """One step of ``ci/pull-request``."""
+    """The result of one step of ``ci/pull-request``."""
 
     name: Literal["test", "benchmarks", "docs", "bytes", "time", "asv"]
     exit_code: int
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps, and the commit that they compare with."""
+    """The results of all steps, and the commit with which they compare."""
 
     base: str
     steps: tuple[Step, ...]
@@ -73,7 +73,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Run:
-    """A workflow run that is over, as GitHub describes it."""
+    """A completed workflow run, as GitHub describes it."""
 
     repository: str
     number: int
@@ -99,7 +99,7 @@ class Run:
 
 # ---------------------------------------------------------------- the text
 def gathered(folder: Path, base: str) -> Steps:
-    """The steps that ``ci/pull-request`` ran, and the tests that failed in them."""
+    """Return the steps that ``ci/pull-request`` ran, with the tests that failed in them."""
     rows = [line.split("\t") for line in (folder / "steps.tsv").read_text(encoding="utf-8").splitlines()]
     steps = (Step(name, int(ended), int(took), _failed_tests(folder / f"{name}.xml")) for name, ended, took in rows)
     return Steps(base, tuple(steps))
@@ -115,7 +115,7 @@ def _failed_tests(report: Path) -> tuple[str, ...]:
 
 
 def text_of(files: Mapping[str, bytes], run: Run | None) -> str:
-    """Verdict, whose run it is, one row a step, then what the gates say themselves."""
+    """Return the comment: the verdict, the run and its commit, one row per step, then the reports of the gates."""
     steps = _received(files, "steps.json", _steps) if "steps.json" in files else None
     verdicts = {name: _received(files, f"{name}.json", received_verdict) for name in GATES if f"{name}.json" in files}
     ends = {one.exit_code for one in (*(steps.steps if steps else ()), *verdicts.values())}
@@ -160,7 +160,7 @@ def _steps_table(steps: Steps, verdicts: Mapping[str, Verdict]) -> list[str]:
 
 # ---------------------------------------------------------------- GitHub
 class GitHub:
-    """The few calls that are needed, through ``gh``."""
+    """The GitHub API calls that are needed, through ``gh``."""
 
     def __init__(self, repository: str) -> None:
         self._repository = repository
@@ -189,7 +189,7 @@ class GitHub:
 
 
 def artifact_files(github: GitHub, run: int, name: str) -> dict[str, bytes]:
-    """The reports in the newest artifact of that name. They are read from the zip file, and nothing is unpacked."""
+    """Return the reports in the newest artifact of that name. They are read from the zip file in memory."""
     found = github.get(f"actions/runs/{run}/artifacts", name=name, per_page="100")["artifacts"]
     if not found:
         raise MemfixError(f"workflow run {run} kept no artifact {name}; upload the action's output json by that name")
@@ -202,8 +202,8 @@ def artifact_files(github: GitHub, run: int, name: str) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in set(FILES) & set(archive.namelist()):
                 with archive.open(member) as file:
-                    files[member] = file.read(MOST_BYTES + 1)  # one byte more than is taken
-    except Exception as error:  # zipfile raises almost anything at a file that is forged
+                    files[member] = file.read(MOST_BYTES + 1)  # one byte over the limit, so that parsed() refuses it
+    except Exception as error:  # zipfile raises many kinds of errors for a forged file
         raise UsageError(f"the artifact {name} is no zip file that can be read: {str(error)[:100]!r}") from None
     if not files:
         raise UsageError(f"the artifact {name} has none of {', '.join(FILES)}; upload the action's output json")
@@ -211,14 +211,14 @@ def artifact_files(github: GitHub, run: int, name: str) -> dict[str, bytes]:
 
 
 def pull_request(github: GitHub, run: Run) -> int | None:
-    """The open pull request that is at this commit now. A run of a fork does not name its pull request."""
+    """Return the open pull request that is at this commit now. GitHub does not name it in the run of a fork."""
     head = f"{run.head_repository.split('/')[0]}:{run.branch}"
     found = github.get("pulls", state="open", head=head, per_page="100")
     return next((pull["number"] for pull in found if pull["head"]["sha"] == run.commit), None)
 
 
 def own_comment(github: GitHub, number: int) -> int | None:
-    """The comment that an earlier run left. Anybody can write the mark, so it must be a bot's."""
+    """Return the comment of an earlier run. Anybody can write the mark, so the author must be a bot."""
     page = 1
     while comments := github.get(f"issues/{number}/comments", per_page="100", page=str(page)):
         for comment in comments:
@@ -244,7 +244,7 @@ def post(run: Run, artifact: str) -> str:
 
 # ---------------------------------------------------------------- the command
 def write(folder: Path, base: str) -> None:
-    """Make ``comment.md`` of a folder of reports, through the same checks as in a comment."""
+    """Write ``comment.md`` from a folder of reports, with the same checks as for posting."""
     try:
         if base:
             (folder / "steps.json").write_text(json.dumps(asdict(gathered(folder, base))), encoding="utf-8")

@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "examples/frugal"
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one line, and what the gate has to say about it."""
+    """A change of one line that breaks an example, and texts that the gate must print about it."""
 
     file: str
     line: str
@@ -70,14 +70,14 @@ def main() -> int:
 
 
 def commands() -> list[list[str]]:
-    """The command lines of each part of the example's page."""
+    """Return the command lines of each part of the example's page."""
     page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
     parts = re.findall(r"```console\n(.*?)```", page, re.S)
     return [[line.removeprefix("$ ") for line in part.splitlines()] for part in parts]
 
 
 def first_proof(folder: Path) -> list[str]:
-    """Write the files of docs/start.md, run memfix init and what follows it there, and compare what it prints."""
+    """Write the files of docs/start.md, run its memfix init and later commands, and compare memfix init's output."""
     page = (ROOT / "docs/start.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", page, re.S):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def copied(folder: Path) -> Path:
 
 
 def without_contracts(folder: Path) -> Path:
-    """The package before anybody heard of memfix."""
+    """Return a copy of the package without any files for memfix."""
     copied(folder)
     for name in ("tests", ".github"):
         shutil.rmtree(folder / name)
@@ -108,7 +108,7 @@ def without_contracts(folder: Path) -> Path:
 
 
 def run(line: str, folder: Path, site: Path | None) -> subprocess.CompletedProcess[str]:
-    """A command of the page. ``site`` has the metadata of the installed package, whose code is that of ``folder``."""
+    """Run a command of the page. ``site`` has the metadata of the installed package; its code comes from ``folder``."""
     name, *arguments = shlex.split(line, comments=True)
     command = [sys.executable, *(["-m", "memfix"] if name == "memfix" else []), *arguments]
     path = [str(folder / "src"), *([str(site)] if site else []), str(ROOT)]
@@ -135,7 +135,7 @@ def run_all(lines: list[str], folder: Path, site: Path | None) -> list[str]:
 
 
 def planted(fault: Fault, folder: Path, site: Path) -> list[str]:
-    """What is wrong with the gate's answer to a fault."""
+    """Plant a fault, run the gate, and return what is wrong with its verdict."""
     copy = copied(folder / "planted")
     file = copy / "src/frugal" / fault.file
     text = file.read_text(encoding="utf-8")

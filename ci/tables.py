@@ -1,4 +1,4 @@
-"""The tables of the manual, from the lock file and from kept results. ``python ci/tables.py --write``."""
+"""Generates the tables of the manual from the lock file and from stored results: ``python ci/tables.py --write``."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from memfix.incidents.pythia_vocabulary.incident import report_breakdown
 from memfix.incidents.pythia_vocabulary.model import PythiaConfig
 from memfix.incidents.scent_decoder.incident import incident as scent
 from memfix.laws import NAIVE, PHASES
-from memfix.pictures.bars import Bar, as_svg
-from memfix.pictures.frontier import Curve, Point
-from memfix.pictures.frontier import as_svg as as_frontier_svg
+from memfix.pictures.bars import Bar, bars_svg
+from memfix.pictures.frontier import Curve, Point, frontier_svg
 from memfix.units import format_bytes, format_seconds, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +38,7 @@ RESULTS = ROOT / "benchmarks/results/h200"
 
 
 def ops_table() -> list[str]:
-    """Every form at its incident: simulated bytes, and how far below naive."""
+    """Every form at its incident: simulated bytes, and the ratio to naive."""
     lock = read_lock(ROOT / "benchmarks/memory.lock")
     lines = ["| op | form | forward | held | train | train below naive |", "|---|---|--:|--:|--:|--:|"]
     for op, form in dict.fromkeys((op, form) for op, form, case, _ in _naive_first(lock) if case == "incident"):
@@ -58,7 +57,7 @@ def feed_forward_table() -> list[str]:
 
 
 def attention_table() -> list[str]:
-    """Attention at its incident, with and without its map, in both dtypes, and to fewer keys."""
+    """Attention at its incident: with and without its map, in both dtypes, and with fewer keys."""
     cases = {
         "1,024 keys, float32": "incident",
         "with the map": "incident_with_map",
@@ -69,7 +68,7 @@ def attention_table() -> list[str]:
 
 
 def _cases_table(op: str, heading: str, cases: dict[str, str]) -> list[str]:
-    """Every form of an op at some of its cases, each under a name."""
+    """Every form of an op at some of its cases; ``cases`` maps the names in the table to cases."""
     lock = read_lock(ROOT / "benchmarks/memory.lock")
     lines = [f"| {heading} | form | forward | held | train | train below naive |", "|--:|---|--:|--:|--:|--:|"]
     forms = dict.fromkeys(form for o, form, *_ in _naive_first(lock) if o == op)
@@ -79,14 +78,14 @@ def _cases_table(op: str, heading: str, cases: dict[str, str]) -> list[str]:
 
 
 def _sizes(lock: dict[Key, int], op: str, form: str, case: str) -> str:
-    """Cells of a row: the bytes of each phase, and how far a train step is below naive's."""
+    """The cells of a row: the bytes of each phase, and the ratio of naive's train step to this one."""
     forward, train, held = (lock[op, form, case, phase] for phase in PHASES)
     below = "" if form == NAIVE else f"{lock[op, NAIVE, case, 'train'] / train:.1f}x"
     return " | ".join([*map(format_bytes, (forward, held, train)), below])
 
 
 def best_table() -> list[str]:
-    """Every op at its incident: naive, and the form that takes least in training."""
+    """Every op at its incident: naive, and the form with the smallest peak in training."""
     lock = read_lock(ROOT / "benchmarks/memory.lock")
     train = {
         (op, form): size for (op, form, case, phase), size in lock.items() if (case, phase) == ("incident", "train")
@@ -101,7 +100,7 @@ def best_table() -> list[str]:
 
 
 def incidents_table() -> list[str]:
-    """How many claims of every report hold."""
+    """The number of claims of every report by verdict."""
     lines = ["| incident | claims | hold | wrong | cannot be tested |", "|---|--:|--:|--:|--:|"]
     verdicts = {f"`{name}`": Counter(claim.verdict for claim in load_claims(name)) for name in incident_names()}
     for name, of_one in {**verdicts, "all": sum(verdicts.values(), Counter())}.items():
@@ -110,7 +109,7 @@ def incidents_table() -> list[str]:
 
 
 def one_hot_figure() -> list[str]:
-    """What one-hot rows take at the report's sizes: a bar for every form of the embedding and of the loss."""
+    """The bytes of one-hot rows at the report's sizes: a bar for every form of the embedding and of the loss."""
     lock = read_lock(ROOT / "benchmarks/memory.lock")
     largest = max(lock["embedding", NAIVE, "report", "train"], lock["one_hot_loss", NAIVE, "incident", "train"])
     lines = ["```text"]
@@ -126,7 +125,7 @@ def one_hot_figure() -> list[str]:
 
 
 def agreement_table() -> list[str]:
-    """Peaks of the loss's train steps that the H200's allocator counted, beside the simulated ones."""
+    """Peaks of the loss's train steps as counted by the H200's allocator, beside the simulated peaks."""
     data = json.loads((RESULTS / "linear_cross_entropy_tokens.json").read_text())
     where = data["surroundings"]
     rows = [
@@ -150,14 +149,14 @@ def agreement_table() -> list[str]:
 
 
 def profile_table() -> list[str]:
-    """The incident's train step by stages: the report's figure, ours simulated, and the H200's for dense attention."""
+    """The incident's train step by stages: the report's figures, simulated ones, and the H200's for dense attention."""
     nsa, dense = (json.loads((ROOT / f"benchmarks/results/cpu/profile_{a}.json").read_text()) for a in ("nsa", "dense"))
     real = json.loads((RESULTS / "profile.json").read_text())
     return _stages_table({"NSA, simulated": nsa, "dense, simulated": dense, "dense, H200": real})
 
 
 def pythia_profile_table() -> list[str]:
-    """The Pythia's train step by stages: the report's figure, ours simulated, and the H200's."""
+    """The Pythia's train step by stages: the report's figures, simulated ones, and the H200's."""
     profiles = (
         json.loads((folder / "profile_pythia.json").read_text()) for folder in (RESULTS.parent / "cpu", RESULTS)
     )
@@ -177,7 +176,7 @@ def _stages_table(profiles: dict[str, Any]) -> list[str]:
 
 
 def matmul_table() -> list[str]:
-    """The products from 512 to 8192 on the H200, and what tiles gain over one thread an element."""
+    """The products from 512 to 8192 on the H200, and the speedup of tiles over one thread per element."""
     data = json.loads((RESULTS / "matmul_sizes.json").read_text())
     where = data["surroundings"]
     lines = [
@@ -195,7 +194,7 @@ def matmul_table() -> list[str]:
 
 
 def pythia_breakdown_table() -> list[str]:
-    """The breakdown of the Pythia's report with the right numbers beside, by arithmetic."""
+    """The breakdown in the Pythia's report beside the right numbers, by arithmetic."""
     lines = ["| part | the report | right | claim |", "|---|--:|--:|---|"]
     for name, figure, size, claim in report_breakdown(load_config(pythia, pythia.config)):
         lines.append(f"| {name} | {figure} | {decimal(size, 'MB')} | {claim} |")
@@ -208,7 +207,7 @@ def npt_configurations_table() -> list[str]:
 
 
 def scent_solutions_table() -> list[str]:
-    """The solutions of the decoder's report, and ours."""
+    """The solutions of the decoder's report, and those of memfix."""
     return _runs_table(scent)
 
 
@@ -243,7 +242,7 @@ def _decibels(of_seeds: list[float]) -> str:
 
 
 def _runs_table(incident: Incident) -> list[str]:
-    """Runs that a report compares, as ``memfix profile`` prints them, and where those of the H200 were measured."""
+    """The configurations that a report compares, as ``memfix profile`` prints them, and the versions on the H200."""
     files = [folder / f"profile_{incident.name}.json" for folder in (RESULTS.parent / "cpu", RESULTS)]
     simulated, real = (kept_runs(incident.runs, file) for file in files)
     runs = [dataclasses.replace(run, kept=real.get(name)) for name, run in simulated.items()]
@@ -255,7 +254,7 @@ def _runs_table(incident: Incident) -> list[str]:
 
 
 def npt_picture() -> str:
-    """The report's figures of its configurations, and a step of each, simulated."""
+    """A picture of the report's figures of its configurations beside a simulated step of each."""
     simulated = json.loads((RESULTS.parent / "cpu/profile_npt_weight_delta.json").read_text())["runs"]
     peaks = {run["name"]: run["peak_bytes"] for run in simulated}
     bars = []
@@ -269,11 +268,11 @@ def npt_picture() -> str:
         parts = (("frozen weights", weights), ("the rest of a step", peaks[name] - weights))
         bars.append(Bar(f"the report: {name}", (("the report", gigabytes * 10**9),), f"~{gigabytes} GB"))
         bars.append(Bar("a step of the same run", parts, decimal(peaks[name])))
-    return as_svg("What the report says, and what a step takes", bars)
+    return bars_svg("What the report says, and what a step takes", bars)
 
 
 def scent_picture() -> str:
-    """A step of every solution of the decoder's report, and of ours, beside the report's figures."""
+    """A picture of a step of every solution of the decoder's report and of memfix beside the report's figures."""
     simulated = json.loads((RESULTS.parent / "cpu/profile_scent_decoder.json").read_text())["runs"]
     peaks = {run["name"]: run["peak_bytes"] for run in simulated}
     bars = []
@@ -283,11 +282,11 @@ def scent_picture() -> str:
     others = dict.fromkeys(("2: attention to 256 latents", "4: checkpointing"), "a step")
     others |= dict.fromkeys(("our attention", "our attention and feed-forward", "both, checkpointed"), "our forms")
     bars += [Bar(f"a step: {name}", ((kind, peaks[name]),), decimal(peaks[name])) for name, kind in others.items()]
-    return as_svg("What the report expects of its solutions, and what a step takes", bars)
+    return bars_svg("What the report expects of its solutions, and what a step takes", bars)
 
 
 def pythia_picture() -> str:
-    """What the report of the Pythia blamed, and what its train steps take."""
+    """A picture of what the Pythia's report blamed and what its train steps take."""
     blamed = (("parameters", 5_500_000_000), ("gradients and Adam's states", 40_000_000_000))
     bars = [Bar("the report, before its fix: 50,000 words, batch 8", blamed, "5-6 GB and 40 GB+")]
     for words, batch_size in ((50_000, 8), (50_000, 32), (10_000, 32)):
@@ -299,11 +298,11 @@ def pythia_picture() -> str:
             ("logits", of.logits),
         )
         bars.append(Bar(f"a step of the same model: {words:,} words, batch {batch_size}", parts, decimal(of.peak)))
-    return as_svg("What the report blamed, and what takes the memory", bars)
+    return bars_svg("What the report blamed, and what takes the memory", bars)
 
 
 def third_party_table() -> list[str]:
-    """Other people's code by package: how well its steps were predicted, and measured in the same run on the H200."""
+    """Other people's code by package: how close the predictions are to the H200's bytes."""
     data = json.loads((RESULTS / "third_party.json").read_text())
     rows = [row for row in data["workloads"].values() if "measured" in row]
     lines = [
@@ -318,7 +317,7 @@ def third_party_table() -> list[str]:
 
 
 def _outcome(row: dict[str, Any]) -> str:
-    """How well a step of other people's code was predicted."""
+    """The column of the table that a step of other people's code counts in."""
     if "error" in row:
         return "refused"
     predicted, measured = row["predicted"], row["measured"]
@@ -331,7 +330,7 @@ def _outcome(row: dict[str, Any]) -> str:
 
 
 def ranks_table() -> list[str]:
-    """One rank of eight, predicted and measured in the same run on the H200."""
+    """The bytes of one rank of eight, predicted and measured in the same run on the H200."""
     data = json.loads((RESULTS / "ranks.json").read_text())
     where = data["surroundings"]
     lines = [
@@ -348,7 +347,7 @@ def ranks_table() -> list[str]:
 
 
 def oracle_table() -> list[str]:
-    """Time and memory of the simulated meter itself."""
+    """The time and memory that the simulated meter itself takes."""
     data = json.loads((ROOT / "benchmarks/results/cpu/oracle.json").read_text())
     decoder = data["decoder"]
     lines = [
@@ -404,7 +403,7 @@ def loss_sizes_table() -> list[str]:
 
 
 def _frontier() -> list[dict[str, Any]]:
-    """What was measured of the loss over rows per chunk."""
+    """The measurements of the loss over rows per chunk."""
     entries: list[dict[str, Any]] = json.loads((RESULTS / "linear_cross_entropy_frontier.json").read_text())["speed"]
     return entries
 
@@ -414,7 +413,7 @@ def _frontier_tokens() -> list[int]:
 
 
 def loss_frontier() -> list[str]:
-    """The pictures of time against peak, one for each number of tokens."""
+    """Links to the pictures of time against peak, one for each number of tokens."""
     return [
         f"![Time against peak over rows per chunk, {tokens:,} tokens](../pictures/loss_frontier_{tokens}.svg)"
         for tokens in _frontier_tokens()
@@ -422,17 +421,17 @@ def loss_frontier() -> list[str]:
 
 
 def loss_frontier_picture(tokens: int) -> str:
-    """Time against peak: ours and Liger's over rows per chunk, and Liger with the rows that it chooses itself."""
+    """A picture of time against peak: memfix's and Liger's over rows per chunk, and Liger's at its default rows."""
     entries = [entry for entry in _frontier() if entry["dims"]["N"] == tokens]
     names = {"triton_rows": "triton", "liger_rows": "Liger", "liger": "Liger, rows of its own choice"}
     curves = [Curve(shown, _frontier_points(entries, name)) for name, shown in names.items()]
     dims = entries[0]["dims"]
     title = f"{tokens:,} tokens, width {dims['D']:,}, {dims['V']:,} classes, by rows per chunk"
-    return as_frontier_svg(title, [curve for curve in curves if curve.points], floor="the three products alone")
+    return frontier_svg(title, [curve for curve in curves if curve.points], floor="the three products alone")
 
 
 def _frontier_points(entries: list[dict[str, Any]], name: str) -> tuple[Point, ...]:
-    """Settings in order; one that repeats the peak and the rows of an earlier one is left out."""
+    """The points of one curve in the order of ``entries``; a point with the peak of an earlier one is left out."""
     is_by_rows = name.endswith("_rows")
     found: dict[int, Point] = {}
     for entry in entries:
@@ -483,7 +482,7 @@ def feed_forward_speed_table() -> list[str]:
 
 
 def attention_speed_table() -> list[str]:
-    """Attention on the H200: naive, ours, and the fastest of torch's own backends, each asked for by name or not."""
+    """Attention on the H200: naive, memfix's forms, and the fastest of torch's own backends."""
     data = json.loads((RESULTS / "attention_shapes.json").read_text())
     where = data["surroundings"]
     lines = [
@@ -537,7 +536,7 @@ def _npt_shape(dims: dict[str, int]) -> str:
 
 
 def _times_floor_cell(entry: dict[str, Any], name: str) -> str:
-    """Train step and forward over the floor, and the train step's peak; or why there is none."""
+    """The times of train step and forward over the floor, and the train step's peak; or why there are none."""
     train, forward = (rows.get(name) for rows in _both(entry))
     if train is None or forward is None:
         return ""
@@ -574,14 +573,14 @@ def _over_floor(entry: dict[str, Any], name: str) -> str:
 
 
 def _largest_error(checks: list[dict[str, Any]], name: str, kind: str = "") -> str:
-    """The largest of one contender, over tensors whose name starts with ``kind``."""
+    """The largest error of one contender, over tensors whose name starts with ``kind``."""
     rows = [check[name] for check in checks if name in check and "trouble" not in check[name]]
     found = [error for row in rows for tensor, error in row.items() if tensor.startswith(kind)]
     return f"{max(found):.1e}" if found else ""
 
 
 def kda_speed_table() -> list[str]:
-    """KDA beside its peers on the H200: times, peaks and errors; and streamed over dense."""
+    """KDA beside its peers on the H200: times, peaks and errors; and the time of ``streamed`` over dense ``naive``."""
     tables = {table: json.loads((RESULTS / f"kda_{table}.json").read_text()) for table in _KDA_GATES}
     data = tables["shapes"]
     where, errors = data["surroundings"], [check for table in tables.values() for check in table["errors"]]
@@ -619,7 +618,7 @@ _KDA_GATES = {
     "strong_gates": ", gates evenly down to -5",
     "steep_gates": ", gates evenly down to -20",
 }
-"""By table of the comparison, what is said of its gates."""
+"""The text about the gates in the column headings, by table of ``benchmarks.compare``."""
 
 
 def _kda_shape(dims: dict[str, int]) -> str:
@@ -646,9 +645,9 @@ def _times_and_peaks(entry: dict[str, Any], name: str) -> str:
     return "<br>".join(dict.fromkeys(told))
 
 
-def rope_speed_table() -> list[str]:
+def rope_speed_table(name: str = "shapes") -> list[str]:
     """Rope beside its peers on the H200, over a copy of the same bytes."""
-    data = json.loads((RESULTS / "rope_shapes.json").read_text())
+    data = json.loads((RESULTS / f"rope_{name}.json").read_text())
     where, entries = data["surroundings"], data["speed"]
     dtypes = {entry["dtype"] for entry in entries}
     floors = " | ".join(" / ".join(format_seconds(rows[FLOOR]["seconds"]) for rows in _both(e)) for e in entries)
@@ -699,7 +698,7 @@ def _nsa_shape(entry: dict[str, Any]) -> str:
 
 
 def vocabulary_speed_table() -> list[str]:
-    """Counting words beside what people use."""
+    """Counting words beside other implementations."""
     return _host_table("vocabulary", "words")
 
 
@@ -728,7 +727,7 @@ def _host_table(op: str, items: str) -> list[str]:
 
 
 def gate_power_table() -> list[str]:
-    """How often the time gate fails, by how much slower the code was made, on each machine that was asked."""
+    """How often the time gate fails, by how much slower the code was made, on each measured machine."""
     measured = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob("*/gate_power*.json"))]
     shares = sorted({share for data in measured for share in data["planted_percent"]}, key=float)
     headings = [f"{share} % slower" if float(share) else "identical" for share in shares]
@@ -749,7 +748,7 @@ def gate_power_table() -> list[str]:
 
 
 def cheats_table() -> list[str]:
-    """In how many places of the gate every cheat shows, on each machine that was asked."""
+    """In how many places of the gate every cheat is caught, on each measured machine."""
     measured = [json.loads(path.read_text()) for path in sorted(RESULTS.parent.glob("cpu/cheat_margins_*.json"))]
     machines = [f"{data['machine']}, torch {data['surroundings']['torch']}" for data in measured]
     lines = [f"| cheat | op | caught by | {' | '.join(machines)} |", "|---|---|---|" + "--:|" * len(machines)]
@@ -762,7 +761,7 @@ def cheats_table() -> list[str]:
 
 
 def selftest_table() -> list[str]:
-    """What became of regressions that were planted in every op, by op and by kind."""
+    """The verdicts on regressions that were planted in every op, by op and by kind."""
     columns = ("planted", "caught", "equal", "undecided", "missed", "never run")
     by_name: dict[str, Counter[str]] = {}
     of_kinds: dict[str, Counter[str]] = {}
@@ -796,7 +795,7 @@ def _asked(row: dict[str, Any]) -> Counter[str]:
 
 
 def versions_table() -> list[str]:
-    """The tests under every torch that ``ci/versions`` was run with."""
+    """The test results with every torch that ``ci/versions`` was run with."""
     found = [json.loads(path.read_text()) for path in sorted((RESULTS.parent / "versions").glob("*.json"))]
     keys = ("torch", "python", "numpy", "triton")
     found.sort(key=lambda data: [[int(number) for number in re.findall(r"\d+", data[key])[:3]] for key in keys])
@@ -833,6 +832,7 @@ TABLES = {
     "loss_small_vocabulary": loss_small_vocabulary_table,
     "kda_speed": kda_speed_table,
     "rope_speed": rope_speed_table,
+    "rope_layers": functools.partial(rope_speed_table, "layers"),
     "nsa_speed": nsa_speed_table,
     "gate_power": gate_power_table,
     "vocabulary_speed": vocabulary_speed_table,
@@ -862,7 +862,7 @@ PICTURES = {
 
 
 def pictures() -> dict[str, Callable[[], str]]:
-    """Every picture of the manual that there is data for, by its path."""
+    """Return the functions that draw the manual's pictures, by path."""
     of_tokens = {
         f"docs/pictures/loss_frontier_{tokens}.svg": functools.partial(loss_frontier_picture, tokens)
         for tokens in _frontier_tokens()
@@ -871,7 +871,7 @@ def pictures() -> dict[str, Callable[[], str]]:
 
 
 def filled(texts: dict[Path, str]) -> dict[Path, str]:
-    """``texts`` by page, with every table between its two markers made anew. A table has one place or more."""
+    """Return ``texts`` (by page) with every table between its markers regenerated. A table may be in several places."""
     found = {path: set(re.findall(r"<!-- table: (\w+) -->", text)) for path, text in texts.items()}
     placed = set().union(*found.values())
     if placed != set(TABLES):
@@ -885,7 +885,7 @@ def filled(texts: dict[Path, str]) -> dict[Path, str]:
 
 
 def stale() -> dict[Path, str]:
-    """The pages and pictures that are not what they would be if they were made now, with what they should be."""
+    """Return the up-to-date text of every page and picture that is out of date."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     made = filled({path: path.read_text(encoding="utf-8") for path in pages})
     made |= {ROOT / name: picture() for name, picture in pictures().items()}

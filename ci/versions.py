@@ -1,4 +1,4 @@
-"""Makes an environment with a named torch, runs the tests in it and keeps the outcome; see ``ci/versions``."""
+"""Makes an environment with a given torch, runs the tests in it and stores the outcome; see ``ci/versions``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS = ROOT / "benchmarks/results/versions"
 TESTS = ("tests/meters", "tests/checks", "tests/plugin")
 OLDEST_PYTHON = (3, 11)
 STAMP = "memfix-versions"
-"""Written when an environment is complete."""
+"""The file that marks an environment as complete."""
 FAILED, COULD_NOT, USAGE = 1, 2, 4
 _NO_NETWORK = re.compile(
     r"name resolution|Failed to establish a new connection|Network is unreachable|Connection refused|Read timed out"
@@ -88,7 +88,7 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
 
 # ---------------------------------------------------------------- the environment
 def _environment(asked: argparse.Namespace) -> Path:
-    """The Python of the environment that was asked for, made if it is not there or not complete."""
+    """Return the Python of the requested environment; make the environment if it is missing or incomplete."""
     base, version = _interpreter(asked.python)
     pins = [f"{name}-{value}" for name in ("numpy", "triton") if (value := getattr(asked, name))]
     folder = ENVIRONMENTS / "-".join([f"torch-{asked.torch}-python-{version}", *pins])
@@ -103,20 +103,20 @@ def _environment(asked: argparse.Namespace) -> Path:
         _call([base, "-m", "venv", str(folder)], f"could not make an environment with {base}")
         _install(python, f"torch=={asked.torch}", f"numpy=={asked.numpy}" if asked.numpy else "numpy")
         _install(python, *needed)
-        # a CUDA build of torch pins its own Triton, a CPU build brings none
+        # a CUDA build of torch requires its own Triton; a CPU build requires none
         if asked.triton:
             _install(python, "--no-deps", f"triton=={asked.triton}")
         elif sys.platform == "linux":
             _install(python, "triton")
         stamp.write_text(wanted)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # what is half made would look complete to nobody
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete environment is of no use
         raise
     return python
 
 
 def _interpreter(version: str | None) -> tuple[str, str]:
-    """A Python of this version, and the version: of this process, on the PATH, or of pyenv."""
+    """Return a Python of this version (this process's, one on the PATH, or pyenv's) and its version."""
     if version is None:
         return sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}"
     if tuple(map(int, version.split("."))) < OLDEST_PYTHON:
@@ -134,7 +134,7 @@ def _answers(python: str, program: str) -> str | None:
 
 
 def _needed_packages() -> list[str]:
-    """What memfix and its tests need besides torch, numpy and Triton."""
+    """Return the packages that memfix and its tests need besides torch, numpy and Triton."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {"opt_einsum", "matplotlib", "pytest-xdist"}
     found = sum(project["optional-dependencies"].values(), start=project["dependencies"])
@@ -181,7 +181,7 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "numpy
 
 
 def _surroundings() -> dict[str, str]:
-    """A GPU machine without network has its additional packages in .gpu-site."""
+    """Return the environment variables of the tests. A GPU machine without network has packages in .gpu-site."""
     site = [str(ROOT / ".gpu-site")] if os.environ.get("MEMFIX_PYTHON") and (ROOT / ".gpu-site").is_dir() else []
     path = os.pathsep.join([str(ROOT), *site, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
@@ -197,7 +197,7 @@ def _versions_of(python: Path) -> dict[str, Any]:
 
 
 def _run_tests(python: Path, arguments: Any) -> dict[str, Any]:
-    """Counts, and the names of what failed."""
+    """Run the tests; return the counts, the names of failures, and the seconds."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         start = time.monotonic()

@@ -116,8 +116,12 @@ COMPARISON = Comparison(
         # like layers of a model: the host runs ahead of the GPU, and the calls share one backward
         "layers": Table(
             [
-                Entry("queries", "B=4 T=8192 H=32 D=128", forms=("shared_table", "triton")),
-                Entry("keys", "B=4 T=8192 H=8 D=128", forms=("shared_table", "triton")),
+                Entry(name, settings, forms=("shared_table", "triton"), peers=("liger", "formula", "compiled"))
+                for name, settings in (
+                    ("queries", "B=4 T=8192 H=32 D=128"),
+                    ("keys", "B=4 T=8192 H=8 D=128"),
+                    ("long keys", "B=1 T=65536 H=8 D=128"),
+                )
             ],
             ("train", "forward"),
             calls=8,

@@ -1,4 +1,4 @@
-"""One call of each op, from which memfix init reads inputs and dims: axes that differ have different sizes."""
+"""One call of each op, from which memfix init reads inputs and dims: different dims have different sizes."""
 
 import torch
 

@@ -16,7 +16,7 @@ from ..meters.simulated.tables import SHIPPED, file_name, read_table
 from ..meters.simulated.workspace import Range, convolving
 from ..meters.simulated.workspace.cudnn import Convolution
 from ..meters.simulated.workspace.memory_formats import CHANNELS_LAST
-from .observe import watched
+from .observe import measured_call
 
 aten = torch.ops.aten
 _EMPTY_CACHE_EVERY = 200
@@ -24,7 +24,7 @@ _EMPTY_CACHE_EVERY = 200
 
 def known_convolutions() -> list[Convolution]:
     """The convolutions of well-known networks, from the table that was measured on an H200."""
-    return [Convolution.read(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
+    return [Convolution.parsed(spelled) for spelled in read_table(SHIPPED / file_name(H200)).convolutions]
 
 
 def convolutions_of(build: StepBuilder) -> list[Convolution]:
@@ -55,7 +55,7 @@ def workspace_of(convolution: Convolution) -> int:
     """The bytes that torch requests besides the result, in the second run: in the first, cuDNN chooses a plan."""
     run = _run_of(convolution)
     run()
-    _, hidden, _ = watched(run)
+    _, hidden, _ = measured_call(run)
     return hidden
 
 

@@ -36,7 +36,7 @@ class Observation:
     """Whether the hidden bytes depend on the values in the tensors, so that the signature does not determine them."""
 
     @property
-    def missed(self) -> bool:
+    def is_mispredicted(self) -> bool:
         return self.kept != self.predicted_kept or (self.predicted is not None and self.predicted != self.measured)
 
 
@@ -60,22 +60,22 @@ class OperatorWatch(TorchDispatchMode):
         by_value = _depends_on_values(func, args)
         if spelled in self.observations and not by_value:
             return func(*args, **kwargs)
-        there = {
+        bytes_before = {
             t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in((args, [*kwargs.values()]))
         }
-        result, hidden, grown = watched(lambda: func(*args, **kwargs))
+        result, hidden, grown = measured_call(lambda: func(*args, **kwargs))
         if any(t.is_cuda for t in tensors_in((args, list(kwargs.values()), result))):
             call = Call(self.gpu, func, args, kwargs, result)
             predicted, reason = _prediction(call)
-            kept = max(0, grown), _predicted_kept(call, there)
+            kept = max(0, grown), _predicted_kept(call, bytes_before)
             name = str(func.overloadpacket)
             if by_value:
-                spelled += f" -> {[list(made.shape) for made in tensors_in(result)]}"
+                spelled += f" -> {[list(tensor.shape) for tensor in tensors_in(result)]}"
             self.observations[spelled] = Observation(name, spelled, hidden, predicted, *kept, reason, by_value)
         return result
 
 
-def watched(run: Callable[[], Any]) -> tuple[Any, int, int]:
+def measured_call(run: Callable[[], Any]) -> tuple[Any, int, int]:
     """Return the result of a run, its peak of hidden bytes, and by how much the allocated bytes grew."""
     before = _requested()["current"]
     torch.cuda.reset_peak_memory_stats()
@@ -91,14 +91,14 @@ def _prediction(call: Call) -> tuple[int | None, str]:
         return None, str(unknown)
 
 
-def _predicted_kept(call: Call, there: dict[int, int]) -> int:
-    """The bytes by which the results must enlarge storages. ``there``: storages of the arguments, with their bytes."""
+def _predicted_kept(call: Call, bytes_before: dict[int, int]) -> int:
+    """The bytes by which the results must enlarge storages, given the bytes of the arguments' storages."""
     enlarged = storage_bytes(call)
     if enlarged is not None:
         return enlarged
-    made = {t.untyped_storage()._cdata: t for t in tensors_in(call.outputs) if t.is_cuda}
-    needed = {storage: extent(tensor) * tensor.element_size() for storage, tensor in made.items()}
-    return sum(max(0, size - there.get(storage, 0)) for storage, size in needed.items())
+    results = {t.untyped_storage()._cdata: t for t in tensors_in(call.outputs) if t.is_cuda}
+    needed = {storage: extent(tensor) * tensor.element_size() for storage, tensor in results.items()}
+    return sum(max(0, size - bytes_before.get(storage, 0)) for storage, size in needed.items())
 
 
 def _requested() -> dict[str, int]:

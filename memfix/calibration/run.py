@@ -82,12 +82,12 @@ def _tabulated(gpu: GPU, surroundings: Mapping[str, str], observations: Iterable
     for seen in observations:
         so_far = operators.get(seen.operator, Standing())
         operators[seen.operator] = Standing(
-            so_far.calls + 1, so_far.missed + seen.missed, so_far.unknown + (seen.predicted is None)
+            so_far.calls + 1, so_far.missed + int(seen.is_mispredicted), so_far.unknown + int(seen.predicted is None)
         )
     measured = {
         seen.signature: seen.measured
         for seen in observations
-        if seen.predicted is None and not seen.missed and not seen.depends_on_values
+        if seen.predicted is None and not seen.is_mispredicted and not seen.depends_on_values
     }
     return Table(gpu, surroundings, operators, measured)
 

@@ -9,7 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from ..cuda_kernels import CudaKernel
-from ..cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
+from ..cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, static_shared_bytes
 from ..meters.timeline import Line
 from .compiling_result import Refused
 
@@ -28,7 +28,7 @@ def compile_for(gpu: GPU, launch: Launch, stack: contextlib.ExitStack) -> tuple[
         binary = cubin_of(kernel, gpu.capability)
     except CompilerRefused as error:
         raise Refused(str(error)) from error
-    return kernel.name, shared_bytes(binary, kernel.name, gpu.capability) + launch.options["shared_bytes"]
+    return kernel.name, static_shared_bytes(binary, kernel.name, gpu.capability) + launch.options["shared_bytes"]
 
 
 def first_line_of(kernel: CudaKernel) -> Line:

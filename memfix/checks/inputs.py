@@ -230,9 +230,9 @@ class _Steps:
         self._upstreams: list[torch.Tensor] = []
         self._as_inputs: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if is_fake:
-            from ..meters.simulated.tracking import existing_before
+            from ..meters.simulated.tracking import counted_as_inputs
 
-            self._as_inputs = existing_before
+            self._as_inputs = counted_as_inputs
             self._state_ranges_of_integers()
 
     def by_phase(self) -> dict[Phase, Step]:

@@ -10,8 +10,7 @@ from ..errors import MemfixError, out_of_memory
 from ..laws import Phase
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Simulation
-from ..meters.simulated.ledger import rounded
-from ..meters.timeline import Timeline
+from ..meters.timeline import Timeline, rounded
 from .form_call import FormCall
 from .inputs import Draw, StepsOf
 from .plan import Outcome
@@ -77,7 +76,7 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
     if not readings or any(reading.leaked_bytes for reading in readings.values()):
         readings = {phase: measure(call, phase, meter) for phase in in_order}
     if "kept" in phases:
-        of_kept = [reading.of_what_is_kept() for reading in readings.values()]
+        of_kept = [reading.kept_reading() for reading in readings.values()]
         # max takes the first of equal ones: it was made in this simulation, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     if "saved" in phases:

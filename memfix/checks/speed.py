@@ -22,7 +22,7 @@ def check_speed(contract: Contract, law: SpeedBudget, *, pairs: int = 15) -> Fin
     form, naive = (each.step(law.phase)(law.device) for each in (call, call.of(NAIVE)))
     for _ in range(_RACES):
         result = race(
-            form, naive, device=law.device, pairs=pairs, enough_s=_ENOUGH_S, most_s=_MOST_S, known_to=_KNOWN_TO
+            form, naive, device=law.device, pairs=pairs, enough_s=_ENOUGH_S, most_s=_MOST_S, max_error=_KNOWN_TO
         )
         if result.ratio <= law.times_naive:
             break

@@ -1,4 +1,4 @@
-"""The command line. Each file has one command, which parses options, makes a call, prints a report and exits."""
+"""The command line. Each file has one command: it parses options, calls the library, prints a report and exits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .train import train
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="memfix")
 def cli() -> None:
-    """Prove memory fixes: every memory-saving op beside its naive reference, equal, small and fast.
+    """Prove memory fixes: check that every memory-saving op is equal to its naive reference, small and fast.
 
     Exit codes: 0 pass, 1 regression, 2 could not measure, 4 usage.
     """

@@ -1,4 +1,4 @@
-"""``memfix calibrate``: checks the workspace rules on this machine's GPU, or shows which were checked."""
+"""``memfix calibrate``: checks the workspace rules on this machine's GPU, or shows which rules were checked on one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SHOWN_MISSES = 40
 def calibrate(
     do_run: bool, only: tuple[str, ...], step: str | None, out: Path | None, gpu: str, json_path: str | None
 ) -> int:
-    """Which rules for kernels' hidden bytes were measured on a GPU, and which are assumed.
+    """Show which rules for kernels' workspaces were measured on a GPU, and which are assumed.
 
-    With --run each operator's hidden bytes are probed on this machine's GPU over a range of shapes and held against
-    its rule; exit 1 where one is wrong. Convolutions of well-known networks are measured too (alone: --only cudnn),
-    or those of your own: --step train.py:build, a function from a device to a step, as memfix.peak takes it.
+    With --run each operator's workspace is measured on this machine's GPU over a range of shapes and compared with
+    its rule; exits with 1 if a rule is wrong. Convolutions of well-known networks are measured too (--only cudnn
+    measures nothing else). --step train.py:build measures those of your own step; build is as for memfix.peak.
     """
     from ..gate import report
     from ..meters.simulated.gpus import get_gpu
@@ -70,14 +70,14 @@ def calibrate(
     write_whole(path, table.as_text(), "the table")
     console.print(Text(f"wrote {path}"))
     if json_path is not None:
-        rows = [vars(seen) | {"missed": seen.missed} for seen in found.observations]
+        rows = [vars(seen) | {"missed": seen.is_mispredicted} for seen in found.observations]
         report.write_report(json_path, report.as_json({"observations": rows, "failures": dict(found.failures)}))
-    return 1 if any(seen.missed for seen in found.observations) else 0
+    return 1 if any(seen.is_mispredicted for seen in found.observations) else 0
 
 
 def _print_run(found: Calibration, console: Console) -> None:
-    missed = [seen for seen in found.observations if seen.missed]
-    unknown = [seen for seen in found.observations if seen.predicted is None and not seen.missed]
+    missed = [seen for seen in found.observations if seen.is_mispredicted]
+    unknown = [seen for seen in found.observations if seen.predicted is None and not seen.is_mispredicted]
     for seen in missed[:SHOWN_MISSES]:
         said = "no rule" if seen.predicted is None else f"rule {seen.predicted:,}"
         kept = f", keeps {seen.kept:,} (expected {seen.predicted_kept:,})" if seen.kept != seen.predicted_kept else ""

@@ -37,7 +37,7 @@ def check(
     profile: str | None,
     json_path: str | None,
 ) -> int:
-    """Equality, bad inputs and budgets of every op (or those named), without the lock."""
+    """Check equality, bad inputs and budgets of every op (or those named), without the lock."""
     import secrets
 
     from ..checks.effort import Effort, get_effort

@@ -34,7 +34,7 @@ def explain(
     pictures: tuple[str, ...],
     json_path: str | None,
 ) -> int:
-    """What is alive at the peak of OP, largest first, with the source line behind each buffer."""
+    """Show what is alive at the peak of OP, largest first, with the source line of each buffer."""
     from ..checks.form_call import FormCall
     from ..checks.inputs import Draw
     from ..checks.measuring import measure

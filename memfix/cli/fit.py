@@ -54,8 +54,10 @@ def fit(
     config_file: str | None,
     world_size: int,
 ) -> int:
-    """The largest value of each dim with which OP fits, the others as in the case; or of a key of INCIDENT's config,
-    such as its context or its layers, with which its train step fits; or the fewest ranks. By predicted peaks."""
+    """Find the largest sizes that fit a GPU, by predicted peaks.
+
+    Of an OP: the largest value of each dim, with the other dims as in the case. Of an INCIDENT: the largest value of
+    a key of its config, such as its context or its layers, with which its train step fits; or the fewest ranks."""
     from ..incidents import incident_names
 
     if name in incident_names():
@@ -76,7 +78,7 @@ def fit(
 
 
 def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> None:
-    """Refuse options that do not apply to what is fitted."""
+    """Refuse the options in ``names`` if the command line has them, because they do not apply here."""
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:
@@ -179,7 +181,7 @@ def _fit_op(
 
 
 def _bounds(contract: Contract, case: Case, dim: str, high: int | None) -> dict[str, Any]:
-    """Where the search over ``dim`` starts, and between which values it looks."""
+    """Return where the search over ``dim`` starts and its lowest and highest values, as arguments of ``fit``."""
     from ..errors import UsageError, did_you_mean
     from ..fit import DEFAULT_HIGH
 
@@ -196,7 +198,7 @@ def _bounds(contract: Contract, case: Case, dim: str, high: int | None) -> dict[
 def _smallest_form(
     contract: Contract, case: Case, phase: Phase, gpu: str, say: Callable[[str], object]
 ) -> tuple[str, str]:
-    """The form with the smallest peak at ``case``, and the peaks of all in words. Reported forms are left out."""
+    """Return the form with the smallest peak at ``case``, and a text with all peaks. Reported forms are left out."""
     from ..checks.inputs import Draw, StepOf
     from ..errors import MeasurementError
     from ..measure import peak

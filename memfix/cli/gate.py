@@ -1,4 +1,4 @@
-"""``memfix gate``: checks equality, budgets and lock of every op, or its times with ``--time``."""
+"""``memfix gate``: checks equality, budgets and the lock of every op, or its times with ``--time``."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def gate(
     junit_path: str | None,
     sarif_path: str | None,
 ) -> int:
-    """The main job: every op (or those named) equal, within budget, and no byte above the lock.
+    """Check that every op (or those named) is equal to naive, within its budgets, and no byte above the lock.
 
-    With --time another: no form slower than at --base, nor than its contract allows beside naive.
+    With --time, check instead that no form is slower than at --base, or than its contract allows relative to naive.
     """
     from ..gate.definitions import with_definitions
     from ..gate.judge import Verdict
@@ -128,11 +128,11 @@ def gate(
 
 
 def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The ops to judge, of those named or of all, and the note about them."""
+    """Return those of the named ops, or of all, that a file changed since ``ref`` touches, and a note about them."""
     from ..gate.touched import touched_ops
     from ..registry import contracts
 
-    # an unknown name is refused, even where nothing is touched
+    # contracts() refuses an unknown name, even if nothing is touched
     touched = touched_ops(ref, lock, [contract.name for contract in contracts(ops)] if ops else ())
     return touched.ops, (touched.note,)
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="Leave out claims that need a simulation of the whole model.")
 @json_option
 def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_path: str | None) -> int:
-    """Incidents that are replayed; or of NAME what its report says, whether it holds, and what is true.
+    """List the incidents; or judge the claims of the incident NAME: whether each holds, and what is true.
 
-    Ends with 1 where a claim comes to something else than is recorded: the replay has drifted.
+    Exits with 1 if a verdict or value differs from the recorded one: the replay has drifted.
     """
     from ..gate import report
 

@@ -1,4 +1,4 @@
-"""``memfix init``: writes a contract, its tests, its lock and a workflow into somebody's repository."""
+"""``memfix init``: writes a contract, its tests, its lock and a workflow into the user's repository."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def init(
         --example tests/example_call.py:call
 
     call() returns the arguments of one call, as a dict by name or as a tuple. Dims, dtypes, gradients and ranges are
-    read off its tensors: equal sizes get one name, so give axes that differ different sizes. Nothing is written unless
-    the forms equal naive.
+    read from its tensors. Axes of equal size become one dim, so give different dims different sizes. Nothing is
+    written unless the forms equal naive.
     """
     from ..scaffold.first_contract import Asked
     from ..scaffold.init import init as write

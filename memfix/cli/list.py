@@ -1,4 +1,4 @@
-"""``memfix list``: lists ops with their forms, cases and scaling laws."""
+"""``memfix list``: lists ops with their forms, cases and laws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import contracts_of, json_option, ops_argument, report_console
 @ops_argument
 @json_option
 def list_ops(ops: tuple[str, ...], json_path: str | None) -> int:
-    """Ops, their forms, cases and laws."""
+    """List ops with their forms, cases and laws."""
     from ..gate import report
 
     report.require_writable(json_path)

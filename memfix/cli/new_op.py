@@ -20,9 +20,9 @@ def new_op(
     force: bool,
     profile: str | None,
 ) -> int:
-    """Write memfix/ops/NAME: naive, the forms, a contract with budgets that hold today, and a page.
+    """Write memfix/ops/NAME (naive, the forms, and a contract with budgets that hold today) and its manual page.
 
-    The functions are copied from where they are, with what they use of their module. Otherwise as memfix init.
+    The functions are copied, with the parts of their module that they use. All else is as in memfix init.
     """
     from ..scaffold.first_contract import Asked
     from ..scaffold.new_op import new_op as write

@@ -30,7 +30,7 @@ def _read_contracts_from(context: click.Context, parameter: click.Parameter, pat
     from ..registry import FILES_VARIABLE
 
     if paths:
-        os.environ[FILES_VARIABLE] = os.pathsep.join(paths)  # workers see it too
+        os.environ[FILES_VARIABLE] = os.pathsep.join(paths)  # worker processes inherit it
         context.call_on_close(lambda: os.environ.pop(FILES_VARIABLE, None))
 
 
@@ -41,7 +41,7 @@ from_option: Decorator = click.option(
 
 
 def with_ops(argument: Decorator) -> Decorator:
-    """The names of ops, and where else to look for them."""
+    """Combine an argument that names ops with the option ``--from``."""
     return lambda command: from_option(argument(command))
 
 
@@ -119,7 +119,7 @@ def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def contracts_of(ops: Sequence[str]) -> list[Contract]:
-    """The contracts of these ops, or all of them. Says on standard error what other packages' faults leave out."""
+    """Return the contracts of these ops, or all. Prints on standard error why packages could not be loaded."""
     from ..registry import contracts, registered
 
     chosen = contracts(ops)
@@ -129,7 +129,8 @@ def contracts_of(ops: Sequence[str]) -> list[Contract]:
 
 
 def not_loaded(ops: Sequence[str]) -> list[Finding]:
-    """An error for each fault that leaves out an op, where every op was asked for: none of them may pass unseen."""
+    """Return an error finding for each package that could not be loaded, if all ops are checked: else the check would
+    pass without them."""
     from ..checks.finding import Finding
     from ..registry import registered
 
@@ -139,7 +140,7 @@ def not_loaded(ops: Sequence[str]) -> list[Finding]:
 
 
 def repeatable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings, whose commands that reproduce them name the files of ``--from`` too."""
+    """Return the findings with the files of ``--from`` added to the commands that reproduce them."""
     from ..registry import FILES_VARIABLE
 
     files = "".join(
@@ -149,7 +150,7 @@ def repeatable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:
-    """The contract of ``op``, and the form and case with these names."""
+    """Return the contract of ``op`` and the form and case with these names; by default naive and the first case."""
     from ..errors import UsageError, did_you_mean
 
     (contract,) = contracts_of([op])
@@ -163,7 +164,7 @@ def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Cont
 
 
 def _asked_for(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Ask on a terminal for an option that was left out; elsewhere refuse."""
+    """Return an option's value; if it is missing, prompt for it on a terminal, else raise an error."""
     if value:
         return value
     assert isinstance(parameter, click.Option)
@@ -174,7 +175,7 @@ def _asked_for(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 def scaffold_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what a first contract needs: the functions, and a call of them."""
+    """Add the options that a first contract needs: the functions, and an example call."""
     options: list[Decorator] = [
         click.argument("name", metavar="NAME"),
         click.option("--naive", metavar="MODULE:FUNCTION", callback=_asked_for, help="The function that is right."),
@@ -213,7 +214,7 @@ def report_console(*, to_stderr: bool) -> Console:
 def progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the current activity on standard error, if that is a terminal.
 
-    Nothing moves between two calls: a thread that draws would be counted by the host meter.
+    The line is drawn only when the function is called: the host meter would count a thread that refreshes it.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

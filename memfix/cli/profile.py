@@ -39,9 +39,9 @@ def profile(
     pictures: tuple[str, ...],
     json_path: str | None,
 ) -> int:
-    """Where the memory of INCIDENT's train step goes, stage by stage, beside the figures of its report.
+    """Show the memory of INCIDENT's train step, stage by stage, beside the figures of its report.
 
-    The step is that of memfix train: of a config file, with keys overridden as in data.context_length=4096.
+    It is the same step as in memfix train: from a config file, with keys overridden as in data.context_length=4096.
     """
     from ..gate import report
     from ..incidents import get_incident
@@ -71,14 +71,14 @@ def profile(
 
 
 def _print(console: Console, found: Profile, rows: int) -> None:
-    from ..pictures.stages import ABOUT_ASIDES, ASIDE
+    from ..pictures.stages import ABOUT_ASIDES, ASIDE_MARK
     from ..units import format_bytes
 
     console.print(Text(found.title, style="bold"), soft_wrap=True)
     console.print(Text(found.headline, style="bold"), soft_wrap=True)
     console.print(_table(found))
     if any(row.aside for row in found.rows):
-        console.print(Text(f"{ASIDE}{ABOUT_ASIDES}", style="dim"))
+        console.print(Text(f"{ASIDE_MARK}{ABOUT_ASIDES}", style="dim"))
     if found.runs:
         console.print(_runs_table(found))
     for conclusion in found.conclusions:
@@ -115,11 +115,11 @@ def _runs_table(found: Profile) -> Table:
 
 
 def _cells(row: Row, capacity_bytes: int) -> Iterator[str]:
-    from ..pictures.stages import ASIDE
+    from ..pictures.stages import ASIDE_MARK
     from ..units import format_bytes
 
     stage, beside = row.stage, row.beside
-    yield f"{ASIDE if row.aside else ''}{stage.name}"
+    yield f"{ASIDE_MARK if row.aside else ''}{stage.name}"
     yield "-" if row.failed else format_bytes(stage.end_bytes)
     yield format_bytes(stage.peak_bytes)
     yield beside.figure if beside else ""

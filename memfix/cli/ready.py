@@ -13,9 +13,9 @@ from .options import json_option
 @click.option("--wait", type=click.FloatRange(0), default=0.0, help="Seconds to wait for a busy GPU.")
 @json_option
 def ready(wait: float, json_path: str | None) -> int:
-    """Is the GPU idle, and are its clocks free? Ends with 2 where not, or where there is none.
+    """Check that the GPU is idle and its clocks are not limited. Exits with 2 if not, or if there is no GPU.
 
-    Clocks, power, temperature and what holds the clocks down are said, and recorded with --json.
+    Prints clocks, power, temperature and what limits the clocks; --json writes them.
     """
     from ..gate import report
     from ..meters.readiness import ready_within

@@ -48,12 +48,12 @@ def selftest(
     profile: str | None,
     json_path: str | None,
 ) -> int:
-    """Plant regressions in a copy of every op (or those named) and ask the gate's checks without a GPU to catch them.
+    """Plant regressions in a copy of every op (or those named) and run the gate's checks on them, without a GPU.
 
-    What survives is looked at harder. It is equal if many more calls and shapes give the same bits and bytes,
-    missed if one of them is wrong or larger, or if no check runs its line, and undecided otherwise.
+    A regression that no check catches is tested further. It is equal if many more calls and shapes give the same
+    bits and bytes, missed if one of them is wrong or larger, or if no check runs its line, and undecided otherwise.
 
-    Ends with 0 when it ran, whatever was missed, unless --least asks for a share.
+    Exits with 0 even if regressions were missed, unless --least asks for a share.
     """
     import os
 
@@ -90,7 +90,7 @@ def selftest(
 
 
 def _planted(contracts: Sequence[Contract], **asked: Any) -> tuple[list[Outcome], list[str]]:
-    """The outcome of every planted regression, and the ops that were skipped for lack of time."""
+    """Return the outcome of every planted regression, and the ops that were skipped for lack of time."""
     from ..selftest.run import TimeIsOver, run_selftest
 
     outcomes: list[Outcome] = []

@@ -29,9 +29,9 @@ def train(
     json_path: str | None,
     keys: bool,
 ) -> int:
-    """Train the model of INCIDENT as a config file says, with keys overridden as in training.steps=10.
+    """Train the model of INCIDENT with a config file, with keys overridden as in training.steps=10.
 
-    Several processes, with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
+    For several processes with sharded parameters: torchrun --nproc_per_node=2 -m memfix train ...
     """
     from ..incidents import get_incident
     from ..incidents.config import load_config, own_configs, sections
@@ -95,7 +95,7 @@ def _progress(step: Any, quality: Callable[[float], str] | None = None) -> str:
 
 @contextmanager
 def _lines(path: str | None, is_first: bool, append: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that writes a record as a line of JSON at once, so that the log survives a killed run."""
+    """Yield a function that writes a record as one line of JSON at once, so that a killed run keeps its log."""
     if path is None or not is_first:
         yield lambda _: None
     elif path == "-":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    Frame = tuple[struct.Struct, ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]
+    ArgumentBuffer = tuple[struct.Struct, ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class CudaKernel:
 
         if device.type != "cpu" or not is_emulating():
             raise RuntimeError(
-                f"the kernel {self.name} runs on a GPU, and the tensors are on {device}; use torch's own"
+                f"the kernel {self.name} runs on a GPU, and the tensors are on {device}; "
+                "use the op's torch form, or run inside emulated()"
             )
         emulate(self, grid, block, arguments, values, shared_bytes)
 
@@ -94,7 +95,7 @@ class CudaKernel:
         return "\n".join([*lines, f'#line 1 "{self.path.name}"', self.path.read_text(encoding="utf-8")])
 
     @functools.cached_property
-    def frames(self) -> dict[int, Frame]:
+    def argument_buffers(self) -> dict[int, ArgumentBuffer]:
         """The memory into which each thread packs the arguments of a launch, by thread id."""
         return {}
 
@@ -104,9 +105,9 @@ class CudaKernel:
         return tuple(parameter.dtype if parameter.is_pointer else None for parameter in self.parameters)
 
     def written(self, arguments: Sequence[Any]) -> list[Any]:
-        """The ``arguments`` whose types are not const: the tensors that the kernel may write into, and all numbers."""
+        """The ``arguments`` that the kernel may write into: those for pointers to types that are not const."""
         pairs = zip(self.parameters, arguments, strict=True)
-        return [argument for parameter, argument in pairs if not parameter.type.startswith("const ")]
+        return [argument for to, argument in pairs if to.is_pointer and not to.type.startswith("const ")]
 
     def as_numbers(
         self, arguments: Sequence[Any], address_of: Callable[[torch.Tensor], int] | None = None

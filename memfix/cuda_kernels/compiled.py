@@ -20,13 +20,13 @@ import torch
 from .binaries import keep, path_of
 
 if TYPE_CHECKING:
-    from . import CudaKernel, Frame
+    from . import ArgumentBuffer, CudaKernel
 
 _PACKED = {"int": "i4x", "long long": "q", "float": "f4x", "double": "d"}
 """``struct`` formats of C's number types, each padded to eight bytes."""
 _HEADER = Path(__file__).with_name("instructions.h")
 _OPTIONS = ("--std=c++17",)
-_MOST_FILES = 16  # .cu files whose binaries are cached in memory
+_CACHED_BINARIES = 16  # .cu files whose binaries are cached in memory
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -48,7 +48,7 @@ def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
     return _cubin_of(kernel.path.name, kernel.source, "sm_{}{}".format(*capability) + own)
 
 
-@functools.lru_cache(_MOST_FILES)
+@functools.lru_cache(_CACHED_BINARIES)
 def _cubin_of(name: str, source: str, architecture: str) -> bytes:
     whole = _HEADER.read_text(encoding="utf-8") + source
     path = path_of("compiled", ".cubin", whole, _compiler(), architecture, *_OPTIONS)
@@ -60,7 +60,7 @@ def _cubin_of(name: str, source: str, architecture: str) -> bytes:
     return cubin
 
 
-def shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
+def static_shared_bytes(cubin: bytes, name: str, capability: tuple[int, int]) -> int:
     """The static shared memory of a kernel's block: the size of the cubin's ELF section ``.nv.shared.NAME``. From sm_90
     on, 1 KiB is subtracted, which the section includes because the system reserves it in every block."""
     (offset,), (size, number, names_at) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
@@ -96,7 +96,7 @@ def _compiler() -> str:
     if nvrtc is None:
         return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _ok(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "NVRTC")
+    _check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "NVRTC")
     return f"NVRTC {major.value}.{minor.value}"
 
 
@@ -104,7 +104,7 @@ def _by_nvrtc(nvrtc: ctypes.CDLL, name: str, source: str, architecture: str) -> 
     program = ctypes.c_void_p()
     options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS)]
     named = source.encode(), name.encode()
-    _ok(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *named, 0, None, None), "NVRTC")
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *named, 0, None, None), "NVRTC")
     try:
         failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         if failed:
@@ -116,9 +116,9 @@ def _by_nvrtc(nvrtc: ctypes.CDLL, name: str, source: str, architecture: str) -> 
 
 def _read(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
-    _ok(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "NVRTC")
+    _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "NVRTC")
     buffer = ctypes.create_string_buffer(size.value)
-    _ok(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), "NVRTC")
+    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), "NVRTC")
     return buffer.raw
 
 
@@ -149,10 +149,10 @@ def function_on(kernel: CudaKernel, index: int, shared_bytes: int = 0) -> ctypes
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(index):
         _make_current(index)
-        _ok(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "CUDA")
-        _ok(_driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.name.encode()), "CUDA")
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), "CUDA")
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.name.encode()), "CUDA")
         if shared_bytes:
-            _ok(_driver().cuFuncSetAttribute(function, _MOST_DYNAMIC_SHARED, shared_bytes), "CUDA")
+            _check(_driver().cuFuncSetAttribute(function, _MOST_DYNAMIC_SHARED, shared_bytes), "CUDA")
     return function
 
 
@@ -169,10 +169,10 @@ def launch_on(
         with torch.cuda.device(index):
             launch_on(index, kernel, grid, block, values, shared_bytes)
         return
-    function = function_on(kernel, index, shared_bytes)
-    pointers, stream = as_c(kernel, values), torch._C._cuda_getCurrentRawStream(index)
+    function, stream = function_on(kernel, index, shared_bytes), torch._C._cuda_getCurrentRawStream(index)
+    sizes, pointers = (*padded_to_3d(grid), *padded_to_3d(block)), packed_arguments(kernel, values)
     _make_current(index)
-    _ok(_launch_kernel()(function, *three(grid), *three(block), shared_bytes, stream, pointers, None), "CUDA")
+    _check(_launch_kernel()(function, *sizes, shared_bytes, stream, pointers, None), "CUDA")
 
 
 @functools.cache
@@ -182,15 +182,15 @@ def _launch_kernel() -> Any:
     return launch
 
 
-def as_c(kernel: CudaKernel, values: Sequence[float]) -> ctypes.Array[ctypes.c_void_p]:
+def packed_arguments(kernel: CudaKernel, values: Sequence[float]) -> ctypes.Array[ctypes.c_void_p]:
     """Pack the values of the arguments for C and return pointers to them, valid until this thread's next call."""
-    thread = threading.get_ident()
-    packing, memory, pointers = kernel.frames.get(thread) or kernel.frames.setdefault(thread, _frame_of(kernel))
+    thread, buffers = threading.get_ident(), kernel.argument_buffers
+    packing, memory, pointers = buffers.get(thread) or buffers.setdefault(thread, _argument_buffer_of(kernel))
     packing.pack_into(memory, 0, *values)
     return pointers
 
 
-def _frame_of(kernel: CudaKernel) -> Frame:
+def _argument_buffer_of(kernel: CudaKernel) -> ArgumentBuffer:
     """The ``struct`` that packs a kernel's arguments, eight bytes each; memory for them; and pointers into it."""
     packing = struct.Struct("=" + "".join("Q" if each.is_pointer else _PACKED[each.type] for each in kernel.parameters))
     memory = ctypes.create_string_buffer(packing.size)
@@ -198,24 +198,24 @@ def _frame_of(kernel: CudaKernel) -> Frame:
     return packing, memory, (ctypes.c_void_p * len(kernel.parameters))(*range(start, start + packing.size, 8))
 
 
-def three(sizes: Sequence[int]) -> tuple[int, ...]:
+def padded_to_3d(sizes: Sequence[int]) -> tuple[int, ...]:
     """Pad the sizes of a grid or a block with ones to three dimensions."""
     return (*sizes, 1, 1)[:3]
 
 
 def _make_current(index: int) -> None:
     """Make the device's primary context current in this thread: the driver needs one, and torch sets it lazily."""
-    _ok(_driver().cuCtxSetCurrent(_primary_context(index)), "CUDA")
+    _check(_driver().cuCtxSetCurrent(_primary_context(index)), "CUDA")
 
 
 @functools.cache
 def _primary_context(index: int) -> ctypes.c_void_p:
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _ok(_driver().cuDeviceGet(ctypes.byref(device), index), "CUDA")
-    _ok(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "CUDA")
+    _check(_driver().cuDeviceGet(ctypes.byref(device), index), "CUDA")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "CUDA")
     return context
 
 
-def _ok(result: int, library: str) -> None:
+def _check(result: int, library: str) -> None:
     if result:
         raise RuntimeError(f"{library} failed with error {result}")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import CudaKernel, Parameter, declarations, parameters_of
 from .binaries import keep, path_of
-from .compiled import as_c, three
+from .compiled import CompilerRefused, packed_arguments, padded_to_3d
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def emulate(
     shared_bytes: int = 0,
 ) -> None:
     """Emulate one launch, block after block."""
-    pointers = as_c(kernel, values)
+    pointers = packed_arguments(kernel, values)
     sizes = [
         _elements_of(argument) if parameter.is_pointer else 0
         for parameter, argument in zip(kernel.parameters, arguments, strict=True)
@@ -95,10 +95,10 @@ def emulate(
     counted = (ctypes.c_uint64 * 4)()
     run = getattr(_built(host_source(kernel)), f"emulate_{kernel.name}")
     run.restype = ctypes.c_char_p
+    grid_size, block_size = ((ctypes.c_uint * 3)(*padded_to_3d(shape)) for shape in (grid, block))
     fault = run(
-        (ctypes.c_uint * 3)(*three(grid)), (ctypes.c_uint * 3)(*three(block)), ctypes.c_uint(shared_bytes),
-        pointers, (ctypes.c_int64 * len(sizes))(*sizes), counted,
-    )  # fmt: skip
+        grid_size, block_size, ctypes.c_uint(shared_bytes), pointers, (ctypes.c_int64 * len(sizes))(*sizes), counted
+    )
     if fault is not None:
         raise KernelFault(f"{kernel.name}: {fault.decode()}")
     traffic = _TRAFFIC.get()
@@ -168,6 +168,6 @@ def _built(source: str) -> ctypes.PyDLL:
         command = [compiler, *_OPTIONS, f"-I{_HEADER.parent}", "-x", "c++", "-", "-o", str(out)]
         ended = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise KernelFault(f"does not compile for the host:\n{ended.stderr.strip()}")
+            raise CompilerRefused(f"does not compile for the host:\n{ended.stderr.strip()}")
         keep(path, out.read_bytes())
         return ctypes.PyDLL(str(out))

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ..errors import UsageError
-from .training_watch import WatchOptions
+from .training_watch import WatchingCallback
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -22,7 +22,7 @@ def _callback_classes() -> tuple[type, ...]:
     return tuple(importlib.import_module(name).Callback for name in names)
 
 
-class WatchCallback(WatchOptions, *_callback_classes()):  # type: ignore[misc]
+class WatchCallback(WatchingCallback, *_callback_classes()):  # type: ignore[misc]
     """Watches ``fit``: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
 
     The stages are ``forward``, ``backward`` and ``optimizer`` of each batch, and ``validation``. When ``fit`` ends, the

@@ -52,7 +52,7 @@ class TrainingWatch:
         self.report = self.watch.report()
 
 
-class WatchOptions:
+class WatchingCallback:
     """The base class of all callbacks, with their options and the report."""
 
     _on_failure: Callable[[WatchReport], None] | None = None

@@ -8,10 +8,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..watch import WatchReport
-from .training_watch import WatchOptions
+from .training_watch import WatchingCallback
 
 
-class WatchCallback(WatchOptions, TrainerCallback):
+class WatchCallback(WatchingCallback, TrainerCallback):
     """Watches training: ``Trainer(..., callbacks=[WatchCallback()])``. Options are those of :func:`memfix.watch`.
 
     The stages are ``forward``, ``backward`` and ``optimizer`` of each step, and ``validation``. When training ends, the

@@ -78,7 +78,7 @@ class Reading:
         """The rows that differ between the two peaks, the largest growth first."""
         return changes(other.alive_at_peak, self.alive_at_peak)
 
-    def of_what_is_kept(self) -> Reading:
+    def kept_reading(self) -> Reading:
         """The memory that the warm-up calls left alive (``kept``), as a reading of its own."""
         size = sum(allocation.bytes for allocation in self.kept)
         return dataclasses.replace(

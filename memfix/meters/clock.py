@@ -31,10 +31,6 @@ class Race:
     second_s: float
     pairs: int
 
-    @property
-    def first_s(self) -> float:
-        return self.ratio * self.second_s
-
 
 def median_pair(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """The median of ``(ratio, time)`` pairs by ratio, with the time of that pair.
@@ -56,32 +52,32 @@ def race(
     sample_s: float = 0.0,
     enough_s: float = math.inf,
     most_s: float = math.inf,
-    known_to: float = 0.0,
+    max_error: float = 0.0,
     second_begins: bool = False,
 ) -> Race:
     """Time ``first`` and ``second`` in ABBA order, or in BAAB order where ``second_begins``.
 
     A sample is as many consecutive steps as fill ``sample_s``, the same number for both. After ``enough_s`` seconds the
-    race may end before ``pairs`` are timed, if the median's relative standard error is at most ``known_to``; after
+    race may end before ``pairs`` are timed, if the median's relative standard error is at most ``max_error``; after
     ``most_s`` seconds it ends in any case. It has at least ``LEAST_PAIRS`` pairs.
     """
     steps = (first, second)
-    forth = (1, 0) if second_begins else (0, 1)
+    order = (1, 0) if second_begins else (0, 1)
     with only_our_own_cycles():
-        for which in forth:  # a first call may compile or build caches, and a GPU that idled is 4 % faster
+        for which in order:  # a first call may compile or build caches, and a GPU that idled is 4 % faster
             _elapsed_s(steps[which], device, 1)
         begin = time.perf_counter()
-        once = {which: _elapsed_s(steps[which], device, 1) for which in forth}
+        once = {which: _elapsed_s(steps[which], device, 1) for which in order}
         longest_s = max(once.values())
         repeats = max(1, math.ceil(sample_s / longest_s)) if longest_s > 0 else 1
         times = ([once[0]], [once[1]]) if repeats == 1 else ([], [])  # the probe was already a full sample
         for pair in range(len(times[0]), pairs):
-            comes_forth = pair % 2 == 0
-            if pair >= LEAST_PAIRS and comes_forth:
+            is_forward = pair % 2 == 0
+            if pair >= LEAST_PAIRS and is_forward:
                 took_s = time.perf_counter() - begin
-                if took_s > most_s or (took_s > enough_s and _doubt(_ratios(times)) <= known_to):
+                if took_s > most_s or (took_s > enough_s and _relative_error(_ratios(times)) <= max_error):
                     break
-            for which in forth if comes_forth else reversed(forth):
+            for which in order if is_forward else reversed(order):
                 times[which].append(_elapsed_s(steps[which], device, repeats) / repeats)
     return Race(*median_pair(zip(_ratios(times), times[1], strict=True)), len(times[1]))
 
@@ -181,7 +177,7 @@ def _ratios(times: tuple[list[float], list[float]]) -> list[float]:
     return [a / b for a, b in zip(*times, strict=True)]
 
 
-def _doubt(ratios: list[float]) -> float:
+def _relative_error(ratios: list[float]) -> float:
     """The relative standard error of the median: half the distance between the two ranks that bound the median."""
     ranked, middle, reach = sorted(ratios), (len(ratios) - 1) / 2, math.sqrt(len(ratios)) / 2
     low, high = ranked[max(0, math.floor(middle - reach))], ranked[min(len(ranked) - 1, math.ceil(middle + reach))]

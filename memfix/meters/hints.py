@@ -13,7 +13,7 @@ _MANY = 3
 
 
 @dataclass(frozen=True)
-class Site:
+class PeakRow:
     """A row of the peak, and how often its line ran."""
 
     row: Allocation
@@ -36,15 +36,15 @@ def likely_cause(rows: Sequence[Allocation], timeline: Timeline | None = None) -
         if row.bytes < _LARGE * total:
             return None
         for hint in _HINTS:
-            sentence = hint(_site(row, timeline))
+            sentence = hint(_peak_row(row, timeline))
             if sentence is not None:
                 return sentence
     return None
 
 
-def _site(row: Allocation, timeline: Timeline | None) -> Site:
+def _peak_row(row: Allocation, timeline: Timeline | None) -> PeakRow:
     if timeline is None:
-        return Site(row, max(1, row.count))
+        return PeakRow(row, max(1, row.count))
     made = Counter((buffer.what, buffer.line, buffer.phase) for buffer in timeline.buffers if buffer.born)
     what = row.what.removesuffix(KEPT)
     passes = [
@@ -52,11 +52,11 @@ def _site(row: Allocation, timeline: Timeline | None) -> Site:
         for (maker, line, _), count in made.items()
         if maker == what and line is not None and f"{line.place} in {line.function}" == row.place
     ]
-    return Site(row, max(passes, default=1))
+    return PeakRow(row, max(passes, default=1))
 
 
-def _chunks_kept(site: Site) -> str | None:
-    row = site.row
+def _chunks_kept(peak_row: PeakRow) -> str | None:
+    row = peak_row.row
     if row.count < _MANY or KEPT not in row.what:
         return None
     maker = row.what.split(",")[0].lstrip("_").split(".")[0]
@@ -67,42 +67,42 @@ def _chunks_kept(site: Site) -> str | None:
     return f"{kept}: the loop saves nothing in training; {advice}"
 
 
-def _optimizer_temporaries(site: Site) -> str | None:
-    row = site.row
+def _optimizer_temporaries(peak_row: PeakRow) -> str | None:
+    row = peak_row.row
     if row.what.startswith("_multi_tensor_") or (row.what.startswith("_foreach_") and ".step(" in row.code):
         return "the optimizer's foreach form makes temporaries as large as all parameters; fused=True makes none"
     return None
 
 
-def _upcast(site: Site) -> str | None:
-    row = site.row
-    if site.is_whole and row.what.startswith("_to_copy") and (".float()" in row.code or "float32" in row.code):
+def _upcast(peak_row: PeakRow) -> str | None:
+    row = peak_row.row
+    if peak_row.is_whole and row.what.startswith("_to_copy") and (".float()" in row.code or "float32" in row.code):
         return "a whole tensor is upcast to float32; upcast a chunk at a time, or inside the reduction (dtype=)"
     return None
 
 
-def _copied(site: Site) -> str | None:
-    if site.is_whole and site.row.what.startswith("clone"):
+def _copied(peak_row: PeakRow) -> str | None:
+    if peak_row.is_whole and peak_row.row.what.startswith("clone"):
         return "a whole tensor is copied into another layout; keep the layout, or copy a chunk at a time"
     return None
 
 
-def _probabilities_kept(site: Site) -> str | None:
-    row = site.row
+def _probabilities_kept(peak_row: PeakRow) -> str | None:
+    row = peak_row.row
     makes_them = row.what.lstrip("_").startswith(("log_softmax", "softmax", "cross_entropy"))
-    if site.is_whole and makes_them and KEPT in row.what:
+    if peak_row.is_whole and makes_them and KEPT in row.what:
         return "the (log-)probabilities of all rows are kept for backward; compute the loss a chunk at a time"
     return None
 
 
-def _accumulated(site: Site) -> str | None:
-    row = site.row
+def _accumulated(peak_row: PeakRow) -> str | None:
+    row = peak_row.row
     if row.count >= 2 * _MANY and row.code and row.what != "optimizer state":
         return f"{row.count} results of one line are alive together; write into one buffer, or drop each after use"
     return None
 
 
-_HINTS: tuple[Callable[[Site], str | None], ...] = (
+_HINTS: tuple[Callable[[PeakRow], str | None], ...] = (
     _chunks_kept,
     _optimizer_temporaries,
     _upcast,

@@ -28,7 +28,7 @@ class ProcessLock:
         self.variable = f"MEMFIX_LOCK_{zlib.crc32(path.encode()):08X}"
         """The environment variable that tells child processes how the lock is held."""
         self._threads = threading.RLock()
-        self._wanted: list[How] = []
+        self._held_as: list[How] = []
         """How each nested block holds the lock, outermost first. The innermost decides."""
         self._file: Any = None
 
@@ -39,20 +39,20 @@ class ProcessLock:
             if by_parent == "alone" or (by_parent == "beside" and not alone):
                 yield
                 return
-            outer = self._wanted[-1] if self._wanted else None
+            outer = self._held_as[-1] if self._held_as else None
             inner: How = "alone" if alone or outer == "alone" else "beside"
             self._change(outer, inner)
-            self._wanted.append(inner)
+            self._held_as.append(inner)
             try:
                 yield
             finally:
-                self._wanted.pop()
+                self._held_as.pop()
                 self._change(inner, outer)
 
     def make_way(self, before: Callable[[], None]) -> None:
         """If another process waits and this one holds the lock shared: call ``before``, release the lock, retake it."""
         with self._threads:
-            if self._wanted[-1:] == ["beside"] and self._somebody_waits():
+            if self._held_as[-1:] == ["beside"] and self._somebody_waits():
                 before()
                 self._let_go()
                 self._take("beside")

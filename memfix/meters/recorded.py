@@ -127,7 +127,7 @@ def failure_of(
         capacity_bytes=moment.capacity_bytes,
         live_bytes=timeline.live_bytes[event],
         unused_bytes=sum(segment["total_size"] - segment["active_size"] for segment in segments),
-        line=user_line(frames) or user_line(moment.waiting),
+        line=line_of_frames(frames) or line_of_frames(moment.waiting),
         alive=timeline.rows_at(event, with_base=True),
         cause=likely_cause(timeline.rows_at(event), timeline),
         node=moment.node,
@@ -198,7 +198,7 @@ class _History:
         frames = _frames(source)
         key = tuple(map(id, frames))
         if key not in self._origins:
-            self._origins[key] = _Origin(_what(frames), user_line(frames), _phase(frames))
+            self._origins[key] = _Origin(_what(frames), line_of_frames(frames), _phase(frames))
         return self._origins[key]
 
     def _mark(self, marks: list[Any], name: str | None) -> None:
@@ -253,7 +253,7 @@ def _what(frames: Frames) -> str:
     return "tensor"
 
 
-def user_line(frames: Frames) -> Line | None:
+def line_of_frames(frames: Frames) -> Line | None:
     """The innermost line outside torch and the part of memfix that watches."""
     for frame in frames:
         file = frame["filename"]

@@ -12,6 +12,12 @@ from dataclasses import dataclass, replace
 from ..units import format_bytes
 
 KEPT = ", kept for backward"
+_ALLOCATION_UNIT = 512
+
+
+def rounded(num_bytes: int) -> int:
+    """``num_bytes`` rounded up as PyTorch's caching allocator does."""
+    return -(-num_bytes // _ALLOCATION_UNIT) * _ALLOCATION_UNIT
 
 
 @dataclass(frozen=True, slots=True)

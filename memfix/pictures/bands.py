@@ -11,7 +11,7 @@ from ..meters.timeline import Buffer, Line, Timeline
 from ..units import format_bytes, format_room
 
 EXISTED_BEFORE = "existed before"
-THE_REST = "the rest"
+OTHER_ORIGINS = "the rest"
 MAX_BANDS = 8
 
 # a band below this share of the highest point would be thinner than a line
@@ -101,12 +101,12 @@ def build_stack(timeline: Timeline, *, max_columns: int, max_bands: int = MAX_BA
     starts, events = choose_columns(timeline.live_bytes, max_columns)
     by_origin = _by_origin(timeline.buffers)
     before = [b for origin, buffers in by_origin.items() if origin.existed_before for b in buffers]
-    made = {origin: buffers for origin, buffers in by_origin.items() if not origin.existed_before}
-    chosen = _choose_origins(timeline, made, max_bands)
-    others = [b for origin, buffers in made.items() if origin not in chosen for b in buffers]
+    in_step = {origin: buffers for origin, buffers in by_origin.items() if not origin.existed_before}
+    chosen = _choose_origins(timeline, in_step, max_bands)
+    others = [b for origin, buffers in in_step.items() if origin not in chosen for b in buffers]
     bands = [_band(timeline, events, EXISTED_BEFORE, None, before)] if before else []
-    bands += [_band(timeline, events, origin.what, origin, made[origin]) for origin in chosen]
-    bands += [_band(timeline, events, THE_REST, None, others)] if others else []
+    bands += [_band(timeline, events, origin.what, origin, in_step[origin]) for origin in chosen]
+    bands += [_band(timeline, events, OTHER_ORIGINS, None, others)] if others else []
     return Stack(starts, events, tuple(timeline.live_bytes[event] for event in events), tuple(bands))
 
 
@@ -169,19 +169,19 @@ def _by_origin(buffers: Iterable[Buffer]) -> dict[Origin, list[Buffer]]:
     return dict(groups)
 
 
-def _choose_origins(timeline: Timeline, made: dict[Origin, list[Buffer]], most: int) -> list[Origin]:
+def _choose_origins(timeline: Timeline, buffers_of: dict[Origin, list[Buffer]], most: int) -> list[Origin]:
     """Choose the origins that get a band, lowest first: the largest at the peak, and some that are large elsewhere."""
     visible = timeline.live_bytes[timeline.peak_event] * _LEAST_VISIBLE_SHARE
     at_peak: defaultdict[Origin, int] = defaultdict(int)
     for buffer in timeline.alive_at(timeline.peak_event):
         at_peak[Origin.of(buffer)] += buffer.bytes
-    highest = {origin: _highest(buffers) for origin, buffers in made.items()}
-    large = sorted((origin for origin in made if highest[origin] >= visible), key=highest.__getitem__, reverse=True)
+    highest = {origin: _highest(buffers) for origin, buffers in buffers_of.items()}
+    large = sorted((o for o in buffers_of if highest[o] >= visible), key=highest.__getitem__, reverse=True)
     peaking = sorted((o for o in large if at_peak[o] >= visible), key=at_peak.__getitem__, reverse=True)
     chosen = peaking[: most * 3 // 4]
     chosen += [origin for origin in large if origin not in chosen][: most - len(chosen)]
-    turnover = {origin: sum(b.bytes for b in made[origin]) / highest[origin] for origin in chosen}
-    return sorted(chosen, key=lambda origin: (turnover[origin], made[origin][0].born))
+    turnover = {origin: sum(b.bytes for b in buffers_of[origin]) / highest[origin] for origin in chosen}
+    return sorted(chosen, key=lambda origin: (turnover[origin], buffers_of[origin][0].born))
 
 
 def _highest(buffers: Iterable[Buffer]) -> int:

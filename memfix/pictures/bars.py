@@ -25,7 +25,7 @@ class Bar:
         return sum(size for _, size in self.parts)
 
 
-def as_svg(title: str, bars: Sequence[Bar]) -> str:
+def bars_svg(title: str, bars: Sequence[Bar]) -> str:
     """Draw all bars to one scale. Parts with the same name have the same colour, which the legend explains."""
     names = list(dict.fromkeys(name for bar in bars for name, _ in bar.parts))
     colors = dict(zip(names, BAND_COLORS, strict=False))

@@ -51,7 +51,7 @@ class _Axis:
         return [(self.at(value), f"{value:.{digits}f}") for value in values]
 
 
-def as_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
+def frontier_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
     """Draw peaks from 0 to the right, and times upwards as multiples of the time of ``floor``, from 1."""
     points = [point for curve in curves for point in curve.points]
     if not points:

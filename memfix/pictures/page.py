@@ -11,7 +11,7 @@ from ..meters.timeline import Timeline
 from ..units import format_bytes, format_room
 from .bands import Fold, Origin, Stack, build_stack, fold, largest_first, peak_label, phase_spans, printable, was_alive
 from .palette import PEAK_COLOR, band_colors, phase_color
-from .stages import ABOUT_ASIDES, ASIDE, aside_spans, listed_stages
+from .stages import ABOUT_ASIDES, ASIDE_MARK, aside_spans, listed_stages
 
 # more columns than a wide screen has pixels, or longer lists than people read, would only make the file larger
 _MAX_COLUMNS = 2000
@@ -52,7 +52,7 @@ def _data(timeline: Timeline, title: str, capacity_bytes: int | None) -> dict[st
         "stages": [[start, end, printable(name, 60)] for start, end, name in timeline.stage_spans()],
         "listedStages": [[s.number, s.start, s.name, s.at_end, s.peak] for s in listed_stages(timeline)],
         "asides": aside_spans(timeline),
-        "aboutAsides": f"{ASIDE}{ABOUT_ASIDES}" if timeline.asides else "",
+        "aboutAsides": f"{ASIDE_MARK}{ABOUT_ASIDES}" if timeline.asides else "",
         "starts": stack.starts,
         "events": stack.events,
         "live": stack.live,

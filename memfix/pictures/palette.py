@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .bands import EXISTED_BEFORE, THE_REST, Band, Stack, largest_first
+from .bands import EXISTED_BEFORE, OTHER_ORIGINS, Band, Stack, largest_first
 
 BAND_COLORS = ("#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#ff8ab7", "#9c6b4e")
-MANY_ORIGINS_COLORS = {EXISTED_BEFORE: "#64748b", THE_REST: "#c3c9d1"}
+MANY_ORIGINS_COLORS = {EXISTED_BEFORE: "#64748b", OTHER_ORIGINS: "#c3c9d1"}
 PHASE_COLORS = {"forward": "#2f7ed8", "backward": "#d9622b", "optimizer": "#2e9e6b"}
 OTHER_PHASE_COLOR = "#8a8f98"
 PEAK_COLOR = "#d7263d"

@@ -11,12 +11,11 @@ import pickle
 from collections import defaultdict
 from typing import Any
 
-from ..meters.timeline import Buffer, Line, Timeline
+from ..meters.timeline import Buffer, Line, Timeline, rounded
 from .bands import printable, was_alive
 
 # the viewer reads pickle protocols 2 to 4, and integers as JavaScript doubles, which are exact up to 2**53
 _PICKLE_PROTOCOL = 4
-_ALIGNMENT = 512
 _BEFORE_ADDRESS = 0x7F00_0000_0000
 _SEGMENT_GAP = 1 << 21
 
@@ -38,7 +37,7 @@ def build_snapshot(timeline: Timeline) -> dict[str, Any]:
     recording = _Recording([buffer for buffer in timeline.buffers if was_alive(buffer)])
     trace = recording.trace()
     return {
-        "segments": [recording.segment(space) for space in (recording.before, recording.made) if space.size],
+        "segments": [recording.segment(space) for space in (recording.before, recording.during) if space.size],
         "device_traces": [trace],
         "allocator_settings": {},
         "external_annotations": [],
@@ -60,7 +59,7 @@ class Addresses:
         return self.end - self.start
 
     def take(self, num_bytes: int) -> int:
-        need = aligned(num_bytes)
+        need = rounded(num_bytes)
         index = bisect.bisect_left(self._holes, (need, 0))
         if index == len(self._holes):
             self.end += need
@@ -72,7 +71,7 @@ class Addresses:
         return address
 
     def give_back(self, address: int, num_bytes: int) -> None:
-        size = aligned(num_bytes)
+        size = rounded(num_bytes)
         if (left := self._hole_start_before.get(address)) is not None:
             self._forget_hole(left, address - left)
             address, size = left, size + address - left
@@ -92,11 +91,6 @@ class Addresses:
         del self._hole_start_before[address + size]
 
 
-def aligned(num_bytes: int) -> int:
-    """``num_bytes`` rounded up as PyTorch's allocator does."""
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
 class _Recording:
     """Assigns addresses to the buffers in the order of events."""
 
@@ -104,7 +98,7 @@ class _Recording:
         self.buffers = buffers
         self.before = Addresses(_BEFORE_ADDRESS)
         self.address_of = {i: self.before.take(b.bytes) for i, b in enumerate(buffers) if b.born == 0}
-        self.made = Addresses(self.before.end + (-self.before.end) % _SEGMENT_GAP + _SEGMENT_GAP)
+        self.during = Addresses(self.before.end + (-self.before.end) % _SEGMENT_GAP + _SEGMENT_GAP)
         self._frames: dict[tuple[str, str, Line | None], list[dict[str, Any]]] = {}
 
     def trace(self) -> list[dict[str, Any]]:
@@ -121,7 +115,7 @@ class _Recording:
                 entries += self._free(index, event)
             entries += [self._alloc(index, event) for index in births[event]]
         # the viewer undoes entries from the last to the second, so the first entry must allocate the blocks' segment
-        taken = [_entry("segment_alloc", self.made.start, self.made.size, 0, [])] if self.made.size else []
+        taken = [_entry("segment_alloc", self.during.start, self.during.size, 0, [])] if self.during.size else []
         return taken + entries
 
     def segment(self, space: Addresses) -> dict[str, Any]:
@@ -133,7 +127,7 @@ class _Recording:
                 continue
             buffer = self.buffers[index]
             blocks += [_block(address, taken - address, 0, "inactive", [])] if taken > address else []
-            size = aligned(buffer.bytes)
+            size = rounded(buffer.bytes)
             blocks.append(_block(taken, size, buffer.bytes, "active_allocated", self._frames_of(buffer)))
             address = taken + size
         blocks += [_block(address, space.end - address, 0, "inactive", [])] if address < space.end else []
@@ -155,13 +149,13 @@ class _Recording:
 
     def _alloc(self, index: int, event: int) -> dict[str, Any]:
         buffer = self.buffers[index]
-        self.address_of[index] = self.made.take(buffer.bytes)
+        self.address_of[index] = self.during.take(buffer.bytes)
         return _entry("alloc", self.address_of[index], buffer.bytes, event, self._frames_of(buffer))
 
     def _free(self, index: int, event: int) -> list[dict[str, Any]]:
         buffer, address = self.buffers[index], self.address_of[index]
         if buffer.born > 0:
-            self.made.give_back(address, buffer.bytes)
+            self.during.give_back(address, buffer.bytes)
         frames = self._frames_of(buffer)
         return [_entry(action, address, buffer.bytes, event, frames) for action in ("free_requested", "free_completed")]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_STAGES = 32
 """The plot has room for this many numbers. If there are more stages, those with the highest peaks are shown."""
 
-ASIDE, ABOUT_ASIDES = "· ", "tried beside the step and dropped again"
+ASIDE_MARK, ABOUT_ASIDES = "· ", "tried beside the step and dropped again"
 """The mark of an aside, which is a stage that does not belong to the step, and the meaning of the mark."""
 
 _BADGE_INCHES = 0.23
@@ -29,7 +29,7 @@ _BADGE: dict[str, Any] = {"color": "#3a4352", "fontsize": 8, "weight": "bold", "
 class ListedStage:
     number: int
     name: str
-    """The name of the stage; it begins with ``ASIDE`` if the stage does not belong to the step."""
+    """The name of the stage; it begins with ``ASIDE_MARK`` if the stage does not belong to the step."""
     start: int
     at_end: str
     peak: str
@@ -47,7 +47,7 @@ def listed_stages(timeline: Timeline) -> list[ListedStage]:
 
 
 def _named(timeline: Timeline, name: str) -> str:
-    return printable(f"{ASIDE}{name}" if name in timeline.asides else name, 38)
+    return printable(f"{ASIDE_MARK}{name}" if name in timeline.asides else name, 38)
 
 
 def aside_spans(timeline: Timeline) -> list[tuple[int, int]]:

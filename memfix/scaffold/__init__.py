@@ -1,5 +1,5 @@
-"""Writes the first contract of an op: ``memfix init`` in somebody's repository, ``memfix new-op`` in memfix itself.
+"""Writes the first contract of an op: ``memfix init`` in the user's repository, ``memfix new-op`` in memfix itself.
 
-An example call gives inputs and dims (``example.py``), naive says at which sizes it runs (``probing.py``), the
-simulated meter gives budgets that hold today (``budgets.py``), and files are written once everything passes.
+Inputs and dims come from an example call (``example.py``), their ranges from trial calls of naive and the forms
+(``probing.py``), and budgets from the simulated meter (``budgets.py``). Files are written once everything passes.
 """

@@ -1,4 +1,4 @@
-"""Budgets that hold today, by the simulated meter: a ratio to naive, a formula of the dims where one fits, or bytes."""
+"""Finds budgets that hold today, with the simulated meter: a ratio to naive, formulas of the dims, and bytes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .example import CASE
 HEADROOM = 1.05
 _WORTH_A_RATIO = 1.2
 _LOOSEST = 1.35
-"""A formula that allows more than this times what is measured at the example has bytes there beside it."""
+"""If a formula allows more than this multiple of the example's bytes, the example gets a budget in bytes too."""
 _MOST_TERMS = 6
 _ROUNDS = 12
 _BELOW = 30.0
-"""The weight of a sample that a formula does not reach, beside one that it exceeds."""
+"""The weight of a sample that the fit is below, relative to one that it is above."""
 _SLACK = 4096
-"""Bytes that a formula allows beside its terms, for scalars and the like."""
+"""Bytes that a formula allows in addition to its terms, for scalars and the like."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The laws that hold today, and a sentence about each form."""
+    """The laws that hold today, and notes about each form."""
 
     budgets: tuple[Budget, ...]
     scaling: tuple[Scaling, ...]
@@ -82,7 +82,7 @@ def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> M
 
 
 def _floor(ratio: float) -> float:
-    """Two digits, rounded down."""
+    """Round down to two significant digits."""
     unit = 10 ** (math.floor(math.log10(ratio)) - 1)
     return float(f"{math.floor(ratio / unit) * unit:.2g}")
 
@@ -98,7 +98,7 @@ def _bytes(call: FormCall, phases: Sequence[Phase], meter: Meter) -> dict[Phase,
 
 @dataclass(frozen=True)
 class Sample:
-    """The values of a formula's names, and the bytes there. ``is_whole``: every input takes its gradient."""
+    """The values of a formula's names, and the bytes measured there. ``is_whole``: no input is frozen."""
 
     values: dict[str, int]
     bytes: int
@@ -118,7 +118,7 @@ def _samples(
 
 
 def _terms(contract: Contract) -> list[str]:
-    """What bytes may be made of: products of up to three dims, in the working dtype, in bytes, or float32 at least."""
+    """The terms that a formula may have: products of up to three dims, times the item size, 1 byte, or at least 4."""
     most = min(3, max(len(spec.axes) for spec in contract.inputs) + 1)
     names = [dim for dim, spec in contract.dims.items() if spec.low < spec.high]
     products = ["*".join(some) for n in range(1, most + 1) for some in itertools.combinations(names, n)]
@@ -126,9 +126,9 @@ def _terms(contract: Contract) -> list[str]:
 
 
 def formula_above(samples: Sequence[Sample], terms: Sequence[str]) -> str:
-    """A formula that no sample exceeds: the shortest that is near the first sample, or else the nearest to it.
+    """Return a formula that no sample exceeds: the shortest that is near the first sample, or else the nearest to it.
 
-    A peak is often the larger of two sums, so what is looked for is a sum above both, not their middle.
+    A peak is often the larger of two sums, so the fit is an upper bound of the samples, not their average.
     """
     measured = torch.tensor([sample.bytes for sample in samples], dtype=torch.float64).clamp(min=1)
     columns = torch.tensor(
@@ -155,7 +155,7 @@ def formula_above(samples: Sequence[Sample], terms: Sequence[str]) -> str:
 
 
 def _fitted(shares: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Factors that bring the sum of the terms to 1 or a little above it, and how far it is off; below weighs more."""
+    """Return factors with which the terms sum to 1 or slightly more, and the squared error; sums below 1 weigh more."""
     weights = torch.ones(len(shares), 1, dtype=shares.dtype)
     for _ in range(_ROUNDS):
         factors = _least_squares(weights * shares, weights)
@@ -165,7 +165,7 @@ def _fitted(shares: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 def _least_squares(columns: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The factors, none below zero, with which the columns come nearest to what is wanted."""
+    """Return the least-squares factors; columns whose factor would be negative are left out, with factor 0."""
     kept = list(range(columns.shape[1]))
     found = torch.zeros(columns.shape[1], dtype=columns.dtype)
     while kept:
@@ -177,12 +177,12 @@ def _least_squares(columns: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(factors: torch.Tensor) -> torch.Tensor:
-    """The next quarter; a little above one is that one, which leaves out terms that hardly count."""
+    """Round up to a multiple of 1/4, after subtracting 0.02: this drops terms that hardly count."""
     return ((factors - 0.02) * 4).ceil().clamp(min=0) / 4
 
 
 def widened(contract: Contract) -> Contract:
-    """The contract with more headroom in its formulas, where they do not hold at every drawn shape."""
+    """Return the contract with 1.5 times as much in its formulas, for formulas that fail at some drawn shape."""
     wider = [
         budget if budget.case is not None else replace(budget, bytes=f"1.5*({budget.bytes})")
         for budget in contract.budgets

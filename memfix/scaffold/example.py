@@ -1,4 +1,4 @@
-"""Reads a contract off an example call: its inputs, its dims, and one case of the example's sizes."""
+"""Reads a contract from an example call: its inputs, its dims, and one case with the example's sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import MeasurementError, UsageError
 CASE = "example"
 _NAMES = "N D V K M P Q R S T U W X Y Z".split()
 DRAWN_UP_TO = 70
-"""Sizes are drawn up to this for equality: a few chunks, and the sizes around their ends."""
+"""The largest size drawn for equality: enough for a few chunks and for sizes around their ends."""
 
 
 def arguments_of(example: Callable[..., Any], reference: str, naive: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a call by name: ``example()`` returns them as a dict, or as a tuple in naive's order."""
+    """Return the arguments of a call by name: ``example()`` gives them as a dict, or as a tuple in naive's order."""
     try:
         given = example()
     except Exception as error:
@@ -44,7 +44,7 @@ def drafted(
     arguments: Mapping[str, Any],
     dtypes: Sequence[str] = WORKING_DTYPES,
 ) -> Contract:
-    """A contract without laws. Integers reach up to the smallest dim that holds them all; ``probing`` tries others."""
+    """Return a contract without laws. Integers are bounded by the smallest dim that fits; ``probing`` tries others."""
     tensors = _inputs_in_order(naive, arguments)
     settings = {key: value for key, value in arguments.items() if key not in tensors}
     options = {key: value for key, value in settings.items() if type(value) is int}
@@ -69,14 +69,14 @@ def drafted(
 
 
 def working_dtype(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The dtype of the first input that takes a gradient, or else of the first floating one."""
+    """Return the dtype of the first floating input that requires a gradient, or else of the first floating input."""
     floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     by_grad = sorted(floating, key=lambda tensor: not tensor.requires_grad)
     return _spelled(by_grad[0]) if by_grad else "float32"
 
 
 def candidates_for(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[Integers]:
-    """The ranges that integers may have: below a dim that is larger than all of them, the smallest first."""
+    """Yield possible ranges of an integer input: below each dim that is larger than all its values, smallest first."""
     values = [] if tensor.is_meta else tensor.unique().tolist()
     values = [value for value in values if value != mark_of(tensor)] or [0]
     low, high = min(0, *values), max(values) + 1
@@ -87,13 +87,13 @@ def candidates_for(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[I
 
 
 def mark_of(tensor: torch.Tensor) -> int | None:
-    """The one value below zero of integers, such as an ignore index; None where there are none or several."""
+    """Return the only negative value of an integer tensor, such as an ignore index; None if it has none or several."""
     below = [] if tensor.is_meta else tensor[tensor < 0].unique().tolist()
     return below[0] if len(below) == 1 else None
 
 
 def _inputs_in_order(naive: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors in the order in which naive takes them."""
+    """Return the tensors in the order of naive's parameters."""
     names = [parameter.name for parameter in parameters_of(naive)]
     for key, value in arguments.items():
         if isinstance(value, torch.Tensor) and key not in names:
@@ -102,7 +102,7 @@ def _inputs_in_order(naive: Callable[..., Any], arguments: Mapping[str, Any]) ->
 
 
 def _axes(tensors: Mapping[str, torch.Tensor], taken: set[str]) -> dict[str, list[str]]:
-    """The names of each tensor's axes. ``hidden_TD`` names its own; else equal sizes have one name, and 1 is itself."""
+    """Name each tensor's axes: by its suffix as in ``hidden_TD``, else with one name per size, and "1" for size 1."""
     by_suffix = {key: match[1] for key in tensors if (match := re.search(r"_([A-Z]+)$", key))}
     names: dict[int, str] = {}
     axes: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The files that a command writes: all of them or none, and never over another one unless that is forced."""
+"""Writes the files of a command, after checking that none of them exists, unless overwriting is forced."""
 
 from __future__ import annotations
 

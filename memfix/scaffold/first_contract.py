@@ -1,4 +1,4 @@
-"""The first contract of an op: drafted from an example call, compared with naive, and given laws that hold today."""
+"""Makes the first contract of an op: drafts it from an example call, checks equality, and adds laws that hold today."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NotProved(MemfixError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody named on the command line: references to functions."""
+    """The op's name, dtypes and references to functions from the command line."""
 
     name: str
     naive: str
@@ -44,7 +44,7 @@ class Asked:
 
     @staticmethod
     def of(name: str, naive: str, forms: Sequence[str], example: str, dtypes: str | None) -> Asked:
-        """From options, as ``--form chunked=pkg.losses:chunked_loss``."""
+        """Parse the options, such as ``--form chunked=pkg.losses:chunked_loss``."""
         if not name.isidentifier():
             raise UsageError(f"the name of an op must be a Python name, got {name!r}")
         named = {}
@@ -62,7 +62,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class First:
-    """A contract that passes, and what there is to say about it."""
+    """A contract that passes, notes about it, and its examination."""
 
     contract: Contract
     notes: tuple[str, ...]
@@ -84,7 +84,7 @@ def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = lambda
     notes = [*_shared_sizes(draft), *measured.notes]
 
     def judged(contract: Contract) -> Examination:
-        """What was found of the draft holds for the contract; only its laws are judged."""
+        """Reuse what was found for the draft; run only the checks of the laws."""
         plan = gate_plan(contract, meter)
         every = run_checks(contract, [check for check in plan if check not in found], tools, {**found}, say)
         return put_together(contract, plan, every)
@@ -118,7 +118,7 @@ def require_pass(findings: Sequence[Finding], asked: Asked) -> None:
 
 
 def _shared_sizes(contract: Contract) -> list[str]:
-    """Says which axes have one name, because they have one size in the example."""
+    """Return a note for each dim that lists the inputs with such an axis: equal sizes in the example are one dim."""
     case = contract.cases[CASE]
     notes = []
     for dim in contract.shape_dims():

@@ -1,4 +1,4 @@
-"""The source of a function as a file of its own: with what it uses of its module, and the imports of that."""
+"""Copies a function's source into a file of its own, with the parts of its module that it uses and their imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import UsageError
 
 
 def as_a_file(function: Callable[..., Any], name: str) -> str:
-    """The function under another name, behind the functions and constants that it uses."""
+    """Return the source of ``function``, renamed to ``name``, after the functions and constants that it uses."""
     module = inspect.getmodule(function)
     if module is None or not inspect.isfunction(function):
         raise UsageError(f"{function!r} must be a function of a module, so that its source can be copied")
@@ -50,7 +50,7 @@ def _targets(node: ast.stmt) -> list[str]:
 
 
 def _bound_by(node: ast.stmt) -> set[str]:
-    """The names that an import binds."""
+    """Return the names that an import statement binds."""
     if not isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "module", "") == "__future__":
         return set()
     return {alias.asname or alias.name.partition(".")[0] for alias in node.names}

@@ -1,4 +1,4 @@
-"""``memfix init``: the contract and suite of an op, its lock, and the workflow that judges them."""
+"""``memfix init``: writes the contract and suite of an op, its lock, and the workflow that judges them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTION = "OWNER/memfix@v1"
 
 @dataclass(frozen=True)
 class Written:
-    """What was written, what was left as it is, and what there is to say."""
+    """The files that were written, those that were kept unchanged, notes, and where the tests and the lock are."""
 
     files: tuple[Path, ...]
     kept: tuple[Path, ...]
@@ -34,7 +34,7 @@ class Written:
     lock: Path
 
     def commands(self, name: str) -> dict[str, str]:
-        """The next commands, each with what it does."""
+        """Return the commands to run next, each with what it does."""
         judged = f"--from {self.folder} --lock {self.lock}"
         commands = {
             f"python -m pytest {self.folder}": "the contract as tests",
@@ -47,7 +47,7 @@ class Written:
 
 
 def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = lambda _: None) -> Written:
-    """Write everything, if everything passes. A workflow that is there stays as it is; the lock gets new entries."""
+    """Write all files, if all checks pass. An existing workflow is kept; an existing lock gets new entries."""
     test, lock = folder / f"test_{asked.name}.py", folder / "memory.lock"
     refuse_files_that_exist([test], force)
     if not force and any(key[0] == asked.name for key in read_lock(lock)):
@@ -65,7 +65,7 @@ def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = 
 
 
 def _write_lock(path: Path, examination: Examination) -> None:
-    """Add what was measured to the lock, and to the file of what was alive then."""
+    """Add the measured bytes to the lock, and what was alive at each peak to the file of peaks."""
     readings = lockable_readings([examination])
     entries: dict[Key, int] = {key: bytes_of(reading, key[3]) for key, reading in readings.items()}
     alive = {spelled(key): reading.alive_at_peak for key, reading in readings.items() if key[3] != "held"}

@@ -1,4 +1,4 @@
-"""``memfix new-op``: the folder of an op in a checkout of memfix, and its page."""
+"""``memfix new-op``: writes the folder of an op in a checkout of memfix, and its manual page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAWS = {"Budget", "Scaling"}
 def new_op(
     asked: Asked, effort: Effort, *, force: bool, checkout: Path = CHECKOUT, say: Say = lambda _: None
 ) -> tuple[list[Path], tuple[str, ...]]:
-    """Write the op, if its forms equal naive. Gives the files and what there is to say about the contract."""
+    """Write the op, if its forms equal naive. Return the files and notes about the contract."""
     folder, page, index = (checkout / part for part in (
         f"memfix/ops/{asked.name}", f"docs/ops/{asked.name}.md", "docs/ops/index.md"
     ))  # fmt: skip
@@ -42,7 +42,7 @@ def new_op(
 
 
 def op_files(asked: Asked, contract: Contract) -> dict[str, str]:
-    """The files of the folder by name."""
+    """Return the texts of the op's files by file name."""
     name, forms = asked.name, list(contract.forms)
     functions = {NAIVE: f"naive_{name}", **{form: f"{form}_{name}" for form in forms}}
     source = contract_source(contract, functions)

@@ -1,4 +1,4 @@
-"""Finds the sizes at which an op runs, by calling it: naive for the axes of inputs, the forms for their options."""
+"""Finds the sizes at which an op runs by trial calls: of naive for axes of inputs, of the forms for their options."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..laws import NAIVE
 from .example import CASE, DRAWN_UP_TO, candidates_for
 
 _CAPS = (16, 64, None)
-"""Axes are cut to the first of these at which naive runs, so that probing is quick; None leaves the example's."""
+"""Axes are reduced to the first of these sizes at which naive runs, to make probing quick; None keeps the example's."""
 _MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 _MOST_RANGES = 12
 
 
 def with_sizes_that_run(contract: Contract, tensors: Mapping[str, torch.Tensor]) -> Contract:
-    """The contract with ranges of integers and dims at which naive and the forms run."""
+    """Return the contract with ranges of integers and dims at which naive and the forms run."""
     sizes = contract.cases[CASE].dims
     ranges = [
         [replace(spec, values=values) for values in candidates_for(tensors[spec.name], sizes)]
@@ -41,11 +41,11 @@ def with_sizes_that_run(contract: Contract, tensors: Mapping[str, torch.Tensor])
     if not running:
         fault = _fault(contract, NAIVE, sizes)
         raise MeasurementError(f"naive raises {fault} where its inputs have the example's shapes and random values")
-    return running[0]  # the gate says what is wrong with it
+    return running[0]  # the gate will report what is wrong with it
 
 
 def _with_dims(contract: Contract) -> Contract:
-    """The contract with a range for each dim; a dim that has to keep the example's size has only that one."""
+    """Return the contract with a range for each dim; a dim that runs only at the example's size has only that size."""
     sizes = contract.cases[CASE].dims
     axes = contract.shape_dims()
     base = next(
@@ -71,13 +71,13 @@ def _range(contract: Contract, forms: Sequence[str], dim: str, base: Mapping[str
 
 
 def _extremes(contract: Contract) -> list[dict[str, int]]:
-    """Each axis at its largest where the others are small: an index of the wrong dim is out of range there."""
+    """Return sizes with one axis large and the others small: an index of the wrong dim is out of range there."""
     low = {dim: spec.low for dim, spec in contract.dims.items()}
     return [{**low, dim: contract.dims[dim].high} for dim in contract.shape_dims()]
 
 
 def _fault(contract: Contract, form: str, sizes: Mapping[str, int]) -> str | None:
-    """The error that a form raises at these sizes."""
+    """Return the error that a form raises at these sizes, or None."""
     case = contract.cases[CASE]
     call = FormCall(contract, form, Draw(replace(case, dims=dict(sizes))))
     try:

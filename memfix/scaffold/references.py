@@ -1,4 +1,4 @@
-"""Finds what a command names: ``package.module:function``, or ``path/to/file.py:function``."""
+"""Imports the function of a reference: ``package.module:function`` or ``path/to/file.py:function``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import UsageError, did_you_mean
 
 
 def function_named(option: str, reference: str) -> Callable[..., Any]:
-    """The function that ``option`` names. What lies in the working directory, or in its ``src``, can be imported."""
+    """Return the function that ``option`` names. The working directory and its ``src`` are added to ``sys.path``."""
     place, colon, name = reference.rpartition(":")
     if not colon or not name:
         raise UsageError(f"{option} must be package.module:function or path/to/file.py:function, got {reference!r}")

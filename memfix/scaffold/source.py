@@ -1,4 +1,4 @@
-"""Spells a contract as Python source."""
+"""Writes a contract as Python source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..laws import Budget, Scaling
 
 
 def contract_source(contract: Contract, functions: Mapping[str, str]) -> str:
-    """``contract = Contract(...)``. ``functions`` are the names of naive and the forms where it is written."""
+    """Return ``contract = Contract(...)``. ``functions`` has the names of naive and the forms in the written file."""
     case = next(iter(contract.cases.values()))
     fields: dict[str, Any] = {
         "naive": functions["naive"],
@@ -31,13 +31,13 @@ def contract_source(contract: Contract, functions: Mapping[str, str]) -> str:
 
 
 def names_used(source: str) -> list[str]:
-    """The public names of memfix that a contract's source uses, for its import."""
+    """Return the public names of memfix that a contract's source uses, for its import."""
     return [name for name in ("Budget", "Contract", "Dim", "Integers", "Scaling", "TensorSpec", "Uniform")
             if f"{name}(" in source]  # fmt: skip
 
 
 def import_lines(references: Iterable[str]) -> str:
-    """The imports of functions, a line a module: ``package.module:function`` or ``folder/file.py:function``."""
+    """Return one import line per module for references: ``package.module:function`` or ``folder/file.py:function``."""
     names: dict[str, set[str]] = {}
     for reference in references:
         place, _, name = reference.rpartition(":")
@@ -47,7 +47,7 @@ def import_lines(references: Iterable[str]) -> str:
 
 
 def filled(template: str, **values: str) -> str:
-    """One of the files in ``templates`` with its ``$names`` filled in."""
+    """Return a file of ``templates`` with its ``$names`` filled in."""
     from importlib.resources import files
 
     text = files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def _dim(dim: Dim) -> str:
 
 
 def _call(value: TensorSpec | Budget | Scaling) -> str:
-    """A dataclass as the call that makes it: its first field by position, and whatever is not at its default."""
+    """Return the call that makes a dataclass: its first field by position, others by name unless at their default."""
     (first, *_), *rest = [(field.name, field.default) for field in dataclasses.fields(value)]
     parts = [_text(getattr(value, first))]
     for name, default in rest:

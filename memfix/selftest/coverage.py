@@ -1,4 +1,4 @@
-"""Line coverage of the forms while checks run, and which of their local names hold tensors."""
+"""Records the line coverage of the forms while checks run, and which of their local names hold tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 
 @dataclass
 class Coverage:
-    """By file: lines that ran, and local names that held a tensor (:data:`memfix.selftest.source.TensorNames`). And how
-    long it took."""
+    """For each file, the lines that ran and the local names that held a tensor
+    (:data:`memfix.selftest.source.TensorNames`); and how long the run took."""
 
     lines: dict[str, set[int]] = field(default_factory=dict)
     tensors: dict[str, dict[tuple[int, str], bool]] = field(default_factory=dict)

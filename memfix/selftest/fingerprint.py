@@ -1,6 +1,6 @@
-"""A fingerprint of a form: hashes of its answers and its bytes at many more calls and shapes than the gate asks.
+"""Fingerprints of a form: hashes of its results, and its bytes, at many more calls and shapes than the gate checks.
 
-It decides about a mutant that passes all checks.
+The verdict on a mutant that passes all checks comes from comparing its fingerprint with that of the unchanged form.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from ..checks.running import answer_at
 from ..contract import Contract
 from ..meters import get_meter
 
-_TIMES_MORE = 2  # calls than the gate draws
+_TIMES_MORE = 2  # calls, as a multiple of those that the gate draws
 _MOST_COMBINATIONS = 48
 _LARGE = 100_000
 
 
 @dataclass
 class Fingerprint:
-    """The hash of the answer at each call, and the bytes of each phase at each shape; None where the form raised."""
+    """The hash of the result of each call, and the bytes of each phase at each shape; None where the form raised."""
 
     answers: dict[str, str | None] = field(default_factory=dict)
     bytes: dict[str, dict[str, int] | None] = field(default_factory=dict)
     is_whole: bool = True
-    """Whether there was time for all calls and shapes."""
+    """Whether all calls and shapes were run before the time was over."""
 
 
 def fingerprint_of(contract: Contract, form: str, effort: Effort, *, interpreted: bool, until: float) -> Fingerprint:
-    """Call ``form`` with more shapes, more calls and all choices, until the time ``until``."""
+    """Run ``form`` with more shapes, more calls and all choices, until the time ``until`` (of ``time.monotonic``)."""
     found = Fingerprint()
     shapes = () if interpreted else more_shapes(contract, effort)
     is_run = contract.forms[form].is_interpreted == interpreted
@@ -62,7 +62,7 @@ def fingerprint_of(contract: Contract, form: str, effort: Effort, *, interpreted
 
 
 def more_calls(contract: Contract, effort: Effort, *, interpreted: bool) -> Iterator[Draw]:
-    """Every combination of options in each dtype, calls that the gate does not draw, and two larger ones."""
+    """Yield every combination of options in each dtype, calls that the gate does not draw, and two larger calls."""
     number = _TIMES_MORE * effort.equality_examples // (SHARE if interpreted else 1)
     plain = usual(equality_draws(contract, contract.dtypes[0]), contract).draw
     options = list(_combinations(contract))[: _MOST_COMBINATIONS // (SHARE if interpreted else 1)]
@@ -76,7 +76,7 @@ def more_calls(contract: Contract, effort: Effort, *, interpreted: bool) -> Iter
 
 
 def _larger(contract: Contract) -> dict[str, int]:
-    """Dims as large as they are drawn, and the longest axis until an input has more than ``_LARGE`` elements."""
+    """Return dims at their upper bounds, with the longest axis so large that an input exceeds ``_LARGE`` elements."""
     dims = {dim: spec.high for dim, spec in contract.dims.items()}
     longest = max(contract.shape_dims(), key=dims.__getitem__)
     specs = [spec for spec in contract.inputs if longest in spec.dims and spec.is_floating] or contract.inputs
@@ -93,7 +93,7 @@ def more_shapes(contract: Contract, effort: Effort) -> Iterator[Draw]:
 
 
 def _combinations(contract: Contract) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Every value of every choice, with none and with each and with all of the optional inputs."""
+    """Yield every combination of choices with each set of optional inputs: none, each one alone, and all."""
     optional = [spec.name for spec in contract.inputs if spec.optional]
     presents = dict.fromkeys([(), *((name,) for name in optional), tuple(optional)])
     for values in itertools.product(*contract.choices.values()):
@@ -124,7 +124,7 @@ def _bytes_at(contract: Contract, form: str, draw: Draw) -> dict[str, int] | Non
 
 
 def compare_fingerprints(contract: Contract, form: str, before: Fingerprint, now: Fingerprint) -> tuple[str, str]:
-    """``missed``, ``undecided`` or ``equal``, and why."""
+    """Return ``missed``, ``undecided`` or ``equal``, and why."""
     others = [call for call, answer in now.answers.items() if answer != before.answers.get(call, answer)]
     for call in others[:20]:
         draw, place = Draw.parsed(contract, call), place_of(contract, form, "cpu")

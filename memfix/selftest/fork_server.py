@@ -49,7 +49,7 @@ _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "MemoryError")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server checks: forms of one op, in Triton's interpreter or not. Lines of ``paths`` are traced."""
+    """What a server checks: forms of one op, in Triton's interpreter or not. Line coverage is recorded in ``paths``."""
 
     op: str
     forms: tuple[str, ...]
@@ -62,21 +62,22 @@ class Setup:
 
 @dataclass(frozen=True)
 class Request:
-    """Run ``groups`` of checks with ``changed`` modules. With a ``form``, take its fingerprint instead, and compare it
-    with ``before`` where that is given."""
+    """A request to run ``groups`` of checks with ``changed`` modules (source by name). With a ``form``, the server
+    takes its fingerprint instead, and compares it with ``before`` if that is given."""
 
     changed: Mapping[str, str]
     groups: tuple[Group, ...] = ()
     form: str = ""
     before: Fingerprint | None = None
     must_run: tuple[str, int] | None = None
-    """A file and the line of it without which equal fingerprints mean nothing."""
+    """A file and its line that must run: otherwise equal fingerprints mean nothing."""
     seconds: float = LEAST_SECONDS
 
 
 @dataclass(frozen=True)
 class Reply:
-    """``verdict`` is caught (by ``check``), passed, not reached, or that of :func:`compare_fingerprints`."""
+    """The reply to a request. ``verdict`` is caught (by ``check``), passed, not reached, fingerprint (taken), or that
+    of :func:`compare_fingerprints`."""
 
     verdict: str
     check: str = ""
@@ -85,14 +86,14 @@ class Reply:
 
 
 class ForkServer:
-    """The parent's end. Several requests may be pending; each reply comes with the number of its request.
+    """The client in the parent process. Several requests may be pending; each reply has the number of its request.
 
-    ``baseline`` is what each group of checks ran with nothing planted, and ``fingerprints`` are those of the unchanged
-    forms. The caller fills in both.
+    ``baseline`` is the coverage of each group of checks with nothing planted, and ``fingerprints`` are those of the
+    unchanged forms. The caller fills in both.
     """
 
     def __init__(self, setup: Setup) -> None:
-        # an imported Triton has decided already whether it interprets
+        # Triton decides at its import whether it interprets; a forked process would inherit that decision
         method: Any = "spawn" if setup.interpreted and "triton" in sys.modules else start_method()
         context: Any = multiprocessing.get_context(method)
         self.baseline: dict[Group, Coverage] = {}
@@ -103,7 +104,7 @@ class ForkServer:
         theirs.close()
 
     def receive(self) -> Any:
-        """The baseline, and then ``(number, reply)`` for each request."""
+        """Return the next message: first the baseline, then ``(number, reply)`` for each request."""
         try:
             received = self.connection.recv()
         except (EOFError, ConnectionError):
@@ -118,13 +119,13 @@ class ForkServer:
 
     def close(self) -> None:
         self.connection.close()
-        # on Linux its children are killed with it, and it would never read the end of its pipe: a fork holds both ends
+        # a forked server holds our end of the pipe too, so it never sees it closed; on Linux its children die with it
         self._process.join(0 if sys.platform == "linux" else 5)
         self._process.kill()
         self._process.join()
 
     def groups_at(self, path: str, lines: tuple[int, int]) -> list[Group]:
-        """The groups that run one of the lines from the first to the last, the quickest first."""
+        """Return the groups that run one of the lines ``lines[0]`` to ``lines[1]``, the quickest first."""
         changed = range(lines[0], lines[1] + 1)
         groups = [group for group, ran in self.baseline.items() if not ran.lines[path].isdisjoint(changed)]
         return sorted(groups, key=lambda group: self.baseline[group].seconds)
@@ -162,11 +163,11 @@ def _serve(connection: Connection, setup: Setup) -> None:
 
 
 def _baseline(judge: Judge, contract: Contract, setup: Setup) -> dict[Group, Coverage]:
-    """The line coverage of each group of checks with nothing planted. They must pass."""
+    """Return the line coverage of each group of checks with nothing planted. All must pass."""
     baseline: dict[Group, Coverage] = {}
     for group in check_groups(contract, setup.forms, interpreted=setup.interpreted):
         run = partial(_run_traced, judge, contract, group, setup.paths)
-        # a simulated step starts autograd's threads, and a child of a process that has them cannot run a backward
+        # a simulated step starts autograd's threads, and a process forked after that cannot run a backward
         baseline[group], found, judge.naive = _run_in_child(run) if is_memory(group) else run()
         if found is not None:
             raise MeasurementError(
@@ -195,7 +196,7 @@ def _run_in_child(function: Callable[[], Any]) -> Any:
 
 
 def _fork(function: Callable[[], Any]) -> tuple[int, Any]:
-    """Start a child, and return it with the pipe through which the result of ``function`` arrives."""
+    """Fork a child that runs ``function``; return its process id and the pipe that receives its pickled result."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     parent, process = os.getpid(), os.fork()
     if process == 0:
@@ -215,7 +216,7 @@ class _Server:
     judge: Judge
     interpreted: bool
     _children: dict[Any, tuple[int, int]] = field(default_factory=dict)
-    """Process and number of the request, by pipe."""
+    """The child's process id and the number of its request, by pipe."""
 
     def serve(self) -> None:
         while True:
@@ -252,7 +253,7 @@ class _Server:
             return Reply("caught", "import", f"{type(error).__name__}: {error}")
         if request.form:
             return self._compare(contract, request)
-        # nobody reads the smallest call at which a mutant fails
+        # the smallest failing call of a mutant is not reported, so it is not searched for
         judge = replace(self.judge, effort=replace(self.judge.effort, shrinks=0))
         finding = judge.first_failure(contract, request.groups)
         if finding is None:
@@ -275,7 +276,7 @@ class _Server:
 
 
 def _limit_this_process(seconds: float) -> None:
-    """Let the system end this process after ``seconds``, and refuse it memory above the limit."""
+    """Make the system end this process after ``seconds``, and refuse it more than ``MOST_BYTES`` of new memory."""
     faulthandler.disable()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -1,4 +1,4 @@
-"""The gate's checks of one form, as they are run on a mutant."""
+"""Runs the gate's checks of one form on a mutant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_memory(group: Group) -> bool:
 
 
 def check_groups(contract: Contract, forms: Sequence[str], *, interpreted: bool) -> list[Group]:
-    """The checks of the gate without a GPU: those that need Triton's interpreter, or the others."""
+    """Return the gate's checks without a GPU in groups: those that need Triton's interpreter, or the others."""
     groups: dict[tuple[str, str, bool], Group] = {}
     for check in gate_plan(contract, get_meter("simulated"), forms=forms, device="cpu"):
         if check.form != NAIVE and (check.place == "interpreter") == interpreted:
@@ -36,7 +36,7 @@ def check_groups(contract: Contract, forms: Sequence[str], *, interpreted: bool)
 
 @dataclass
 class Judge:
-    """Runs groups of checks. ``naive`` caches what naive takes, which no mutant changes."""
+    """Runs groups of checks. ``naive`` caches naive's outcomes, which no mutant changes."""
 
     effort: Effort
     lock: Mapping[Key, int] | None
@@ -54,7 +54,7 @@ class Judge:
             return
         plan = gate_plan(contract, meter, forms=[form], device="cpu")
         self.naive = self.naive or run_checks(contract, [check for check in plan if check.form == NAIVE], tools, {})
-        # memory passes only where the form is equal: other groups find that out
+        # memory checks pass only if the form is equal; here equality is assumed, because other groups check it
         equal = Outcome((Finding("equality", contract.name, form, "pass", ""),))
         found = {**self.naive, **{check: equal for check in plan if check.kind == "equality"}}
         examination = put_together(contract, plan, run_checks(contract, group, tools, found))

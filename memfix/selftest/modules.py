@@ -1,4 +1,4 @@
-"""The modules in which the forms of an op are written, and how to reload them in memory with changed source."""
+"""Finds the modules that define the forms of an op, and reloads them in memory with changed source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .source import SourceFile
 
 
 def source_files_of(contract: Contract, source: Source, forms: Sequence[str]) -> list[SourceFile]:
-    """The modules that define ``forms``, and those that they import from the same package.
+    """Return the modules that define ``forms``, and the modules that they import from the same package.
 
     Contracts and naive are left out, unless a form is defined in the same file.
     """
@@ -31,7 +31,7 @@ def source_files_of(contract: Contract, source: Source, forms: Sequence[str]) ->
     contracts = {source_of(op).module for op in all_contracts()}
     left_out = {source.module, definition_of(contract.naive)[0], *contracts} - {*waiting}
     found: dict[str, SourceFile] = {}
-    for name in waiting:  # the list grows meanwhile
+    for name in waiting:  # the loop appends to the list
         if name not in found and name not in left_out:
             found[name] = _source_file(contract, name)
             waiting += [n for n in _imports(found[name]) if n.rpartition(".")[0] in packages and _is_module(n)]
@@ -49,7 +49,7 @@ def _source_file(contract: Contract, name: str) -> SourceFile:
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a name in a module, not in a package
+    except ModuleNotFoundError:  # the parent is a module, not a package
         return False
 
 
@@ -58,14 +58,14 @@ def _imports(file: SourceFile) -> Iterator[str]:
 
 
 def naive_lines(contract: Contract, file: SourceFile) -> list[tuple[int, int]]:
-    """The first and last lines of naive, where ``file`` defines it."""
+    """Return the first and last line of naive, if ``file`` defines it."""
     module, name = definition_of(contract.naive)
     found = [function.node for function in file.functions if (file.module, function.name) == (module, name)]
     return [(node.lineno, node.end_lineno or node.lineno) for node in found]
 
 
 def contracts_using(files: Sequence[SourceFile]) -> list[Contract]:
-    """The contracts whose modules import one of these files, directly or through others."""
+    """Return the contracts whose modules import one of these files, directly or through others."""
     changed, modules = {file.module for file in files}, {name: source_of(name).module for name in all_contracts()}
     importing = _importing(changed, {*changed, *modules.values()})
     return [contract for name, contract in all_contracts().items() if modules[name] in importing]
@@ -75,7 +75,7 @@ def contracts_using(files: Sequence[SourceFile]) -> list[Contract]:
 
 
 def reload_contract(contract: Contract, source: Source, changed: Mapping[str, str]) -> Contract:
-    """``contract`` as its modules declare it with ``changed`` source, but with the naive that was there before."""
+    """Return ``contract`` as its modules declare it with ``changed`` source, but with the original naive function."""
     must_reload = {*changed, source.module}
     for name in _importing(must_reload, must_reload) - ({definition_of(contract.naive)[0]} - must_reload):
         del sys.modules[name]
@@ -88,8 +88,8 @@ def reload_contract(contract: Contract, source: Source, changed: Mapping[str, st
 
 
 def _importing(changed: set[str], near: set[str]) -> set[str]:
-    """The loaded modules of ``changed``, and those in the packages of ``near`` that import one of them, directly or
-    through others."""
+    """Return the loaded modules of ``changed``, and the modules in the packages of ``near`` that import one of them,
+    directly or through others."""
     packages = tuple(f"{_package(name)}." for name in near)
     imports = {
         name: _imports_of(name, path)
@@ -108,13 +108,13 @@ def _imports_of(name: str, path: str) -> frozenset[str]:
 
 
 def _package(name: str) -> str:
-    """The top-level package, or that inside memfix."""
+    """Return the top-level package of a module; for memfix's own modules, the package directly inside memfix."""
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] == "memfix" else parts[0]
 
 
 class _ChangedFinder:
-    """Finds changed modules. Triton reads the source of its kernels from ``linecache``, so that is changed too."""
+    """A finder of changed modules. Triton reads kernels' source from ``linecache``, so it updates that cache too."""
 
     def __init__(self, changed: Mapping[str, str]) -> None:
         self._changed = changed

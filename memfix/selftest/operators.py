@@ -1,4 +1,4 @@
-"""Typical regressions of memory fixes, as edits of a function's source. They know how code is written, and no op.
+"""Typical regressions of memory fixes, as edits of a function's source. They depend on no particular op.
 
 Each operator is a generator: it takes a function and yields ``(node, *edits)``, where ``node`` is the changed place.
 """
@@ -30,10 +30,10 @@ _UNINITIALISED = {"zeros": "empty", "zeros_like": "empty_like", "new_zeros": "ne
 _CONDITIONS = {
     "wrong in one dtype": [f"{{}}.dtype == torch.{name}" for name in ("float64", "float32", "bfloat16", "float16")],
     "wrong in one layout": ["not {}.is_contiguous()", "{}.stride(-1) != 1", "{}.storage_offset()"],
-    "wrong with one option": [],  # they depend on the function
+    "wrong with one option": [],  # _options() makes these for each function
     "wrong at one size": ["{}.shape[0] == 1", "{}.shape[-1] == 1", "{}.shape[0] % 16 == 0", "{}.numel() > 100_000"],
 }
-"""Conditions on the first floating input. The answer is made wrong where they hold."""
+"""Conditions on the first floating input, by kind. The planted code makes the result wrong where one holds."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,21 @@ class Mutant:
     diff: str
     lines: tuple[int, int]
     doubt: str = ""
-    """Why equal bits and bytes everywhere do not prove that the mutant changes nothing."""
+    """Why the mutant may still change something if all bits and bytes are equal; empty if there is no such doubt."""
     must_run: int | None = None
-    """The line of ``changed`` that makes the answer wrong. Unless it runs, nothing is known about the mutant."""
+    """The line of ``changed`` that makes the result wrong. Unless it runs, nothing is known about the mutant."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the contract says of the functions that it calls: their names, and values of their options."""
+    """What the contract says about the forms' functions: their names, and the values of their options."""
 
     entries: frozenset[str] = frozenset()
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def mutants_of(file: SourceFile, known: Known, *, skip: Sequence[tuple[int, int]] = ()) -> list[Mutant]:
-    """Every regression that can be planted in a module, except in the lines of ``skip``. Each text comes once."""
+    """Return every regression that can be planted in a module outside the lines of ``skip``, without duplicates."""
     found: dict[str, Mutant] = {}
     for function in file.functions:
         for kind, (node, *edits) in _planted_in(function, known):
@@ -231,14 +231,14 @@ def drop_mask(f: Function) -> Planted:
 
 # ---------------------------------------------------------------- factors
 def _products(node: ast.AST) -> list[tuple[ast.BinOp, ast.expr, ast.expr]]:
-    """A product, each of its factors, and the other factor."""
+    """Return ``(product, factor, other factor)`` for both factors of a product; nothing for other nodes."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return [(node, node.left, node.right), (node, node.right, node.left)]
     return []
 
 
 def lose_rescale(f: Function) -> Planted:
-    """Leave out a product with the old value, or with an exponential."""
+    """Leave out a multiplication of the old value or by an exponential."""
     for node in f.nodes:
         if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div)):
             yield node, f.delete(node)
@@ -305,7 +305,7 @@ def _wrong_where(f: Function, conditions: Sequence[str]) -> Planted:
 
 
 def _options(f: Function, known: Known) -> list[str]:
-    """Conditions under which an option of ``f`` does not have its default."""
+    """Return conditions under which an option of ``f`` differs from its default."""
     found: list[str] = []
     for parameter in f.parameters:
         name, default = parameter.arg, getattr(f.defaults.get(parameter.arg), "value", ...)
@@ -334,4 +334,4 @@ OPERATORS: dict[str, Operator] = {
 }
 KINDS = (*OPERATORS, *_CONDITIONS)
 MEMORY_KINDS = frozenset(KINDS[:7])
-"""Kinds that a meter is likelier to catch than a comparison of answers."""
+"""Kinds that a meter is more likely to catch than a comparison of results."""

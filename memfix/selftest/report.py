@@ -1,4 +1,4 @@
-"""What a self-test found: a table by kind, who caught what, and every survivor with its diff."""
+"""Prints what a self-test found: a table by kind, how many each check caught, and every survivor with its diff."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COLUMNS = ("planted", "caught", "equal", "undecided", "missed", "never run", "no
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """By column. What no check runs is missed, and counted as ``never run`` too."""
+    """Count outcomes by column. A mutant whose line no check runs counts as ``missed`` and as ``never run``."""
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     never_run = sum(outcome.is_never_run for outcome in outcomes)
     return {"planted": len(outcomes), **{name: verdicts[name] for name in COLUMNS[1:]}, "never run": never_run}
 
 
 def share_caught(outcomes: Sequence[Outcome]) -> float | None:
-    """Of those that were caught or missed, in per cent; None where there are none."""
+    """Return the share caught of those caught or missed, in per cent; None if there are none."""
     found = counts(outcomes)
     decided = found["caught"] + found["missed"]
     return 100 * found["caught"] / decided if decided else None
@@ -36,7 +36,7 @@ def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def caught_by(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many each check caught, the most first."""
+    """Return how many mutants each check caught, the most first."""
     return dict(Counter(outcome.check for outcome in outcomes if outcome.verdict == "caught").most_common())
 
 

@@ -1,5 +1,4 @@
-"""The course of a self-test: plant mutants, run the gate's checks on them, and compare the fingerprints of those that
-pass."""
+"""Runs a self-test: plants mutants, runs the gate's checks on them, and compares fingerprints of those that pass."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ from .source import SourceFile
 
 Say = Callable[[str], None]
 Steps = Generator[tuple[ForkServer, Request], Reply, "Outcome"]
-"""The requests about one mutant. The reply to each is sent in, and the outcome is returned."""
+"""A generator that yields the requests about one mutant, is sent the reply to each, and returns the outcome."""
 
 NEVER_RUN = "no check runs this line"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutant. ``verdict`` is caught, equal, undecided, missed or not asked."""
+    """The outcome of one mutant. ``verdict`` is caught, equal, undecided, missed or not asked (time was over)."""
 
     op: str
     mutant: Mutant
@@ -50,7 +49,7 @@ class Outcome:
 
 
 class TimeIsOver(Exception):
-    """The checks with nothing planted took longer than there was time for."""
+    """The time was over before the checks with nothing planted had ended."""
 
 
 def run_selftest(
@@ -64,7 +63,7 @@ def run_selftest(
     until: float | None = None,
     say: Say = lambda _: None,
 ) -> list[Outcome]:
-    """Every mutant of the op's forms, or ``most`` of them, with its outcome. After the time ``until`` none is asked.
+    """Return the outcome of every mutant of the op's forms, or of ``most`` of them. After ``until`` none is checked.
 
     The checks are the op's own, and those of every other op that uses the same modules, as in a gate of all ops.
     """
@@ -77,7 +76,7 @@ def run_selftest(
         servers = []
         for op, its_forms in [(contract, forms), *(other for other in others if other[1])]:
             entries = {key: size for key, size in (lock or {}).items() if key[0] == op.name} or None
-            # one process for the interpreted kernels, if there are any, and one for all else
+            # one process for the interpreted kernels, if there are any, and one for everything else
             for interpreted in sorted({False, *(op.forms[name].is_interpreted for name in its_forms)}):
                 paths = tuple(file.path for file in files)
                 setup = Setup(op.name, tuple(its_forms), paths, effort, entries, interpreted, cache)
@@ -107,7 +106,7 @@ def _not_known_unequal(contract: Contract) -> list[str]:
 
 
 def _require_reloadable(contract: Contract, files: Sequence[SourceFile], servers: Sequence[ForkServer]) -> None:
-    """The control: the forms' modules, reloaded without a change, must pass what they passed before."""
+    """Raise an error unless the forms' modules, reloaded without a change, pass the checks that they passed before."""
     for server in servers:
         server.ask(0, server.checking({file.module: file.text for file in files}, tuple(server.baseline)))
         reply: Reply = server.receive()[1]
@@ -118,7 +117,7 @@ def _require_reloadable(contract: Contract, files: Sequence[SourceFile], servers
 def _planted(
     contract: Contract, forms: Sequence[str], files: Sequence[SourceFile], servers: Sequence[ForkServer], seed: int
 ) -> list[Mutant]:
-    """All mutants in a random order in which the kinds take turns, so that the first of them are a fair sample."""
+    """Return all mutants in random order, with the kinds in turns, so that the first of them are a fair sample."""
     known = Known(frozenset(definition_of(contract.forms[form].function)[1] for form in forms), contract.choices)
     by_kind: dict[str, list[Mutant]] = {}
     for file in files:
@@ -138,7 +137,7 @@ def _outcomes(
     contract: Contract, mutants: Sequence[Mutant], files: Sequence[SourceFile], servers: Sequence[ForkServer],
     until: float | None, say: Say,
 ) -> Iterator[Outcome]:  # fmt: skip
-    """Ask about as many mutants at a time as there are cores."""
+    """Check as many mutants at a time as there are cores, and yield their outcomes."""
     by_name, by_connection = {file.module: file for file in files}, {server.connection: server for server in servers}
     numbers, waiting = itertools.count(), iter(mutants)
     pending: dict[int, tuple[Mutant, Steps]] = {}
@@ -207,7 +206,7 @@ def _steps(contract: Contract, mutant: Mutant, file: SourceFile, servers: Sequen
 def _likeliest_first(
     running: Sequence[tuple[ForkServer, list[Group]]], *, memory_first: bool
 ) -> Iterator[tuple[ForkServer, list[Group]]]:
-    """The groups that are likeliest to catch a mutant come first: memory last, unless ``memory_first``."""
+    """Yield the groups most likely to catch a mutant first: memory checks last, unless ``memory_first``."""
     for memory in (memory_first, not memory_first):
         for server, groups in running:
             if chosen := [group for group in groups if is_memory(group) == memory]:

@@ -1,4 +1,4 @@
-"""The source file of a module, its functions, and edits that leave every other character as it is."""
+"""The source file of a module, its functions, and edits that keep all other characters unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS_NO_PARENTHESES = (ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.C
 
 
 class Edit(NamedTuple):
-    """Replaces the bytes from ``start`` to ``stop``."""
+    """An edit that replaces the bytes from ``start`` up to, not including, ``stop``."""
 
     start: int
     stop: int
@@ -31,7 +31,7 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One module: its name, its path, its text, and which of its local names held tensors, where that is known."""
+    """One module: its name, its path, its text, and, if known, which of its local names held tensors."""
 
     module: str
     path: str
@@ -71,14 +71,14 @@ class SourceFile:
         return starts
 
     def span(self, node: Node) -> tuple[int, int]:
-        """The first byte of ``node`` and the one after its last."""
+        """Return the first byte of ``node`` and the byte after its last."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         starts = self._line_starts
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
     def line_span(self, statement: ast.stmt) -> tuple[int, int]:
-        """The first byte of the lines of ``statement`` and the one after their last."""
+        """Return the first byte of the lines of ``statement`` and the byte after their last."""
         assert statement.end_lineno is not None
         return self._line_starts[statement.lineno - 1], self._line_starts[statement.end_lineno]
 
@@ -98,14 +98,14 @@ class SourceFile:
         return data.decode()
 
     def diff(self, changed: str) -> str:
-        """A unified diff with one line of context."""
+        """Return a unified diff with one line of context."""
         name = "/".join(Path(self.path).parts[-4:])
         lines = difflib.unified_diff(self.text.splitlines(), changed.splitlines(), name, name, lineterm="", n=1)
         return "\n".join(lines)
 
 
 class Function:
-    """A function of a module, without the statements of the functions inside it."""
+    """A function of a module; statements of nested functions are not part of it."""
 
     def __init__(self, file: SourceFile, node: ast.FunctionDef) -> None:
         self.file, self.node, self.name, arguments = file, node, node.name, node.args
@@ -115,7 +115,7 @@ class Function:
         named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         self.defaults = {argument.arg: value for argument, value in [*last_first, *named] if value is not None}
         self.is_kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-        # a method of a torch.autograd.Function
+        # True for a method of a torch.autograd.Function
         self.has_context = bool(self.parameters) and self.parameters[0].arg == "ctx"
         self.is_backward = self.has_context and self.name == "backward"
         first, *others = node.body
@@ -124,15 +124,15 @@ class Function:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes, breadth first."""
+        """All nodes in breadth-first order, except those inside nested scopes."""
         found: list[ast.AST] = list(self.node.body)
-        for node in found:  # the list grows meanwhile
+        for node in found:  # the loop appends to the list
             if not isinstance(node, Scope):
                 found += ast.iter_child_nodes(node)
         return found
 
     def is_tensor(self, name: str, *, floating: bool = False) -> bool:
-        """Whether ``name`` held a tensor when the forms ran. Without a record of that run, every name may."""
+        """Whether ``name`` held a tensor when the forms ran. Without a record of that run, any name may have."""
         if self.is_kernel or name in ("ctx", "self", "cls"):
             return False
         if self.file.tensors is None:
@@ -145,7 +145,7 @@ class Function:
         return [p.arg for p in self.parameters if self.is_tensor(p.arg, floating=floating)]
 
     def assignments(self) -> Iterator[tuple[ast.Assign, str]]:
-        """Statements that assign the tensor of an expression to one name, and that name."""
+        """Yield statements that assign the tensor of an expression to a single name, and that name."""
         for node in self.nodes:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if self.is_tensor(name):
@@ -153,7 +153,7 @@ class Function:
                         yield node, name
 
     def calls(self, *names: str) -> Iterator[ast.Call]:
-        """Calls of functions or methods with one of these last names."""
+        """Return calls of functions or methods with one of these last names."""
         return (node for node in self.nodes if isinstance(node, ast.Call) and called_name(node) in names)
 
     def method_calls(self, *names: str) -> Iterator[tuple[ast.Call, ast.Attribute]]:
@@ -171,7 +171,7 @@ class Function:
         return self.file.of(node)
 
     def operand(self, node: ast.expr) -> str:
-        """The text of ``node``, in parentheses where a method or a factor beside it would need them."""
+        """Return the text of ``node``, in parentheses unless it can stand before a method call or beside a factor."""
         return self.of(node) if isinstance(node, _NEEDS_NO_PARENTHESES) else f"({self.of(node)})"
 
     def replace(self, node: Node, new: str) -> Edit:
@@ -186,25 +186,25 @@ class Function:
         return Edit(at, at, f"{' ' * statement.col_offset}{line}\n")
 
     def delete(self, statement: ast.stmt) -> Edit:
-        """Delete a statement, or put ``pass`` in its place where its block has no other."""
+        """Delete a statement, or replace it by ``pass`` if it is the only one of its block."""
         parent = self.file.parents[statement]
         if [statement] in [getattr(parent, name, None) for name in ("body", "orelse", "finalbody")]:
             return self.replace(statement, "pass")
         return Edit(*self.file.line_span(statement), "")
 
     def undo_method(self, call: ast.Call, method: ast.Attribute) -> Edit:
-        """Leave out a method call: the whole statement, or all but what the method is called on."""
+        """Remove a method call: the whole statement, or inside an expression all but the object of the method."""
         statement = self.file.parents[call]
         return self.delete(statement) if isinstance(statement, ast.Expr) else self.replace(call, self.of(method.value))
 
 
 def called_name(call: ast.Call) -> str:
-    """The last name of what is called, as ``add`` in ``torch.add(x, y)``."""
+    """Return the last name of the called function, as ``add`` in ``torch.add(x, y)``."""
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def header_lines(statement: ast.stmt) -> tuple[int, int]:
-    """The first and the last line of a statement, without the block of a compound one."""
+    """Return the first and the last line of a statement, without the block of a compound statement."""
     assert statement.end_lineno is not None
     last = statement.body[0].lineno - 1 if isinstance(statement, _COMPOUND) else statement.end_lineno
     return statement.lineno, max(statement.lineno, last)

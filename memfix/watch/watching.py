@@ -18,7 +18,7 @@ from .report import STEP, Highest, WatchReport
 
 _NEW_READING = 1.01
 """Factor by which a peak must exceed the kept one to be read anew, because a snapshot takes tenths of a second."""
-_FAILED_STEP, _REST = "failed step", "after the last step"
+_FAILED_STEP, _AFTER_LAST_STEP = "failed step", "after the last step"
 
 
 def watch(
@@ -109,7 +109,7 @@ class Watch:
             if is_failure:
                 self._end_step(_FAILED_STEP)
             elif error is None:
-                self._end_step(_REST if STEP in self._num_steps else STEP)
+                self._end_step(_AFTER_LAST_STEP if STEP in self._num_steps else STEP)
         finally:
             self._peaks = None
             self._open.close()
@@ -154,7 +154,7 @@ class Watch:
         return WatchReport(
             device=self._device_name,
             num_steps=self._num_steps.get(STEP, 0),
-            peaks=tuple(sorted(self._highest.values(), key=lambda one: (one.kind != STEP, one.stage is None))),
+            peaks=tuple(sorted(self._highest.values(), key=lambda peak: (peak.kind != STEP, peak.stage is None))),
             reading=reading,
             read_step=number,
             predicted=self._predicted,
@@ -207,13 +207,13 @@ class Watch:
         assert self._peaks is not None
         stats = self._peaks.finished()
         peak_bytes = stats["requested_bytes.all.peak"]
-        if kind == _REST and peak_bytes <= self.report().peak_bytes:
+        if kind == _AFTER_LAST_STEP and peak_bytes <= self.report().peak_bytes:
             return
         number = self._num_steps[kind] = self._num_steps.get(kind, 0) + 1
         if kind == _FAILED_STEP:
             number = self._num_steps.get(STEP, 0) + 1
-        for one in self._peaks.stages:
-            self._note_peak(Highest(kind, one.name, one.peak_bytes, number))
+        for stage_peak in self._peaks.stages:
+            self._note_peak(Highest(kind, stage_peak.name, stage_peak.peak_bytes, number))
         self._note_peak(Highest(kind, None, peak_bytes, number))
         if kind == STEP:
             self._read(stats, number)

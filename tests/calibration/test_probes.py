@@ -93,7 +93,7 @@ def test_calibrating_without_a_gpu_is_refused_before_a_probe_runs() -> None:
     ids=["none", "as predicted", "more", "less", "no rule", "keeps more", "no rule and keeps more"],
 )
 def test_a_call_is_missed_where_its_hidden_or_its_kept_bytes_differ(observation: Observation, missed: bool) -> None:
-    assert observation.missed is missed
+    assert observation.is_mispredicted is missed
 
 
 def test_the_table_counts_calls_misses_and_calls_without_a_rule() -> None:

@@ -13,7 +13,7 @@ import torch
 from memfix.checks import compiling_cuda
 from memfix.checks.compiling import check_compiles
 from memfix.cuda_kernels import CudaKernel, compiled
-from memfix.cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, shared_bytes
+from memfix.cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, static_shared_bytes
 from memfix.meters import get_meter
 from memfix.ops.matmul.tiled import tiled_matmul
 from memfix.ops.matmul.triton import triton_matmul
@@ -34,9 +34,9 @@ def doubled(tmp_path: Path) -> CudaKernel:
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_shared_memory_is_what_the_kernel_declares(doubled: CudaKernel, capability: tuple[int, int]) -> None:
     shared = DOUBLED.replace("{", "{ __shared__ float all[100]; all[n] = x[0]; __syncthreads(); x[1] = all[n - 1];", 1)
-    assert shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 0
+    assert static_shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 0
     doubled.path.write_text(shared, encoding="utf-8")
-    assert shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 400
+    assert static_shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 400
 
 
 @needs_compiler

@@ -10,6 +10,7 @@ import torch
 
 from memfix.cuda_kernels import CudaKernel, Parameter, parameters_of
 from memfix.cuda_kernels import emulated as emulation
+from memfix.cuda_kernels.compiled import CompilerRefused
 from memfix.cuda_kernels.emulated import KernelFault, cannot_emulate, emulated
 
 needs_compiler = pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
@@ -145,7 +146,7 @@ def test_a_barrier_that_some_threads_do_not_reach_is_a_fault(kernel: Named) -> N
 def test_a_source_that_does_not_compile_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "broken.cu"
     path.write_text('extern "C" __global__ void broken(float* x) {\n    x[0] = y;\n}\n', encoding="utf-8")
-    with emulated(), pytest.raises(KernelFault, match=r"does not compile for the host:[\s\S]*broken\.cu:2"):
+    with emulated(), pytest.raises(CompilerRefused, match=r"does not compile for the host:[\s\S]*broken\.cu:2"):
         CudaKernel(path, "broken").launch((1,), (1,), torch.zeros(1))
 
 

@@ -139,7 +139,7 @@ def test_the_callback_is_one_of_every_package_that_the_program_has_imported(load
     both = load(*PACKAGES).WatchCallback
     assert all(issubclass(both, sys.modules[name].Callback) for name in PACKAGES)
     one = load("pytorch_lightning").WatchCallback
-    assert [base.__name__ for base in one.__bases__] == ["WatchOptions", "Callback of pytorch_lightning"]
+    assert [base.__name__ for base in one.__bases__] == ["WatchingCallback", "Callback of pytorch_lightning"]
 
 
 def test_without_lightning_the_import_says_what_to_install(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import memfix
 from memfix.meters.base import Reading
 from memfix.meters.simulated import fake_result_cache
 from memfix.meters.simulated.environment import simulated_gpu
-from memfix.meters.simulated.fake_result_cache import UNKNOWN, FakeResultCache
+from memfix.meters.simulated.fake_result_cache import NOT_HANDLED, FakeResultCache
 from memfix.meters.simulated.gpus import H200
 from memfix.meters.simulated.hide_dispatch_modes import hide_python_key
 from memfix.meters.simulated.workspace.rules import tensors_in
@@ -232,7 +232,7 @@ def test_meta_kernels_give_what_fake_tensor_mode_gives(monkeypatch: pytest.Monke
 
     def both(cache: FakeResultCache, operator: Any, args: Any, kwargs: Any, given: Any) -> Any:
         result = new(cache, operator, args, kwargs, given)
-        if result is not UNKNOWN:
+        if result is not NOT_HANDLED:
             expected = operator(*args, **kwargs)
             if cache.hides_modes:
                 hide_python_key(tensors_in(expected))

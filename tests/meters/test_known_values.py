@@ -49,10 +49,17 @@ def in_parts(device: str) -> torch.Tensor:
     return parts
 
 
+def unscaled(device: str, num_elements: int) -> list[float]:
+    gradient, found_inf = torch.ones(num_elements, device=device), torch.zeros(1, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_([gradient], found_inf, torch.tensor(0.5, device=device))
+    return [gradient[-1].item(), found_inf.item()]
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
         (lambda d: bool(ones(d, 2, 5).all()), True),
+        (lambda d: unscaled(d, 3), [0.5, 0]),
         (lambda d: in_parts(d).tolist(), [7, 7, 3, 4, 6]),
         (lambda d: (torch.ones(2, 3, device=d) @ torch.ones(3, device=d)).tolist(), [3, 3]),
         (lambda d: int(ones(d, 2, 5).sum()), 10),
@@ -139,6 +146,41 @@ def test_what_an_unknown_value_is_written_into_has_no_old_value() -> None:
     number, reading = answered(written_to)
     assert number != 0
     assert COPIED in reading.notes
+
+
+def test_unscaling_forgets_gradients_that_it_cannot_compute_but_not_its_flag() -> None:
+    (_, found_inf), reading = answered(lambda d: unscaled(d, MOST_FLOATS + 1))
+    assert found_inf == 0
+    assert any("nothing decides" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("factor", [torch.rand, torch.empty])
+def test_lists_written_in_place_rest_on_what_is_written(factor: Any) -> None:
+    def written(device: str) -> float:
+        weights = [torch.ones(4, device=device)]
+        torch._foreach_mul_(weights, factor((), device=device).norm())
+        return weights[0][0].item()
+
+    _, reading = answered(written)
+    assert reading.notes != ()
+
+
+@pytest.mark.parametrize("num_elements", [4, MOST_FLOATS + 1])
+@pytest.mark.parametrize("of_storage", [True, False])
+def test_memory_that_a_storage_gains_has_no_values(num_elements: int, of_storage: bool) -> None:
+    def grown(device: str) -> float:
+        tensor = torch.ones(num_elements, device=device)
+        if of_storage:
+            storage = tensor.untyped_storage()
+            size = storage.nbytes()
+            storage.resize_(0)
+            storage.resize_(size)
+        else:
+            tensor.resize_(num_elements + 1)
+        return tensor.amax().item()
+
+    _, reading = answered(grown)
+    assert any("nothing decides" in note for note in reading.notes)
 
 
 def test_values_of_many_elements_are_not_kept() -> None:

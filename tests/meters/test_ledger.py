@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memfix.meters.simulated.ledger import Entry, Ledger, rounded
+from memfix.meters.simulated.ledger import Entry, Ledger
+from memfix.meters.timeline import rounded
 
 
 def entry(size: int, what: str = "made") -> Entry:
@@ -101,7 +102,7 @@ def test_every_buffer_knows_the_phase_it_was_made_in() -> None:
 
 def test_the_timeline_adds_up_to_the_peak_and_to_what_is_left() -> None:
     ledger = Ledger()
-    ledger.found(entry(1000, "weight"))
+    ledger.add_existing(entry(1000, "weight"))
     ledger.restart()
     first = born(ledger, 50)
     ledger.workspace([entry(30), entry(5)])
@@ -226,7 +227,7 @@ def test_a_storage_that_was_there_before_raises_the_whole_history() -> None:
     ledger.death(born(ledger, 100, "gone"))
     ledger.restart()
     born(ledger, 50, "new")
-    ledger.found(entry(1000, "input"))
+    ledger.add_existing(entry(1000, "input"))
     assert requested(ledger) == (1000, 1050, 1050)
     assert (ledger.allocated.base, ledger.allocated.live, ledger.allocated.peak) == (1024, 1536, 1536)
     assert names_at_peak(ledger) == ["new"]
@@ -235,7 +236,7 @@ def test_a_storage_that_was_there_before_raises_the_whole_history() -> None:
 def test_the_death_of_an_input_does_not_raise_a_later_peak() -> None:
     ledger = Ledger()
     there = entry(1000, "input")
-    ledger.found(there)
+    ledger.add_existing(there)
     ledger.death(there)
     born(ledger, 900, "new")
     assert requested(ledger) == (1000, 900, 1000)
@@ -322,7 +323,7 @@ def test_a_known_workspace_leaves_no_doubt() -> None:
 def test_what_was_there_before_and_a_restart_move_the_bounds_too() -> None:
     ledger = Ledger()
     ledger.workspace([entry(50)], (0, 80))
-    ledger.found(entry(1000))
+    ledger.add_existing(entry(1000))
     assert bounds(ledger) == (1000, 1050, 1080)
     ledger.restart()
     assert bounds(ledger) == (1000, 1000, 1000)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import memfix
 from memfix.meters.base import Step
-from memfix.meters.recorded import STAGES, Moment, failure_of, live_addresses, timeline_of, user_line
+from memfix.meters.recorded import STAGES, Moment, failure_of, line_of_frames, live_addresses, timeline_of
 from memfix.meters.timeline import Timeline
 from memfix.pictures.snapshot import build_snapshot
 
@@ -152,10 +152,10 @@ def test_frames_tell_the_function_and_the_phase(frames: list[dict[str, Any]], wh
 def test_the_line_is_the_innermost_outside_torch_its_compiler_and_the_watch() -> None:
     watching = {"filename": memfix.watch.__code__.co_filename, "line": 1, "name": "enter_stage"}
     compiled = {"filename": "/tmp/torchinductor_me/ab/cab.py", "line": 3, "name": "call"}
-    line = user_line([watching, compiled, CALL, USER, MAIN])
+    line = line_of_frames([watching, compiled, CALL, USER, MAIN])
     assert line is not None
     assert (line.file, line.number, line.function) == (__file__, 41, "step")
-    assert user_line([CALL]) is None
+    assert line_of_frames([CALL]) is None
 
 
 def test_a_stage_decides_the_phase_and_gives_the_timeline_its_stretches() -> None:

@@ -11,7 +11,7 @@ from timelines import GiB, MiB, Story, empty, gpt_step, hostile, known_peak, man
 from memfix.meters.timeline import Buffer, Line, Timeline
 from memfix.pictures.bands import (
     EXISTED_BEFORE,
-    THE_REST,
+    OTHER_ORIGINS,
     build_stack,
     choose_columns,
     fold,
@@ -52,7 +52,7 @@ def test_a_column_shows_the_highest_of_the_events_it_covers() -> None:
 def test_what_existed_before_is_lowest_and_the_rest_is_highest(tmp_path: Path) -> None:
     labels = [band.label for band in build_stack(gpt_step(tmp_path), max_columns=500).bands]
     assert labels[0] == EXISTED_BEFORE
-    assert labels[-1] == THE_REST
+    assert labels[-1] == OTHER_ORIGINS
     assert len(labels) == 10
 
 

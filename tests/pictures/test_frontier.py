@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from memfix.pictures.frontier import Curve, Point, as_svg
+from memfix.pictures.frontier import Curve, Point, frontier_svg
 from memfix.units import GiB
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -16,7 +16,7 @@ THEIRS = Curve("theirs <1.0>", (Point(GiB // 2, 2.0, "as it is"),))
 
 
 def drawn(*curves: Curve) -> ElementTree.Element:
-    return ElementTree.fromstring(as_svg("Time & memory", curves, floor="the products"))
+    return ElementTree.fromstring(frontier_svg("Time & memory", curves, floor="the products"))
 
 
 def test_more_memory_is_further_right_and_more_time_further_up() -> None:
@@ -34,7 +34,7 @@ def test_every_setting_is_a_dot_and_several_are_a_line() -> None:
 
 
 def test_dots_lie_inside_the_axes_which_begin_at_nothing_and_at_the_floor() -> None:
-    text = as_svg("t", [OURS, THEIRS], floor="f")
+    text = frontier_svg("t", [OURS, THEIRS], floor="f")
     assert re.search(r">0(\.0+)?</text>", text)
     assert re.search(r">1(\.0+)?x</text>", text)
     for circle in ElementTree.fromstring(text).iter(f"{SVG}circle"):
@@ -55,4 +55,4 @@ def test_labels_of_two_curves_that_meet_do_not() -> None:
 
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="a picture of time against memory needs a point"):
-        as_svg("t", [Curve("ours", ())], floor="f")
+        frontier_svg("t", [Curve("ours", ())], floor="f")

@@ -13,8 +13,8 @@ import pytest
 from timelines import GiB, MiB, Story, empty, gpt_step, hostile, known_peak, many_events, single_event
 from torch.cuda import _memory_viz
 
-from memfix.meters.timeline import Timeline
-from memfix.pictures.snapshot import Addresses, aligned, as_snapshot
+from memfix.meters.timeline import Timeline, rounded
+from memfix.pictures.snapshot import Addresses, as_snapshot
 
 # what torch/utils/viz/MemoryViz.js can unpickle
 VIEWER_OPCODES = set(
@@ -123,7 +123,7 @@ def test_addresses_are_reused_and_holes_merge() -> None:
     space.give_back(first, 1000)
     space.give_back(third, 1000)
     space.give_back(second, 1000)
-    assert space.take(3 * aligned(1000)) == 0
+    assert space.take(3 * rounded(1000)) == 0
     assert space.size == 3 * 1024
 
 

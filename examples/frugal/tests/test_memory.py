@@ -1,4 +1,4 @@
-"""The ops equal what they replace, within their budgets."""
+"""Tests that the ops equal the functions that they replace, and stay within their budgets."""
 
 from frugal.contracts import entropy, mlp, segment_mean
 

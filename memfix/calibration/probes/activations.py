@@ -56,12 +56,12 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-_SMALL = ("gelu", "silu", "mish", "softplus", "logsigmoid", "softmax_in_float32", "swiglu", "rms_norm_by_hand", "rrelu")
+_IN_HALF_PRECISION = "gelu silu mish softplus logsigmoid softmax_in_float32 swiglu rms_norm_by_hand rrelu".split()
 
 probe("activation", of=tuple(_ACTIVATIONS))(
     lambda device, of: train_on(lambda x: _ACTIVATIONS[of](x).square().sum(), leaf(device, _ROWS, _COLUMNS))
 )
-probe("small_activation", of=_SMALL, dtype=(bf16, f16))(
+probe("small_activation", of=_IN_HALF_PRECISION, dtype=(bf16, f16))(
     lambda device, of, dtype: train_on(
         lambda x: _ACTIVATIONS[of](x).float().mean(), leaf(device, _ROWS, _COLUMNS, dtype=dtype)
     )

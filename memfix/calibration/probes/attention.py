@@ -22,11 +22,11 @@ def _kernel(name: str) -> Any:
 def _heads(device: str, layout: str, shape: tuple[int, int, int, int]) -> Any:
     """Query, key and value of ``shape``, and the leaves that they are views of."""
     B, H, L, D = shape
-    made = {"device": device, "dtype": bf16, "requires_grad": True}
+    tensor_options = {"device": device, "dtype": bf16, "requires_grad": True}
     if layout == "packed":
-        packed = torch.randn(B, L, 3, H, D, **made)
+        packed = torch.randn(B, L, 3, H, D, **tensor_options)
         return packed.permute(2, 0, 3, 1, 4).unbind(0), [packed]
-    leaves = [torch.randn(B, L, H, D, **made) for _ in range(3)]
+    leaves = [torch.randn(B, L, H, D, **tensor_options) for _ in range(3)]
     return [leaf.transpose(1, 2) for leaf in leaves], leaves
 
 
@@ -53,9 +53,9 @@ def _attention(
     **options: Any,
 ) -> Step:
     B, H, L, D = shape
-    made = {"device": device, "dtype": dtype, "requires_grad": trained}
-    query = torch.randn(shape, **made)
-    key, value = (torch.randn(B, key_heads or H, keys or L, D, **made) for _ in range(2))
+    tensor_options = {"device": device, "dtype": dtype, "requires_grad": trained}
+    query = torch.randn(shape, **tensor_options)
+    key, value = (torch.randn(B, key_heads or H, keys or L, D, **tensor_options) for _ in range(2))
     if trained:
         leaves = [query, key, value]
         return _step(kernel, leaves, leaves, upstream=torch.randn(shape, device=device, dtype=dtype), **options)

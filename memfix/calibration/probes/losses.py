@@ -103,8 +103,8 @@ def _of_values(device: str, of: str, dtype: torch.dtype | None = None) -> Step:
 
 
 probe("loss_of_values", of=tuple(_OF_VALUES))(_of_values)
-_SMALL = ("l1", "kl", "logits_pos_weight", "cosine", "info_nce", "focal_sigmoid")
-probe("loss_of_small_values", of=_SMALL, dtype=(bf16, f16))(_of_values)
+_IN_HALF_PRECISION = ("l1", "kl", "logits_pos_weight", "cosine", "info_nce", "focal_sigmoid")
+probe("loss_of_small_values", of=_IN_HALF_PRECISION, dtype=(bf16, f16))(_of_values)
 
 _OF_CLASSES: dict[str, Loss] = {
     "cross_entropy": F.cross_entropy,

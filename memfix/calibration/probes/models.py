@@ -525,7 +525,8 @@ def _recommender(device: str, of: str) -> Step:
     users, items = nn.Embedding(20_011, 65).to(device), nn.Embedding(9001, 65).to(device)
     bag = nn.EmbeddingBag(9001, 65, mode="sum").to(device)
     deep = nn.Sequential(nn.Linear(130, 257), nn.ReLU(), nn.Dropout(0.2), nn.Linear(257, 1)).to(device)
-    one, two = torch.randint(0, 20_011, (8191,), device=device), torch.randint(0, 9001, (8191,), device=device)
+    user_ids = torch.randint(0, 20_011, (8191,), device=device)
+    item_ids = torch.randint(0, 9001, (8191,), device=device)
     many = torch.randint(0, 9001, (8191, 11), device=device)
     rated = torch.rand(8191, device=device)
 
@@ -533,10 +534,10 @@ def _recommender(device: str, of: str) -> Step:
         return 0.5 * (each.sum(1).square() - each.square().sum(1)).sum(1)
 
     rates: dict[str, Callable[[], torch.Tensor]] = {
-        "factorized": lambda: (users(one) * items(two)).sum(1),
-        "deep": lambda: deep(torch.cat([users(one), items(two)], 1)).squeeze(1),
+        "factorized": lambda: (users(user_ids) * items(item_ids)).sum(1),
+        "deep": lambda: deep(torch.cat([users(user_ids), items(item_ids)], 1)).squeeze(1),
         "cross": lambda: crossed(items(many)),
-        "bags": lambda: (bag(many) * users(one)).sum(1),
+        "bags": lambda: (bag(many) * users(user_ids)).sum(1),
     }
     loss = F.binary_cross_entropy_with_logits if of == "deep" else F.mse_loss
     return train_step(nn.ModuleList([users, items, deep, bag]), lambda: loss(rates[of](), rated))

@@ -16,7 +16,7 @@ def _values(device: str, *shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
     return torch.randint(0, 2 if dtype == torch.bool else 100, shape, device=device).to(dtype)
 
 
-def _matrix(device: str, layout: str, rows: int, columns: int, dtype: torch.dtype = f32) -> torch.Tensor:
+def _random_matrix(device: str, layout: str, rows: int, columns: int, dtype: torch.dtype = f32) -> torch.Tensor:
     """A matrix of random values. The layout ``strided`` has a gap after every element."""
     if layout == "strided":
         return _values(device, rows, 2 * columns, dtype=dtype)[:, ::2]
@@ -44,7 +44,7 @@ def _sort_layouts(device: str, layout: str) -> Step:
     elif layout == "expanded":
         tensor = _values(device, 1, 6000).expand(9, 6000)
     else:
-        tensor = _matrix(device, layout, 300, 6000)
+        tensor = _random_matrix(device, layout, 300, 6000)
     return partial(tensor.sort, dim=-1, stable=True)
 
 
@@ -63,7 +63,7 @@ probe("topk_of_many", k=(4096, 4097, 30_000), dim=(0, 1))(
     lambda device, k, dim: partial(_values(device, *((4, 100_003) if dim else (100_003, 4))).topk, k, dim=dim)
 )
 probe("topk_of_strided_rows", rows=(1, 3))(
-    lambda device, rows: partial(_matrix(device, "strided", rows, 5_000_011, u8).topk, 5000, sorted=False)
+    lambda device, rows: partial(_random_matrix(device, "strided", rows, 5_000_011, u8).topk, 5000, sorted=False)
 )
 
 
@@ -116,12 +116,13 @@ probe("cumulate_a_vector", size=(5000, 1_000_003), dtype=(f32, bf16, i32))(
 )
 probe("cumulate_rows", dim=(0, 1), layout=("contiguous", "transposed", "strided"))(
     lambda device, dim, layout: partial(
-        lambda x: (x.cumsum(dim), x.cumprod(dim), x.cummax(dim), x.cummin(dim)), _matrix(device, layout, 300, 1000, i32)
+        lambda x: (x.cumsum(dim), x.cumprod(dim), x.cummax(dim), x.cummin(dim)),
+        _random_matrix(device, layout, 300, 1000, i32),
     )
 )
 probe("logcumsumexp", shape=((100_003,), (1, 100_003), (300, 1000)))(
     lambda device, shape: partial(_values(device, *shape, dtype=bf16).logcumsumexp, -1)
 )
 probe("cumulate_in_place", layout=("contiguous", "transposed"))(
-    lambda device, layout: partial(_matrix(device, layout, 300, 1000).cumsum_, 1)
+    lambda device, layout: partial(_random_matrix(device, layout, 300, 1000).cumsum_, 1)
 )

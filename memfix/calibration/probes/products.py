@@ -12,7 +12,7 @@ from .registry import Step, bf16, c64, f32, f64, leaf, probe
 _LAYOUTS = ("rows", "columns", "slice", "gapped", "repeated_row", "repeated")
 
 
-def _matrix(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
+def _laid_out(device: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
     *batch, rows, columns = shape
     if layout == "columns":
         return torch.rand(*batch, columns, rows, dtype=dtype, device=device).mT
@@ -31,7 +31,7 @@ def _pair(
     device: str, dtype: torch.dtype, left: str = "rows", right: str = "rows", batch: tuple[int, ...] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The left and the right matrix of a product, in the given layouts."""
-    return _matrix(device, (*batch, 1000, 520), dtype, left), _matrix(device, (*batch, 520, 264), dtype, right)
+    return _laid_out(device, (*batch, 1000, 520), dtype, left), _laid_out(device, (*batch, 520, 264), dtype, right)
 
 
 probe("mm", left=_LAYOUTS, right=("rows", "gapped"))(
@@ -46,7 +46,7 @@ probe("mm_in", dtype=(f32, f64, c64), layout=("rows", "gapped"))(
 def _bmm(device: str, shape: tuple[int, int, int], layout: str, columns: int = 40) -> Step:
     batch, _, inner = shape
     return partial(
-        torch.bmm, _matrix(device, shape, bf16, layout), _matrix(device, (batch, inner, columns), bf16, "rows")
+        torch.bmm, _laid_out(device, shape, bf16, layout), _laid_out(device, (batch, inner, columns), bf16, "rows")
     )
 
 
@@ -59,36 +59,36 @@ probe("bmm_to_one_column", layout=("rows", "columns", "gapped"))(
 def _addmm(device: str, dtype: torch.dtype, bias: str) -> Step:
     a, b = _pair(device, dtype, right="columns")
     shape = (264,) if bias == "vector" else (1000, 264)
-    added = _matrix(device, (1, *shape), dtype, "gapped" if bias == "gapped" else "rows")[0]
+    added = _laid_out(device, (1, *shape), dtype, "gapped" if bias == "gapped" else "rows")[0]
     return partial(torch.addmm, added, a, b)
 
 
 probe("addmm_in_place", layout=("rows", "columns", "slice", "gapped"))(
-    lambda device, layout: partial(_matrix(device, (1000, 264), f32, layout).addmm_, *_pair(device, f32))
+    lambda device, layout: partial(_laid_out(device, (1000, 264), f32, layout).addmm_, *_pair(device, f32))
 )
 probe("baddbmm_in_place", layout=("rows", "columns", "gapped"))(
     lambda device, layout: partial(
-        _matrix(device, (4, 1000, 264), f32, layout).baddbmm_, *_pair(device, f32, batch=(4,))
+        _laid_out(device, (4, 1000, 264), f32, layout).baddbmm_, *_pair(device, f32, batch=(4,))
     )
 )
 probe("addbmm", layout=("rows", "gapped"))(
     lambda device, layout: partial(
-        torch.addbmm, _matrix(device, (1000, 264), f32, "rows"), *_pair(device, f32, layout, batch=(4,))
+        torch.addbmm, _laid_out(device, (1000, 264), f32, "rows"), *_pair(device, f32, layout, batch=(4,))
     )
 )
 probe("mv", layout=("rows", "columns", "gapped", "repeated"))(
-    lambda device, layout: partial(torch.mv, _matrix(device, (1000, 520), f32, layout), torch.rand(520, device=device))
+    lambda device, layout: partial(_laid_out(device, (1000, 520), f32, layout).mv, torch.rand(520, device=device))
 )
 probe("mv_of_a_repeated_vector")(
     lambda device: partial(
-        torch.mv, _matrix(device, (1000, 520), f32, "rows"), torch.rand(1, device=device).expand(520)
+        torch.mv, _laid_out(device, (1000, 520), f32, "rows"), torch.rand(1, device=device).expand(520)
     )
 )
 
 
 @probe(conjugated=("rows", "columns", "slice"))
 def _mm_of_a_conjugate(device: str, conjugated: str) -> Step:
-    a, b = _matrix(device, (1000, 520), c64, conjugated).conj(), _matrix(device, (520, 264), c64, "rows")
+    a, b = _laid_out(device, (1000, 520), c64, conjugated).conj(), _laid_out(device, (520, 264), c64, "rows")
     return partial(torch.mm, a, b)
 
 

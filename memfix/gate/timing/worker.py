@@ -136,7 +136,7 @@ def _timed(contract: Contract, comparison: Comparison, config: WorkerConfig, bas
             first, second = _steps(contract, comparison, config, base_first)
             result = race(
                 first, second, device=device, pairs=MOST_PAIRS, sample_s=SAMPLE_S, enough_s=enough_s, most_s=most_s,
-                known_to=SCATTER, second_begins=base_first,
+                max_error=SCATTER, second_begins=base_first,
             )  # fmt: skip
             return TimingResult(comparison, result)
     except NotAtBase as reason:

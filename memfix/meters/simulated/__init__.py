@@ -37,7 +37,7 @@ from . import fake_device, tables
 from .gpus import get_gpu
 
 if TYPE_CHECKING:
-    from .assumptions import Extent
+    from .assumptions import Scenario
     from .decisions import Decision
     from .launches import Launch
     from .tracking import StorageTracker
@@ -95,11 +95,11 @@ class SimulatedMeter:
         usual = run("usual")
         if not usual.rests_on or usual.is_same_under_others:
             return [usual]
-        extents: list[Extent] = ["least"] if usual.is_most else ["most", "least"]
-        others = [run(extent) for extent in extents]
+        scenarios: list[Scenario] = ["least"] if usual.is_most else ["most", "least"]
+        others = [run(scenario) for scenario in scenarios]
         if not are_numbers(usual.rests_on):
-            refused = [extent for extent, other in zip(extents, others, strict=True) if other.reading is None]
-            others += [run(extent, "usual") for extent in refused]
+            refused = [scenario for scenario, other in zip(scenarios, others, strict=True) if other.reading is None]
+            others += [run(scenario, "usual") for scenario in refused]
         return [usual, *others]
 
     def _beyond_measured(self, reading: Reading, run: _Run, build: StepBuilder, warmup: int) -> Reading:
@@ -124,15 +124,15 @@ class SimulatedMeter:
         self,
         build: StepBuilder,
         warmup: int,
-        extent: Extent,
-        of_numbers: Extent | None = None,
+        scenario: Scenario,
+        of_numbers: Scenario | None = None,
         *,
         computes: bool = False,
     ) -> _Run:
         """Measure the step; eagerly if compiled code fails. ``computes`` raises the limits of computed values."""
         from .compiled import CompiledCodeError
 
-        run = functools.partial(self._run_once, build, warmup, extent, of_numbers or extent, computes)
+        run = functools.partial(self._run_once, build, warmup, scenario, of_numbers or scenario, computes)
         try:
             return run()
         except CompiledCodeError as error:
@@ -142,8 +142,8 @@ class SimulatedMeter:
         self,
         build: StepBuilder,
         warmup: int,
-        extent: Extent,
-        of_numbers: Extent,
+        scenario: Scenario,
+        of_numbers: Scenario,
         computes: bool,
         runs_eager: str | None = None,
     ) -> _Run:
@@ -152,7 +152,7 @@ class SimulatedMeter:
         from .compiled import CompiledCodeError
         from .source_lines import line_of
 
-        with self._simulated(extent, runs_eager) as tracker:
+        with self._simulated(scenario, runs_eager) as tracker:
             tracker.answers.of_numbers = of_numbers
             if computes:
                 tracker.values.keep_more()
@@ -167,7 +167,7 @@ class SimulatedMeter:
                 decided |= tracker.may_numbers_decide_what_is_kept()
                 kept = tracker.ledger.left_behind(line_of)
                 reading = self._reading(tracker, step, is_first_call=warmup == 0)
-                if extent == "usual":  # under other answers the step may skip a place that `assume` names
+                if scenario == "usual":  # under other answers the step may skip a place that `assume` names
                     tracker.decisions.require_used()
             except Exception as error:
                 rests_on = tuple(tracker.assumed_before | tracker.assumed)
@@ -181,17 +181,17 @@ class SimulatedMeter:
             run = _Run(
                 reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most, computes=computes
             )
-            if extent != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
+            if scenario != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
                 return run
             is_same = are_numbers(rests_on) and self._is_same_under_others(tracker, step, reading)
             return dataclasses.replace(run, is_same_under_others=is_same)
 
     def _is_same_under_others(self, tracker: StorageTracker, step: Step, reading: Reading) -> bool:
         """Whether further calls of the step take the same bytes under other numbers, or raise because of them."""
-        from .assumptions import EXTENTS
+        from .assumptions import SCENARIOS
 
-        for extent in EXTENTS[1:]:
-            tracker.answers.extent = tracker.answers.of_numbers = extent
+        for scenario in SCENARIOS[1:]:
+            tracker.answers.scenario = tracker.answers.of_numbers = scenario
             try:
                 other = self._reading(tracker, step)
             except Exception:
@@ -223,13 +223,13 @@ class SimulatedMeter:
             return tracker.launches
 
     @contextlib.contextmanager
-    def _simulated(self, extent: Extent = "usual", runs_eager: str | None = None) -> Iterator[StorageTracker]:
+    def _simulated(self, scenario: Scenario = "usual", runs_eager: str | None = None) -> Iterator[StorageTracker]:
         from .environment import simulated_gpu
         from .refusals import explained
 
         hides_modes = fake_device.self_test().cannot_hide_modes is None
         simulation = simulated_gpu(
-            self.gpu, hides_modes=hides_modes, extent=extent, runs_eager=runs_eager, assume=self._assume
+            self.gpu, hides_modes=hides_modes, scenario=scenario, runs_eager=runs_eager, assume=self._assume
         )
         with simulation as tracker, explained():
             yield tracker
@@ -295,7 +295,7 @@ class _Run:
     unbounded: frozenset[str] = frozenset()
     """The notes whose uncertainty the reading's bounds do not cover."""
     is_most: bool = False
-    """Whether the extent "most" would have given the same answers."""
+    """Whether the scenario "most" would have given the same answers."""
     is_same_under_others: bool = False
     """Whether further calls took the same bytes under other answers."""
     computes: bool = False

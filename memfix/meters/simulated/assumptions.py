@@ -17,8 +17,8 @@ import torch
 aten = torch.ops.aten
 
 # the answers of one run: the usual ones, or those that make masks pick most or least, and numbers large or small
-Extent = Literal["usual", "most", "least"]
-EXTENTS: tuple[Extent, ...] = ("usual", "most", "least")
+Scenario = Literal["usual", "most", "least"]
+SCENARIOS: tuple[Scenario, ...] = ("usual", "most", "least")
 
 DRAWN = "random numbers decide what the step reads: drawn on the CPU, where a GPU draws others"
 COPIED = "the step copies values to the CPU that nothing decides: any are assumed"
@@ -37,10 +37,10 @@ EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 _NO_ZEROS = "no element is zero"
 _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 """The name of a backward node that reads values -> what is assumed about them."""
-_NUMBERS: dict[Extent, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
+_NUMBERS: dict[Scenario, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
 _PATIENCE = 64  # reads at one place before the answer changes
 _ONCE_OR_TWICE = 2  # more reads at one place are taken for a loop
-_INTEGERS: dict[Extent, int] = {"usual": 1, "most": 2, "least": 0}
+_INTEGERS: dict[Scenario, int] = {"usual": 1, "most": 2, "least": 0}
 
 
 class NumberNote(str):
@@ -82,10 +82,10 @@ class Pool:
 class Answers:
     """The assumed values that one run of a step reads."""
 
-    def __init__(self, extent: Extent = "usual") -> None:
-        self.extent: Extent = extent
-        self.of_numbers: Extent = extent
-        """The extent for single values, such as a loss. A step may raise for one of them, but run on other masks."""
+    def __init__(self, scenario: Scenario = "usual") -> None:
+        self.scenario: Scenario = scenario
+        self.of_numbers: Scenario = scenario
+        """The scenario for single values, such as a loss. A step may raise for one of them, but run on other masks."""
         self.are_most = True
         """Whether every answer would have been the same under "most", which then need not be tried."""
         self._is_warming_up = True
@@ -114,20 +114,20 @@ class Answers:
         self._asked_before = frozenset(self._num_asked)
         self._num_asked.clear()
 
-    def made(self) -> float:
+    def next_number(self) -> float:
         """The assumed value of a new scalar. No two are equal, so that comparisons are decided: each is a little larger
         than the last one under "usual", much larger under "most" and much smaller under "least"."""
         self._num_made += 1
         return _NUMBERS[self.of_numbers] * (1 + self._num_made * (2**-20 if self.of_numbers == "usual" else 2**-3))
 
-    def draw(self, drawn: torch.Tensor) -> None:
+    def replace_draw(self, drawn: torch.Tensor) -> None:
         """Replace a single random number, by which a step may skip layers, by 0 or the largest number below 1.
 
         The warm-up gets the opposite number: an optimizer allocates the state of a layer when the layer first runs, so
         a step needs most if the warm-up skipped it.
         """
-        if self.extent != "usual":
-            is_large = (self.extent == "most") != self._is_warming_up
+        if self.scenario != "usual":
+            is_large = (self.scenario == "most") != self._is_warming_up
             with torch._C._DisableTorchDispatch():
                 drawn.fill_(1 - torch.finfo(drawn.dtype).eps if is_large else 0)
 
@@ -142,23 +142,23 @@ class Answers:
         number = self._num_asked[place] - _PATIENCE
         if computed is not None and number <= 0 and (self.of_numbers == "usual" or dtype != torch.bool):
             return computed
-        extent = self.of_numbers if number <= 0 else EXTENTS[number % len(EXTENTS)]
+        scenario = self.of_numbers if number <= 0 else SCENARIOS[number % len(SCENARIOS)]
         if dtype == torch.bool:
-            return extent == "most"
-        return _NUMBERS[extent] if dtype.is_floating_point or dtype.is_complex else _INTEGERS[extent]
+            return scenario == "most"
+        return _NUMBERS[scenario] if dtype.is_floating_point or dtype.is_complex else _INTEGERS[scenario]
 
     def count(self, num_elements: int, share: float) -> int:
         """How many of a mask's elements are set. Under "usual" it is the given ``share`` of them."""
-        if self.extent == "usual":
+        if self.scenario == "usual":
             self.are_most &= share == 1
             return math.ceil(num_elements * share)
-        return num_elements if self.extent == "most" else 0
+        return num_elements if self.scenario == "most" else 0
 
     def shares(self, num_elements: int, num_shares: int) -> torch.Tensor:
         """How many elements each share has: evenly many, or under "most" all in the first."""
         self.are_most = False
         with torch._C._DisableTorchDispatch():
-            if self.extent == "most":
+            if self.scenario == "most":
                 return torch.tensor([num_elements, *[0] * (num_shares - 1)])
             even, rest = divmod(num_elements, num_shares)
             return torch.tensor([even + 1] * rest + [even] * (num_shares - rest))
@@ -166,10 +166,10 @@ class Answers:
     def of_mask(self, packet: Any, num_elements: int, share: float) -> tuple[str, float | int | bool]:
         """The note and the assumed value of a sum, ``all`` or ``any`` over ``num_elements`` of a mask."""
         if packet is aten.all:
-            return ALL_SET, self.extent != "least"
+            return ALL_SET, self.scenario != "least"
         if packet is aten.any:
             self.are_most = False
-            return NONE_SET, self.extent == "most"
+            return NONE_SET, self.scenario == "most"
         return COUNTED if share == 1 else EVEN, self.count(num_elements, share)
 
 

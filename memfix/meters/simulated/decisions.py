@@ -64,7 +64,7 @@ class Decisions:
             if isinstance(decision, str):
                 value = _chosen(packet, args, tensor, decision)
             elif callable(decision):
-                value = None if tensor.dtype.is_floating_point else self._called(key, decision, tensor)
+                value = None if tensor.dtype.is_floating_point else self._call(key, decision, tensor)
             else:
                 value = decision if isinstance(decision, torch.Tensor) and _is_alike(decision, tensor) else None
             if value is not None:
@@ -94,7 +94,7 @@ class Decisions:
             return None
         decision = self._assume[key]
         if callable(decision):
-            decision = self._called(key, decision, mask)  # type: ignore[assignment]
+            decision = self._call(key, decision, mask)  # type: ignore[assignment]
         if isinstance(decision, torch.Tensor):
             if decision.shape != mask.shape:
                 self._missed.setdefault(key, {})[f"{tuple(mask.shape)} of {mask.dtype}"] = None
@@ -106,7 +106,7 @@ class Decisions:
         self._decided.add(key)
         return decision  # type: ignore[return-value]
 
-    def _called(self, key: str, function: Callable[[Any], Any], tensor: torch.Tensor) -> torch.Tensor | None:
+    def _call(self, key: str, function: Callable[[Any], Any], tensor: torch.Tensor) -> torch.Tensor | None:
         with _disable_current_modes():  # the user's own values are real
             value = function(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
         if value is not None and not _is_alike(value, tensor):

@@ -51,15 +51,15 @@ class EngineWatch:
         if _IN_ORDER and torch.is_grad_enabled() and _is_in_autocast():
             self._casts[torch._C._autograd._get_sequence_nr() - 1] = caller.f_code, caller.f_lasti
 
-    def _turn_casts(self, nodes: Iterable[Any]) -> None:
+    def _reverse_casts(self, nodes: Iterable[Any]) -> None:
         """Reverse, as on x86, the sequence numbers of the casts that autocast made for one operator's arguments. The
         engine runs the highest number first, so the order decides which gradients are alive meanwhile."""
         numbered = {node._sequence_nr(): node for node in nodes if node.name() == "ToCopyBackward0"}
         casts = sorted((number, self._casts.pop(number)) for number in numbered if number in self._casts)
         for _, call in itertools.groupby(enumerate(casts), key=lambda found: (found[1][0] - found[0], found[1][1])):
             numbers = [number for _, (number, _) in call]
-            for number, turned in zip(numbers, reversed(numbers), strict=True):
-                numbered[number]._set_sequence_nr(turned)
+            for number, reversed_number in zip(numbers, reversed(numbers), strict=True):
+                numbered[number]._set_sequence_nr(reversed_number)
 
     def writes_in_place(self, operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
         """Whether the engine would have added into ``args[0]`` without a dispatch mode."""
@@ -96,7 +96,7 @@ class EngineWatch:
         with applied([(module, "_engine_run_backward", run_watched) for module in holders]):
             yield
 
-    def _watch_order(self, numbers: list[int]) -> None:
+    def _note_uncertain_order(self, numbers: list[int]) -> None:
         """Add a note if a GPU may run the nodes with these sequence numbers in another order: there, backward runs on a
         thread that numbers new nodes by itself, and a later backward pass orders nodes by their numbers."""
         of_gradients = [any(number in made for made in self._numbers_of_gradients) for number in numbers]
@@ -115,11 +115,11 @@ class EngineWatch:
                 edges[node] = [edge for edge in node.next_functions if edge[0] is not None]
                 num_gradients.update(edges[node])
                 waiting.extend(following for following, _ in edges[node])
-        _make_room_to_free(len(edges))
+        _raise_stack_limit(len(edges))
         if self._casts:
-            self._turn_casts(edges)
+            self._reverse_casts(edges)
         if self._numbers_of_gradients:
-            self._watch_order([node._sequence_nr() for node, following in edges.items() if following])
+            self._note_uncertain_order([node._sequence_nr() for node, following in edges.items() if following])
         for node, following in edges.items():
             if any(num_gradients[edge] > 1 for edge in following) and _NODE_KEY not in node.metadata:
                 self._num_nodes += 1
@@ -136,7 +136,7 @@ def _is_in_autocast() -> bool:
     return torch.autocast_decrement_nesting() > 0
 
 
-def _make_room_to_free(num_nodes: int) -> None:
+def _raise_stack_limit(num_nodes: int) -> None:
     """Raise the stack limit to what torch needs to free ``num_nodes`` nodes: it frees a chain of nodes that Python has
     seen by recursion, and crashes if the stack overflows."""
     if sys.platform == "win32":  # the executable fixes the size of the stack

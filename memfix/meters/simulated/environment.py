@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..garbage import only_our_own_cycles
 from . import attention, dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
-from .assumptions import EXTENTS, Extent
+from .assumptions import SCENARIOS, Scenario
 from .compiled import Compiler
 from .decisions import Decision
 from .fake_result_cache import FakeResultCache
@@ -41,39 +41,39 @@ def simulated_gpu(
     gpu: GPU,
     *,
     hides_modes: bool,
-    extent: Extent = "usual",
+    scenario: Scenario = "usual",
     runs_eager: str | None = None,
     assume: Mapping[str, Decision] | None = None,
 ) -> Iterator[StorageTracker]:
     """Inside, ``device="cuda"`` means ``gpu``, no memory is taken, and the yielded tracker counts every byte.
 
     With ``hides_modes``, which requires a passed self-test, libtorch takes the paths that it takes without a dispatch
-    mode (``hide_dispatch_modes``). ``extent`` chooses the answers for unknown values (``assumptions``). ``runs_eager``
-    is a reason to run regions under ``torch.compile`` eagerly. ``assume`` has the values that the user decided.
+    mode (``hide_dispatch_modes``). ``scenario`` chooses the answers for unknown values (``assumptions``).
+    ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly. ``assume`` has the user's values.
     """
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)
     # while the tracker handles an operator it is off the stack, and FakeTensorMode is the innermost mode
     cache = FakeResultCache(fake_mode, num_modes=num_outer_modes + 1, hides_modes=hides_modes)
-    tracker = StorageTracker(gpu, cache, extent, assume or {})
+    tracker = StorageTracker(gpu, cache, scenario, assume or {})
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
-    unlike_torch = Patches(python_patches.unlike_torch(tracker))
-    compiler = Compiler(tracker, unlike_torch, runs_eager)
+    hidden_from_compilers = Patches(python_patches.hidden_from_compilers(tracker))
+    compiler = Compiler(tracker, hidden_from_compilers, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [
         torch_imported_unpatched(),
         # storages must be freed in program order, so backward runs on this thread and automatic collections are off
         torch.autograd.set_multithreading_enabled(False),
         only_our_own_cycles(),
         # values are drawn on the CPU; the caller's generator is restored on exit
-        _own_random_numbers(EXTENTS.index(extent)),
+        _own_random_numbers(SCENARIOS.index(scenario)),
         weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         patches,
         applied([(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back)], adds=True),
-        unlike_torch,
+        hidden_from_compilers,
         compiler.installed(),
         tracker.engine.installed(),
         tracker.phase.installed(),
@@ -100,7 +100,7 @@ def simulated_gpu(
 
 @contextlib.contextmanager
 def _own_random_numbers(number: int) -> Iterator[None]:
-    """Inside, random numbers and user seeds depend on ``number``, so that each extent draws other numbers."""
+    """Inside, random numbers and user seeds depend on ``number``, so that each scenario draws other numbers."""
     seed = torch.random.manual_seed
     with torch.random.fork_rng(devices=[]), applied([(torch, "manual_seed", lambda value: seed(value + number))]):
         # torch.manual_seed would seed every other device too, and format the stack for each

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from .attention import OUTPUTS_ON_CUDA
-from .fake_result_cache import UNKNOWN, FakeResultCache, Recipe
+from .fake_result_cache import NOT_HANDLED, FakeResultCache, Recipe
 from .gpus import GPU
 from .hide_dispatch_modes import hide_python_key, show_python_key
-from .peers import given_back
+from .peers import returned_argument
 from .workspace import Call, storage_bytes
 from .workspace.rules import tensors_in
 
@@ -36,8 +36,8 @@ def run_on_fakes(
     if cache.hides_modes:
         show_python_key(given)
     try:
-        result = UNKNOWN if key is None else cache.new(operator, args, kwargs, given)
-        if result is UNKNOWN:
+        result = NOT_HANDLED if key is None else cache.new(operator, args, kwargs, given)
+        if result is NOT_HANDLED:
             result = operator(*args, **kwargs)
         result = _as_on_cuda(Call(gpu, operator, args, kwargs, result))
     finally:
@@ -55,7 +55,7 @@ def _as_on_cuda(call: Call) -> Any:
     size = storage_bytes(call)
     if size is not None:
         call.outputs.untyped_storage().resize_(size)
-    if (given := given_back(call.operator, call.args, call.kwargs)) is not None:
+    if (given := returned_argument(call.operator, call.args, call.kwargs)) is not None:
         return given
     change = _CHANGES.get(call.operator)
     return call.outputs if change is None else change(call)

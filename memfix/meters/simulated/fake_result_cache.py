@@ -20,7 +20,8 @@ from .workspace.rules import RULES, STORAGES, tensors_in
 
 aten = torch.ops.aten
 
-UNKNOWN = object()
+NOT_HANDLED = object()
+"""What a function returns in place of a result if it cannot run the given call."""
 
 Tensors = Sequence[torch.Tensor]
 """The tensors among the arguments of a call, in order."""
@@ -85,25 +86,25 @@ class FakeResultCache:
         self._attributes: dict[torch.device, dict[str, Any]] = {}
 
     def view(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator in ``VIEWS`` and return its result, or ``UNKNOWN``."""
+        """Run an operator in ``VIEWS`` and return its result, or ``NOT_HANDLED``."""
         if kwargs or not self._is_ours(args[0]) or self._is_other_mode_active():
-            return UNKNOWN
+            return NOT_HANDLED
         views, device = self._on_meta(VIEWS[operator], args, kwargs), args[0].fake_device
         if isinstance(views, (list, tuple)):
             return [self.fake(view, device) for view in views]
         return self.fake(views, device)
 
     def new(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: Tensors) -> Any:
-        """Run the meta kernel of an operator in ``META_KERNELS`` and return its result, or ``UNKNOWN``."""
+        """Run the meta kernel of an operator in ``META_KERNELS`` and return its result, or ``NOT_HANDLED``."""
         devices = {tensor.device for tensor in given}
         if operator not in META_KERNELS or len(devices) != 1 or not all(map(self._is_ours, given)):
-            return UNKNOWN
+            return NOT_HANDLED
         try:
             result = self._on_meta(operator, args, kwargs)
         except Exception:  # FakeTensorMode will raise the proper error
-            return UNKNOWN
+            return NOT_HANDLED
         if any(tensor.device != _META for tensor in tensors_in(result)):  # the call names another device
-            return UNKNOWN
+            return NOT_HANDLED
         (device,) = devices
         if isinstance(result, torch.Tensor):
             return self.fake(result, device)

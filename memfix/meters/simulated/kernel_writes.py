@@ -83,12 +83,12 @@ class _Source:
         """The parameters that the addresses in an expression come from. A loaded value counts as no address."""
         if isinstance(value, ast.Name):
             return self._behind.get(value.id, _NONE)
-        if isinstance(value, ast.Call) and _called(value) == "load":
+        if isinstance(value, ast.Call) and _callee_name(value) == "load":
             return _NONE
         return _NONE.union(*map(self._addresses, ast.iter_child_nodes(value)))
 
     def _written_in(self, call: ast.Call) -> Names:
-        name = _called(call)
+        name = _callee_name(call)
         if name.endswith("store") or name.startswith("atomic_"):
             # tl.store(address, ...), or the method of a descriptor
             return self._addresses(call.func) | _NONE.union(*map(self._addresses, call.args[:1]))
@@ -99,5 +99,5 @@ class _Source:
         return _NONE.union(*map(self._addresses, written_arguments(function, call.args, named)))
 
 
-def _called(call: ast.Call) -> str:
+def _callee_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..timeline import Allocation, Buffer, Line, Timeline
-
-ALLOCATION_ROUNDING = 512  # the caching allocator's smallest unit
-
-
-def rounded(count: int) -> int:
-    return -(-count // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
+from ..timeline import Allocation, Buffer, Line, Timeline, rounded
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +94,7 @@ class Ledger:
         self._open(entry)
         self._heir = (old, entry)
 
-    def found(self, entry: Entry) -> None:
+    def add_existing(self, entry: Entry) -> None:
         """Count a storage that existed before the step but is seen only now: base and peak rise by its bytes."""
         self.entries.append(entry)
         self.requested.add_before(entry.bytes)

@@ -16,7 +16,7 @@ _GATHERS = ("allgather_", "_allgather_base_", "all_gather_into_tensor")
 _SWAPS = ("alltoall_base_", "all_to_all_single")
 
 
-def given_back(operator: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+def returned_argument(operator: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """The argument that a functional collective returns on a GPU, where torch's fake kernel returns a new tensor."""
     if operator.namespace != NAMESPACES[1]:
         return None

@@ -29,12 +29,12 @@ from .workspace.memory_formats import suggested_format
 
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
-        *_by_type(), *_layers(tracker), *_loaded(), *_scripted(tracker), *_sharded(), *_sent_objects(),
+        *_by_type(), *_layers(tracker), *_data_loading(), *_scripted(tracker), *_sharding_inference(), *_sent_objects(),
         *_triton(tracker), *_cuda_kernels(tracker),
     ]  # fmt: skip
 
 
-def unlike_torch(tracker: StorageTracker) -> list[Patch]:
+def hidden_from_compilers(tracker: StorageTracker) -> list[Patch]:
     """The patches that would mislead a compiler, and are suspended while one runs."""
     return [(torch._subclasses, "FakeTensor", _NoFakeTensor), *_by_value(tracker), *_einsum(tracker), *_traced(tracker)]
 
@@ -143,7 +143,7 @@ def _einsum(tracker: StorageTracker) -> list[Patch]:
     return [(torch.functional, "einsum", einsum), (torch, "einsum", einsum)]
 
 
-def _loaded() -> list[Patch]:
+def _data_loading() -> list[Patch]:
     """Load data in this process: a DataLoader's worker processes could not send fake tensors, and host memory is not
     counted."""
     data = torch.utils.data.dataloader
@@ -190,7 +190,7 @@ def _traced(tracker: StorageTracker) -> list[Patch]:
     return [(proxy_tensor._MakefxTracer, "trace", trace)]
 
 
-def _sharded() -> list[Patch]:
+def _sharding_inference() -> list[Patch]:
     """Keep DTensor's shape inference out of the count: it runs operators on fake tensors of the unsharded sizes."""
     sharding = sys.modules.get("torch.distributed.tensor._sharding_prop")
     if sharding is None:
@@ -225,7 +225,7 @@ def _triton(tracker: StorageTracker) -> list[Patch]:
     from triton.runtime import autotuner, jit
 
     def launch(kernel: Any, *arguments: Any, **options: Any) -> None:
-        tracker.values.launched(written_arguments(kernel, arguments, options))
+        tracker.values.forget_written(written_arguments(kernel, arguments, options))
         if tracker.launches is not None:
             tracker.launches.append(Launch.of(kernel, arguments, options))
 
@@ -243,7 +243,7 @@ def _cuda_kernels(tracker: StorageTracker) -> list[Patch]:
 
     def launch(kernel: CudaKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0) -> None:
         kernel.as_numbers(arguments, address_of=lambda _: 0)
-        tracker.values.launched(kernel.written(arguments))
+        tracker.values.forget_written(kernel.written(arguments))
         if tracker.launches is not None:
             tracker.launches.append(Launch(kernel, (), {"shared_bytes": shared_bytes}))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch._subclasses import fake_tensor
 
 from ...errors import ON_A_GPU, MeasurementError
-from .source_lines import user_line
+from .source_lines import line_of_error
 
 _NO_MEMORY = re.compile("data is not allocated yet|access data pointer of Tensor")
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
@@ -32,7 +32,7 @@ def explained() -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str | None:
-    line = user_line(error)
+    line = line_of_error(error)
     at = f" at {line.file}:{line.number}" if line is not None else ""
     first_line = (str(error).splitlines() or [""])[0][:200]
     if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):

@@ -73,7 +73,7 @@ def line_of(site: Site | None) -> Line | None:
     return None if site is None else Line(site[0].co_filename, site[1], site[0].co_name)
 
 
-def user_line(error: BaseException) -> Line | None:
+def line_of_error(error: BaseException) -> Line | None:
     """The innermost line outside torch and the meters in the traceback of ``error``."""
     frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     ours = (TORCH, _METERS, _MEASURE)

@@ -19,7 +19,7 @@ class Storages:
         self._ledger = ledger
         self._fake_mode = fake_mode
         self._entries: dict[int, tuple[Entry, Any]] = {}  # storage address -> its entry and a weak reference
-        self.makes_inputs = False
+        self.counts_as_inputs = False
         """While True, new storages count as if they had existed before the step."""
         self.of_earlier_simulations: list[Allocation] = []
         """Tensors from an earlier simulation that a cache in the user's code kept."""
@@ -34,7 +34,7 @@ class Storages:
             storage = tensor.untyped_storage()
             entry = Entry(storage.nbytes(), "existed before")
             self._follow(storage, entry)
-            self._ledger.found(entry)
+            self._ledger.add_existing(entry)
             if getattr(tensor, "fake_mode", self._fake_mode) is not self._fake_mode:
                 self.of_earlier_simulations.append(Allocation(entry.bytes, "of an earlier simulation", ""))
 
@@ -58,8 +58,8 @@ class Storages:
             return  # the fake kernel returned a new tensor; on a GPU the result is the argument itself
         entry = Entry(storage.nbytes(), name_of(operator), site, self._ledger.phase)
         self._follow(storage, entry)
-        if self.makes_inputs:
-            self._ledger.found(entry)
+        if self.counts_as_inputs:
+            self._ledger.add_existing(entry)
         elif replaced is not None:
             self._ledger.birth_in_place_of(replaced, entry)
         else:

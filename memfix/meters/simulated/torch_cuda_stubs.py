@@ -60,6 +60,7 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         result = real_resize(storage, size)
         tracker.storages.resized(storage)
+        tracker.values.resized(storage)
         return result
 
     def stats(*args: Any, **kwargs: Any) -> dict[str, int]:

@@ -16,20 +16,20 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ...errors import MeasurementError
 from . import assumptions, peers
-from .assumptions import Answers, Extent
+from .assumptions import Answers, Scenario
 from .composite import composite_key
 from .cublas import CublasWorkspaces
 from .decisions import Decision, Decisions
 from .engine import EngineWatch
 from .fake_execution import run_on_fakes
-from .fake_result_cache import UNKNOWN, VIEWS, FakeResultCache
+from .fake_result_cache import NOT_HANDLED, VIEWS, FakeResultCache
 from .gpus import GPU
 from .launches import Launch
 from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
-from .values import Values
+from .values import UNKNOWN, Values
 from .workspace import Call, Workspace, hides_nothing
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
@@ -58,14 +58,14 @@ class StorageTracker(TorchDispatchMode):
         return False
 
     def __init__(
-        self, gpu: GPU, cache: FakeResultCache, extent: Extent = "usual", assume: Mapping[str, Decision] = _NOTHING
+        self, gpu: GPU, cache: FakeResultCache, scenario: Scenario = "usual", assume: Mapping[str, Decision] = _NOTHING
     ) -> None:
         super().__init__()
         self.gpu = gpu
         self.cache = cache
         self.ledger = Ledger()
         self.storages = Storages(self.ledger, cache.mode)
-        self.answers = Answers(extent)
+        self.answers = Answers(scenario)
         self.decisions = Decisions(assume)
         self.assumed: dict[str, None] = {}
         """The assumptions behind values that the step read, in order."""
@@ -117,15 +117,15 @@ class StorageTracker(TorchDispatchMode):
                 return func(*args, **kwargs)
         self.ledger.settle()
         self.ledger.enter_phase(self.phase.name)
-        result = self._view(func, args, kwargs) if func in VIEWS else UNKNOWN
-        if result is not UNKNOWN:
+        result = self._view(func, args, kwargs) if func in VIEWS else NOT_HANDLED
+        if result is not NOT_HANDLED:
             return result
         traits = _traits_of(func)
         if traits.reads_values:
             result = self._answered(func, args, kwargs)
-        if result is UNKNOWN and traits.composite_key is not None:
+        if result is NOT_HANDLED and traits.composite_key is not None:
             result = self._decomposed(func, args, kwargs, traits.composite_key)
-        if result is UNKNOWN:
+        if result is NOT_HANDLED:
             result = self._executed(func, args, kwargs, traits)
         return result
 
@@ -141,7 +141,7 @@ class StorageTracker(TorchDispatchMode):
         """Run an operator that reads values, on known values or else on assumed ones."""
         if func is aten.index.Tensor:
             if not any(map(is_mask, args[1])):
-                return UNKNOWN
+                return NOT_HANDLED
             with self:
                 return func(args[0], _without_masks(args[1]))
         if func is aten.masked_select.default and is_on_gpu(args[0]):
@@ -151,19 +151,20 @@ class StorageTracker(TorchDispatchMode):
         given = tensors_in((args, list(kwargs.values())))
         result = self.values.computed(func, args, kwargs, given)
         if result is not UNKNOWN:
-            if self._rests_on_a_number(given) and func is aten._local_scalar_dense.default:
+            self._record_assumptions(given)
+            if func is aten._local_scalar_dense.default and self.values.are_undecided(given):
                 result = self._number(args[0].dtype, result)
             result = self._as_fakes(func, result, args[0])
         else:
             result = self._assumed(func, args, kwargs)
-            if result is UNKNOWN:
-                return UNKNOWN
+            if result is NOT_HANDLED:
+                return NOT_HANDLED
         call = Call(self.gpu, func, args, kwargs, result)
         self._count_workspace(call, given, tensors_in(result), self.lines.current())
         return result
 
     def _assumed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The assumed result of an operator that reads unknown values, or ``UNKNOWN``."""
+        """The assumed result of an operator that reads unknown values, or ``NOT_HANDLED``."""
         first = args[0]
         answer = assumptions.in_backward(func, first)
         if answer is not None:
@@ -173,7 +174,7 @@ class StorageTracker(TorchDispatchMode):
             return self._number(first.dtype)
         if func is aten.equal.default:
             self.assumed[assumptions.EQUAL] = None
-            return self.answers.extent != "least"
+            return self.answers.scenario != "least"
         if func is aten.nonzero.default:
             count = self._num_picked(first)
             return self._new(func, (count, first.dim()), (1, count), torch.int64, first)
@@ -191,13 +192,13 @@ class StorageTracker(TorchDispatchMode):
             return tuple(
                 self._new(func, size, contiguous_strides(size), first.dtype, first) for size in ((batch,), alpha)
             )
-        return UNKNOWN
+        return NOT_HANDLED
 
     def _num_picked(self, mask: torch.Tensor) -> int:
         """How many elements a mask picks."""
         value = self.values.of(mask)
         if value is not None:
-            self._rests_on_a_number([mask])
+            self._record_assumptions([mask])
             with torch._C._DisableTorchDispatch():
                 return int(value.count_nonzero())
         share = self.values.share_of(mask)
@@ -208,7 +209,7 @@ class StorageTracker(TorchDispatchMode):
         if how is None:
             note = assumptions.ALL_CHOSEN if share == 1 else assumptions.EVEN
             self.assumed[assumptions.at(note, self._place())] = None
-            how = self.answers.extent
+            how = self.answers.scenario
         if how in ("most", "worst"):
             return self.values.most_picked(mask)
         self.answers.are_most &= share == 1
@@ -218,7 +219,8 @@ class StorageTracker(TorchDispatchMode):
         """The values of a whole tensor that Python code reads, assumed if unknown; None if they are too many."""
         value = self.values.of(tensor)
         if value is not None:
-            if self._rests_on_a_number([tensor]):
+            self._record_assumptions([tensor])
+            if self.values.are_undecided([tensor]):
                 self._number(tensor.dtype)
             return value
         if not self.values.is_small(tensor):
@@ -228,14 +230,13 @@ class StorageTracker(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
-    def _rests_on_a_number(self, tensors: list[torch.Tensor]) -> bool:
-        """Record the assumptions behind values that are read. Returns whether one of them is an unknown number."""
+    def _record_assumptions(self, tensors: list[torch.Tensor]) -> None:
+        """Record the assumptions behind values that are read, except unknown numbers, whose notes name the line."""
         assumed = self.values.assumed_of(tensors)
         if peers.SAME in assumed:  # other answers are not tried
             self.note(peers.SAME)
         self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, peers.SAME}))
         self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, assumptions.DRAWN))
-        return assumptions.UNDECIDED in assumed
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
         decided = self.decisions.of_number(dtype, self.lines.current())
@@ -278,10 +279,10 @@ class StorageTracker(TorchDispatchMode):
                 result = func._op_dk(key, *args, **kwargs)
         except NotImplementedError:
             self.note(f"{func} could not be taken apart: what it hides is not known")
-            return UNKNOWN
+            return NOT_HANDLED
         # a composite that only makes a view may bypass the dispatcher, and then returns a meta tensor, not a fake one
         others = (tensor for tensor in tensors_in(result) if not isinstance(tensor, FakeTensor))
-        return UNKNOWN if any(tensor.device.type == "meta" for tensor in others) else result
+        return NOT_HANDLED if any(tensor.device.type == "meta" for tensor in others) else result
 
     def _executed(self, func: Any, args: Any, kwargs: Any, traits: _Traits) -> Any:
         """Run an operator that has a kernel, and count its results and its workspace."""
@@ -299,7 +300,7 @@ class StorageTracker(TorchDispatchMode):
         # zero tensors of forward-mode AD are not fake, but they have no memory, and a device that does not exist
         if may_be_real and not any(isinstance(tensor, FakeTensor) or tensor._is_zerotensor() for tensor in given):
             result = self._run_on_real(func, args, kwargs, given, traits)
-            if result is not UNKNOWN:
+            if result is not NOT_HANDLED:
                 return result
         for tensor in given:
             self.storages.add_argument(tensor)
@@ -308,8 +309,8 @@ class StorageTracker(TorchDispatchMode):
         replaced = self.storages.entry_of(args[0]) if self.engine.writes_in_place(func, args) else None
         result, recipe = run_on_fakes(self.gpu, self.cache, func, args, kwargs, given)
         results = tensors_in(result)
-        real = self.values.really(func, args, kwargs, given, results)
-        if real is not UNKNOWN:
+        real = self.values.real_result(func, args, kwargs, given, results)
+        if real is not NOT_HANDLED:
             return real
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
@@ -325,7 +326,7 @@ class StorageTracker(TorchDispatchMode):
         """Run a view, a collective or an in-place operator whose tensors are all real, such as an optimizer's step
         counts. FakeTensorMode makes no view of a real tensor, and would replace each real argument by a fake one."""
         if not (traits.is_view or traits.is_sent):
-            return self.values.really(func, args, kwargs, given, given)
+            return self.values.real_result(func, args, kwargs, given, given)
         with torch._C._DisableTorchDispatch():
             result = func(*args, **kwargs)
         if traits.is_sent:
@@ -349,14 +350,14 @@ class StorageTracker(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def existing_before() -> Iterator[None]:
+def counted_as_inputs() -> Iterator[None]:
     """Inside, new tensors count as inputs that existed before the step, such as upstream gradients."""
     tracker = _current()
-    tracker.storages.makes_inputs = True
+    tracker.storages.counts_as_inputs = True
     try:
         yield
     finally:
-        tracker.storages.makes_inputs = False
+        tracker.storages.counts_as_inputs = False
 
 
 def state_range(tensor: torch.Tensor, low: int, high: int) -> None:

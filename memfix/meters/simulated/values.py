@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import peers
 from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, Pool, formula_that_reads
-from .fake_result_cache import UNKNOWN
+from .fake_result_cache import NOT_HANDLED
 from .workspace.rules import tensors_in
 
 aten = torch.ops.aten
@@ -37,6 +37,8 @@ MORE_FLOATS, MOST_WORK, MOST_BYTES = 2**22, 2**32, 2**30
 """The limits after ``keep_more``: floats per storage; multiply-adds and bytes of all storages. They take seconds."""
 _CPU = torch.device("cpu")
 _NOTHING: frozenset[str] = frozenset()
+UNKNOWN = object()
+"""What stands for a result whose values are not known."""
 _DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
 
 
@@ -115,6 +117,10 @@ class Values:
         """The assumptions behind the values of these tensors."""
         return _NOTHING.union(*(known.assumed for known in map(self._at, tensors) if known is not None))
 
+    def are_undecided(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether the values of these tensors were computed from an unknown number."""
+        return UNDECIDED in self.assumed_of(tensors)
+
     def share_of(self, mask: torch.Tensor) -> float | None:
         """The share of an unknown mask's elements that are set, 1 by default; None if the tensor is no mask."""
         known = self._at(mask)
@@ -131,7 +137,7 @@ class Values:
 
     def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """The result of an operator on known values, or ``UNKNOWN``. In-place operators update the known values."""
-        real = _room_for_results(operator, kwargs)
+        real = _empty_outs(operator, kwargs)
         for tensor in given:
             if id(tensor) not in real:
                 value = self.of(tensor)
@@ -142,21 +148,21 @@ class Values:
             return UNKNOWN
         return _run(operator, args, kwargs, real)
 
-    def really(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> Any:
-        """The result of an operator as real tensors, if it has small results on the CPU; else ``UNKNOWN``."""
+    def real_result(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> Any:
+        """The result of an operator as real tensors, if it has small results on the CPU; else ``NOT_HANDLED``."""
         if operator.namespace != "aten" or not all(map(self._is_small_on_cpu, results or given)):
-            return UNKNOWN
+            return NOT_HANDLED
         # user code can read real memory without the dispatcher, so it must not hold a number that is only assumed
-        is_undecided = UNDECIDED in self.assumed_of(given)
-        value = UNKNOWN if is_undecided else self.computed(operator, args, kwargs, given)
+        value = UNKNOWN if self.are_undecided(given) else self.computed(operator, args, kwargs, given)
         if value is UNKNOWN:
             return self._filled(operator, args, kwargs, results)
         assumed = self._assumed_by(operator, given)
         if assumed or self._keeps_more:
             self._answers.are_most &= DRAWN not in assumed
-            for tensor in tensors_in(value):
+            written = [tensor for tensor in _written(operator, args, kwargs) if not isinstance(tensor, FakeTensor)]
+            for tensor in (*tensors_in(value), *written):
                 if operator.overloadpacket in _DRAWS_UP_TO_1 and tensor.numel() == 1:
-                    self._answers.draw(tensor)
+                    self._answers.replace_draw(tensor)
                 self._remember(tensor, _Known(assumed=assumed, num_bytes=tensor.untyped_storage().nbytes()))
         return value
 
@@ -169,7 +175,7 @@ class Values:
         if real and len(results) == 1:
             return real[0]
         if operator.overloadpacket is not aten._to_copy or results[0].dtype.is_floating_point:
-            return UNKNOWN
+            return NOT_HANDLED
         with torch._C._DisableTorchDispatch():
             copy = torch.empty(results[0].shape, dtype=results[0].dtype, device=_CPU)
         self._fill(copy)
@@ -224,7 +230,15 @@ class Values:
         for tensor in tensors:
             self._drop(tensor.untyped_storage()._cdata)
 
-    def launched(self, written: Iterable[Any]) -> None:
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Forget the values of a storage whose size changed: nothing was written into the memory that it gained."""
+        known = self._known.get(storage._cdata)
+        if known is None or known.is_blank:
+            return
+        if known.memory is None or known.memory.nbytes() != storage.nbytes():
+            self._drop(storage._cdata)
+
+    def forget_written(self, written: Iterable[Any]) -> None:
         """Forget the values of tensors that a kernel writes into: kernels do not run in a simulation."""
         self.forget(tensor for tensor in written if isinstance(tensor, FakeTensor))
 
@@ -260,10 +274,16 @@ class Values:
             if self.is_small(results[0]):
                 self._remember(results[0], _Known(is_blank=True))
             return
-        if not (results or _writes(operator)) or packet in _SAYS_NOTHING:
+        if not (results or _writes(operator)):
             return
+        if packet is aten.resize_:
+            self.resized(args[0].untyped_storage())
+            return
+        if packet is aten._amp_foreach_non_finite_check_and_unscale_:  # in a healthy step it leaves its flag as it was
+            operator, args = aten._foreach_mul_.Tensor, (args[0], args[2])
+            given = tensors_in(args)
         overwrites = packet in _OVERWRITES or (packet in _ADD_PRODUCTS and kwargs.get("beta", 1) == 0)
-        if overwrites and self.of(args[0]) is None and not self._has_room(args[0], given):
+        if overwrites and self.of(args[0]) is None and not self._gave_memory(args[0], given):
             self.forget([args[0]])
             self._overwrite(operator, args, kwargs, given)
             return
@@ -272,7 +292,7 @@ class Values:
             self.keep(results[0], _scalar(args[-1] if filled is None else filled))
             return
         healthy = healthy_results(operator, args)
-        is_assumed = bool(healthy) and UNDECIDED in self.assumed_of(given)
+        is_assumed = bool(healthy) and self.are_undecided(given)
         if (
             operator.namespace == "aten"
             and not is_assumed
@@ -301,11 +321,12 @@ class Values:
         if values is UNKNOWN:
             return False
         assumed = self._assumed_by(operator, given)
-        for fake, value in zip(results, tensors_in(values), strict=False):
-            known = None if _has_room_for_results(operator) else self._at(fake)
-            if known is not None:  # written in place, or a view
+        for known in map(self._at, _written(operator, args, kwargs)):
+            if known is not None:
                 known.assumed |= assumed
-            elif fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
+        for fake, value in zip(results, tensors_in(values), strict=False):
+            is_new = _has_out_arguments(operator) or self._at(fake) is None  # else written in place, or a view
+            if is_new and fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
                 fake.constant = None  # FakeTensorMode's own record of values, which covers fewer tensors
         return True
@@ -313,7 +334,7 @@ class Values:
     def _follow_shared(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
         """Follow an operator on tensors whose elements all share one value, if its result's elements do too."""
         packet = operator.overloadpacket
-        singles: dict[int, Any] = _room_for_results(operator, kwargs)
+        singles: dict[int, Any] = _empty_outs(operator, kwargs)
         if (_writes(operator) and not singles) or len(results) != 1 or not given:
             return False
         for tensor in given:
@@ -355,9 +376,9 @@ class Values:
                 note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
                 self.keep(result, _scalar(value), frozenset((note,)))
         elif result.dim() == 0 and result.dtype.is_floating_point and _has_own_storage(result, given):
-            self.keep(result, _scalar(self._answers.made()), frozenset((UNDECIDED,)))
+            self.keep(result, _scalar(self._answers.next_number()), frozenset((UNDECIDED,)))
 
-    def _has_room(self, target: torch.Tensor, given: list[torch.Tensor]) -> bool:
+    def _gave_memory(self, target: torch.Tensor, given: list[torch.Tensor]) -> bool:
         """Give a blank storage real memory if an operator writes known values into a part of it. Returns whether it has
         memory now. Parts that were not written yet are taken to be zero."""
         known = self._at(target)
@@ -506,14 +527,14 @@ def _written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 @functools.cache
-def _has_room_for_results(operator: Any) -> bool:
+def _has_out_arguments(operator: Any) -> bool:
     """Whether the operator writes its results into ``out=`` arguments."""
     return any(argument.is_out for argument in operator._schema.arguments)
 
 
-def _room_for_results(operator: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
+def _empty_outs(operator: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
     """Empty real tensors in place of fake ``out=`` arguments, by ``id``: their old values do not matter."""
-    if not _has_room_for_results(operator):
+    if not _has_out_arguments(operator):
         return {}
     names = [argument.name for argument in operator._schema.arguments if argument.is_out]
     with torch._C._DisableTorchDispatch():
@@ -539,8 +560,6 @@ def _packets(names: str) -> frozenset[Any]:
 
 _BLANK = _packets("empty empty_like empty_strided new_empty new_empty_strided empty_permuted")
 """Operators that allocate memory without writing it."""
-_SAYS_NOTHING = _packets("resize_ _amp_foreach_non_finite_check_and_unscale_")
-"""Operators that make no value unknown. The second sets its flag only if a gradient is not finite."""
 _OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
 _ADD_PRODUCTS = _packets("addmv_ addmm_ addbmm_ baddbmm_ addr_")
 """Operators that overwrite their first argument if ``beta`` is 0."""

@@ -38,10 +38,10 @@ def attention(
     The result is ``[B, H, Q, V]``. ``keep_map=True`` returns it and the weights, ``[B, H, Q, K]``, before dropout and
     without a graph: ``B*H*Q*K*e`` bytes for as long as they are kept.
 
-    ``form="auto"`` takes ``sdpa``, torch's fused kernels. ``backend`` asks for one of them;
-    :func:`~memfix.ops.attention.backend_for` says which it will be. Where torch has none that saves memory, auto takes
-    ``query_chunks``: for a bias that needs a gradient or comes with a mask, in float64 on a GPU, and on a CPU with
-    dropout or values of another width. Only first derivatives.
+    ``form="auto"`` is ``sdpa``, torch's fused kernels. ``backend`` chooses one of them;
+    :func:`~memfix.ops.attention.backend_for` says which one a call takes. Where torch has none that saves memory, auto
+    is ``query_chunks``: for a bias that needs a gradient or comes with a mask, in float64 on a GPU, and on a CPU with
+    dropout or values of another width. There are only first derivatives.
     """
     grouped = _grouped(q, k, v, mask, bias)
     if form == AUTO:
@@ -72,11 +72,11 @@ def backend_for(
     dropout: float = 0.0,
     backend: str | None = None,
 ) -> str:
-    """The backend of torch that the form ``sdpa`` takes: ``"cudnn"``, ``"flash"``, ``"efficient"`` or ``"math"``.
+    """Return torch's backend that the form ``sdpa`` uses: ``"cudnn"``, ``"flash"``, ``"efficient"`` or ``"math"``.
 
-    On a GPU the first of these that can run the call; cuDNN only on Hopper, where it is the fastest in 16 bits. In
-    float32 there are only ``efficient`` and ``math``, on a CPU ``flash`` and ``math``. A ``backend`` that cannot run
-    the call is refused.
+    On a GPU this is the first of these that can run the call; cuDNN only on Hopper, where it is the fastest in 16 bits.
+    float32 has only ``efficient`` and ``math``, a CPU only ``flash`` and ``math``. A ``backend`` that cannot run the
+    call is refused.
     """
     from .sdpa import sdpa_backend
 
@@ -87,7 +87,8 @@ def backend_for(
 def _form_for(
     q: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, dropout: float
 ) -> str:
-    """``sdpa`` where torch has a kernel that makes neither the scores nor their gradient, nor a mask of their size."""
+    """Return ``sdpa`` where torch has a kernel that materialises neither the scores, nor their gradient, nor a mask of
+    their size; else ``query_chunks``."""
     is_fused = q.dtype != torch.float64 if q.is_cuda else not dropout and q.shape[-1] == v.shape[-1]
     if bias is not None:
         is_fused = is_fused and mask is None and not (bias.requires_grad and torch.is_grad_enabled())
@@ -97,7 +98,7 @@ def _form_for(
 def _grouped(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
-    """The tensors with the heads of q in groups, ``[B, G, R, Q, D]``, as forms take them."""
+    """Return the tensors as forms take them, with the heads of q in groups, ``[B, G, R, Q, D]``."""
     require_shape("q", q, "B H Q D")
     require_shape("k", k, "B G K D")
     require_shape("v", v, "B G K V")

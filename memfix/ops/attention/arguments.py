@@ -1,4 +1,4 @@
-"""What all forms do first: refuse bad arguments, take the dtype of autocast, and give masks five dims."""
+"""What all forms do first: refuse bad arguments, cast to the dtype of autocast, and give masks five dims."""
 
 # B batch, G key-value heads, R query heads of each, Q queries, K keys, D width of a head, V width of a value
 
@@ -34,7 +34,7 @@ class AttentionTensors(NamedTuple):
 
     @classmethod
     def checked(cls, *tensors: torch.Tensor | None, **by_name: torch.Tensor | None) -> Self:
-        """Refuse what cannot be computed, before anything is allocated. Under autocast the tensors have its dtype."""
+        """Return the tensors, under autocast in its dtype; refuse bad ones before anything is allocated."""
         given = cls(*tensors, **by_name)  # type: ignore[arg-type]
         require_shape("q", given.q, "B G R Q D")
         require_shape("k", given.k, "B G K D")
@@ -93,13 +93,13 @@ def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """What every form can be told."""
+    """The options that every form has."""
 
     causal: bool = False
-    """Query i sees the keys up to i, counted from the first of each."""
+    """Whether query i sees only keys 0 to i."""
     scale: float | None = None
     dropout: float = 0.0
-    """The share of weights that are dropped. The others are divided by what remains."""
+    """The share of weights that are dropped. The others are divided by ``1 - dropout``."""
     keep_map: bool = False
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class AttentionOptions:
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
 
-CHUNK_BYTES = 2**28  # what the weights of a chunk may take where queries_per_chunk is not given
+CHUNK_BYTES = 2**28  # bytes of a chunk's weights where queries_per_chunk is not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class ChunkOptions(AttentionOptions):
             require_at_least_one("queries_per_chunk", self.queries_per_chunk)
 
     def fitting(self, tensors: AttentionTensors) -> Self:
-        """These options with as many queries a chunk as ``CHUNK_BYTES`` allows, unless they say how many."""
+        """Return these options, with as many queries per chunk as ``CHUNK_BYTES`` allows where the number is None."""
         if self.queries_per_chunk is not None:
             return self
         q, num_keys = tensors.q, tensors.k.shape[2]

@@ -1,4 +1,4 @@
-"""Which of torch's kernels for scaled dot product attention a call can run, and which of those is taken."""
+"""Finds which of torch's backends for scaled dot product attention can run a call, and chooses one of them."""
 
 # B batch, G key-value heads, R query heads of each, H = G*R, Q queries, K keys, D width of a head, V width of a value
 
@@ -23,13 +23,13 @@ BACKENDS = {
 }
 _HOPPER = (9, 0)
 _KEYS_OF_A_VECTOR = 16
-"""With fewer keys torch's flash kernel for CPUs makes zeros of a query that holds a NaN: it compares one number after
-the other, which forgets NaN, and takes all keys for masked. A vector has 4 to 16 numbers, as the CPU has it."""
+"""With fewer keys, torch's flash kernel for CPUs returns zeros for a query that holds a NaN: it compares one score
+after the other, which drops NaN, and takes all keys for masked. The CPU's vectors have 4 to 16 numbers."""
 
 
 @dataclass(frozen=True)
 class SdpaCall:
-    """The arguments of torch's function: ``q`` is ``[B, H, Q, D]``, ``k`` and ``v`` have H or G heads."""
+    """The arguments of torch's ``scaled_dot_product_attention``. ``q`` has H heads, ``k`` and ``v`` have H or G."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -59,21 +59,21 @@ class SdpaCall:
         arguments = (self.q, self.k, self.v, self.mask, self.dropout, self.is_causal)
         kernel = BACKENDS[backend]
         is_torchs_choice = torch._fused_sdp_choice(*arguments, scale=scale, enable_gqa=self.is_grouped) == kernel.value
-        # to ask for one takes longer than a small call does
+        # entering sdpa_kernel takes longer than a small call
         with contextlib.nullcontext() if is_torchs_choice else sdpa_kernel(kernel):
             return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=self.is_grouped)
 
     def with_every_head(self) -> SdpaCall:
-        """This call with keys and values copied for every head of q."""
+        """Return this call with keys and values copied for every head of q."""
         ratio = self.q.shape[1] // self.k.shape[1]
         return replace(self, k=self.k.repeat_interleave(ratio, dim=1), v=self.v.repeat_interleave(ratio, dim=1))
 
 
 def prepared(tensors: AttentionTensors, options: AttentionOptions) -> tuple[SdpaCall, Visible]:
-    """The call that torch is asked, and which of its queries see a key.
+    """Return the call for torch, and which of its queries see a key.
 
-    On a GPU kernels read heads whose numbers lie side by side and whose width is a multiple of 16 bytes: others are
-    copied, and padded with zeros, which add nothing to a product.
+    On a GPU the kernels need a contiguous last dim whose size is a multiple of 16 bytes: other tensors are copied, and
+    padded with zeros, which add nothing to a product.
     """
     q, k, v, mask, bias = tensors
     q_BHQD = q.flatten(1, 2)
@@ -95,14 +95,14 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _four_dims(mask_BGRQK: torch.Tensor, heads: torch.Size) -> torch.Tensor:
-    """``[B, H, Q, K]``, where B, H, Q and K may be 1."""
+    """Return the mask as ``[B, H, Q, K]``, where each size may be 1."""
     if mask_BGRQK.shape[1:3].numel() > 1:
         mask_BGRQK = mask_BGRQK.expand(-1, *heads, -1, -1)
     return mask_BGRQK.flatten(1, 2)
 
 
 def runnable(call: SdpaCall) -> Iterator[tuple[str, SdpaCall]]:
-    """The backends that can run a call, the fastest first, each with the call that it runs."""
+    """Yield the backends that can run a call, the fastest first, each with the call that it runs."""
     without_groups = "efficient" if call.q.is_cuda else "flash"
     for backend in BACKENDS:
         if call.can_run(backend):
@@ -112,7 +112,7 @@ def runnable(call: SdpaCall) -> Iterator[tuple[str, SdpaCall]]:
 
 
 def chosen(call: SdpaCall, asked: str | None) -> tuple[str, SdpaCall]:
-    """The backend that runs a call: the one that was ``asked`` for, or the fastest."""
+    """Return the backend for a call, the one ``asked`` for or else the fastest, and the call that it runs."""
     for backend, its_call in runnable(call):
         if backend == asked or (asked is None and _is_preferred(backend, call)):
             return backend, its_call
@@ -125,8 +125,8 @@ def chosen(call: SdpaCall, asked: str | None) -> tuple[str, SdpaCall]:
 
 
 def _is_preferred(backend: str, call: SdpaCall) -> bool:
-    """Not cuDNN but on Hopper, where it is the fastest, and not where its workspace is not known: for one query, and
-    for values of another width."""
+    """Whether a backend may be chosen unasked. cuDNN may be on Hopper, where it is the fastest, but not where its
+    workspace is unknown: for one query, and for values of another width."""
     if backend != "cudnn":
         return True
     is_hopper = torch.cuda.get_device_capability(call.q.device) == _HOPPER

@@ -1,4 +1,4 @@
-"""What attention promises. The incident: 64 images of 1,024 positions, 8 heads of 64, float32: 2 GiB of scores."""
+"""The contract of attention. The incident: 64 images of 1,024 positions, 8 heads of 64, float32: 2 GiB of scores."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .reported import reported_attention
 from .sdpa import sdpa_attention
 
 _INCIDENT = {"B": 64, "G": 8, "R": 1, "Q": 1024, "K": 1024, "D": 64, "queries_per_chunk": 64}
-_W = "max(e, 4)"  # gradients of keys and values are added up in float32
+_W = "max(e, 4)"  # gradients of keys and values are summed in float32
 _QUERIES = "B*G*R*Q*D*e"
 _KEYS = "B*G*K*D"
 _MAP = "keep_map*B*G*R*Q*K*e"
-# the weights of a chunk, the rows of its queries, and its part of a mask that hides and adds
+# the rows of a chunk's queries, and its part of mask, bias and causal mask
 _CHUNK = "B*G*R*min(queries_per_chunk, Q)"
 _CHUNK_MASK = f"{_CHUNK}*K*(mask + 2*bias + mask*bias*e + causal)"
 
-# padded heads, in copies where they do not lie side by side, and for every query head where there are no groups
+# padded contiguous copies of q, k and v, and of k and v for every query head where the backend has no groups
 _PADDED = "B*G*(R*Q + 2*K + 2*R*K)*(D + 7)*e"
-_RESULT = "(1 + mask + bias)*B*G*R*Q*(D + 7)*e"  # with masks once more, to make the rows zero that see no key
-_ROWS = "B*G*R*(Q + 127)*4"  # a number a row, and in backward the gradient of q in float32
+_RESULT = "(1 + mask + bias)*B*G*R*Q*(D + 7)*e"  # with a mask or bias one more, where blind rows are set to zero
+_ROWS = "B*G*R*(Q + 127)*4"  # one number per row; times a width, the gradient of q in float32
 _MASKS = "(mask*B + bias*G*R + mask*bias*B*G*R)*Q*(K + 8)"
 _SAVED = "B*G*(R*Q + 2*K)*D*e + mask*B*Q*K + bias*G*R*Q*K*e"
 _BIAS_GRADIENT = "bias*B*G*R*Q*(K + 15)*e"
 _MAP_CHUNK = "keep_map*3*min(B*G*R*Q*K*e, 256*MiB)"
 
-# gradients of keys and values are rounded once a chunk. Autograd also adds them up in 16 bits
+# gradients of keys and values are rounded once per chunk. Autograd also sums them in 16 bits
 _IN_CHUNKS = Tolerance(operand_ulps=1)
 _BY_AUTOGRAD = Tolerance(operand_ulps=1, ulps=8, rms_factor=12)
-# fused kernels take the gradient of a score as a difference of two sums, one of the rounded result
+# fused kernels compute the gradient of a score as a difference of two sums, one of them from the rounded result
 _FUSED = Tolerance(operand_ulps=1, absolute_ulps=64)
 
 contract = Contract(
@@ -71,10 +71,10 @@ contract = Contract(
         | {"causal": True, "dtype": "bfloat16"},
         "small": {"B": 4, "G": 4, "R": 1, "Q": 256, "K": 256, "D": 32, "queries_per_chunk": 64},
     },
-    # float64 has no fused kernel: its memory is that of naive
+    # float64 has no fused kernel, so ``sdpa`` would take as much memory as naive
     dtypes=("float32", "bfloat16", "float16"),
     budgets=[
-        # small without gradients; in training autograd holds the weights of every chunk
+        # small without gradients; in training autograd saves the weights of every chunk
         *below_naive("reported", "incident", forward=8),
         Budget("reported", phase="held", case="incident", times_below_naive=8, known_broken=True),
         Budget("reported", phase="train", case="incident", times_below_naive=8, known_broken=True),
@@ -91,7 +91,7 @@ contract = Contract(
         *below_naive("sdpa", "cross", train=4.5),
         *below_naive("sdpa", "masked", train=6),
         *below_naive("sdpa", "grouped", train=10),
-        # what the map costs: it is 16 times what is held without it
+        # the cost of the map: 16 times as many bytes as are held without it
         *at_most("sdpa", "incident", held="B*G*R*Q*(D*e + 4)", train="650 MiB"),
         *at_most("sdpa", "incident_with_map", held="B*G*R*Q*((D + K)*e + 4)"),
         *at_most(

@@ -1,4 +1,4 @@
-"""What is true: the weight of every key for every query, in one matrix."""
+"""The reference: attention with the weights of all keys for all queries in one matrix."""
 
 # B batch, G key-value heads, R query heads of each, Q queries, K keys, D width of a head, V width of a value
 
@@ -22,10 +22,10 @@ def naive_attention(
     dropout: float = 0.0,
     keep_map: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(q @ k.mT * scale + bias) @ v``, without the keys that ``mask`` or ``causal`` hides.
+    """Return ``softmax(q @ k.mT * scale + bias) @ v``, without the keys that ``mask`` or ``causal`` hides.
 
-    A query that sees no key gets zeros and gives no gradient. The softmax of its scores would be NaN, and with it the
-    gradient of every value. With ``keep_map`` the weights come second, before dropout and without a graph.
+    A query that sees no key gets zeros and gives no gradient: the softmax of its scores would be NaN, and so would the
+    gradient of every value. With ``keep_map`` it returns the weights too, before dropout and without a graph.
     """
     scale = q_BGRQD.shape[-1] ** -0.5 if scale is None else scale
     scores_BGRQK = q_BGRQD @ k_BGKD.unsqueeze(2).mT * scale
@@ -44,7 +44,7 @@ def naive_attention(
 def _hidden(
     scores: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None, causal: bool
 ) -> torch.Tensor | None:
-    """Where a query does not see a key; None where every query sees all of them."""
+    """Return a mask of the keys that a query does not see, or None where every query sees all keys."""
     hidden = []
     if mask is not None:
         hidden.append(~mask)

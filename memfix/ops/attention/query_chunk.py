@@ -1,4 +1,4 @@
-"""The attention of some of the queries, as ``reported`` and ``query_chunks`` compute it, and the map in chunks."""
+"""The attention of one chunk of queries, which ``reported`` and ``query_chunks`` share, and the map, made in chunks."""
 
 # B batch, G key-value heads, R query heads of each, C queries of a chunk, K keys, D width of a head, V width of a
 # value, N = B*G
@@ -15,7 +15,7 @@ from .visible import Visible, causal_mask, visible
 
 
 def chunks(tensors: AttentionTensors, options: ChunkOptions) -> Iterator[tuple[slice, AttentionTensors]]:
-    """The queries of each chunk, and the tensors with those rows. The heads of keys and values are folded into N."""
+    """Yield the rows of each chunk, and the tensors with these rows; heads of keys and values are folded into N."""
     num_queries, size = tensors.q.shape[3], options.queries_per_chunk
     assert size is not None
     folded = tensors._replace(k=tensors.k.flatten(0, 1), v=tensors.v.flatten(0, 1))
@@ -25,7 +25,7 @@ def chunks(tensors: AttentionTensors, options: ChunkOptions) -> Iterator[tuple[s
 
 
 def rows_of(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-    """These rows, or the one row that stands for all."""
+    """Return these rows, or the one row that broadcasts to all."""
     return tensor if tensor.shape[-2] == 1 else tensor[..., rows, :]
 
 
@@ -40,9 +40,9 @@ def seen_in(chunk: AttentionTensors, rows: slice, options: AttentionOptions) -> 
 
 
 def weights_of(q_BGRCD: torch.Tensor, k_NKD: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """The softmax of one chunk's scores, ``[B, G, R, C, K]``."""
+    """Return the softmax of one chunk's scores, ``[B, G, R, C, K]``."""
     q_NrD = q_BGRCD.reshape(k_NKD.shape[0], -1, k_NKD.shape[2])
-    # scaled after the product: scores of keys that are alike differ by less than a rounding of q
+    # scaled after the product: scores of similar keys differ by less than the rounding of a scaled q
     scores_BGRCK = torch.bmm(q_NrD, k_NKD.mT).mul_(scale).view(*q_BGRCD.shape[:4], -1)
     if mask is not None and mask.dtype == torch.bool:
         scores_BGRCK.masked_fill_(~mask, -torch.inf)
@@ -52,7 +52,7 @@ def weights_of(q_BGRCD: torch.Tensor, k_NKD: torch.Tensor, mask: torch.Tensor | 
 
 
 def attend(chunk: AttentionTensors, rows: slice, options: AttentionOptions) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result of one chunk and, if they are kept, its weights before dropout."""
+    """Return the result of one chunk and, with ``keep_map``, its weights before dropout."""
     seen = seen_in(chunk, rows, options)
     weights_BGRCK = weights_of(chunk.q, chunk.k, seen.mask, options.scale_of(chunk.q))
     kept_BGRCK = F.dropout(weights_BGRCK, options.dropout) if options.dropout else weights_BGRCK
@@ -63,7 +63,7 @@ def attend(chunk: AttentionTensors, rows: slice, options: AttentionOptions) -> t
 
 @torch.no_grad()
 def map_of(tensors: AttentionTensors, options: AttentionOptions) -> torch.Tensor:
-    """The weights of every key for every query, ``[B, G, R, Q, K]``, before dropout and without a graph."""
+    """Return the weights of all keys for all queries, ``[B, G, R, Q, K]``, before dropout and without a graph."""
     own = ChunkOptions(causal=options.causal, scale=options.scale).fitting(tensors)
     map_BGRQK = tensors.q.new_empty(*tensors.q.shape[:4], tensors.k.shape[2])
     for rows, chunk in chunks(tensors, own):

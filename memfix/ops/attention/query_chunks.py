@@ -1,4 +1,4 @@
-"""A chunk of queries at a time; the weights of each chunk are dropped in forward and made again in backward."""
+"""Attention a chunk of queries at a time: forward frees the weights of each chunk, and backward recomputes them."""
 
 # B batch, G key-value heads, R query heads of each, Q queries, C queries of a chunk, K keys, V width of a value
 
@@ -17,7 +17,7 @@ from ..products import sum_dtype
 from .arguments import AttentionTensors, ChunkOptions
 from .query_chunk import attend, chunks, rows_of
 
-_FOLDED = ("k", "v")  # all chunks read them whole, with their heads folded
+_FOLDED = ("k", "v")  # every chunk reads all of both, with their heads folded
 
 
 @takes(AttentionTensors, ChunkOptions)
@@ -28,7 +28,7 @@ def query_chunks_attention(
 
     Only the inputs are held for backward, and with dropout the state of the random generator. The largest temporaries
     are ``B*G*R*C*K*e`` bytes, ``C = queries_per_chunk``: two of them in forward, five in a train step. Gradients of
-    keys and values are added up in float32.
+    keys and values are summed in float32.
     """
     out_BGRQV, map_BGRQK = _QueryChunks.apply(options.fitting(tensors), *tensors)
     return (out_BGRQV, map_BGRQK) if options.keep_map else out_BGRQV
@@ -38,14 +38,14 @@ class _QueryChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: ChunkOptions, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         tensors = AttentionTensors(*given)
-        ctx.options = replace(options, keep_map=False)  # backward has no use for it
+        ctx.options = replace(options, keep_map=False)  # backward needs no map
         ctx.random_state = _random_state(tensors.q.device) if options.dropout else None
         ctx.save_for_backward(*given)
         ctx.set_materialize_grads(False)
         q, k, v = given[:3]
         out_BGRQV = q.new_empty(*q.shape[:4], v.shape[3])
         map_BGRQK = q.new_empty(*q.shape[:4], k.shape[2]) if options.keep_map else None
-        with torch.autocast(q.device.type, enabled=False):  # the tensors have its dtype
+        with torch.autocast(q.device.type, enabled=False):  # the tensors already have autocast's dtype
             for rows, chunk in chunks(tensors, options):
                 out_BGRCV, weights_BGRCK = attend(chunk, rows, options)
                 out_BGRQV[..., rows, :] = out_BGRCV
@@ -81,7 +81,7 @@ class _QueryChunks(torch.autograd.Function):
 
 
 def _zeros_for_gradient(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Sums over chunks are float32 or wider; a row of a query is in one chunk."""
+    """Return zeros for a gradient, in float32 or wider if chunks are summed; a row of a query is in one chunk alone."""
     if name in _FOLDED:
         return tensor.new_zeros(tensor.shape[:2].numel(), *tensor.shape[2:], dtype=sum_dtype(tensor.dtype))
     is_in_one_chunk = tensor.shape[-2] > 1
@@ -95,7 +95,7 @@ def _random_state(device: torch.device) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _random_state_again(state: torch.Tensor | None, device: torch.device) -> Iterator[None]:
-    """The generator draws what it drew from ``state`` on; the caller's own state comes back afterwards."""
+    """Let the generator repeat its draws from ``state`` on, and restore the caller's state afterwards."""
     if state is None:
         yield
         return

@@ -1,7 +1,7 @@
 """The fix that looks right: a chunk of queries at a time, under plain autograd.
 
-It is kept to be shown failing. Without gradients the weights of one chunk are alive. In training, autograd holds those
-of every chunk until backward: as much as naive holds.
+It is kept to show where it fails. Without gradients only the weights of one chunk are alive. In training, autograd
+saves the weights of every chunk until backward: as much as naive holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def reported_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Equals ``softmax(q @ k.mT * scale) @ v``; holds ``B*G*R*Q*K*e`` bytes for backward."""
     outs, maps = [], []
-    with torch.autocast(tensors.q.device.type, enabled=False):  # the tensors have its dtype
+    with torch.autocast(tensors.q.device.type, enabled=False):  # the tensors already have autocast's dtype
         for rows, chunk in chunks(tensors, options.fitting(tensors)):
             out_BGRCV, weights_BGRCK = attend(chunk, rows, options)
             outs.append(out_BGRCV)

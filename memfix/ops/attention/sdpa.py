@@ -1,4 +1,4 @@
-"""Torch's fused kernels, by a backend that is chosen and named."""
+"""Attention by torch's fused kernels, on a backend that is chosen explicitly."""
 
 # B batch, G key-value heads, R query heads of each, Q queries, K keys, D width of a head, V width of a value
 
@@ -29,9 +29,9 @@ class SdpaOptions(AttentionOptions):
 def sdpa_attention(tensors: AttentionTensors, options: SdpaOptions) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Equals ``softmax(q @ k.mT * scale) @ v``.
 
-    Held for backward beside the result: the inputs and one number a row. Of size Q x K are only the mask, where there
-    is one, and the map, where it is kept. The backend ``math`` makes the scores; on a GPU it runs where nothing else
-    can: in float64.
+    Held for backward beside the result: the inputs and one number per row. Only the mask, if given, and the map, if
+    kept, have size Q x K. The backend ``math`` materialises the scores; on a GPU it is chosen only where nothing else
+    can run: in float64.
     """
     call, seen = prepared(tensors, options)
     backend, call = chosen(call, options.backend)
@@ -43,5 +43,5 @@ def sdpa_attention(tensors: AttentionTensors, options: SdpaOptions) -> torch.Ten
 
 @takes(AttentionTensors, SdpaOptions)
 def sdpa_backend(tensors: AttentionTensors, options: SdpaOptions) -> str:
-    """The backend that ``sdpa_attention`` takes for the same arguments."""
+    """Return the backend that ``sdpa_attention`` uses for the same arguments."""
     return chosen(prepared(tensors, options)[0], options.backend)[0]

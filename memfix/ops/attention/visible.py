@@ -1,4 +1,4 @@
-"""Which keys a query sees, as one mask that leaves no query without a key: of such a row kernels make NaN, or zeros."""
+"""Combines mask, bias and causality into one mask in which every query sees a key: else kernels return NaN or zeros."""
 
 # Q queries, K keys
 
@@ -10,8 +10,8 @@ import torch
 
 
 class Visible(NamedTuple):
-    """``mask`` is bool, or numbers to add to the scores. Queries that see no key see all of them here, and are
-    ``blind``: their result has to be made zero, which makes their gradients zero as well."""
+    """Which keys each query sees. ``mask`` is bool, or numbers to add to the scores. ``blind`` marks the queries that
+    see no key; here they see all keys, and their result must be set to zero, which makes their gradients zero too."""
 
     mask: torch.Tensor | None = None
     blind: torch.Tensor | None = None
@@ -21,14 +21,14 @@ class Visible(NamedTuple):
 
 
 def causal_mask(queries: slice, num_keys: int, device: torch.device) -> torch.Tensor:
-    """True where one of ``queries`` sees a key: those up to its own number."""
+    """Return a mask that is True where one of ``queries`` sees a key: query i sees keys 0 to i."""
     return torch.arange(num_keys, device=device) <= torch.arange(queries.start, queries.stop, device=device)[:, None]
 
 
 def visible(mask: torch.Tensor | None, bias: torch.Tensor | None, causal_QK: torch.Tensor | None = None) -> Visible:
-    """One mask that says the same as all three."""
+    """Combine all three into one mask."""
     if mask is None and bias is None:
-        return Visible(causal_QK)  # the first key is seen by every query
+        return Visible(causal_QK)  # every query sees the first key, so none is blind
     seen = mask if causal_QK is None else causal_QK if mask is None else mask & causal_QK
     if bias is None:
         assert seen is not None

@@ -1,20 +1,21 @@
-// Kimi delta attention in bfloat16, in chunks of 32 tokens. Compiled at run time; see also cuda.py and kernels.py, whose
-// prepare says what a chunk does to a state.
+// Kimi delta attention in bfloat16, in chunks of 32 tokens. Compiled at run time and launched by cuda.py; prepare in
+// kernels.py defines the effect of a chunk on a state.
 //
-// A warp takes 16 channels of a chunk of a head at a time, and keeps them in registers. A thread has the rows r, r+8, r+16
-// and r+24, r = lane/4, and the 4 channels from 4*(lane%4) on: 8 bytes of a row, whose pairs are operands of the tensor
-// cores as they are, because a product may sum over channels in any order. Of 32 values it has the 8 from 8*(lane%4) on.
+// A warp takes one part, 16 channels of a chunk and head, at a time and keeps it in registers. A thread holds the rows
+// (tokens) r, r+8, r+16 and r+24, r = lane/4, and the 4 channels from 4*(lane%4) on: 8 bytes of a row, whose pairs are
+// operands of the tensor cores as they are, because a product may sum over channels in any order. Of a group of 32 values
+// it holds the 8 from 8*(lane%4) on. The four lanes that hold the same rows are a quad.
 //
-// It is compiled for one WIDTH of keys, WARPS of a block that walks from chunk to chunk, and so many STAGES_THERE_AND_BACK:
-// chunks that a block has in shared memory in a backward pass.
+// The source is compiled for a WIDTH of keys, the number of WARPS in a block of a scan, and STAGES_THERE_AND_BACK, the
+// number of chunks that such a block buffers in shared memory in a backward pass.
 
-#define TOKENS 32
-#define ROWS 4        // of a thread
-#define PART 16       // channels that a warp takes at a time: with 32 it has too few registers
-#define CHANNELS 4    // of a thread
-#define GROUP 32      // values
+#define TOKENS 32     // per chunk
+#define ROWS 4        // per thread
+#define PART 16       // channels that a warp takes at a time: 32 would need too many registers
+#define CHANNELS 4    // per thread
+#define GROUP 32      // values that a warp takes at a time
 #define STEEPEST 116.0f       // as _steepest in kernels.py
-#define LOWEST_GATE -300.0f   // its power of two is 0; -inf itself would leave sums as NaN
+#define LOWEST_GATE -300.0f   // stands for -inf: its power of two is 0 too, but -inf itself would turn sums into NaN
 #define LOG2_E 1.4426950408889634f
 #define ONES 0x3f803f80u      // two ones in bfloat16
 #define INFINITE __int_as_float(0x7f800000)
@@ -27,24 +28,26 @@ __device__ uint4 as_bits(float a, float b, float c, float d) {
     return uint4{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
 __device__ int least(int a, int b) { return a < b ? a : b; }
-// over the threads that have the same rows
+// the sum of value over the four lanes of a quad
 __device__ float sum_over_quads(float value, int lane) {
     value += from_lane(value, lane ^ 1);
     return value + from_lane(value, lane ^ 2);
 }
 
 // ---------------------------------------------------------------- tiles
-// of a lower triangular 32 x 32 matrix six tiles of 16 x 8: rows 16*m.., columns 8*n.., n < 2*m + 2
+// a lower triangular 32 x 32 matrix is kept as six tiles of 16 x 8: tile (m, n) begins at row 16*m and column 8*n,
+// n < 2*m + 2
 #define TILES 6
 __device__ int tile(int m, int n) { return 2 * m + n; }
-// row and column of an element of a tile that a thread has
+// row and column of one of the four elements that a thread holds of a tile; r = lane/4, q = lane%4
 __device__ int row_of(int m, int element, int r) { return 16 * m + r + 8 * (element >> 1); }
 __device__ int column_of(int n, int element, int q) { return 8 * n + 2 * q + (element & 1); }
 
-// whether token i of a second half meets token j of its first half
+// whether tokens i and j are a pair of this level: i in the second half of a block of 2^(level+1) tokens, j in its first
 __device__ bool meet(int i, int j, int level) { return (i >> level) == (j >> level) + 1 && ((i >> level) & 1); }
 
-// x @ y of 16 x 16 matrices in two tiles each; y is given transposed. The sum over columns runs over even ones first
+// sums += x @ y for 16 x 16 matrices of two tiles each; y is given transposed. Accumulators serve as operands, so that the
+// product sums over the even columns of x first
 __device__ void multiply_blocks(float (&sums)[2][4], const float (&x)[2][4], const float (&y_turned)[2][4]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -53,8 +56,8 @@ __device__ void multiply_blocks(float (&sums)[2][4], const float (&x)[2][4], con
             multiply_floats(sums[n], x[k][0], x[k][2], x[k][1], x[k][3], y_turned[k][2 * n], y_turned[k][2 * n + 1]);
 }
 
-// the inverse of I + lower, of 16 x 16, and the inverse transposed: blocks of 2^level tokens are inverted, and each level
-// joins two of them
+// solved = the inverse of I + lower, 16 x 16, and turned = its transpose: blocks of 2^level tokens are inverted, and each
+// level joins two of them
 __device__ void invert_block(const float (&lower)[2][4], float (&solved)[2][4], float (&turned)[2][4], int lane) {
     const int r = lane >> 2, q = lane & 3;
 #pragma unroll
@@ -62,7 +65,7 @@ __device__ void invert_block(const float (&lower)[2][4], float (&solved)[2][4], 
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int i = row_of(0, e, r), j = column_of(n, e, q);
-            const float below = from_lane(lower[n][e & 2], (lane + 4) & 31);  // of the next row, in column 2*q
+            const float below = from_lane(lower[n][e & 2], (lane + 4) & 31);  // the element of row i + 1, column 8*n + 2*q
             solved[n][e] = i == j ? 1.0f : meet(i, j, 0) ? -lower[n][e] : 0.0f;
             turned[n][e] = i == j ? 1.0f : meet(j, i, 0) ? -below : 0.0f;
         }
@@ -84,7 +87,7 @@ __device__ void invert_block(const float (&lower)[2][4], float (&solved)[2][4], 
     }
 }
 
-// the inverse of I + lower: rows 0 to 15, and rows 16 to 31 by their first and second 16 columns
+// the inverse of I + lower, 32 x 32, in three blocks of 16 x 16: upper left, lower left and lower right
 __device__ void invert(float (&blocks)[3][2][4], const float (&lower)[TILES][4], int lane) {
     float parts[3][2][4], turned[2][4], second_turned[2][4], product[2][4] = {}, joining[2][4] = {};
 #pragma unroll
@@ -105,7 +108,7 @@ __device__ void invert(float (&blocks)[3][2][4], const float (&lower)[TILES][4],
         for (int e = 0; e < 4; ++e) blocks[1][n][e] = -joining[n][e];
 }
 
-// its columns times the strengths of their tokens
+// multiplies the columns of the inverse by the strengths of their tokens
 __device__ void strengthen(float (&blocks)[3][2][4], const float (&strength)[ROWS], int q) {
 #pragma unroll
     for (int n = 0; n < ROWS; ++n)
@@ -120,7 +123,7 @@ __device__ void strengthen(float (&blocks)[3][2][4], const float (&strength)[ROW
         }
 }
 
-// as operands of products
+// the three blocks of the inverse in bfloat16, as left operands of products
 struct Inverse {
     unsigned first[4], joining[4], second[4];
     __device__ Inverse(const float (&blocks)[3][2][4]) {
@@ -137,7 +140,7 @@ struct Inverse {
     }
 };
 
-// inverse @ rows, for 8 channels of a thread and all its rows
+// solved = inverse @ rows, where a thread holds 8 columns (channels or values) of four rows
 __device__ void solve(const Inverse& inverse, const unsigned (&rows)[ROWS][4], unsigned (&solved)[ROWS][4]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -159,14 +162,14 @@ __device__ void solve(const Inverse& inverse, const unsigned (&rows)[ROWS][4], u
 struct Chunk {
     long long first_row, index;
     int num_tokens, heads;
-    // of a token's row in a tensor of such rows
+    // offset of a token's row in a tensor whose rows have this width
     __device__ long long at(int token, int width) const { return first_row * width + token * (heads * width); }
     __device__ bool has(int token) const { return token < num_tokens; }
 };
 
 template <typename Bounds>
 __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, int heads) {
-    // blocks that run at once take neighbouring heads, whose rows are neighbours
+    // blocks that run at once take neighbouring heads, whose rows are adjacent in memory
     const unsigned slot = blockIdx.x / heads, head = blockIdx.x - slot * heads;
     long long first, end;
     if (length == 0) {  // packed
@@ -180,12 +183,12 @@ __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, in
     return Chunk{first * heads + head, blockIdx.x, int(end - first < TOKENS ? end - first : TOKENS), heads};
 }
 
-// A thread fetches ahead what it will need itself, so a warp waits for nobody: its 16 bytes lie in slots, of 512 bytes for
-// all lanes. Where there is no token there are zeros.
+// A warp prefetches into shared memory what it reads itself, so it waits for no other warp. A slot is 512 bytes of shared
+// memory, 16 for each lane. Rows beyond a chunk's tokens are zeros.
 #define SLOT 512
 
-// where 16 bytes of a row lie in shared memory, such that eight rows can be read at once, and four warps together can
-// multiply by them: first 128 bytes of every row, then the next
+// offset in shared memory of a 16-byte part of a row. Parts are swizzled, so that eight rows can be read without bank
+// conflicts, and by wgmma. Rows of more than 128 bytes lie in panels: first 128 bytes of every row, then the next 128
 template <int PARTS, int NUM_ROWS = TOKENS> __device__ unsigned at_part(int row, int part) {
     if (PARTS > 8) return at_part<8>(row, part & 7) + (part >> 3) * (NUM_ROWS * 128);
     return (row * PARTS + (part ^ (PARTS == 8 ? row & 7 : row >> 1 & 3))) * 16;
@@ -199,7 +202,7 @@ __device__ void take_rows(unsigned (&values)[ROWS][4], unsigned slots) {
     }
 }
 
-// of a token, which is in float32 or in bfloat16: one of the pointers is to nothing
+// a token's strength, stored in float32 or in bfloat16: one of the pointers is null
 template <typename Wide, typename Narrow>
 __device__ float strength_of(Wide wide, Narrow narrow, const Chunk& chunk, int token) {
     if (!chunk.has(token)) return 0.0f;
@@ -219,8 +222,8 @@ __device__ void take_strengths(float (&strength)[ROWS], unsigned strengths, int 
     for (int m = 0; m < ROWS; ++m) strength[m] = shared_float(strengths + 4 * (r + 8 * m));
 }
 
-// A part of a chunk's channels in shared memory: queries and keys, or gates. Lanes copy it in pieces of 16 bytes for each
-// other
+// The stage of a part in shared memory holds its queries and keys in bfloat16, or its gates in float32. A lane copies 16
+// bytes that other lanes read, so the warp must synchronize
 #define PART_STAGE (TOKENS * PART * 4)
 #define PART_KEYS (PART_STAGE / 2)
 template <typename Tensor>
@@ -241,8 +244,8 @@ __device__ void take_part(unsigned (&rows)[ROWS][2], unsigned stage, int lane) {
     }
 }
 
-// of gates a thread takes the tokens 2*q + (t & 1) + 8*(t >> 1), and the channels 2*r and 2*r + 1: tokens lie in an order
-// such that a warp takes neighbours
+// a thread holds the gates of tokens 2*q + (t & 1) + 8*(t >> 1), t < 8, and channels 2*r and 2*r + 1 of a part. A stage
+// orders tokens by t, then q, so that a warp reads adjacent bytes
 __device__ int token_of_gate(int t, int q) { return 2 * q + (t & 1) + 8 * (t >> 1); }
 template <typename Gates>
 __device__ void copy_gates(unsigned stage, Gates g, const Chunk& chunk, int part, int lane) {
@@ -252,7 +255,7 @@ __device__ void copy_gates(unsigned stage, Gates g, const Chunk& chunk, int part
         copy16(stage + i * SLOT + 16 * lane, g, chunk.at(token, WIDTH) + PART * part + 4 * (lane & 3), chunk.has(token));
     }
 }
-// as exponents of 2
+// loads gates and converts them to exponents of 2
 __device__ void take_gates(float (&gates)[8][2], unsigned stage, int lane) {
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
@@ -261,8 +264,9 @@ __device__ void take_gates(float (&gates)[8][2], unsigned stage, int lane) {
     }
 }
 
-// for each row of a thread and each of its channels, the sum of all gates up to the row's own. A gate is the sum of two
-// bfloat16: one alone would leave a factor of a strong gate as few digits as the gate has behind its point
+// sums = for each row and channel of a thread, the sum of gates from the chunk's start to that row, its own included: a
+// triangular matrix of ones times the gates. A gate is split into two bfloat16: one alone would leave a strong gate few
+// binary places, and its power of two as few digits
 __device__ void sum_gates(float (&sums)[ROWS][CHANNELS], const float (&gates)[8][2], int r, int q) {
     const unsigned corner = (2 * q <= r ? 0x3f80u : 0u) | (2 * q + 1 <= r ? 0x3f800000u : 0u);
     const unsigned triangle[4] = {corner, ONES, 0u, corner}, ones[4] = {ONES, ONES, ONES, ONES};
@@ -287,7 +291,7 @@ __device__ void sum_gates(float (&sums)[ROWS][CHANNELS], const float (&gates)[8]
     }
 }
 
-// the sums in the middle of the chunk, and whether any is too far from it: steep, -inf or NaN
+// middle = the sums at the middle of the chunk. Returns whether a sum of this thread is too far from it: steep, -inf or NaN
 __device__ bool find_middle(float (&middle)[CHANNELS], const float (&sums)[ROWS][CHANNELS], int q) {
     bool is_steep = false;
 #pragma unroll
@@ -299,7 +303,7 @@ __device__ bool find_middle(float (&middle)[CHANNELS], const float (&sums)[ROWS]
     return is_steep;
 }
 
-// replaces NaN and -inf; the first token that has a NaN, or TOKENS
+// replaces NaN and -inf in the gates of a part; returns the first token with a NaN, or TOKENS, the same in all lanes
 __device__ int clean(float (&gates)[8][2], int q) {
     int first_nan = TOKENS;
 #pragma unroll
@@ -321,14 +325,14 @@ __device__ int clean(float (&gates)[8][2], int q) {
 }
 
 // ---------------------------------------------------------------- pairs of tokens
-// tile (m, n) += rows of left of tile m @ rows of right of tile n, transposed; 16 channels
+// sums of tile (m, n) += rows 16*m.. of left @ (rows 8*n.. of right) transposed, over 16 channels
 __device__ void multiply_rows(float (&sums)[4], const unsigned (&left)[ROWS][2], const unsigned (&right)[ROWS][2], int m,
                               int n) {
     const unsigned a[4] = {left[2 * m][0], left[2 * m + 1][0], left[2 * m][1], left[2 * m + 1][1]};
     multiply(sums, a, right[n][0], right[n][1]);
 }
 
-// values * factors, as bfloat16
+// scaled = values * factors, in bfloat16
 __device__ void scale_rows(unsigned (&scaled)[ROWS][2], const unsigned (&values)[ROWS][2],
                            const float (&factors)[ROWS][CHANNELS]) {
 #pragma unroll
@@ -338,7 +342,7 @@ __device__ void scale_rows(unsigned (&scaled)[ROWS][2], const unsigned (&values)
             scaled[m][p] = pack(low_of(values[m][p]) * factors[m][2 * p], high_of(values[m][p]) * factors[m][2 * p + 1]);
 }
 
-// adds the products of all pairs in 16 channels, whose factors meet in the middle of the chunk
+// adds the products of all pairs over the 16 channels of a part; the factors decay from and to the middle of the chunk
 __device__ void add_flat_pairs(float (&overlaps)[TILES][4], float (&weighed)[TILES][4],
                                const unsigned (&later_query)[ROWS][2], const unsigned (&later_key)[ROWS][2],
                                const unsigned (&earlier_key)[ROWS][2]) {
@@ -351,17 +355,17 @@ __device__ void add_flat_pairs(float (&overlaps)[TILES][4], float (&weighed)[TIL
         }
 }
 
-// the sum of gates between a token of a thread and the border of its halves at a level
+// the sum of gates between row m of a thread and the border between the halves of its block at a level
 __device__ float distance_of(const float (&sums)[ROWS][CHANNELS], int m, int c, int level, int lane) {
     const int token = (lane >> 2) + 8 * m, border = (token >> (level + 1) << (level + 1)) + (1 << level) - 1;
-    // of the rows of a thread, which must be known to the compiler, that of the border: border / 8
+    // the border is row border/8 of its lanes; an index into registers must be known at compile time
     const float there = level < 3 ? sums[m][c] : level == 3 ? sums[m & ~1][c] : sums[1][c];
     const float distance = sums[m][c] - from_lane(there, (border & 7) * 4 + (lane & 3));
     return token > border ? distance : -distance;
 }
 
-// the same by levels, whatever the gates: the border between two halves lies between the tokens of a pair. A token and
-// itself come first, as a level at which nothing decays
+// the same for gates of any size, level by level: the border between two halves lies between the tokens of a pair. Level
+// -1 has the pairs of a token with itself, which do not decay
 __device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], const unsigned (&query)[ROWS][2],
                                 const unsigned (&key)[ROWS][2], const float (&sums)[ROWS][CHANNELS], int lane) {
     const int r = lane >> 2, q = lane & 3;
@@ -380,7 +384,7 @@ __device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TI
         for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int n = 0; n < 2 * m + 2; ++n) {
-                if (level == 4 ? n >= 2 * m : level == 3 ? n != 2 * m : n < 2 * m) continue;  // where nobody meets
+                if (level == 4 ? n >= 2 * m : level == 3 ? n != 2 * m : n < 2 * m) continue;  // no pairs of this level
                 float of_keys[4] = {}, of_queries[4] = {};
                 multiply_rows(of_keys, decayed_key, decayed_key, m, n);
                 multiply_rows(of_queries, decayed_query, decayed_key, m, n);
@@ -397,7 +401,7 @@ __device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TI
 }
 
 // ---------------------------------------------------------------- prepare
-// 32 x 32 with zeros above its lower triangle
+// stores pairs * scale as a 32 x 32 matrix, with zeros above the diagonal
 template <typename Out>
 __device__ void store_pairs(Out out, const Chunk& chunk, const float (&pairs)[TILES][4], float scale, int lane) {
     const int r = lane >> 2, q = lane & 3;
@@ -432,11 +436,11 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
             }
 }
 
-// A bound on how much of a state is left after a chunk, as an exponent of 2. A token leaves of no channel more than its
-// largest gate does, and I - beta*k*k^T makes nothing longer than |1 - beta*|k|^2| times, if that is more than 1. It is NaN
-// where a gate is, and INFINITE where something else is no number.
+// An upper bound on the factor by which a chunk scales the length of a state, as an exponent of 2. A token scales no
+// channel by more than its largest gate, and I - beta*k*k^T scales no vector by more than max(1, |1 - beta*|k|^2|). The
+// bound is NaN if a gate is NaN, and INFINITE if another input is NaN or infinite.
 struct Growth {
-    unsigned slots;  // of a token's largest gates, which would be too many registers
+    unsigned slots;  // two, with the largest gate of each token over this lane's channels: too many for registers
     __device__ void add_gates(const float (&gates)[8][2], bool is_first) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -451,7 +455,7 @@ struct Growth {
             put16(slots + half * SLOT, as_bits(most[0], most[1], most[2], most[3]));
         }
     }
-    // a key's product with itself is on the diagonal, from factors of eight digits
+    // |k|^2 is on the diagonal of overlaps; its factors have eight binary digits, hence times 1.02
     __device__ float bound(const float (&overlaps)[TILES][4], const float (&strength)[ROWS], int lane) const {
         const int r = lane >> 2;
         float sum = 0.0f, longer = 1.0f;
@@ -477,8 +481,9 @@ struct Growth {
     }
 };
 
-// rows of a part as they decay: factors of its pairs, queries and keys, and weights before they are solved. Factors meet in
-// the middle of the chunk; where gates are steep there are none of pairs
+// A part of a chunk with decays. The constructor stores queries, keys and the right side of the system that the weights
+// solve; the members are the factors of pairs, which decay from and to the middle of the chunk. Steep gates have no such
+// factors
 template <bool STEEP> struct DecayedPart {
     unsigned later_query[ROWS][2], later_key[ROWS][2], earlier_key[ROWS][2];
 
@@ -529,7 +534,8 @@ template <bool STEEP> struct DecayedPart {
     }
 };
 
-// a part of a chunk's channels: what they add to its pairs, and what a bound on its growth needs of them
+// adds a part's channels to the pairs of a chunk and to the bound on its growth, and stores the part's queries, keys and
+// decay; returns the first token with a NaN gate, or TOKENS
 template <typename Out, typename Decay>
 __device__ int prepare_part(float (&overlaps)[TILES][4], float (&weighed)[TILES][4], Growth& growth, unsigned stage,
                             unsigned to_solve, Out queries, Out keys, Decay decay, const Chunk& chunk, int part, float scale,
@@ -554,7 +560,7 @@ __device__ int prepare_part(float (&overlaps)[TILES][4], float (&weighed)[TILES]
     return first_nan;
 }
 
-// a NaN gate: the queries are NaN from its token on, and the decay of the whole chunk
+// after a NaN gate: makes the queries NaN from its token on, and the chunk's decay in all channels
 template <typename Out, typename Decay>
 __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int first_nan, int lane) {
     const int r = lane >> 2, quad = lane & 3;
@@ -568,9 +574,9 @@ __device__ void spread_nan(Out queries, Decay decay, const Chunk& chunk, int fir
     }
 }
 
-// A warp prepares a chunk. Shared memory: two stages of parts, then of values; weights before they are solved; and what
-// Growth keeps.
-#define PREPARE_VALUES 64  // of a stage
+// A block of one warp prepares a chunk of a head. Shared memory: two stages, first for parts, then for values; the right
+// side of the system that the weights solve; and the slots of Growth.
+#define PREPARE_VALUES 64  // per stage
 extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
     const long long* bounds, bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores,
@@ -580,7 +586,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
     const unsigned to_solve = start_of_shared() + 4 * PART_STAGE + 16 * lane;
     const auto stage_of = [](int i) { return start_of_shared() + i % 2 * (2 * PART_STAGE); };
-    // one part of the channels after the other, then values
+    // prefetches item i: the parts of the channels come first, then the values
     const auto fetch = [&](int i) {
         if (i < parts) {
             copy_part(stage_of(i), q, k, chunk, i, found_again(lane));
@@ -611,7 +617,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
         fetch(part + 2);
     }
     store_pairs(scores, chunk, weighed, scale, lane);
-    // the chunk's place is computed again: kept, it would take registers that the parts need
+    // chunk_of runs again: its result, kept during the loop, would take registers that the parts need
     const Chunk same = chunk_of(bounds, length, chunks_per_sequence, found_again(heads));
     const float own_strength = strength_of(beta, narrow_beta, same, lane);
     float strength[ROWS];
@@ -644,7 +650,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
             store8(weights, at + PART, uint2{solved[m][2], solved[m][3]});
         }
     }
-    float nothing[4] = {};  // or NaN
+    float nothing[4] = {};  // zeros times values: NaN if a value is NaN or infinite, else 0
 #pragma unroll 1
     for (int group = 0; group * GROUP < width_v; ++group) {
         const int item = parts + group / 2;
@@ -679,25 +685,27 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
 }
 
 // ---------------------------------------------------------------- from chunk to chunk
-// A warp walks with 16 values of the state, all channels of them in registers: a sum of products is at once an operand of
-// the next product, so warps meet only where the next chunk arrives in shared memory.
+// A warp scans with 16 values of the state, and keeps all their channels in registers. The accumulators of a product are
+// operands of the next product, so the warps of a block synchronize only when the next chunk arrives in shared memory.
 //
-// A sequence is cut into segments, which blocks walk at once. Where the chunks before a segment leave next to nothing of
-// an earlier state, its block walks through them first; elsewhere it awaits the state from the block before.
+// A sequence is cut into segments, which blocks scan in parallel. Where the chunks before a segment leave next to nothing
+// of an earlier state, its block scans these chunks first, from a zero state; elsewhere it waits for the state that the
+// block of the segment before publishes.
 #define STAGES_OF_SCAN 3
-#define FORGOTTEN -40.0f  // as an exponent of 2: float32 has 24 digits
-#define VALUES (16 * WARPS)  // of a block
-#define IN_GROUPS (HAS_GROUPS && WARPS % 4 == 0)
+#define FORGOTTEN -40.0f  // growth, as an exponent of 2, below which a state is left out: float32 has 24 digits
+#define VALUES (16 * WARPS)  // per block
+#define IN_GROUPS (HAS_GROUPS && WARPS % 4 == 0)  // whether four warps multiply together
 
-// of a chunk in shared memory; TURNED are its values, or the gradients of its outputs
+// offsets in the stage of a chunk in shared memory. TURNED holds its values, or the gradients of its outputs: matrices
+// [tokens, values] that are read transposed
 struct Stage {
     static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, TURNED = 3 * QUERIES;
     static const int SCORES = TURNED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
     static const int BYTES = (DECAY + WIDTH * 4 + 1023) / 1024 * 1024;
 };
 
-// 32 rows of PARTS * 16 bytes, zeros behind the last. A thread copies one part of every so-manieth row, and every eighth
-// part if there are more
+// copies num_rows rows of PARTS * 16 bytes, and zeros up to 32 rows. A thread copies one 16-byte part of every rows-th
+// row, and every eighth part of a row that has more than eight
 #define PANEL_BYTES (TOKENS * 128)
 template <int PARTS, typename Tensor>
 __device__ void copy_rows(unsigned to, Tensor from, long long at, long long row_width, int num_rows = TOKENS) {
@@ -720,7 +728,8 @@ template <typename Decay> __device__ void copy_decay(unsigned stage, Decay decay
         copy16(stage + Stage::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
 }
 
-// the way of a warp: 16 values of one sequence and head, through a segment of its chunks, or so many joined
+// The work of a warp in a scan: 16 values of one sequence and head, through the chunks of one segment. In a backward pass
+// a segment joins several of forward's.
 template <typename Bounds> struct Way {
     Bounds bounds;
     int length, heads, width_v, num_chunks, segment, joined, first, end, lane, r, q, value;
@@ -741,21 +750,22 @@ template <typename Bounds> struct Way {
     __device__ bool is_last() const { return end == num_chunks; }
     __device__ bool is_empty() const { return first == end && segment > 0; }
     __device__ long long chunk(int step) const { return (begin + step) * heads + head; }
-    // a chunk's first token, and how many it has
+    // returns the first token of a chunk, and sets how many tokens it has
     __device__ long long first_token(int step, int& num_tokens) const {
         long long first = sequence * length + (long long)step * TOKENS, end = (sequence + 1) * length;
         if (length == 0) first = bounds[2 * (begin + step)], end = bounds[2 * (begin + step) + 1];
         num_tokens = end - first < TOKENS ? int(end - first) : TOKENS;
         return first;
     }
-    // whether all chunks from one on, before it or behind, leave numbers
+    // whether no bound on growth is NaN or infinite in the chunks from `from` to the sequence's end in this direction
     template <typename Floats> __device__ bool is_finite(Floats growth, int from, int direction) const {
         bool is_odd = false;
         for (int i = lane; i < (direction < 0 ? from + 1 : num_chunks - from); i += 32)
             is_odd |= !(growth[chunk(from + direction * i)] < INFINITE);
         return !any_lane(is_odd);
     }
-    // how many chunks from one on leave next to nothing of a state; 0 where a segment's do not, or one leaves NaN
+    // how many chunks, from `from` on in this direction, leave next to nothing of a state; 0 if more chunks than a segment
+    // has would be needed, or if a bound in this direction is NaN or infinite
     template <typename Floats> __device__ int num_to_forget(Floats growth, int from, int direction) const {
         const int most = least(end - first, direction < 0 ? from + 1 : num_chunks - from);
         float before = 0.0f;
@@ -775,10 +785,10 @@ template <typename Bounds> struct Way {
         }
         return 0;
     }
-    // of the state between a segment and the next
+    // index of the state between a segment and the next, and of the flag that says that the state is there
     __device__ long long number_of(int segment) const { return (long long)segment * gridDim.x + blockIdx.x; }
     __device__ long long flag_of(int segment) const { return number_of(segment) * gridDim.y + blockIdx.y; }
-    // of the thread's first element in a state, and of one of its elements from there
+    // offset of the thread's first element in state number, and from there of element e in its tile n
     __device__ long long state_at(long long number) const { return number * WIDTH * width_v + value + r; }
     __device__ long long element_at(int n, int e) const { return (long long)column_of(n, e, q) * width_v + 8 * (e >> 1); }
 };
@@ -797,7 +807,8 @@ __device__ void give_state(Out to, const Walk& way, long long number, const floa
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[way.state_at(number) + way.element_at(n, e)] = state[n][e];
 }
-// how many chunks a block walks through before its segment, which begins at from; state holds zeros
+// returns how many chunks a block scans before its segment, which begins at from, and leaves the zeros in state; or awaits
+// and loads the state of the neighbouring segment, and returns 0
 template <typename Walk, typename Floats, typename States, typename Flags>
 __device__ int find_state(float (&state)[WIDTH / 8][4], const Walk& way, Floats growth, States states, Flags ready, int from,
                           int direction) {
@@ -810,7 +821,8 @@ __device__ int find_state(float (&state)[WIDTH / 8][4], const Walk& way, Floats 
     return num_before;
 }
 
-// from chunk to chunk, with copies ahead of it
+// calls step(stage, chunk) for num_chunks chunks from `from` on, in this direction; copies the next chunks to the other
+// stages meanwhile
 template <int STAGES, typename Copy, typename Step>
 __device__ void walk(int from, int num_chunks, int direction, Copy copy, Step step) {
     const auto stage_of = [](int i) { return start_of_shared() + i % STAGES * Stage::BYTES; };
@@ -841,8 +853,8 @@ template <int N> __device__ void as_operands(unsigned (&operands)[N / 2][4], con
     }
 }
 
-// Products of 16 values of each warp by what all of them read. On Hopper four warps multiply together, straight from
-// shared memory, which each of them would else read for itself; what is multiplied is ready after await_groups.
+// Products of the 16 values of each warp by a matrix that all warps read. On Hopper four warps multiply together (wgmma),
+// straight from shared memory, which each of them would else load for itself; the sums are ready after await_groups.
 
 // sums[values, tokens] = operand[values, channels] @ rows[tokens, channels]^T
 __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4], unsigned rows, int lane) {
@@ -863,7 +875,7 @@ __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             unsigned b[4];
-            load_matrices(b, (at ^ k % 2 * 64) + k / 2 * PANEL_BYTES + n * 1024);  // part 4 of a panel is a bit
+            load_matrices(b, (at ^ k % 2 * 64) + k / 2 * PANEL_BYTES + n * 1024);  // ^ 64: four parts further, swizzled
             multiply(sums[n], operand[2 * k], b[0], b[1]);
             multiply(sums[n], operand[2 * k + 1], b[2], b[3]);
         }
@@ -893,7 +905,7 @@ __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned
     }
 #endif
 }
-// sums[values, tokens] += operand[values, tokens] @ scores, or scores turned
+// sums[values, tokens] += operand[values, tokens] @ scores, or with TURNED @ scores transposed
 template <bool TURNED>
 __device__ void multiply_by_scores(float (&sums)[4][4], const unsigned (&operand)[2][4], unsigned scores, int lane) {
 #if IN_GROUPS
@@ -923,7 +935,7 @@ __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q)
     }
 }
 
-// V' = values - known, as an operand and as a product leaves it
+// V' = values - known: sums in float32, in the layout of accumulators, and fresh in bfloat16, as operands
 __device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const float (&known)[4][4], unsigned stage,
                          int lane) {
     const int part = 2 * (threadIdx.x >> 5);
@@ -938,7 +950,7 @@ __device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const flo
     as_operands<4>(fresh, sums);
 }
 
-// sums[values, tokens], turned: rows of tokens
+// stores sums[values, tokens] transposed: a row per token
 template <typename Out>
 __device__ void store_turned(Out out, long long at, long long row_width, int num_tokens, const float (&sums)[4][4],
                              int lane) {
@@ -989,7 +1001,7 @@ extern "C" __global__ void kda_scan(
         multiply_by_rows(answer, operand, stage + Stage::QUERIES, lane);
         multiply_by_scores<true>(answer, fresh, stage + Stage::SCORES, lane);
         await_groups<0>(state, answer);
-        if (step < way.first) return;  // queries and scores have not come
+        if (step < way.first) return;  // before the segment: no queries and scores were copied, and no output is stored
         int num_tokens;
         const long long first = way.first_token(step, num_tokens);
         store_turned(out, (first * heads + way.head) * width_v + way.value, (long long)heads * width_v, num_tokens, answer,
@@ -1004,7 +1016,7 @@ extern "C" __global__ void kda_scan(
 }
 
 // ---------------------------------------------------------------- there and back, for a backward pass
-// 16 values of a state, by way of shared memory that only this warp uses
+// stores 16 values of a state in rows of channels, via shared memory that only this warp uses
 template <typename Out>
 __device__ void keep_state(Out states, long long at, const unsigned (&operand)[WIDTH / 16][4], int lane) {
     const unsigned mine = start_of_shared() + STAGES_THERE_AND_BACK * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
@@ -1021,7 +1033,7 @@ __device__ void keep_state(Out states, long long at, const unsigned (&operand)[W
     await_warp();
 }
 
-// forward through the chunks: each one's first state, and V' in the place of its values
+// scans a segment forward: stores each chunk's first state, and overwrites its values with V'
 template <typename Walk, typename In, typename Floats, typename Out>
 __device__ void go_there(const Walk& way, In weights, Out values, In keys, Floats decay, Floats initial, Floats ends,
                          Out states) {
@@ -1054,7 +1066,7 @@ __device__ void go_there(const Walk& way, In weights, Out values, In keys, Float
     });
 }
 
-// backward through the chunks: the gradient of each one's last state, and of its V'
+// scans a segment backward: stores the gradients of each chunk's last state and of its V'
 template <typename Walk, typename In, typename Floats, typename Wide, typename Flags, typename Out>
 __device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Floats decay, Floats growth,
                         In grad_out, Floats grad_final, Wide grad_initial, Wide grad_ends, Flags ready, Out grad_values,
@@ -1110,7 +1122,7 @@ __device__ void go_back(const Walk& way, In weights, In queries, In keys, In sco
     }
 }
 
-// half of the blocks go there and the others back: neither needs what the other finds
+// half of the blocks scan forward and half backward: neither needs the results of the other
 extern "C" __global__ void kda_there_and_back(
     const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
     const float* decay, const float* growth, const float* initial, const float* ends, bfloat16* states,
@@ -1130,25 +1142,26 @@ extern "C" __global__ void kda_there_and_back(
 }
 
 // ---------------------------------------------------------------- gradients inside a chunk
-// A block takes a chunk of a head, and a warp two parts of its channels, one after the other. All warps read the gradients of
-// outputs, V' and the gradients of values in slots of the block; a warp's own states come through a ring of stages, then its
-// queries, keys and gates. First each warp takes its share of the values, then of the pairs, for all of them.
+// A block takes a chunk of a head, and a warp two parts of its channels, one after the other. Slots that all warps read hold
+// the gradients of outputs, V', the gradients of values, and the values. Each warp prefetches the states of its parts, then
+// queries, keys and gates, into its own ring of stages. Before its parts, a warp does its share of the values, then of the
+// pairs, for all warps.
 //
-// A sum of gates from a chunk's start to token t appears in the loss by way of what t takes from the first state, what it
-// adds to the last, and its pairs. Z_t is the derivative by that sum. The gradient of a gate is the sum of Z over its own
-// and all later tokens, and what the last state gives to all of them. A pair's two terms cancel in the sums before it, so
-// both are products of the same rounded factors.
-#define RING 4
+// The loss depends on the sum of gates from a chunk's start to token t through t's read of the first state, its write to the
+// last state, and its pairs. Z_t is the derivative with respect to that sum. The gradient of a gate is the sum of Z over its
+// own and all later tokens, plus one term of the last state for all gates. In the gradients of gates before both tokens of a
+// pair, the pair's two terms cancel, so both are products of the same rounded factors.
+#define RING 4  // stages per warp
 #define PAIR_BYTES (TOKENS * TOKENS * 2)
-// what the slots of a block hold; WRITTEN are the gradients of V', then of what was written into the state
+// matrices in the slots of a block; WRITTEN holds the gradients of V', then of the right side of the triangular system
 enum { OUTPUTS, NEW_VALUES, WRITTEN, OLD_VALUES, MATRICES };
 
-// rows 8*q.. of 32 values of a part of a state, and the channels 2*r and 2*r + 1: operands of a product that sums over
-// values
+// 32 values of a part of a state: a thread holds the rows (values) 8*q to 8*q + 7 and the channels 2*r and 2*r + 1, as right
+// operands of products that sum over values
 struct StateRows {
     unsigned rows[8];
 
-    // row 8*(i & 3) + (i >> 2) lies at place i, so that a warp takes neighbours
+    // the stage holds row 8*(i & 3) + (i >> 2) at place i, so that a warp reads adjacent bytes
     template <typename In> static __device__ void copy(unsigned stage, In states, long long at, int lane) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -1160,14 +1173,14 @@ struct StateRows {
 #pragma unroll
         for (int t = 0; t < 8; ++t) rows[t] = take4(stage + 128 * t + 32 * (lane & 3) + 4 * (lane >> 2));
     }
-    // of rows t and t + 1
+    // one channel of rows t and t + 1
     __device__ unsigned pair(int t, int channel) const {
         const unsigned a = rows[t], b = rows[t + 1];
         return channel ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
     }
 };
 
-// the inverse of a chunk's triangular system, transposed: rows 0 to 15 by their first and second 16 columns, and the rest
+// the inverse of a chunk's triangular system, transposed, in blocks of 16 x 16: upper left, upper right and lower right
 struct TurnedInverse {
     unsigned first[4], joining[4], second[4];
     __device__ TurnedInverse(unsigned matrix, int lane) {
@@ -1176,7 +1189,7 @@ struct TurnedInverse {
         load_transposed(joining, matrix + at_part<TOKENS / 8>(16 + row, part));
         load_transposed(second, matrix + at_part<TOKENS / 8>(16 + row, 2 + part));
     }
-    // for two values of a thread and all its rows
+    // upper and lower += inverse transposed @ rows, for values 2*p and 2*p + 1 of a thread and all its rows
     __device__ void solve(float (&upper)[4], float (&lower)[4], const unsigned (&rows)[ROWS][4], int p) const {
         unsigned turned[ROWS];
 #pragma unroll
@@ -1187,7 +1200,7 @@ struct TurnedInverse {
     }
 };
 
-// what a thread has of 32 tokens and a part of the channels, as products leave it
+// a thread's elements of a sum [32 tokens, 16 channels], in the layout of accumulators
 struct Sums {
     float tiles[2][2][4] = {};
     __device__ float& at(int m, int c) { return tiles[m >> 1][c & 1][2 * (m & 1) + (c >> 1)]; }
@@ -1207,9 +1220,9 @@ struct Sums {
     }
 };
 
-// a 32 x 32 matrix of pairs in shared memory, of which the pairs of some levels count
+// multiplies by a 32 x 32 matrix of pairs in shared memory, of which only the pairs of levels first to end - 1 count
 struct Levels {
-    unsigned corner, turned_corner;  // of 8 x 8 on the diagonal, which pairs a thread keeps
+    unsigned corner, turned_corner;  // masks of the pairs that a thread keeps in 8 x 8 blocks on the diagonal
     bool joins_eights, joins_halves;
 
     __device__ Levels(int first, int end, int lane) {
@@ -1224,7 +1237,7 @@ struct Levels {
             }
         joins_eights = first <= 3 && 3 < end, joins_halves = end > 4;
     }
-    // sums[tokens, 8 channels] += matrix @ rows; columns of rows are given as operands, eight tokens each
+    // sums[tokens, 8 channels] += matrix @ rows; each element of rows is the right operand of eight tokens
     __device__ void multiply_by(float (&upper)[4], float (&lower)[4], unsigned matrix, const unsigned (&rows)[ROWS],
                                 int lane) const {
         const unsigned at = matrix + at_part<TOKENS / 8>(lane & 15, lane >> 4);
@@ -1270,15 +1283,15 @@ __device__ float diagonal_of(unsigned matrix, int token) {
     return token & 1 ? high_of(two) : low_of(two);
 }
 
-// of the rows of tile m, which the compiler does not know
+// rows[2*m + half]; the compiler does not know m, and registers have no index at run time
 __device__ float from_rows(const float (&rows)[ROWS], int m, int half) { return m ? rows[2 + half] : rows[half]; }
 
-// two channels of a row of a part
+// channels 2*p and 2*p + 1 of row m of a thread, from the stage of a part
 __device__ unsigned pair_in(unsigned stage, int m, int p, int lane) {
     return take4(stage + m * (SLOT / 2) + 8 * lane + 4 * p);
 }
 
-// with two channels of a thread and all its rows, as a product leaves them
+// calls use(row, side, sum) for the accumulators of two channels and all rows of a thread
 template <typename Use> __device__ void for_each(const float (&halves)[2][4], Use use) {
 #pragma unroll
     for (int m = 0; m < ROWS; ++m)
@@ -1286,7 +1299,8 @@ template <typename Use> __device__ void for_each(const float (&halves)[2][4], Us
         for (int side = 0; side < 2; ++side) use(m, side, halves[m >> 1][2 * (m & 1) + side]);
 }
 
-// what pairs add. The exponent is that of a pair's later token; its earlier one has it times turn
+// adds what pairs contribute to the gradients. exponent(m, c) gives the factor of a token that is later in a pair; as the
+// earlier one, its exponent is multiplied by turn
 template <typename Exponent>
 __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_strength)[ROWS],
                           unsigned queries, unsigned keys, Exponent exponent, float turn, const Levels& levels,
@@ -1310,7 +1324,7 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
             later[m] = pack(low_of(later[m]) * rise[m][0], high_of(later[m]) * rise[m][1]);
             columns[m] = transposed(earlier[m]);
         }
-        // one product after the other, each used up at once: there are no registers for more
+        // each product is used up before the next one: there are no registers for more
         float to_query[2][4] = {}, to_later[2][4] = {}, unweighed[2][4] = {}, to_earlier[2][4] = {};
         levels.multiply_by(to_query[0], to_query[1], scores, columns, lane);
         for_each(to_query, [&](int m, int side, float a) {
@@ -1351,7 +1365,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     const unsigned ring = strengths + TOKENS * 4 + warp * (RING * PART_STAGE);
     const auto slots_of = [&](int matrix, int group) { return common + (matrix * groups + group) * ROWS * SLOT; };
     const auto stage_of = [&](int item) { return ring + item % RING * PART_STAGE; };
-    // of each part 32 values of both states at a time, then queries and keys, then gates
+    // prefetches an item of a part: 32 values of the first state and of the last state's gradient at a time, then queries
+    // and keys, then gates
     const auto fetch = [&](int item) {
         const int nth = item < per_part ? 0 : 1, i = item - nth * per_part, part = 2 * warp + nth;
         if (i < groups) {
@@ -1380,7 +1395,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             }
         }
     }
-    for (int i = threadIdx.x; i < TOKENS * 4; i += WIDTH)  // 16 bytes of a row
+    for (int i = threadIdx.x; i < TOKENS * 4; i += WIDTH)  // each 16 bytes of a row
         copy16(solver + at_part<TOKENS / 8>(i >> 2, i & 3), inverse, chunk.index * (TOKENS * TOKENS) + i * 8);
     end_copies();
 #pragma unroll
@@ -1392,7 +1407,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     __syncthreads();
     take_strengths(strength, strengths, r);
 
-    // values: the gradient of V' becomes that of beta*v, before the triangular system
+    // values: the gradient of V' becomes that of the triangular system's right side, which contains beta*v
     const TurnedInverse solved(solver, lane);
 #pragma unroll 1
     for (int group = warp; group < groups; group += warps) {
@@ -1421,7 +1436,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     }
     __syncthreads();
 
-    // pairs: the gradients of scores and overlaps, a tile of one of them at a time
+    // pairs: the gradients of scores and overlaps; a warp takes one tile of one of them at a time
 #pragma unroll 1
     for (int i = warp; i < 2 * TILES; i += warps) {
         const bool is_score = i < TILES;
@@ -1449,7 +1464,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
 #pragma unroll 1
     for (int nth = 0; nth < 2; ++nth) {
         const int first = nth * per_part;
-        Sums of_query, of_key, z;  // z is the gradient of weighed keys first
+        Sums of_query, of_key, z;  // z first holds the negated gradient of weighed keys
         float of_decay[2] = {};
 #pragma unroll 1
         for (int group = 0; group < groups; ++group) {
@@ -1494,7 +1509,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             for (int side = 0; side < 2; ++side) {
                 const int c = 2 * p + side;
                 const float end = from_lane(sums[3][c], 28 + quad);
-                float of_last = 0.0f;  // what the last state gives to every gate: by the last token
+                float of_last = 0.0f;  // the term of the last state for all gates, added to Z of the last token
 #pragma unroll
                 for (int m = 0; m < ROWS; ++m) {
                     const float a = half_of(query[m], side), b = half_of(key[m], side);
@@ -1521,7 +1536,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
                 const Levels levels(level, level + 1, lane);
                 add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, 1.0f, levels, pairs, lane);
             }
-        } else {  // all pairs meet in the middle of the chunk
+        } else {  // all pairs decay from and to the middle of the chunk
             const auto exponent = [&](int m, int c) { return sums[m][c] - middle[c]; };
             add_pairs(of_query, of_key, z, of_strength, queries, keys, exponent, -1.0f, Levels(0, 5, lane), pairs, lane);
         }
@@ -1552,7 +1567,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             store16(grad_g, at, as_bits(z.at(m, 0) + poison, z.at(m, 1) + poison, z.at(m, 2) + poison, z.at(m, 3) + poison));
         }
     }
-    // in the place of what nobody reads any more
+    // reuses the slots of OLD_VALUES, which are no longer read
     const unsigned of_strengths = start_of_shared() + OLD_VALUES * groups * ROWS * SLOT;
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {

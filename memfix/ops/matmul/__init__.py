@@ -1,4 +1,4 @@
-"""Matrix products by kernels that can be read: one thread an element, tiles in shared memory, and a Triton tile."""
+"""Matrix products by readable kernels: one thread per element, tiles in shared memory, and tiles in Triton."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matmul(left_MK: torch.Tensor, right_KN: torch.Tensor, *, form: str = "auto")
 
 
 def row_max(x_RC: torch.Tensor) -> torch.Tensor:
-    """The largest number of each row, on a GPU. A NaN is dropped, and a row of nothing else is -inf."""
+    """The largest number of each row, on a GPU. NaN is skipped, and a row of nothing but NaN gives -inf."""
     from .row_maxima import cuda_row_max
 
     return cuda_row_max(x_RC)

@@ -1,4 +1,4 @@
-"""What the products promise: cuBLAS's answer, and no memory but the result."""
+"""The contract of matmul: cuBLAS's result, and no memory but the output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .one_thread import one_thread_matmul
 from .tiled import tiled_matmul
 from .triton import Tile, triton_matmul
 
-# small calls then have several tiles, as those of the CUDA kernels have
+# with these tiles small calls have several, as with the 16 x 16 tiles of the CUDA kernels
 _SMALL_TILES = {f"{__package__}.triton.TILE": Tile(rows=16, columns=16, terms=16)}
 _FORMS = {
     "one_thread": Form(one_thread_matmul, has_kernels=True, language="cuda"),
@@ -33,7 +33,7 @@ contract = Contract(
         "odd": {"M": 1023, "N": 1025, "K": 511, "dtype": "float32"},
         "small": {"M": 512, "N": 512, "K": 512, "dtype": "float32"},
     },
-    # sums are taken in the order of the terms, which is not cuBLAS's
+    # kernels sum in the order of the terms, cuBLAS in another
     tolerance=Tolerance(),
     budgets=[
         budget

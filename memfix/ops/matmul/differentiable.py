@@ -1,4 +1,4 @@
-"""The gradient of a product, as two products by the same kernel on transposed operands."""
+"""Makes a product differentiable: its gradients are two products by the same kernel on transposed operands."""
 
 # M rows, N columns, K terms
 
@@ -12,11 +12,11 @@ import torch
 from ..arguments import require_same, require_shape
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""A product of two matrices of any strides, without a graph."""
+"""Multiplies two matrices of any strides, without an autograd graph."""
 
 
 def differentiable_product(multiply: Multiply, left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
-    """``left @ right`` by ``multiply``, and gradients of any order."""
+    """Return ``left @ right`` by ``multiply``, with gradients of any order."""
     require_shape("left", left_MK, "M K")
     require_shape("right", right_KN, "K N")
     require_same("device", left=left_MK.device, right=right_KN.device)
@@ -44,6 +44,6 @@ class _Product(torch.autograd.Function):
 
 
 def _laid_out_like(operand: torch.Tensor, multiply: Multiply, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``left @ right``, transposed in memory where ``operand`` is: autograd would copy its gradient otherwise."""
+    """Return ``left @ right``, transposed in memory if ``operand`` is: otherwise autograd would copy the gradient."""
     is_transposed = operand.stride(0) == 1 and operand.stride(1) >= operand.shape[0]
     return _Product.apply(multiply, right.T, left.T).T if is_transposed else _Product.apply(multiply, left, right)

@@ -1,4 +1,4 @@
-"""The Triton kernel of a product: one program a tile, whose size is a constant of the launch."""
+"""The Triton kernel of a product: one program per tile, whose sizes are constexprs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def product_tile(
     left, right, out, rows, columns, terms, left_row, left_column, right_row, right_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """``out = left @ right``, of any strides, ``out`` contiguous."""
+    """Write ``out = left @ right``. The operands have any strides, and ``out`` is contiguous."""
     at_row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at_column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)

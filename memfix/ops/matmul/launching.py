@@ -1,4 +1,4 @@
-"""Launches of the kernels of ``matmul.cu``."""
+"""Launches the kernels of ``matmul.cu``."""
 
 # M rows, N columns, K terms
 
@@ -12,13 +12,13 @@ from ...cuda_kernels import CudaKernel
 
 SOURCE = Path(__file__).with_name("matmul.cu")
 TILE = 16
-"""Threads of a block in both directions, as in the source."""
+"""Threads of a block in each dimension, as in ``matmul.cu``."""
 MOST_BLOCKS = 65_535
-"""CUDA's limit in the second direction of a grid."""
+"""CUDA's limit of ``gridDim.y``."""
 
 
 def product_by(kernel: CudaKernel, left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
-    """``left @ right`` by a kernel with a thread for each element. Strides are passed on, so nothing is copied."""
+    """Return ``left @ right`` by a kernel with one thread per element, which takes strides, so nothing is copied."""
     (M, K), N = left_MK.shape, right_KN.shape[1]
     if M > TILE * MOST_BLOCKS:
         raise ValueError(f"the product must have at most {TILE * MOST_BLOCKS:,} rows, got {M:,}; use torch.matmul")

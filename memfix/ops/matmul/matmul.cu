@@ -6,7 +6,7 @@
 #define TILE 16
 #define ROW_THREADS 256
 
-// one thread an element of c: every thread loads its own row of a and column of b, 2*M*N*K loads
+// one thread per element of c: every thread loads a row of a and a column of b itself, 2*M*N*K loads
 extern "C" __global__ void matmul_one_thread(const float* __restrict__ a, const float* __restrict__ b, float* c,
                                              int M, int N, int K, long long a_row, long long a_column,
                                              long long b_row, long long b_column) {
@@ -44,7 +44,7 @@ extern "C" __global__ void matmul_tiled(const float* __restrict__ a, const float
     if (row < M && column < N) c[(long long)row * N + column] = sum;
 }
 
-// out[row] = fmaxf over a row of x: a NaN is dropped, and a row of nothing else is -inf. One block a row
+// out[row] = fmaxf over a row of x: NaN is skipped, and a row of nothing but NaN gives -inf. One block per row
 extern "C" __global__ void row_max(const float* __restrict__ x, float* out, int columns, long long x_row,
                                    long long x_column) {
     __shared__ float largest[ROW_THREADS];

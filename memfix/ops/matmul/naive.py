@@ -1,4 +1,4 @@
-"""What is true: torch's own product, cuBLAS on a GPU, and a fold of ``torch.fmax``."""
+"""The references: torch's own product, which is cuBLAS on a GPU, and a fold of ``torch.fmax``."""
 
 # M rows, N columns, K terms of a product; R rows, C columns of a reduction
 
@@ -10,11 +10,11 @@ import torch
 
 
 def naive_matmul(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
-    """``left @ right``. The digits of float32 are kept: torch does not round to TF32 unless it is told to."""
+    """Return ``left @ right`` with the digits of float32: torch rounds to TF32 only if it is told to."""
     return left_MK @ right_KN
 
 
 def naive_row_max(x_RC: torch.Tensor) -> torch.Tensor:
-    """``fmax`` over the columns, from -inf on. ``amax`` is another function: a NaN wins there, and is dropped here."""
+    """Fold ``fmax`` over the columns, starting from -inf. It skips NaN, where ``amax`` would return NaN."""
     start_R = torch.full_like(x_RC[:, 0], float("-inf"))
     return functools.reduce(torch.fmax, x_RC.unbind(1), start_R)

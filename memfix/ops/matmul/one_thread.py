@@ -1,4 +1,4 @@
-"""One thread an element of the product, each with its own loads: what a first CUDA kernel looks like."""
+"""One thread per element of the product, with its own loads: what a first CUDA kernel looks like."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ ONE_THREAD = CudaKernel(SOURCE, "matmul_one_thread")
 
 
 def one_thread_matmul(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
-    """Equals ``left_MK @ right_KN``. It makes ``2*M*N*K`` loads from global memory, and no memory but the output."""
+    """Equals ``left_MK @ right_KN``. It loads ``2*M*N*K`` times from global memory, and allocates only the output."""
     return differentiable_product(partial(product_by, ONE_THREAD), left_MK, right_KN)

@@ -1,4 +1,4 @@
-"""What ``row_max`` promises: the answer of a fold of ``torch.fmax``, NaN for NaN and -inf for -inf."""
+"""The contract of ``row_max``: exactly the result of a fold of ``torch.fmax``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .row_maxima import cuda_row_max
 
 
 def _with_nans(shape: tuple[int, ...], generator: torch.Generator, dims: Any) -> torch.Tensor:
-    """Normal numbers, of which every third is NaN, and a row in eight that has nothing else."""
+    """Draw normal numbers, a third of them replaced by NaN, and one row in eight replaced altogether."""
     x_RC = torch.randn(shape, generator=generator)
     is_nan = torch.rand(shape, generator=generator) < 1 / 3
     is_nan |= torch.rand(shape[0], 1, generator=generator) < 1 / 8
@@ -25,7 +25,7 @@ contract = Contract(
     "row_max",
     naive=naive_row_max,
     forms={"cuda": Form(cuda_row_max, has_kernels=True, language="cuda")},
-    # a block has 256 threads: rows are up to three times as long
+    # a block has 256 threads, each of which loads up to three elements of these rows
     dims={"R": Dim(1, 12), "C": Dim(1, 700)},
     inputs=[TensorSpec("x", "R C", values=_with_nans)],
     dtypes=("float32",),

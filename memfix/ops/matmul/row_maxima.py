@@ -1,4 +1,4 @@
-"""The largest number of each row by a block of threads, with ``fmaxf``."""
+"""Finds the largest number of each row by one thread block per row, with ``fmaxf``."""
 
 # R rows, C columns
 
@@ -12,11 +12,11 @@ from .launching import SOURCE
 
 ROW_MAX = CudaKernel(SOURCE, "row_max")
 THREADS = 256
-"""Of a block, as in the source."""
+"""Threads of a block, as in ``matmul.cu``."""
 
 
 def cuda_row_max(x_RC: torch.Tensor) -> torch.Tensor:
-    """Equals a fold of ``torch.fmax`` over the columns, from -inf on. It makes no memory but the output."""
+    """Equals a fold of ``torch.fmax`` over the columns, starting from -inf. It allocates only the output."""
     require_shape("x", x_RC, "R C")
     if x_RC.dtype != torch.float32:
         raise ValueError(f"x must be float32, got {x_RC.dtype}")

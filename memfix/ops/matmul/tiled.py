@@ -1,4 +1,4 @@
-"""Tiles of 16 x 16 in shared memory: each element is loaded once for 16 threads."""
+"""A product by tiles of 16 x 16 in shared memory: each element is loaded once for 16 threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ TILED = CudaKernel(SOURCE, "matmul_tiled")
 
 
 def tiled_matmul(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
-    """Equals ``left_MK @ right_KN``. It makes ``2*M*N*K/16`` loads from global memory where sizes are multiples of 16,
-    each of 4 sectors a warp, and takes 2,048 bytes of shared memory a block, and no memory but the output."""
+    """Equals ``left_MK @ right_KN``. Where sizes are multiples of 16 it loads ``2*M*N*K/16`` times from global memory,
+    4 sectors per warp and load. It takes 2,048 bytes of shared memory per block, and allocates only the output."""
     return differentiable_product(partial(product_by, TILED), left_MK, right_KN)

@@ -1,4 +1,4 @@
-"""A tile of the product for each program of a Triton kernel: no threads, no barriers, tensor cores."""
+"""A product by a Triton kernel with one tile per program, on tensor cores, without explicit threads or barriers."""
 
 # M rows, N columns, K terms
 
@@ -14,7 +14,7 @@ from .differentiable import differentiable_product
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows, columns and terms that a program has in hand at a time. Rows stay below 64: see ``kernels.product``."""
+    """Rows, columns and terms of a program's tiles. Rows stay below 64: see ``memfix.ops.kernels.product``."""
 
     rows: int
     columns: int
@@ -26,7 +26,7 @@ TILE = Tile(rows=32, columns=128, terms=32)
 
 def triton_matmul(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
     """Equals ``left_MK @ right_KN``. Tensor cores sum three products of TF32, which together have the digits of
-    float32. It makes no memory but the output."""
+    float32. It allocates only the output."""
     return differentiable_product(_multiply, left_MK, right_KN)
 
 

@@ -1,4 +1,4 @@
-"""What every form of native sparse attention demands of its arguments, and the sizes of its blocks."""
+"""Argument checks that every form of native sparse attention makes, and the sizes of its blocks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..call import takes
 
 NUM_BRANCHES = 3  # in the order of the gates: compressed, selected, window
 
-# of a call that the kernels take
+# limits of the calls that the kernels support
 WIDEST = 256
 MOST_HEADS = 64
-"""Of queries, for one key-value head."""
+"""Query heads per key-value head."""
 MOST_SHARED = 256
-"""Tokens that a compressed and a selection block have in common: larger counts are no 16-bit floats."""
+"""Tokens that a compressed and a selection block have in common: larger counts are not exact in bfloat16."""
 MOST_MET = 512
-"""Compressed blocks that meet a selection block."""
+"""Compressed blocks that share tokens with one selection block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Sizes in tokens, but ``num_selected`` in blocks. The paper's l, d, l', n and w."""
+    """The sizes of blocks and window in tokens, and ``num_selected`` in blocks: the paper's l, d, l', n and w."""
 
     compress_block: int
     compress_stride: int
@@ -44,11 +44,11 @@ class Blocks:
             )
 
     def num_compressed(self, num_tokens: int) -> int:
-        """Compressed blocks that are complete after ``num_tokens``."""
+        """How many compressed blocks are complete after ``num_tokens``."""
         return max(0, (num_tokens - self.compress_block) // self.compress_stride + 1)
 
     def num_selectable(self, num_tokens: int) -> int:
-        """Selection blocks that have begun after ``num_tokens``."""
+        """How many selection blocks have begun after ``num_tokens``."""
         return -(-num_tokens // self.select_block)
 
 
@@ -96,12 +96,12 @@ class NsaTensors(NamedTuple):
 
     @property
     def wants_gradient(self) -> bool:
-        """Asked before the Function: inside it grad mode is off and ``requires_grad`` does not tell."""
+        """Whether an input needs a gradient. Ask before the Function: inside, grad mode is off."""
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in self)
 
 
 def nsa_form(form: Callable[[NsaTensors, NsaOptions], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Decorates a form: it is called with the tensors in order and the options by name, and gets them checked."""
+    """Decorate a form: callers pass the tensors in order and the options by name, and the form gets both checked."""
 
     @takes(NsaTensors, NsaOptions)
     @functools.wraps(form)
@@ -119,7 +119,7 @@ def scale_of(q_BTGRD: torch.Tensor, scale: float | None) -> float:
 
 
 def takes_kernels(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
-    """Whether kernels compute this call; otherwise the form ``triton`` does what ``chunked`` does."""
+    """Whether the kernels support this call; if not, the form ``triton`` runs ``chunked``."""
     heads, width = q_BTGRD.shape[3:]
     shared = min(blocks.compress_block, blocks.select_block)
     met = blocks.compress_block + blocks.select_block

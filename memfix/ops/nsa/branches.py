@@ -1,7 +1,8 @@
 """The three branches over one chunk of queries: which keys and values each reads, and where their gradients go.
 
-Keys and values are made when asked and never kept. Each item of a batch of products is a key-value head with all
-the chunk's queries as its rows; in the selected branch, where every query has keys of its own, it is one query.
+Keys and values are read on every call and never stored. In a branch's batched products, a batch item is a key-value
+head with all the chunk's queries as its rows; in the selected branch, where every query has keys of its own, a batch
+item is one query.
 """
 
 # N batch x key-value heads, C queries of a chunk, R query heads of each, X = C x R, D width of a head, B batch,
@@ -16,27 +17,27 @@ from .arguments import Blocks
 
 
 class Branch:
-    """Keys and values of which a chunk of queries reads some."""
+    """The keys and values of one branch, and which of them a chunk of queries reads."""
 
     k: torch.Tensor
     v: torch.Tensor
     batch: int
-    """Z"""
+    """Z, the number of batch items in the products."""
     hidden: torch.Tensor
     """True where a query does not see a key; broadcasts to ``[Z, Y, K]``."""
     may_see_nothing = False
-    """Is there a query here that sees no key at all?"""
+    """Whether some query of the chunk may see no key at all."""
 
     def keys(self) -> torch.Tensor:
-        """``[Z, K, D]``"""
+        """Return the keys that the chunk reads, ``[Z, K, D]``."""
         return self._read(self.k)
 
     def values(self) -> torch.Tensor:
-        """``[Z, K, D]``"""
+        """Return the values that the chunk reads, ``[Z, K, D]``."""
         return self._read(self.v)
 
     def add_gradient(self, sums: torch.Tensor, grad_ZKD: torch.Tensor) -> None:
-        """Add to the sums that stand beside what was read, keys or values."""
+        """Add the gradient of what was read, keys or values, to the places in ``sums`` that it was read from."""
         raise NotImplementedError
 
     def _read(self, of_all: torch.Tensor) -> torch.Tensor:
@@ -44,14 +45,14 @@ class Branch:
 
 
 def as_batch(rows_NXD: torch.Tensor, branch: Branch) -> torch.Tensor:
-    """The rows of a chunk as the batch of a branch's products, ``[Z, Y, D]``, a view."""
+    """Return the rows of a chunk as the batch of a branch's products, ``[Z, Y, D]``, a view."""
     if rows_NXD.shape[0] == branch.batch:
         return rows_NXD
     return rows_NXD.view(branch.batch, -1, rows_NXD.shape[-1])
 
 
 class CompressedBranch(Branch):
-    """Vectors of compressed blocks, ``[N, M, D]``, as the sums are."""
+    """The vectors of compressed blocks; keys, values and sums are ``[N, M, D]``."""
 
     def __init__(
         self, k_NMD: torch.Tensor, v_NMD: torch.Tensor, hidden_XM: torch.Tensor, may_see_nothing: bool
@@ -67,7 +68,7 @@ class CompressedBranch(Branch):
 
 
 class SelectedBranch(Branch):
-    """The tokens of the selected blocks, gathered for each query, whose own block is always among them. Sums are
+    """The tokens of the selected blocks, gathered for each query; a query's own block is always selected. Sums are
     ``[B, T, G, D]``, contiguous."""
 
     def __init__(
@@ -81,16 +82,16 @@ class SelectedBranch(Branch):
         batch, num_tokens, groups, width = k_BTGD.shape
         offset = torch.arange(blocks.select_block, device=k_BTGD.device)
         token_NCK = (selected_NCn.long().mul_(blocks.select_block)[..., None] + offset).flatten(-2)
-        # a block that is not there lies before the first token
+        # NONE_SELECTED is -1: its tokens lie before the first one, and are hidden
         hidden_NCK = (token_NCK > query_C[:, None]).logical_or_(token_NCK < 0)
-        # row (b*T + token)*G + g of all tokens' keys
+        # the keys of all tokens are a table whose row (b*T + token)*G + g is read
         first_N = torch.arange(groups, device=k_BTGD.device)
         if batch > 1:
             start_B = torch.arange(batch, device=k_BTGD.device) * (num_tokens * groups)
             first_N = (start_B[:, None] + first_N).flatten()
         row_NCK = token_NCK.clamp_(0, num_tokens - 1).mul_(groups).add_(first_N[:, None, None])
         self.k, self.v = k_BTGD.view(-1, width), v_BTGD.view(-1, width)
-        self.rows = row_NCK.view(-1)  # of every key that is read, Z x K of them
+        self.rows = row_NCK.view(-1)  # [Z * K], the row of every key that is read
         self.hidden = hidden_NCK.view(-1, 1, hidden_NCK.shape[-1])
         self.batch = self.hidden.shape[0]
 
@@ -103,7 +104,7 @@ class SelectedBranch(Branch):
 
 
 class WindowBranch(Branch):
-    """The last tokens up to each query, its own among them. Sums are ``[B, T, G, D]``."""
+    """The last ``window`` tokens up to each query, its own included. Sums are ``[B, T, G, D]``."""
 
     def __init__(
         self, k_BTGD: torch.Tensor, v_BTGD: torch.Tensor, query_X: torch.Tensor, chunk: slice, blocks: Blocks

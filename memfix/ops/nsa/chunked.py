@@ -1,8 +1,8 @@
-"""Native sparse attention that reads only what it attends to, a chunk of queries at a time, in pure torch.
+"""Native sparse attention in pure torch: a chunk of queries at a time reads only the keys that it attends to.
 
-For backward it holds which blocks were selected and the compressed keys and values: gathered keys, scores and
-probabilities are made again chunk by chunk. 16-bit inputs are widened to float32, keys and values at once and queries
-by the chunk: scores of a trained model are tens, and rounding them to 16 bits would be the largest error of all.
+Held for backward are the selected blocks and the compressed keys and values; gathered keys, scores and probabilities
+are recomputed chunk by chunk. 16-bit inputs are upcast to float32, keys and values at once and queries by the chunk:
+scores of a trained model reach tens, and rounding them to 16 bits would be the largest error of all.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, L places of a compression
@@ -32,9 +32,9 @@ def chunked_nsa(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
 
     Peak above inputs in a 16-bit train step, ``C = queries_per_chunk``, ``H = G*R`` and ``M`` compressed blocks: output
     and gradient of q, ``4*B*T*H*D``; k and v in float32 and their sums, ``16*B*T*G*D``; the selection,
-    ``4*B*T*G*num_selected``; and the most that a branch takes for a chunk, gathered keys or their gradients
+    ``4*B*T*G*num_selected``; and the largest tensors of a chunk, gathered keys or their gradients
     ``4*B*C*G*num_selected*select_block*D``, or compressed weights and their gradients ``12*B*C*H*M``. Nothing has
-    two axes of ``T``. Backward may be run again.
+    two axes of ``T``. Backward may run more than once.
     """
     return _Chunked.apply(*tensors, options, tensors.wants_gradient)
 
@@ -44,7 +44,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
         *inputs, options, wants_gradient = given
         tensors = NsaTensors(*inputs)
-        with torch.autocast(tensors.q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
+        with torch.autocast(tensors.q_BTGRD.device.type, enabled=False):  # the caller chose the dtypes
             selecting_k_NMD, v_NMD = _compressed(tensors, options)
             k_NMD = selecting_k_NMD.to(v_NMD.dtype)
             call = _Call(tensors, k_NMD, v_NMD, options)
@@ -70,7 +70,7 @@ class _Chunked(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Queries that are visited together: as a slice of the tokens, their places, and those again for every head."""
+    """Queries that are computed together: their slice of T, their positions, and those repeated for every head."""
 
     tokens: slice
     query_C: torch.Tensor
@@ -78,19 +78,19 @@ class _Chunk:
 
 
 class _Call:
-    """What all chunks of one call share. Keys and values are in the dtype ``wide``, float32 or wider."""
+    """The tensors and options that all chunks of a call share. Keys and values have the dtype ``wide``, >= float32."""
 
     def __init__(self, tensors: NsaTensors, k_NMD: torch.Tensor, v_NMD: torch.Tensor, blocks: NsaOptions) -> None:
         self.q_BTGRD, self.gates_BTGR3, self.k_NMD, self.v_NMD = tensors.q_BTGRD, tensors.gates_BTGR3, k_NMD, v_NMD
         self.blocks, self.scale, self.wide = blocks, scale_of(tensors.q_BTGRD, blocks.scale), k_NMD.dtype
         start_M = torch.arange(k_NMD.shape[1], device=k_NMD.device) * blocks.compress_stride
         self.end_M = start_M + (blocks.compress_block - 1)
-        # rows of both are gathered
+        # contiguous, for the selected branch gathers their rows
         self.k_BTGD, self.v_BTGD = (_contiguous(x_BTGD, self.wide) for x_BTGD in (tensors.k_BTGD, tensors.v_BTGD))
         self.nothing = k_NMD.new_zeros(1, 1, 1)
 
     def rows(self, x_BTGRD: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
-        """The rows of a chunk, head by head: ``[N, X, ...]``, contiguous and wide."""
+        """Return the rows of a chunk, head by head: ``[N, X, ...]``, contiguous and upcast."""
         batch, _, groups, _, width = x_BTGRD.shape
         x_BGCRD = x_BTGRD[:, chunk.tokens].transpose(1, 2)
         return _contiguous(x_BGCRD, self.wide).view(batch * groups, -1, width)
@@ -105,11 +105,11 @@ class _Call:
             yield _Chunk(slice(start, stop), query_T[start:stop], query_TR[start * heads : stop * heads])
 
     def compressed_branch(self, chunk: _Chunk) -> CompressedBranch | None:
-        """None where no block is complete for any of the queries."""
+        """Return the compressed branch, or None where no block is complete for any query of the chunk."""
         blocks, tokens = self.blocks, chunk.tokens
         if not blocks.num_compressed(tokens.stop):
             return None
-        # with those that meet a block of the last query, complete or not: selection asks for them
+        # all that overlap a selection block up to the last query's, complete or not: selection indexes them
         met = slice(-(-blocks.num_selectable(tokens.stop) * blocks.select_block // blocks.compress_stride))
         hidden_XM = self.end_M[met] > chunk.query_X[:, None]
         none_complete = tokens.start < blocks.compress_block - 1
@@ -120,7 +120,7 @@ class _Call:
         yield WINDOW, WindowBranch(self.k_BTGD, self.v_BTGD, chunk.query_X, chunk.tokens, self.blocks)
 
     def weights(self, branch: Branch, q_NXD: torch.Tensor) -> torch.Tensor:
-        """``[Z, Y, K]``: the softmax of the scores, zeros for a query that sees nothing."""
+        """Return the softmax of the scores, ``[Z, Y, K]``, zeros for a query that sees nothing."""
         q_ZYD = as_batch(q_NXD, branch)
         scores_ZYK = torch.baddbmm(self.nothing, q_ZYD, branch.keys().mT, beta=0, alpha=self.scale)
         weights_ZYK = scores_ZYK.masked_fill_(branch.hidden, torch.finfo(self.wide).min).softmax(-1)
@@ -128,7 +128,7 @@ class _Call:
 
 
 def _contiguous(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x`` itself where it is both already, else one copy."""
+    """Return ``x`` contiguous and in ``dtype``: itself if it is both, else one copy."""
     return x.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 
@@ -140,7 +140,7 @@ def _write_rows(x_BCGRD: torch.Tensor, rows_NXD: torch.Tensor) -> None:
 
 # ---------------------------------------------------------------- forward
 def _compressed(tensors: NsaTensors, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[N, M, D]`` each: keys in float64, since blocks are selected by them, values in float32 or wider."""
+    """Return compressed keys, in float64 because they select blocks, and values, in float32 or wider, ``[N, M, D]``."""
     _, k_BTGD, v_BTGD, _, position_embedding_LD = tensors
     num_blocks = blocks.num_compressed(k_BTGD.shape[1])
     weight_LD = place_weights(position_embedding_LD, blocks.compress_block, k_BTGD, torch.float64)
@@ -186,7 +186,7 @@ def _selected(
     chunk: _Chunk,
     compressed: CompressedBranch | None,
 ) -> torch.Tensor:
-    """``[N, C, n]``: the blocks that each query of a chunk reads."""
+    """Return the blocks that each query of a chunk reads, ``[N, C, n]``."""
     blocks, num_queries = call.blocks, chunk.query_C.shape[0]
     num_selectable = blocks.num_selectable(chunk.tokens.stop)
     if compressed is None:
@@ -202,7 +202,7 @@ def _selected(
 
 
 def _attend(call: _Call, branch: Branch, q_NXD: torch.Tensor) -> torch.Tensor:
-    """Softmax attention of a chunk of queries to the keys of one branch."""
+    """Return the softmax attention of a chunk of queries to the keys of one branch."""
     weights_ZYK = call.weights(branch, q_NXD)
     return torch.bmm(weights_ZYK, branch.values()).view_as(q_NXD)
 
@@ -216,7 +216,7 @@ def _backward(
     wants_q: bool,
     wants_gates: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of q and of the gates, where they are wanted; those of keys and values are added to ``sums``."""
+    """Return the gradients of q and of the gates, where wanted; add those of keys and values to ``sums``."""
     grad_q_BTGRD, grad_gates_BTGR3 = (
         torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
         for tensor, wanted in ((call.q_BTGRD, wants_q), (call.gates_BTGR3, wants_gates))
@@ -238,7 +238,7 @@ def _backward(
 
 
 class _Rows:
-    """The queries of a chunk, head by head, with what came for them from above and the gradients that they get."""
+    """The queries of a chunk, head by head, with their upstream gradients, and their gradients as they are summed."""
 
     def __init__(self, call: _Call, upstream_BTGRD: torch.Tensor, chunk: _Chunk) -> None:
         self.q_NXD, gates_NX3 = call.rows(call.q_BTGRD, chunk), call.rows(call.gates_BTGR3, chunk)
@@ -259,11 +259,11 @@ def _branch_backward(
     gated_ZYD = as_batch(rows.upstream_NXD * rows.gates[kind], branch)
     grad_ZYK = torch.bmm(gated_ZYD, values_ZKD.mT)
     del values_ZKD
-    # in the order of torch's own softmax: where one weight is nearly 1 its gradient is a small difference, and 0 where
-    # there is no other key
+    # in the order of torch's softmax backward: where one weight is nearly 1 its gradient is a small difference, and
+    # exactly 0 where there is no other key
     total_ZY1 = (grad_ZYK * weights_ZYK).sum(-1, keepdim=True)
     grad_ZYK.sub_(total_ZY1).mul_(weights_ZYK).mul_(call.scale)
-    # keys once more: those of the weights and the values would be alive together
+    # read the keys again: kept since the weights were made, they would be alive together with the values
     as_batch(rows.grad_q_NXD, branch).baddbmm_(grad_ZYK, branch.keys())
     if sum_v is not None:
         branch.add_gradient(sum_v, torch.bmm(weights_ZYK.mT, gated_ZYD))
@@ -273,7 +273,7 @@ def _branch_backward(
 
 
 class _Sums:
-    """Where the gradients of keys and values are added up; None for what is not wanted."""
+    """The sums of the gradients of keys and values; None where a gradient is not wanted."""
 
     def __init__(self, call: _Call, wants_k: bool, wants_v: bool, wants_places: bool) -> None:
         def zeros(like: torch.Tensor, wanted: bool) -> torch.Tensor | None:
@@ -287,7 +287,7 @@ class _Sums:
     def finished(
         self, call: _Call, position_embedding_LD: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Gradients of k, v and the position embedding: what compressed blocks got is carried on to their tokens."""
+        """Return the gradients of k, v and the position embedding; compressed blocks pass theirs on to their tokens."""
         stride, dtype = call.blocks.compress_stride, call.q_BTGRD.dtype
         weight_LD = place_weights(position_embedding_LD, call.blocks.compress_block, call.k_BTGD, call.wide)
         places_LD = torch.zeros_like(weight_LD) if self.wants_places else None

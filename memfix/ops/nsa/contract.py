@@ -1,4 +1,4 @@
-"""What native sparse attention promises. The incident: 131,072 tokens, 32 heads over 8 of width 80, bfloat16."""
+"""The contract of native sparse attention. The incident: 131,072 tokens, 32 heads over 8 of width 80, bfloat16."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from .triton import Tiles, triton_nsa
 _PAPER = {"compress_block": 32, "compress_stride": 16, "select_block": 64, "num_selected": 16, "window": 512}
 _EMBEDDED = {"present": ("position_embedding",)}
 
-# sums and everything inside a chunk are in float32, or float64 for float64
+# item size of sums and of all tensors of a chunk: float32, or float64 for float64 inputs
 _W = "max(e, 4)"
 _M = "T/compress_stride"
 _CHUNK = "B*G*min(queries_per_chunk, T)"
 _PLACES = "8*T*(R + 1) + 64*KiB"
 _EVERY_TOKEN = f"B*T*G*(R*D*e + 2*D*{_W} + 4*num_selected) + B*G*D*{_M}*(16 + 4*{_W})"
-# of one query and key-value head: compressed scores in float64, or as softmax takes and gives them; gathered keys; the
-# window's scores; what selection blocks share with compressed ones
+# forward, per query and key-value head: compressed scores in float64, or those into and out of softmax; gathered keys;
+# the window's scores; the probabilities of compressed blocks that share tokens with selection blocks
 _FORWARD = (
     f"max({_M}*(R*(2*{_W} + 1) + 8), num_selected*select_block*(D + 2*R + 8)*{_W}, "
     f"R*(queries_per_chunk + window)*3*{_W}, "
     f"8*({_M} + (T/select_block + 1)*((compress_block + select_block)/compress_stride + 6)))"
 )
-# weights, their gradients and the product of the two; gathered keys or their gradients
+# backward, per query and key-value head: weights, their gradients and the product of both; gathered keys or their
+# gradients
 _TRAIN = (
     f"max({_M}*R*(3*{_W} + 1), num_selected*select_block*(D + 3*R + 8)*{_W}, R*(queries_per_chunk + window)*4*{_W})"
 )
 _GRADIENTS = f"B*T*G*(R*(D + 3)*e + D*(2*{_W} + 2*e))"
 
-# of the kernels: output; copies of inputs that are not contiguous; compressed keys, in float64 where they select, and
-# values; scores of a chunk and their denominators in float64; sums of the first
-# block's gradients; the selection, sorted by block
+# the form ``triton``: output; contiguous copies of inputs; compressed keys, in float64 for selection, and values;
+# scores of a chunk and their denominators in float64; sums of the first block's gradients; the selection, sorted by
+# block
 _OUT = "B*T*G*R*D*e"
 _COPIES = "B*T*G*(R*D + 2*D + 3*R)*e"
 _COMPRESSED = f"B*G*D*{_M}*(24 + 4*e)"
 _SCORES = f"{_CHUNK}*(6*(T/select_block + 1) + 20*R + 12 + 4*num_selected)"
 _FIRST = "B*G*D*(T/8 + 8*select_block)"
 _SORTED = "40*B*T*G*num_selected + 8*B*G*(T/select_block + 2)"
-# in float64, where the form is chunked; 0 elsewhere
+# for float64 inputs, for which ``triton`` runs ``chunked``; else 0
 _IN_FLOAT64 = (
     "max(e - 4, 0)*B*G*(T*(2*R*D + 30*D) + min(queries_per_chunk, T)*(T/compress_stride*(6*R + 4) + 16*R*D"
     " + 2*num_selected*select_block*(D + 3*R + 8) + 8*R*(queries_per_chunk + window) + 40*T))"
@@ -69,7 +70,7 @@ contract = Contract(
         "chunked": chunked_nsa,
         "triton": Form(triton_nsa, has_kernels=True, compared_with=_SMALL_TILES),
     },
-    # many small blocks: three are read whatever their scores, and only from the fourth on is one chosen
+    # many small blocks: a query reads three whatever their scores, and only the fourth and later are chosen by score
     dims={
         "B": Dim(1, 2),
         "T": Dim(1, 128),
@@ -87,7 +88,7 @@ contract = Contract(
     inputs=[
         TensorSpec("q", "B T G R D", grad=True),
         TensorSpec("k", "B T G D", grad=True),
-        # of keys and values that are both alike the gradient of q is zero but for the order of its sums
+        # values are never "alike": where keys are too, the gradient of q is zero up to rounding
         TensorSpec("v", "B T G D", grad=True, patterns=("even", "runs")),
         TensorSpec("gates", "B T G R 3", grad=True, values=Uniform(0.0, 1.0)),
         TensorSpec("position_embedding", "compress_block D", grad=True, values=Normal(scale=0.5), optional=True),
@@ -95,13 +96,13 @@ contract = Contract(
     cases={
         "incident": {"B": 1, "T": 131_072, "G": 8, "R": 4, "D": 80, **_PAPER, "queries_per_chunk": 4096}
         | {"dtype": "bfloat16", **_EMBEDDED},
-        # strides so small that a shape drawn near the case does not have one above its block
+        # a stride so small that shapes drawn near the case have none above their block
         "medium": {"B": 1, "T": 4096, "G": 2, "R": 4, "D": 64, **_PAPER, "compress_block": 16}
         | {"compress_stride": 2, "queries_per_chunk": 2048, "dtype": "bfloat16", **_EMBEDDED},
         "small": {"B": 2, "T": 256, "G": 2, "R": 2, "D": 16, "compress_block": 8, "compress_stride": 2}
         | {"select_block": 16, "num_selected": 4, "window": 32, "queries_per_chunk": 256, "dtype": "float32"},
     },
-    # where keys and values come in runs, three softmaxes of sums cancel
+    # where values come in runs, the sums of three softmaxes cancel
     tolerance=Tolerance(rms_factor=1.5, sum_ulps=128),
     budgets=[
         *below_naive("chunked", "incident", forward=400, train=700),

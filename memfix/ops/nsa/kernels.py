@@ -1,8 +1,8 @@
-"""The Triton kernels of native sparse attention: three branches of queries, and the gradients of rows and of keys.
+"""The Triton kernels of native sparse attention: its three branches, and the gradients of queries, keys and values.
 
-A row is one query head of one token. The heads that share a key-value head lie in one tile, several tokens of them, so
-that keys are read once for all and products have at least 16 rows. Scores are in powers of two. Compressed keys come
-in two pieces of the working dtype, whose sum has twice its digits, where blocks are selected by them.
+A row is one query head of one token. A tile has the heads that share a key-value head, of several tokens, so that keys
+are read once for all of them and products have at least 16 rows. Scores are exponents of 2. Where compressed keys
+select blocks, they come in two pieces of the working dtype, whose sum has twice its digits.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, M compressed blocks,
@@ -24,29 +24,29 @@ COUNTS = (
     "first", "stop", "offset", "window", "compress_block", "compress_stride", "select_block", "step", "segment_tokens",
     "groups", "num_tokens", "num_compressed", "num_listed", "num_segments",
 )  # fmt: skip
-"""Triton does not specialize kernels on these: one kernel serves every length, window and stride. It still does on
-``num_rows``, ``num_queries`` and ``num_selectable``, which decide how many numbers are loaded at once."""
+"""Arguments that Triton does not specialize: one kernel serves every length, window and stride. It still specializes
+``num_rows``, ``num_queries`` and ``num_selectable``, which decide how many elements a load takes at once."""
 
 
 # ---------------------------------------------------------------- tiles
 @triton.jit
 def rows_of(token, head, counts, group, num_tokens, groups, HEADS: tl.constexpr):
-    """Where each row of ``[T, G, R]`` lies in its item of the batch, and whether it is there."""
+    """Return the index of each row of ``[T, G, R]`` in its item of the batch, and the rows' mask."""
     return (token * groups + group) * HEADS + head, counts & (head < HEADS) & (token < num_tokens)
 
 
 @triton.jit
 def of_item(tensor, item, num_rows, width):
-    """The rows of one item of the batch."""
+    """Return a pointer to the rows of one item of the batch."""
     return tensor + item.to(tl.int64) * num_rows * width
 
 
 @triton.jit
 def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The vectors of rows, zeros where there are none: ``[X, D]``, or two such tiles where ``BLOCK_E`` is not 0.
+    """Load the vectors of rows, zeros where masked: ``[X, D]``, or two such tiles where ``BLOCK_E`` is not 0.
 
-    A tile has a power of two of channels. 80 of them are a tile of 64 and one of 16: in one tile of 128, products and
-    registers would be 1.6 times as many.
+    A tile has a power of two of channels. 80 channels are a tile of 64 and one of 16: one tile of 128 would take 1.6
+    times the products and registers.
     """
     begin = (of + at.to(tl.int64) * WIDTH)[:, None]
     channel = tl.arange(0, BLOCK_D)
@@ -81,7 +81,7 @@ def zeros(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
 
 @triton.jit
 def inner(left, right):
-    """``left @ right.T``"""
+    """Return ``left @ right.T``."""
     products = product(left[0], tl.trans(right[0]))
     if len(left) == 2:
         products += product(left[1], tl.trans(right[1]))
@@ -90,7 +90,7 @@ def inner(left, right):
 
 @triton.jit
 def plus_inner(products, left, right):
-    """``products + left @ right.T``, one product at a time: each adds to the sum before it as it is made."""
+    """Return ``products + left @ right.T``; each product accumulates onto the sum before it."""
     products += product(left[0], tl.trans(right[0]))
     if len(left) == 2:
         products += product(left[1], tl.trans(right[1]))
@@ -99,7 +99,7 @@ def plus_inner(products, left, right):
 
 @triton.jit
 def plus_product(sums, weights, tiles):
-    """``sums + weights @ tiles``"""
+    """Return ``sums + weights @ tiles``."""
     first = sums[0] + product(weights.to(tiles[0].dtype), tiles[0])
     both = (first,)
     if len(sums) == 2:
@@ -118,7 +118,7 @@ def plus(one, other):
 
 @triton.jit
 def times(tiles, factor):
-    """By a number, or by one for each row, ``[X, 1]``."""
+    """Multiply tiles by a number, or by one number per row, ``[X, 1]``."""
     first = tiles[0] * factor
     both = (first,)
     if len(tiles) == 2:
@@ -137,15 +137,15 @@ def by_channel(tiles, factors):
 
 @triton.jit
 def num_complete(token, compress_block, compress_stride):
-    """Compressed blocks that a query at ``token`` sees."""
+    """Return how many compressed blocks a query at ``token`` sees."""
     return tl.maximum(token - compress_block + 1 + compress_stride, 0) // compress_stride
 
 
 # ---------------------------------------------------------------- softmax, a tile of keys at a time
 @triton.jit
 def nothing_yet(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr):
-    """What rows know before the first key: the largest score, the sum of weights, and weighted sums: of values; or in
-    backward of the weights' own gradients, of keys by those less their mean, and of keys."""
+    """Return the state of an online softmax before the first key: the largest score, the sum of weights, and weighted
+    sums. Forward sums values. Backward sums the gradients of weights, keys times these minus their mean, and keys."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = zeros(ROWS, BLOCK_D, BLOCK_E)
@@ -157,7 +157,7 @@ def nothing_yet(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr
 
 @triton.jit
 def weigh(scores, top):
-    """Weights of a tile relative to the largest score so far, and what becomes of the weights before it."""
+    """Return the largest score so far, a tile's weights relative to it, and the factor for all weights before."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     above = tl.where(new_top == float("-inf"), 0.0, new_top)
     return new_top, power_of_two(scores - above[:, None]), power_of_two(top - above)
@@ -172,16 +172,16 @@ def absorb(scores, values, known):
 
 @triton.jit
 def absorb_gradient(scores, grad_weights, keys, known):
-    """The gradient of a score is its weight by how far the weight's own gradient is above their mean.
+    """Add a tile of keys to the state. A score's gradient is its weight times (the weight's gradient - their mean).
 
-    The mean is known at the end only. Keys are weighted by the distance to the mean so far, and as it moves, so does
-    the sum. Two sums whose difference is the gradient would be simpler, and wrong where one key has nearly all weight.
+    The mean is known only at the end. So keys are summed with the mean so far, and the sum is corrected as the mean
+    moves. A difference of two sums would be simpler, but loses its digits where one key has nearly all weight.
     """
     top, total, moment, sums, keys_sum = known
     before = mean_of(moment, total)
     top, weights, kept = weigh(scores, top)
     total = total * kept + tl.sum(weights, 1)
-    # a key that is not seen has no weight, whatever its value
+    # an unseen key has weight 0 and adds nothing, even if its value is infinite or NaN
     moment = moment * kept + tl.sum(tl.where(weights > 0, weights * grad_weights, weights), 1)
     mean = mean_of(moment, total)
     sums = times(plus(sums, times(keys_sum, (before - mean)[:, None])), kept[:, None])
@@ -196,7 +196,7 @@ def mean_of(moment, total):
 
 @triton.jit
 def logarithm(top, total):
-    """Of a softmax's denominator; where nothing is seen it is infinite, and all weights are 0."""
+    """Return log2 of a softmax's denominator; it is infinite where nothing is seen, so that all weights are 0."""
     return tl.where(total == 0, float("inf"), top + tl.log2(total))
 
 
@@ -205,9 +205,9 @@ def write_rows(
     known, to, gates, grad_gates, stats, branch, at, is_there, rows_of_item, num_rows, natural_scale, item,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """The output of a branch by its gate, zeros where nothing is seen; in backward the gradients of q and of the gate,
-    and ``stats``: the logarithm of the denominator, the mean of the weights' gradients, which is the gate's gradient,
-    and the gate in float32: loads of 16 bits are not made ahead."""
+    """Write, or with ``ADDS`` add, the output of a branch times its gate, zeros where nothing is seen. In backward do
+    so with the gradient of q, and write that of the gate and ``stats``: log2 of the denominator, the mean of the
+    weights' gradients, which is the gate's gradient, and the gate in float32: 16-bit loads are not prefetched."""
     to = of_item(to, item, rows_of_item, WIDTH)
     gates = of_item(gates, item, rows_of_item, 3)
     gate = tl.load(gates + at * 3 + branch, mask=is_there, other=0.0).to(tl.float32)
@@ -236,8 +236,8 @@ def rows_of_tile(
     WIDTH: tl.constexpr, HEADS: tl.constexpr, BACKWARD: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The rows of the tokens from ``begin`` on: their token, where they lie in their item and whether they are there,
-    their q, and in backward their upstream gradient."""
+    """Return the rows of the tokens from ``begin`` on: their tokens, their indices in the item of the batch, their
+    mask, their q, and in backward their upstream gradients."""
     item, group = tl.program_id(1) // groups, tl.program_id(1) % groups
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     token = begin + row // BLOCK_HEADS
@@ -259,9 +259,9 @@ def compressed_rows(
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Of the compressed branch, queries from ``first`` to ``stop``. Forward leaves ``lse`` (``[N, C, R]``) for scores.
+    """Compute the compressed branch of queries ``first`` to ``stop``. Forward also writes ``lse`` (``[N, C, R]``).
 
-    A program takes ``BLOCK_TOKENS`` queries of a key-value head. The last programs begin first: they have most keys.
+    A program takes ``BLOCK_TOKENS`` queries of a key-value head. The last queries start first: they have most keys.
     """
     n = tl.program_id(1)
     high = of_item(high, n, num_compressed, WIDTH)
@@ -306,7 +306,7 @@ def window_rows(
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The same of the window branch, added to what is there."""
+    """Compute the window branch of queries ``first`` to ``stop``, and add it to the results."""
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     k = of_item(k, item, num_tokens * groups, WIDTH)
@@ -336,7 +336,7 @@ def window_rows(
 
 @triton.jit
 def next_block(blocks, block):
-    """The smallest that is larger."""
+    """Return the smallest of ``blocks`` that is larger than ``block``."""
     return tl.min(tl.min(tl.where(blocks > block, blocks, NO_BLOCK), 1), 0)
 
 
@@ -348,9 +348,10 @@ def selected_rows(
     BACKWARD: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
 ):  # fmt: skip
-    """The same of the selected branch. ``selected`` lists the blocks of ``num_listed`` tokens from ``offset`` on.
+    """Compute the selected branch of queries ``first`` to ``stop``, and add it to the results.
 
-    The blocks of all tokens of a tile are read in order, each once, whoever has selected it.
+    ``selected`` lists the blocks of ``num_listed`` tokens from ``offset`` on. The blocks of all tokens of a tile are
+    read in order, each once, whichever tokens selected it.
     """
     PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
@@ -401,7 +402,7 @@ def plus_gradients(
     grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, branch, at, is_there, seen_KX, num_rows, scale,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """What rows add to the gradients of keys, over the natural scale, and of values in a branch."""
+    """Add what rows contribute in a branch to the gradients of keys, which lack the natural scale, and of values."""
     q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
     up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
     of_branch = stats + branch * 3 * num_rows + at
@@ -422,7 +423,8 @@ def gradients_of_compressed(
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """``[N, M, D]`` each, in float32: a program takes ``BLOCK_KEYS`` compressed blocks and all queries after them."""
+    """Compute the gradients of compressed keys and values, ``[N, M, D]`` in float32: a program takes ``BLOCK_KEYS``
+    compressed blocks and all queries after them."""
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
@@ -458,8 +460,9 @@ def gradients_of_first_block(
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SELECT_BLOCK: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """``[N, segments, SELECT_BLOCK, D]`` each, in float32 and over the natural scale: what the tokens of a segment add
-    in the selected branch. All tokens select the first block: one program would go through all rows."""
+    """Sum what the tokens of each segment add to the gradients of the first block in the selected branch: ``[N,
+    segments, SELECT_BLOCK, D]`` in float32, without the natural scale. All tokens select this block, and a single
+    program would go through all rows."""
     n, segment, first_key = tl.program_id(1), tl.program_id(2), tl.program_id(0) * BLOCK_KEYS
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
@@ -497,12 +500,12 @@ def gradients_of_tokens(
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Of keys and values: a program takes a selection block, or a part of it, and all rows that read it.
+    """Compute the gradients of keys and values: a program takes a selection block, or a part of it, and all rows that
+    read it.
 
-    Those that selected it are listed: ``order`` (``[N, T*n]``) has the places of ``selected`` sorted by block and then
-    by token, ``bounds`` (``[N, S + 1]``) where each block begins there. Of the first block ``num_segments`` sums are
-    given, where there are any. Each row of a gradient is one program's alone, summed in the order of the tokens: the
-    same every time.
+    ``order`` (``[N, T*n]``) has the places of ``selected`` sorted by block and then by token, and ``bounds`` (``[N, S +
+    1]``) says where each block begins in it. For the first block ``num_segments`` sums are given, unless that is 0.
+    One program alone sums each row of a gradient, in the order of the tokens, so results are deterministic.
     """
     PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
@@ -555,7 +558,7 @@ def gradients_of_tokens(
         )  # fmt: skip
     grad_k_KD = times(grad_k_KD, natural_scale)
 
-    # what compressed blocks got, by the place of the token in each of them
+    # the gradients of compressed blocks, weighted by the token's place in each of them
     for back in range(0, (compress_block + compress_stride - 1) // compress_stride):
         block = key // compress_stride - back
         inside = key - block * compress_stride

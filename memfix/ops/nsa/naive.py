@@ -1,4 +1,4 @@
-"""What is true: native sparse attention as three dense attentions with masks, every query against every key."""
+"""The reference: native sparse attention as three dense attentions with masks, every query against every key."""
 
 # B batch, T tokens, G key-value heads, R query heads of each, D width of a head, L places of a compression block,
 # M compressed blocks, S selection blocks, K keys of a branch
@@ -22,7 +22,7 @@ def naive_nsa(
     window: int,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """``sum(gate * attention(q, keys, values))`` over the compressed, the selected and the last ``window`` keys.
+    """Return ``sum(gate * attention(q, keys, values))`` over compressed, selected and the last ``window`` keys.
 
     Equations 5 and 7 to 12 of Yuan et al. 2025 (arXiv 2502.11089), as read in this folder's ``__init__``.
     Scores are ``[B, G, R, T, T]`` for the selected and the window branch, in the working dtype and in float32.
@@ -66,7 +66,7 @@ def naive_nsa(
 def _compress(
     x_BTGD: torch.Tensor, position_embedding_LD: torch.Tensor | None, block: int, stride: int
 ) -> torch.Tensor:
-    """One vector a block: the mean of its tokens, each weighted by place and channel."""
+    """Return one vector per block: the mean of its tokens, each weighted by place and channel."""
     if x_BTGD.shape[1] < block:
         return x_BTGD[:, :0]
     blocks_BMGDL = x_BTGD.unfold(1, block, stride)
@@ -78,7 +78,7 @@ def _compress(
 def _attend(
     q_BTGRD: torch.Tensor, k_BKGD: torch.Tensor, v_BKGD: torch.Tensor, seen: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Softmax attention to the keys that are seen; a query that sees none gets zeros."""
+    """Return softmax attention to the keys where ``seen``; a query that sees none gets zeros."""
     scores_BGRTK = torch.einsum("btgrd,bkgd->bgrtk", q_BTGRD, k_BKGD) * scale
     scores_BGRTK = scores_BGRTK.masked_fill(~seen, torch.finfo(scores_BGRTK.dtype).min)
     wide = torch.promote_types(scores_BGRTK.dtype, torch.float32)
@@ -87,7 +87,7 @@ def _attend(
 
 
 def _shared_tokens(start_M: torch.Tensor, compress_block: int, select_block: int, num_tokens: int) -> torch.Tensor:
-    """How many tokens each compressed block has in common with each selection block."""
+    """Count the tokens that each compressed block has in common with each selection block."""
     select_S = torch.arange(-(-num_tokens // select_block), device=start_M.device) * select_block
     first_MS = torch.maximum(start_M[:, None], select_S)
     end_MS = torch.minimum(start_M[:, None] + compress_block, select_S + select_block)
@@ -101,7 +101,8 @@ def _selection_scores(
     shared_MS: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """The probability of every compressed block, over the tokens it shares, summed over the heads of a group."""
+    """Return the score of every selection block: the probabilities of compressed blocks, summed over the heads of a
+    group, and weighted by the tokens that they share with the selection block."""
     scores_BGRTM = torch.einsum("btgrd,bmgd->bgrtm", q_BTGRD, compressed_k_BMGD) * scale
     scores_BGRTM = scores_BGRTM.masked_fill(~complete_TM, torch.finfo(scores_BGRTM.dtype).min)
     weights_BGRTM = scores_BGRTM.softmax(-1).masked_fill(~complete_TM, 0)
@@ -109,10 +110,10 @@ def _selection_scores(
 
 
 def _selected(scores_BGTS: torch.Tensor, own_T1: torch.Tensor, num_selected: int) -> torch.Tensor:
-    """A mask of the best blocks: the query's own, the first, the one before its own, then by score, then by place."""
+    """Return a mask of the best blocks: the query's own, the first, the one before its own, then by score and place."""
     block_S = torch.arange(scores_BGTS.shape[-1], device=scores_BGTS.device)
     largest = torch.finfo(torch.float32).max
-    # scores that differ by rounding alone become equal, and of equal ones the first is taken
+    # scores that differ by float64's rounding alone become equal; of equal scores the first block is taken
     rank_BGTS = scores_BGTS.float()
     rank_BGTS = rank_BGTS.masked_fill(block_S == own_T1 - 1, largest / 2)
     rank_BGTS = rank_BGTS.masked_fill(block_S == 0, largest)

@@ -1,14 +1,14 @@
-"""The Triton kernels that select blocks: quick scores for all queries, float64 for those where they leave a doubt.
+"""The Triton kernels that select blocks: quick scores for all queries, and float64 where these leave a doubt.
 
-``selection.py`` says which blocks are the best: by scores in float64, compared in float32. Three steps give the same:
+``selection.py`` defines the best blocks: by scores in float64, compared in float32. Three steps give the same blocks:
 
-1. Quick scores, of compressed keys in two pieces and float32 sums, are off by a share that is known. Where the last
-   block that is taken is ahead of the first that is not by more, the same blocks are the best in float64. The other
-   queries are doubtful: a tenth of random ones, and all where scores tie.
-2. In a doubtful query the few blocks near the last one are compared in float64, but with the denominators that the
-   quick scores had. A denominator belongs to a head, not to a block: where two blocks get nearly the same from each
-   head, its error nearly cancels. That settles all but about one in a hundred of random queries.
-3. The rest is scored in float64 altogether.
+1. Quick scores, from compressed keys in two pieces and float32 sums, have a known bound on their relative error. Where
+   the last chosen block is ahead of the first rejected one by more than this bound, float64 chooses the same blocks.
+   The other queries are doubtful: a tenth of random ones, and all whose scores tie.
+2. For a doubtful query, the few blocks near the last chosen one are compared in float64, but with the denominators of
+   the quick scores. A denominator belongs to a head, not to a block: where two blocks get nearly the same from each
+   head, its error nearly cancels. This settles all but about one in a hundred random queries.
+3. The remaining queries are scored in float64 altogether.
 """
 
 # N batch x key-value heads, C queries of a chunk, R query heads of a key-value head, X rows of a tile, K compressed
@@ -23,27 +23,27 @@ from ..kernels import power_of_two, product
 from .kernels import COUNTS, NO_BLOCK, inner, num_complete, of_item, plus_inner, rows_of, vectors
 
 ERROR = tl.constexpr(2.0**-15)
-"""Of a quick score, as a share of it: half of it for the two pieces of a key (2**-17 each way, times the product of
-lengths), the rest for two pieces of a weight, sums of thousands of weights, and the exponential."""
+"""Bound on the relative error of a quick score, in units of ``1 + scale * |q| * |k|``: half of it for the two pieces of
+a key (2**-17 each way), the rest for two pieces of a weight, sums of thousands of weights, and the exponential."""
 SMALLEST = tl.constexpr(2.0**-90)
-"""Quick scores below it may have lost terms that are no float32."""
+"""Quick scores below it may have lost terms that underflow float32."""
 ROUNDING = tl.constexpr(2.0**-21)
-"""Scores that are further apart, as a share of them, are no equal float32."""
+"""Scores with a larger relative difference are not equal in float32."""
 LEAST = tl.constexpr(-(2.0**1000))
 LN_2 = tl.constexpr(0.6931471805599453)
 HIGHEST = tl.constexpr(2**31 - 1)
-"""No rank is so high."""
+"""An upper bound of all ranks."""
 
 
 @triton.jit
 def first_met(selectable, compress_block, compress_stride, select_block):
-    """The first compressed block that ends behind the first token of a selection block."""
+    """Return the first compressed block that ends behind the first token of a selection block."""
     return tl.maximum(selectable * select_block - compress_block + compress_stride, 0) // compress_stride
 
 
 @triton.jit
 def shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block):
-    """``[K, S]``: how many tokens compressed blocks and selection blocks have in common."""
+    """Return how many tokens compressed blocks and selection blocks have in common, ``[K, S]``."""
     begin, start = (block * compress_stride)[:, None], (selectable * select_block)[None, :]
     common = tl.minimum(begin + compress_block, start + select_block) - tl.maximum(begin, start)
     return tl.where(block[:, None] < num_compressed, tl.maximum(common, 0), 0)
@@ -51,13 +51,14 @@ def shared_tokens(block, selectable, num_compressed, compress_block, compress_st
 
 @triton.jit
 def in_float64(tile):
-    """Triton 3.6 fails where an operand of a float64 product was loaded in another dtype; a sum of one term helps."""
+    """Upcast a tile by way of a sum over an axis of length 1: Triton 3.6 fails where an operand of a float64 product
+    was loaded in another dtype."""
     return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1], 1]).to(tl.float64), 2)
 
 
 @triton.jit
 def inner_in_float64(left, right):
-    """``left @ right.T``"""
+    """Return ``left @ right.T`` in float64."""
     products = tl.dot(in_float64(left[0]), tl.trans(right[0]), out_dtype=tl.float64)
     if len(left) == 2:
         products += tl.dot(in_float64(left[1]), tl.trans(right[1]), out_dtype=tl.float64)
@@ -66,7 +67,7 @@ def inner_in_float64(left, right):
 
 @triton.jit
 def queries_at(place, doubtful, number, n, num_queries, EXACT: tl.constexpr):
-    """The queries of a chunk at ``place``, or those among them that are doubtful, and whether there are any."""
+    """Return the queries at ``place`` in a chunk, or with ``EXACT`` in the list of doubtful ones, and their mask."""
     is_query, query = place < number, place
     if EXACT:
         query = tl.load(doubtful + n * num_queries + place, mask=is_query, other=0)
@@ -80,8 +81,8 @@ def exact_totals(
     WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Of doubtful queries the largest score of a part of the compressed blocks, and the sum of weights relative to it:
-    ``[N, C, R, PARTS]`` each, in float64. -2**1000 and 0 where nothing is seen."""
+    """Compute, for doubtful queries, the largest score in each part of the compressed blocks, and the sum of weights
+    relative to it: ``[N, C, R, PARTS]`` each, in float64; -2**1000 and 0 where nothing is seen."""
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
@@ -125,7 +126,7 @@ def score_tile(
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """``score_blocks`` for the queries of a tile."""
+    """Do the work of ``score_blocks`` for the queries of a tile."""
     n = tl.program_id(1)
     item, group = n // groups, n % groups
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
@@ -181,9 +182,9 @@ def score_tile(
                     low_KD = vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
                     products = plus_inner(products, q_XD, low_KD)
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
-                # rounded by hand: the instruction that rounds a single number has an eighth of the speed of others
+                # rounded to bfloat16 by integer operations: the instruction that rounds has an eighth of their speed
                 begun = ((weights.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
-                few = shared.to(tl.float32).to(tl.bfloat16)  # of integers the interpreter makes no bfloat16
+                few = shared.to(tl.float32).to(tl.bfloat16)  # the interpreter does not convert integers to bfloat16
                 of_rows += product(begun.to(tl.bfloat16), few) + product((weights - begun).to(tl.bfloat16), few)
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
@@ -200,12 +201,12 @@ def score_blocks(
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """``scores`` (``[N, C, S]``, float32): the probabilities of compressed blocks over the tokens that each shares.
+    """Write ``scores`` (``[N, C, S]``, float32): sums of compressed blocks' probabilities, weighted by shared tokens.
 
-    ``NUM_TILES`` of ``BLOCK_KEYS`` compressed blocks have all that ``step`` selection blocks meet. ``EXACT`` scores the
-    queries in ``doubtful`` in float64, ``high`` being the keys and ``tops`` and ``totals`` those of ``exact_totals``;
-    otherwise ``doubt`` (``[N, C]``) gets the share by which scores may be off. One of ``PARTS`` programs takes a part
-    of the blocks.
+    ``NUM_TILES`` tiles of ``BLOCK_KEYS`` compressed blocks cover all that overlap ``step`` selection blocks. With
+    ``EXACT`` the queries in ``doubtful`` are scored in float64: ``high`` has the keys in float64, and ``tops`` and
+    ``totals`` come from ``exact_totals``. Else ``doubt`` (``[N, C]``) gets the bound on the scores' relative error.
+    Each of ``PARTS`` programs takes a part of the blocks.
     """
     if EXACT:
         number = tl.load(num_doubtful + tl.program_id(1))
@@ -234,12 +235,12 @@ def choose_blocks(
     NUM_SELECTED: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
 ):  # fmt: skip
-    """``selected`` (``[N, C, n]``): the query's own block, the first, the one before its own, then the best of the
-    others in order of place, of equal ones the first; -1 where there are fewer. A query is doubtful where another order
-    of nearly equal scores would change that.
+    """Write ``selected`` (``[N, C, n]``): the query's own block, the first, the one before its own, then the best of
+    the others in order of place, of equal scores the first; -1 where there are fewer. A query is doubtful if another
+    order of nearly equal scores would change the choice.
 
-    The rank of the last block is found by halving the range it lies in until as many ranks reach it as are taken. That
-    is 10 times or so; taking one block after the other goes through all of them ``NUM_SELECTED`` times.
+    Bisection finds the rank of the last chosen block: its range is halved until as many ranks reach it as blocks are
+    taken, in about 10 rounds. Taking one block after the other would go through all of them ``NUM_SELECTED`` times.
     """
     n = tl.program_id(1)
     number = tl.load(num_doubtful + n) if EXACT else num_queries
@@ -251,11 +252,11 @@ def choose_blocks(
     at_query = (n * num_queries + query).to(tl.int64)
     block = tl.broadcast_to(tl.arange(0, BLOCK_SELECTABLE)[None, :], [BLOCK_QUERIES, BLOCK_SELECTABLE])
     is_scored = (block > 0) & (block < own[:, None] - 1)
-    # the bits of floats that are not negative are ordered as the floats are
+    # the bits of non-negative floats are ordered as the floats are
     ranks = scores.to(tl.pointer_type(tl.int32), bitcast=True)
     rank = tl.load(ranks + at_query[:, None] * num_selectable + block, mask=is_scored, other=-1)
 
-    # at least as many ranks as are taken reach low, if there are as many, and fewer reach high
+    # invariant: at least as many ranks as are taken are >= low, if there are so many, and fewer are >= high
     low, high = tl.min(tl.where(is_scored, rank, HIGHEST), 1), tl.max(rank, 1) + 1
     reaching = tl.maximum(own - 2, 0)
     while tl.max(((reaching > NUM_SELECTED - 3) & (high - low > 1)).to(tl.int32), 0) > 0:
@@ -297,13 +298,15 @@ def settle_blocks(
     BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr, BLOCK_SELECTED: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Put the best of the blocks near the last one into ``selected``, or leave the query doubtful. One program a query.
+    """Write the best of the blocks near the last chosen one to ``selected``, or leave the query doubtful. One program
+    per query.
 
-    Blocks are near where the quick scores leave open whether they are ahead of the last: those above are taken in any
-    case, those below are not. Of each the shares ``p`` of the heads are computed in float64, by denominators that are
-    off by a share of at most ``doubt``, ``o``. The difference of two scores is then off by ``o * sum(abs(p - p'))``
-    at most. Differences are taken from the first of the blocks, and two blocks are ordered where these differ by more
-    than both are off and than float32 rounds. More than ``BLOCK_NEAR`` blocks are not looked at.
+    A block is near if the quick scores do not decide whether it is ahead of the last chosen block; blocks above are
+    chosen, blocks below are not. For each near block, the scores ``p`` of its heads are computed in float64, with
+    denominators whose relative error is at most ``doubt``, ``o``. The difference of two blocks' scores is then off by
+    at most ``o * sum(abs(p - p'))``. Differences are taken from the first near block. Two blocks are ordered if their
+    differences are further apart than their errors and float32's rounding. A query with more than ``BLOCK_NEAR`` near
+    blocks stays doubtful.
     """
     n = tl.program_id(1)
     if tl.program_id(0) >= tl.load(num_doubtful + n):
@@ -383,7 +386,7 @@ def settle_blocks(
 
 @triton.jit(do_not_specialize=COUNTS)
 def list_doubtful(is_doubtful, doubtful, num_doubtful, num_queries, BLOCK: tl.constexpr):
-    """The doubtful queries of each key-value head in order, and their number."""
+    """List the doubtful queries of each key-value head in order, and count them."""
     n = tl.program_id(0)
     number = 0
     for start in range(0, num_queries, BLOCK):

@@ -1,9 +1,8 @@
-"""Native sparse attention on a GPU: scores stay in registers, and every key block is read where it lies.
+"""Native sparse attention in Triton: scores stay in registers, and blocks of keys are read in place.
 
-Forward goes through the queries in chunks, for the sake of one tensor: the scores by which blocks are selected.
-Backward makes everything again from the inputs and the selection, which is all that is held. The gradient of a key is
-summed by one program over the rows that read it, found by sorting the selection by block: no atomics, the same every
-time.
+Forward goes through the queries in chunks, only to bound one tensor: the scores by which blocks are selected. Backward
+recomputes everything from the inputs and the selection; nothing else is held. One program sums the gradient of a key
+over all rows that read it, which it finds by sorting the selection by block: no atomics, so results are deterministic.
 """
 
 # B batch, T tokens, G key-value heads, R query heads of each, N = B x G, D width of a head, L places of a compression
@@ -25,17 +24,17 @@ from .chunked import chunked_nsa
 from .compression import add_gradient_of_places, compress, place_weights
 
 LEAST_CHANNELS = LEAST_ROWS = 16
-"""Of a tile, for a product."""
+"""The least sides of a tile in a product."""
 FEW_CHANNELS = 96
-"""With more, tiles have half as many rows, or registers spill."""
+"""With more channels, tiles have half as many rows, because registers would spill."""
 LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a kernel is cut: rows, which are heads of a few tokens, and keys of a tile; loads in flight; warps.
+    """The tile of a kernel: its rows, which are heads of a few tokens, and its keys; loads in flight; warps.
 
-    64 rows or more go with two warps, for the reason that ``memfix.ops.kernels.product`` gives.
+    Tiles of 64 rows or more have at most two warps, for the reason that ``memfix.ops.kernels.product`` gives.
     """
 
     rows: int
@@ -54,19 +53,19 @@ SELECTED = Tiles(rows=16, keys=32, stages=2, warps=1)
 SCORE = Tiles(rows=64, keys=64, stages=2, warps=2)
 EXACT = Tiles(rows=32, keys=32, stages=1, warps=4)
 EXACT_PROGRAMS = 128
-"""For a key-value head, each going through tiles of doubtful queries: a program that has none costs as much as a short
-one, and how many there are is not known to the host."""
+"""Programs per key-value head, each of which loops over tiles of doubtful queries. The host does not know how many
+tiles there are, and a program without any would cost as much as a short one."""
 EXACT_PARTS = 8
-"""Programs that share the blocks of the same doubtful queries: these are few, and the rows of one program long."""
+"""Programs that share the blocks of the same doubtful queries: there are few queries, and each has many blocks."""
 SETTLE = Tiles(rows=16, keys=16, stages=1, warps=1)
 MOST_NEAR = 8
-"""Blocks of a doubtful query that are compared; where there are more, its scores tie."""
+"""How many blocks of a doubtful query are compared in float64; where more are near, their scores tie."""
 SETTLED_AT_ONCE = 1024
-"""Selection blocks."""
+"""Selection blocks that ``settle_blocks`` loads at a time."""
 CHOSEN_AT_ONCE = 1
-"""Queries."""
+"""Queries per program of ``choose_blocks``."""
 CHOSEN_BY_WARP = 2048
-"""Selection blocks of a query that one warp looks at; all of them are in registers."""
+"""Selection blocks of a query per warp of ``choose_blocks``, which keeps all of them in registers."""
 MOST_WARPS = 32
 COMPRESSED_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
 WINDOW_BACKWARD = Tiles(rows=32, keys=32, stages=2, warps=2)
@@ -74,7 +73,8 @@ SELECTED_BACKWARD = Tiles(rows=16, keys=32, stages=2, warps=1)
 COMPRESSED_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
 TOKEN_KEYS = Tiles(rows=32, keys=32, stages=2, warps=2)
 FIRST_SEGMENT = 64
-"""Selection blocks of tokens of which one program sums the gradients of the first block, which all tokens read."""
+"""The length of a segment, in selection blocks: the gradients of the first block, which all tokens read, are summed by
+one program per segment of tokens."""
 
 
 @nsa_form
@@ -83,29 +83,29 @@ def triton_nsa(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
 
     Peak above inputs in a train step, ``H = G*R``, ``e`` the item size, ``M`` compressed and ``S`` selection blocks:
     output and gradient of q, ``2*B*T*H*D*e``; gradients of k and v, ``2*B*T*G*D*e``; the selection sorted by
-    block, ``12*B*T*G*num_selected``; nine numbers a row, ``36*B*T*H``; sums of the first block, ``B*T*G*D/8``;
+    block, ``12*B*T*G*num_selected``; nine numbers per row, ``36*B*T*H``; sums of the first block, ``B*T*G*D/8``;
     compressed keys, values and their gradients, ``B*G*M*D*(8 + 3*e)``. Forward takes ``4*B*G*queries_per_chunk*S`` for
-    scores instead, and at most half of that for denominators in float64. Held between the passes: the selection.
-    Products have operands of the working dtype and float32 sums. float64, widths above 256, more than 64 query heads
-    for a key-value head, and blocks that share more than 256 tokens or meet more than 512 compressed blocks take the
-    form ``chunked``.
+    scores instead, and at most half of that for denominators in float64. Beside inputs, only the selection is held for
+    backward. Products have operands of the working dtype and float32 sums. The form ``chunked`` runs instead for
+    float64, widths above 256, more than 64 query heads per key-value head, and selection blocks that share more than
+    256 tokens with a compressed block or overlap more than 512 of them.
     """
     q_BTGRD = tensors.q_BTGRD
     if not takes_kernels(q_BTGRD, options):
         return chunked_nsa(*tensors, **vars(options))
     require_kernels(q_BTGRD, instead="chunked")
-    with torch.cuda.device_of(q_BTGRD):  # kernels are launched on the current device; backward's is the tensors'
+    with torch.cuda.device_of(q_BTGRD):  # kernels launch on the current device, which autograd sets in backward
         return _Nsa.apply(*tensors, options, tensors.wants_gradient)
 
 
 class _Nsa(torch.autograd.Function):
-    """Inputs are saved as they came: copies of those that are not contiguous are made again in backward."""
+    """The autograd function of the form. It saves the inputs as given; backward makes contiguous copies again."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
         *tensors, options, wants_gradient = given
         call = _Call(NsaTensors(*tensors), options)
-        with torch.autocast(call.q_BTGRD.device.type, enabled=False):  # the dtypes are the caller's
+        with torch.autocast(call.q_BTGRD.device.type, enabled=False):  # the caller chose the dtypes
             selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
             pieces = 1 if call.k_BTGD.dtype == torch.float32 else 2
             compressed = _Compressed(call, selecting_k_NMD, pieces=pieces)
@@ -126,14 +126,14 @@ class _Nsa(torch.autograd.Function):
 
 
 class _Call:
-    """The inputs, contiguous, and how they are read."""
+    """The inputs of a call, contiguous, and the kernel arguments that follow from them."""
 
     def __init__(self, tensors: NsaTensors, blocks: NsaOptions) -> None:
         self.inputs = tuple(x.contiguous() for x in tensors[:4])
         self.q_BTGRD, self.k_BTGD, self.v_BTGD, self.gates_BTGR3 = self.inputs
         self.position_embedding_LD, self.blocks = tensors.position_embedding_LD, blocks
         self.scale = scale_of(self.q_BTGRD, blocks.scale)
-        self.scales = self.scale * LOG2_E, self.scale  # for powers of two, and the natural one
+        self.scales = self.scale * LOG2_E, self.scale  # for exponents of 2, and of e
         batch, self.num_tokens, groups, heads, _ = self.q_BTGRD.shape
         self.num_items = batch * groups  # N
         self.num_rows = self.num_items * self.num_tokens * heads
@@ -142,14 +142,14 @@ class _Call:
         self.compression = blocks.compress_block, blocks.compress_stride
 
     def places(self, dtype: torch.dtype) -> torch.Tensor:
-        """``[L, D]``: what each token of a block adds to the block's vector."""
+        """Return the weight of each token in its block's vector, ``[L, D]``."""
         return place_weights(self.position_embedding_LD, self.blocks.compress_block, self.k_BTGD, dtype).contiguous()
 
     def cut(self, tiles: Tiles) -> dict[str, int]:
-        """The constants of a kernel of rows and keys."""
+        """Return the constexprs of a kernel of rows and keys."""
         heads, width = self.q_BTGRD.shape[3:]
         block_heads = next_power_of_two(heads)
-        # one tile, or the largest that is full and one for the rest, if that is less
+        # one tile of channels, or the largest full one and a smaller one for the rest
         full = largest_power_of_two(width)
         rest = max(LEAST_CHANNELS, next_power_of_two(width - full)) if width > full else 0
         block_d, block_e = (
@@ -163,7 +163,7 @@ class _Call:
         }  # fmt: skip
 
     def cut_selected(self, tiles: Tiles) -> dict[str, int]:
-        """Those of a kernel that goes through selected blocks too."""
+        """Return the constexprs of a kernel that goes through selected blocks."""
         blocks = self.blocks
         return self.cut(tiles) | {
             "SELECT_BLOCK": blocks.select_block, "NUM_SELECTED": blocks.num_selected,
@@ -182,7 +182,7 @@ class _Compressed:
 
 
 def _compressed(x_BTGD: torch.Tensor, call: _Call, dtype: torch.dtype) -> torch.Tensor:
-    """``[N, M, D]``"""
+    """Return the vectors of compressed blocks, ``[N, M, D]``."""
     x_BMGD = compress(x_BTGD, call.places(dtype), call.blocks.compress_stride, call.num_compressed)
     return x_BMGD.transpose(1, 2).contiguous().flatten(0, 1)
 
@@ -211,7 +211,7 @@ def _forward(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The branches of queries: what they add to the output, or to the gradient of q where ``upstream`` is given."""
+    """The launches of the three branches, for the output, or for the gradient of q where ``upstream`` is given."""
 
     call: _Call
     to_BTGRD: torch.Tensor
@@ -222,7 +222,7 @@ class _Rows:
     def compressed(
         self, tiles: Tiles, compressed: _Compressed, first: int, stop: int, lse_NCR: torch.Tensor | None
     ) -> None:
-        """Writes; the other two add."""
+        """Launch the compressed branch, which overwrites ``to_BTGRD``; the other two add to it."""
         from .kernels import compressed_rows
 
         call, cut = self.call, self.call.cut(tiles)
@@ -267,7 +267,7 @@ class _Rows:
 
 
 class _Selection:
-    """Room for the scores of a chunk, and for the queries among them that are scored twice. ``k_NMD`` is in float64."""
+    """Selects the blocks of a chunk, with buffers for its scores and its doubtful queries. ``k_NMD`` is in float64."""
 
     def __init__(
         self,
@@ -282,20 +282,20 @@ class _Selection:
         lengths_NM = torch.linalg.vector_norm(k_NMD, dim=-1)
         self.largest_N = lengths_NM.amax(-1) if num_compressed else k_NMD.new_zeros(num_items)
         if call.q_BTGRD.dtype == torch.float16:
-            self.largest_N += width**0.5 / 2**8  # what the second piece drops of it has no exponent
+            self.largest_N += width**0.5 / 2**8  # a subnormal second piece of a key has an absolute error
         size_NC = (num_items, queries_per_chunk)
         self.doubt_NC = k_NMD.new_empty(size_NC, dtype=torch.float32)
         self.is_doubtful_NC, self.doubtful_NC = (k_NMD.new_empty(size_NC, dtype=torch.int32) for _ in range(2))
         self.num_doubtful_N = k_NMD.new_empty(num_items, dtype=torch.int32)
         num_selectable, heads = call.blocks.num_selectable(call.num_tokens), call.q_BTGRD.shape[3]
         self.scores_NCS = k_NMD.new_empty((*size_NC, num_selectable), dtype=torch.float32)
-        # half as many bytes as the scores have, or one part
+        # so many parts that the totals take at most half of the bytes of the scores, or one part
         num_parts = largest_power_of_two(min(EXACT_PARTS, num_selectable // (8 * heads)))
-        # in float64: largest scores, and sums of weights, of P parts of the blocks
+        # largest scores, and sums of weights, of P parts of the blocks, in float64
         self.totals_2NCRP = k_NMD.new_empty((2, *size_NC, heads, num_parts))
 
     def select(self, lse_NCR: torch.Tensor, first: int, stop: int, offset: int) -> None:
-        """List the blocks of the queries from ``first`` to ``stop``, the list beginning at ``offset``."""
+        """Write the blocks of queries ``first`` to ``stop`` to ``selected_NTn``, whose first token is ``offset``."""
         from . import selection_kernels as kernels
 
         blocks, num_items = self.call.blocks, self.call.num_items
@@ -369,7 +369,7 @@ class _Selection:
 def _backward(
     call: _Call, upstream_BTGRD: torch.Tensor, selected_NTn: torch.Tensor, wants_places: bool
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of q, k, v, the gates and the position embedding."""
+    """Return the gradients of q, k, v, the gates and the position embedding."""
     from . import kernels
 
     blocks, num_tokens, num_items = call.blocks, call.num_tokens, call.num_items
@@ -389,7 +389,7 @@ def _backward(
             call.q_BTGRD, upstream_BTGRD, compressed.high_NMD, compressed.v_NMD, stats, grad_k_NMD, grad_v_NMD,
             *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales, **of_compressed,
         )  # fmt: skip
-    # with one block alone a token selects its own
+    # if only one block is selected it is the token's own, and few tokens read the first
     segment_tokens = FIRST_SEGMENT * blocks.select_block
     num_segments = num_tiles(num_tokens, segment_tokens) if blocks.num_selected > 1 else 0
     size = (2, num_items, num_segments, blocks.select_block, call.q_BTGRD.shape[4])
@@ -421,7 +421,7 @@ def _backward(
 
 
 def _by_block(selected_NTn: torch.Tensor, num_selectable: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places of the selection sorted by block and then by token, and where each block begins among them."""
+    """Return the places of the selection sorted by block and then by token, and where each block begins among them."""
     by_block = selected_NTn.flatten(1).sort(dim=-1, stable=True)
     block_NS = torch.arange(num_selectable + 1, device=selected_NTn.device, dtype=torch.int32)
     block_NS = block_NS.expand(selected_NTn.shape[0], -1).contiguous()

@@ -175,8 +175,8 @@ def test_a_plan_larger_than_any_estimate_raises_the_bound(monkeypatch: pytest.Mo
 
 def test_the_note_names_both_versions_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Plan(engine=45, workspace=1), version=91700)
-    assert cudnn.source(H200) == "asked of cuDNN 9.17.0 without a GPU, where 9.19.0 was measured on H200"
-    assert cudnn.source(get_gpu("A100")) == "asked of cuDNN 9.17.0 without a GPU"
+    assert cudnn.origin_of_workspace(H200) == "asked of cuDNN 9.17.0 without a GPU, where 9.19.0 was measured on H200"
+    assert cudnn.origin_of_workspace(get_gpu("A100")) == "asked of cuDNN 9.17.0 without a GPU"
 
 
 def test_matrix_products_are_not_asked_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_every_measured_convolution_lies_within_its_bounds() -> None:
     """And for most of them the usual amount is near, or right, even without the library."""
     num_near = num_right = 0
     for spelled, workspace in MEASURED.items():
-        convolution = Convolution.read(spelled)
+        convolution = Convolution.parsed(spelled)
         assert convolution.spelled == spelled
         bytes = estimated(convolution)
         assert bytes.least <= workspace <= bytes.most, spelled

@@ -1,4 +1,4 @@
-"""What the ops promise, as memfix init wrote it from example_calls.py. The entry point memfix.contracts names it."""
+"""The contracts of the ops, as memfix init wrote them from example_calls.py; the entry point memfix.contracts."""
 
 from memfix import Budget, Contract, Dim, Integers, Scaling, TensorSpec
 
@@ -16,7 +16,7 @@ entropy = Contract(
     ],
     cases={
         "example": {"N": 1024, "D": 8000, "rows": 64, "dtype": "float32"},
-        # the sizes at which memory ran out: nothing is computed here
+        # the sizes at which memory ran out: nothing is computed at them
         "policy": {"N": 16_384, "D": 151_936, "rows": 512, "dtype": "bfloat16"},
     },
     budgets=[

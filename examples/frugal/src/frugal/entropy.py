@@ -11,7 +11,7 @@ def dense_entropy(logits):
 
 
 def chunked_entropy(logits, *, rows):
-    """The same, a few rows at a time; each chunk is computed again in backward."""
+    """The same, a few rows at a time; each chunk is recomputed in backward."""
     return torch.cat([checkpoint(_entropy, part, use_reentrant=False) for part in logits.split(rows)])
 
 

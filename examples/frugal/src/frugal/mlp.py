@@ -1,4 +1,4 @@
-"""A feed-forward block whose wide activations are computed again in backward."""
+"""A feed-forward block whose wide activations are recomputed in backward."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ def plain_mlp(x, up, down):
 
 
 def checkpointed_mlp(x, up, down, *, rows):
-    """The same for a few rows at a time, each computed again in backward."""
+    """The same, a few rows at a time; each chunk is recomputed in backward."""
     return torch.cat([checkpoint(_block, part, up, down, use_reentrant=False) for part in x.split(rows)])
 
 

@@ -36,23 +36,23 @@ class CompiledCodeError(Exception):
 class Compiler:
     """Runs the compilers in one simulation.
 
-    ``unlike_torch`` are the simulation's patches that would mislead a compiler: they are suspended while one runs.
+    ``hidden_from_compilers`` are the simulation's patches that would mislead a compiler: they are off while one runs.
     """
 
-    def __init__(self, tracker: StorageTracker, unlike_torch: Patches, runs_eager: str | None = None) -> None:
+    def __init__(self, tracker: StorageTracker, hidden_from_compilers: Patches, runs_eager: str | None = None) -> None:
         self.tracker = tracker
         self.doubts: dict[str, None] = {}
         """The notes for all compiled regions, collected while they were compiled."""
         self.assumed: dict[str, None] = {}
         """The assumptions that were made while regions were compiled."""
-        self.asked_for: dict[str, Any] = {}
+        self.user_settings: dict[str, Any] = {}
         """The user's values of the settings of Inductor that the simulation switches off."""
         self.runs_eager = runs_eager
         """Why compiled regions run eagerly; None if they are compiled."""
         self.is_running = False
         """Whether a compiler runs; any active dispatch mode is then its own."""
-        self._unlike_torch = unlike_torch
-        self._entry = Patches([(torch, "compile", self._loaded_before(torch.compile))])
+        self._hidden_from_compilers = hidden_from_compilers
+        self._entry = Patches([(torch, "compile", self._loading_compilers_first(torch.compile))])
         self._frames = process_state.CompiledFrames()
         self._backends: dict[int, tuple[Any, _Backend]] = {}
         self._failed: dict[CodeType, str] = {}
@@ -114,7 +114,7 @@ class Compiler:
         folder = self._prepare()
         noted = dict(self.tracker.notes)
         with (
-            suspended(self._unlike_torch, self._entry),
+            suspended(self._hidden_from_compilers, self._entry),
             _disable_current_modes(),
             _constants_begin_on_cpu(),
             inductor.settings(folder),
@@ -132,7 +132,7 @@ class Compiler:
         """Inside, operators are counted although a compiler is running, because they belong to the step."""
         self.is_running = False
         try:
-            with self._unlike_torch, self.tracker.cache.mode, self.tracker:
+            with self._hidden_from_compilers, self.tracker.cache.mode, self.tracker:
                 yield
         finally:
             self.is_running = True
@@ -141,7 +141,7 @@ class Compiler:
         """At the first compilation, import the compilers and separate their state from the process's."""
         if self._folder is None:
             _load()
-            self.asked_for = inductor.doubtful_settings()
+            self.user_settings = inductor.doubtful_settings()
             self._folder = self._open.enter_context(process_state.separate())
             self._open.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
@@ -149,7 +149,7 @@ class Compiler:
             self._open.enter_context(applied(inductor.while_running(self)))
         return self._folder
 
-    def _loaded_before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _loading_compilers_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``torch.compile`` to import the compilers first, because it reads Dynamo's tables."""
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -139,11 +139,11 @@ def while_running(compiler: Compiler) -> list[Patch]:
     return [
         (CompiledFxGraph, "__call__", call),
         *((m, "copy_misaligned_inputs", generated_code.copy_misaligned_inputs) for m in (utils, compile_fx)),
-        *_with_random_state(compiler),
+        *_without_rng_state(compiler),
     ]
 
 
-def _with_random_state(compiler: Compiler) -> list[Patch]:
+def _without_rng_state(compiler: Compiler) -> list[Patch]:
     """Run an operator that a checkpoint recomputes without restoring the RNG state, which takes no GPU memory."""
     from torch._prims import rng_prims
 
@@ -180,7 +180,7 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
         if any(isinstance(value, torch.SymInt) for value in inputs):
             compiler.doubts[DYNAMIC] = None
         for name, doubt in _known(config, _DOUBTFUL).items():
-            if given.get(name, compiler.asked_for.get(name)):
+            if given.get(name, compiler.user_settings.get(name)):
                 compiler.doubts[doubt] = None
             given.pop(name, None)
         kwargs.setdefault("inner_compile", inner)
@@ -197,7 +197,7 @@ def _refuse_other_devices(module: Any) -> None:
     for node in module.graph.nodes:
         for tensor in tensors_in(node.meta.get("val")):
             is_on_gpu(tensor)
-            of_constants = all(given.op == "get_attr" for given in node.all_input_nodes)
+            of_constants = all(node_input.op == "get_attr" for node_input in node.all_input_nodes)
             if node.op == "call_function" and tensor.device.type == "cpu" and not of_constants:
                 raise NotImplementedError(f"{node.target} computes on the CPU")
 
@@ -230,7 +230,7 @@ def _pads(compiler: Compiler) -> Callable[..., bool]:
         except Exception:  # symbolic sizes without a hint
             return False
         compiler.assumed[PADDED] = None
-        return compiler.tracker.answers.extent != "least"
+        return compiler.tracker.answers.scenario != "least"
 
     return should_pad
 

@@ -89,9 +89,8 @@ def _native_backward(call: Call) -> list[int]:
     if copies or not want_input:
         raise NoRule(f"backward of batch norm of a tensor that is not contiguous, shape {list(tensor.shape)}")
     item = accumulator_bytes(tensor.dtype)
-    buffers = (
-        [tensor.shape[1] * item] * 2 if needs_sums else []
-    )  # staging buffers are freed before the gradient is made
+    # staging buffers are freed before the gradient is made
+    buffers = [tensor.shape[1] * item] * 2 if needs_sums else []
     if call["save_invstd"] is not None and call["save_invstd"].numel() == 0:
         buffers.append(tensor.shape[1] * item)
     if call["train"] and weight is None and _kernels_for(grad) != "channels_last":

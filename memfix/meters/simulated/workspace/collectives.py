@@ -21,6 +21,8 @@ for _namespace, _names in _COLLECTIVES.items():
     _operators = getattr(torch.ops, _namespace)
     NO_KERNEL.update(getattr(_operators, _name) for _name in _names.split() if hasattr(_operators, _name))
 
+# ---------------------------------------------------------------- packing
+# one kernel copies all parts; a table on the GPU says which block copies which part
 _BLOCK_THREADS, _THREAD_BYTES = 128, 16
 _BLOCK_BYTES = _BLOCK_THREADS * _THREAD_BYTES
 _WORD = 8
@@ -28,8 +30,7 @@ _WORD = 8
 
 @rule("split_with_sizes_copy")
 def _split(call: Call) -> list[int]:
-    """With ``out``, one kernel copies all parts; a table on the GPU says which block copies which part."""
-    if not call.has("out"):
+    if not call.has("out"):  # a kernel for each part
         return []
     tensor, out, dim = call["self"], call["out"], call["dim"] % call["self"].dim()
     if any(not is_dense(t.shape, t.stride()) or t.dtype != tensor.dtype for t in (tensor, *out)):
@@ -45,7 +46,6 @@ def _split(call: Call) -> list[int]:
 
 @rule("_chunk_cat")
 def _chunk_cat(call: Call) -> list[int]:
-    """One kernel copies all parts; a table on the GPU says which block copies which part."""
     tensors, num_chunks, dim = call["tensors"], call["num_chunks"], call["dim"] % call["tensors"][0].dim()
     out = call["out"] if call.has("out") else None
     dtype = tensors[0].dtype if out is None else out.dtype

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from .cudnn import Convolution, Part, cudnn_workspace, source
+from ..gpus import GPU
+from .cudnn import Convolution, Part, cudnn_workspace, origin_of_workspace
+from .inner_sums import buffers_of_sum
+from .layout import meta_like
 from .memory_formats import CHANNELS_LAST, fits_32bit_indices, suggested_format
 from .rules import Call, Estimated, NoRule, Range, rule, size_of
-from .sums_inside import buffers_of_sum
 
 Shape = tuple[int, ...]
 
@@ -25,7 +27,7 @@ def _convolution(call: Call) -> list[int]:
     with torch._C._DisableTorchDispatch():
         run = _CudnnRun(call)
         image = run.contiguous(run.image, run.memory_format)
-        output = tuple(_as_image(_described(call.outputs)).shape)
+        output = tuple(_as_image(meta_like(call.outputs)).shape)
         if call["transposed"]:  # torch runs it as the image gradient of the ordinary convolution
             run.image_gradient(output, image)
         else:
@@ -43,7 +45,7 @@ def _convolution_backward(call: Call) -> list[int]:
     wants_input, wants_weight, wants_bias = call["output_mask"]
     with torch._C._DisableTorchDispatch():
         run = _CudnnRun(call)
-        grad = _as_image(_described(call["grad_output"]))
+        grad = _as_image(meta_like(call["grad_output"]))
         with run.temporaries():
             image = run.contiguous(run.image, run.memory_format) if wants_weight else run.image
             dense_grad = run.contiguous(grad, suggested_format(image))
@@ -54,10 +56,15 @@ def _convolution_backward(call: Call) -> list[int]:
             if wants_weight:
                 run.weight_gradient(*((dense_grad, image) if call["transposed"] else (image, dense_grad)))
         if wants_bias:
-            run.keep(grad.shape[1] * grad.element_size())
-            sums = buffers_of_sum(call.gpu, grad, [dim for dim in range(grad.dim()) if dim != 1])
-            run.take(Range.of(sum(sums)))
-    return run.hidden(sum(size_of(made) for made in call.outputs if made is not None))
+            run.allocate(grad.shape[1] * grad.element_size())
+            run.allocate_briefly(Range.of(sum(_bias_sums(call.gpu, grad))))
+    return run.hidden(sum(size_of(grad) for grad in call.outputs if grad is not None))
+
+
+@rule("cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
+def _cudnn_convolution(call: Call) -> list[int]:
+    image, weight = list(call["self"].shape), list(call["weight"].shape)
+    raise NoRule(f"convolution of {image} by {weight}, {call['self'].dtype}: cuDNN chooses its workspace")
 
 
 class _Shapes(NamedTuple):
@@ -79,7 +86,7 @@ class _CudnnRun:
         self._call = call
         self._live = self._copied = 0
         self._peak = Range.of(0)
-        self.image, self.weight = _described(call["input"]), _described(call["weight"])
+        self.image, self.weight = meta_like(call["input"]), meta_like(call["weight"])
         self.geometry = _Geometry(tuple(call["padding"]), tuple(call["stride"]), tuple(call["dilation"]))
         if self.image.dim() == 3:
             self.image = _as_image(self.contiguous(self.image, torch.contiguous_format))
@@ -93,16 +100,16 @@ class _CudnnRun:
         """The bytes alive at the peak beyond the results. Raises ``Estimated`` if they are not exact."""
         bytes = (self._peak | Range.of(result_bytes)) + -result_bytes
         if not bytes.is_exact:
-            why = f"{_spelled(self._call)}: cuDNN chooses its workspace, {source(self._call.gpu)}"
+            why = f"{_described(self._call)}: cuDNN chooses its workspace, {origin_of_workspace(self._call.gpu)}"
             raise Estimated(why, bytes)
         return [bytes.usual]
 
-    def keep(self, size: int) -> None:
+    def allocate(self, size: int) -> None:
         """Count bytes that stay alive."""
         self._live += size
-        self.take(Range.of(0))
+        self.allocate_briefly(Range.of(0))
 
-    def take(self, bytes: Range) -> None:
+    def allocate_briefly(self, bytes: Range) -> None:
         """Count bytes that are freed at once."""
         self._peak |= bytes + self._live
 
@@ -111,7 +118,7 @@ class _CudnnRun:
         if tensor.is_contiguous(memory_format=memory_format):
             return tensor
         self._copied += size_of(tensor)
-        self.keep(size_of(tensor))
+        self.allocate(size_of(tensor))
         return tensor.contiguous(memory_format=memory_format)
 
     @contextlib.contextmanager
@@ -137,11 +144,11 @@ class _CudnnRun:
         memory_format = _cudnn_format(*given)
         is_last = memory_format != torch.contiguous_format
         convolution = Convolution(part, given[0].dtype, *shapes, is_last, *self.geometry)
-        self.keep(convolution.result_bytes)
+        self.allocate(convolution.result_bytes)
         with self.temporaries():
             for tensor in given:
                 self.contiguous(tensor, memory_format)
-            self.take(cudnn_workspace(self._call.gpu, convolution))
+            self.allocate_briefly(cudnn_workspace(self._call.gpu, convolution))
 
 
 def _cudnn_format(first: torch.Tensor, second: torch.Tensor) -> torch.memory_format:
@@ -152,9 +159,9 @@ def _cudnn_format(first: torch.Tensor, second: torch.Tensor) -> torch.memory_for
     return last
 
 
-def _described(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor of the same shape, strides and dtype."""
-    return torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
+def _bias_sums(gpu: GPU, grad: torch.Tensor) -> list[int]:
+    """The buffers for summing the upstream gradient over all dimensions but the channels."""
+    return buffers_of_sum(gpu, grad, [dim for dim in range(grad.dim()) if dim != 1])
 
 
 def _as_image(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,29 +174,22 @@ def _native_depthwise_backward(call: Call) -> list[int]:
     """A strided gradient is copied for the kernels; the copy is freed before the bias gradient is summed."""
     grad = call["grad_output"]
     if call["input"].dim() == 5:
-        raise NoRule(f"backward of {_spelled(call)}, depthwise in 3d")
+        raise NoRule(f"backward of {_described(call)}, depthwise in 3d")
     copy = 0 if grad.is_contiguous() else size_of(grad)
     if not call["output_mask"][2]:
         return [copy]
     bias_gradient = grad.shape[1] * grad.element_size()
-    others = [dim for dim in range(grad.dim()) if dim != 1]
-    sums = buffers_of_sum(call.gpu, grad, others)
+    sums = _bias_sums(call.gpu, grad)
     return [copy - bias_gradient] if copy - bias_gradient > sum(sums) else sums
-
-
-@rule("cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
-def _cudnn_convolution(call: Call) -> list[int]:
-    image, weight = list(call["self"].shape), list(call["weight"].shape)
-    raise NoRule(f"convolution of {image} by {weight}, {call['self'].dtype}: cuDNN chooses its workspace")
 
 
 def _is_native_depthwise(call: Call) -> bool:
     """Whether torch certainly runs its own kernel: a depthwise convolution of contiguous tensors not left to cuDNN."""
     tensor, weight = call["input"], call["weight"]
     if not torch.backends.cudnn.enabled:
-        raise NoRule(f"{_spelled(call)} without cuDNN")
+        raise NoRule(f"{_described(call)} without cuDNN")
     if not fits_32bit_indices(tensor) or not fits_32bit_indices(weight):
-        raise NoRule(f"{_spelled(call)}: torch cuts it in pieces")
+        raise NoRule(f"{_described(call)}: torch cuts it in pieces")
     channels = tensor.shape[1]
     if call["transposed"] or not 1 < call["groups"] == channels or weight.shape[0] % channels:
         return False
@@ -197,11 +197,11 @@ def _is_native_depthwise(call: Call) -> bool:
         return False
     for operand in (tensor, weight):
         if not operand.is_contiguous():
-            raise NoRule(f"{_spelled(call)}, depthwise, of a tensor that is not contiguous")
-    return not _may_be_cudnns(call)
+            raise NoRule(f"{_described(call)}, depthwise, of a tensor that is not contiguous")
+    return not _may_run_in_cudnn(call)
 
 
-def _may_be_cudnns(call: Call) -> bool:
+def _may_run_in_cudnn(call: Call) -> bool:
     """Whether torch may prefer cuDNN for a contiguous depthwise convolution, by a list of shapes for each GPU."""
     tensor, stride = call["input"], call["stride"]
     is_square = len(stride) == 2 and stride[0] == stride[1]
@@ -211,6 +211,6 @@ def _may_be_cudnns(call: Call) -> bool:
     return tensor.dtype == torch.float16 and tensor.dim() < 5 and is_wide and not is_dilated and (is_square or is_row)
 
 
-def _spelled(call: Call) -> str:
+def _described(call: Call) -> str:
     image, weight = list(call["input"].shape), list(call["weight"].shape)
     return f"{'transposed ' if call['transposed'] else ''}convolution of {image} by {weight}, {call['input'].dtype}"

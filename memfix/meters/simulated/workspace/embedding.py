@@ -13,7 +13,7 @@ from .ordering import sort_buffers
 from .rules import Call, NoRule, before_results, ceil_div, copies_unless_contiguous, rule, size_of, worst_moment
 
 _SORTED_ABOVE = 3072  # up to this many ids, one kernel adds the gradients without sorting
-_ROWS_PER_SEGMENT = 10
+_IDS_PER_PART = 10
 _COUNTER = 8
 _WARP, _MOST_THREADS = 32, 1024
 _BLOCKS_PER_MULTIPROCESSOR = 4
@@ -86,7 +86,7 @@ class _RowSums:
         starts = [*order, ids_bytes, _COUNTER]
         moments.append([*starts, ids_bytes, cub.unique_by_key(gpu, num_ids, index_bytes)])
         num_segments = min(num_ids, self.vocabulary)
-        num_partials = num_ids // _ROWS_PER_SEGMENT + num_segments
+        num_partials = num_ids // _IDS_PER_PART + num_segments
         segments = [*starts, num_segments * index_bytes, num_segments * index_bytes]
         moments.append([*segments, cub.scan(gpu, num_segments, index_bytes)])
         partials = [*segments, _COUNTER, num_partials * index_bytes]

@@ -80,7 +80,7 @@ def _one_by_one(
 ) -> list[int]:
     """The peak of the workspaces beyond all results, if tensors are reduced one by one and each makes its result."""
     still_to_come, worst = sum(results), 0
-    for tensor, made in zip(tensors, results, strict=True):
-        still_to_come -= made
+    for tensor, result_bytes in zip(tensors, results, strict=True):
+        still_to_come -= result_bytes
         worst = max(worst, sum(buffers(tensor)) - still_to_come)
     return [worst]

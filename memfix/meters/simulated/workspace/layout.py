@@ -59,6 +59,11 @@ def flattens_without_copy(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 0 or merges_into_one(tensor.shape, tensor.stride())
 
 
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor of the same shape, strides and dtype."""
+    return torch.empty_strided(tuple(tensor.shape), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
+
+
 def extent(tensor: torch.Tensor) -> int:
     """The number of elements in memory from the first to the last, gaps included."""
     if tensor.numel() == 0:

@@ -6,10 +6,11 @@ import math
 
 import torch
 
+from .inner_sums import buffers_of_sum
 from .memory_formats import contiguous_only, require_contiguous
 from .rules import Call, NoRule, no_kernel, none_needed, rule, size_of, storage, unknown
-from .sums_inside import buffers_of_sum
 
+none_needed("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward")
 none_needed("mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward")
 
 _NO_REDUCTION = 0
@@ -26,7 +27,7 @@ def _elementwise_loss(call: Call) -> list[int]:
         raise NoRule(f"{call.operator} of {tensor.dtype} and {target.dtype}")
     if call.operator.overloadpacket is torch.ops.aten.huber_loss and tensor.shape != target.shape:
         raise NoRule(f"{call.operator} of {list(tensor.shape)} and {list(target.shape)}")
-    return _made_and_reduced(call, torch.broadcast_shapes(tensor.shape, target.shape), tensor.dtype)
+    return _losses_and_their_sum(call, torch.broadcast_shapes(tensor.shape, target.shape), tensor.dtype)
 
 
 @storage("mse_loss", "smooth_l1_loss", "binary_cross_entropy")
@@ -41,8 +42,8 @@ def _binary_cross_entropy(call: Call) -> list[int]:
     tensor = call["self"]
     if call["reduction"] == _NO_REDUCTION or tensor.numel() == 0:
         return []
-    made = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
-    return [tensor.element_size(), *buffers_of_sum(call.gpu, made, [0])]
+    losses = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
+    return [tensor.element_size(), *buffers_of_sum(call.gpu, losses, [0])]
 
 
 @rule("multi_margin_loss", "multilabel_margin_loss_forward")
@@ -52,7 +53,7 @@ def _margin_loss(call: Call) -> list[int]:
     tensor = call["self"]
     if call["reduction"] == _NO_REDUCTION or tensor.dim() < 2:
         return []
-    return _made_and_reduced(call, tensor.shape[:1], tensor.dtype)
+    return _losses_and_their_sum(call, tensor.shape[:1], tensor.dtype)
 
 
 contiguous_only("grad_output self target", "multi_margin_loss_backward", "multilabel_margin_loss_backward")
@@ -60,10 +61,10 @@ no_kernel("_use_cudnn_ctc_loss _use_miopen_ctc_loss")
 unknown("{operator}: the lengths of the sequences decide", "_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss")
 
 
-def _made_and_reduced(call: Call, shape: torch.Size, dtype: torch.dtype) -> list[int]:
+def _losses_and_their_sum(call: Call, shape: torch.Size, dtype: torch.dtype) -> list[int]:
     # all elements are summed and they are dense, so their order does not matter
-    made = torch.empty(math.prod(shape), dtype=dtype, device="meta")
-    return [size_of(made), *buffers_of_sum(call.gpu, made, [0])]
+    losses = torch.empty(math.prod(shape), dtype=dtype, device="meta")
+    return [size_of(losses), *buffers_of_sum(call.gpu, losses, [0])]
 
 
 # ---------------------------------------------------------------- distances

@@ -17,10 +17,10 @@ def _copy(call: Call) -> list[int]:
 
 @rule("_to_copy")
 def _to_copy(call: Call) -> list[int]:
-    made: Any = call.outputs
-    if not isinstance(made, torch.Tensor):
+    result: Any = call.outputs
+    if not isinstance(result, torch.Tensor):
         return []
-    return cross_device_copy_buffers(made, call["self"], call["non_blocking"])
+    return cross_device_copy_buffers(result, call["self"], call["non_blocking"])
 
 
 def cross_device_copy_buffers(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> list[int]:

@@ -6,15 +6,15 @@ import math
 
 import torch
 
+from .inner_sums import buffers_of_sum
 from .memory_formats import accumulator_bytes, contiguous_only, copied_unless_contiguous
 from .rules import Call, NoRule, ceil_div, copies_unless_contiguous, none_needed, rule
-from .sums_inside import buffers_of_sum
 
 none_needed("_weight_norm_interface")
 contiguous_only("grad_w", "_weight_norm_interface_backward")
 
 _TILE_COLUMNS, _TILE_ROWS = 32, 32
-_MANY_ROWS = 65536  # with more, rows are split over blocks too if the columns alone leave half of the GPU idle
+_SPLIT_ROWS_ABOVE = 65536  # with more, rows are split over blocks too if the columns alone leave half of the GPU idle
 _MAX_BLOCKS = 32768
 
 
@@ -47,7 +47,7 @@ def _parameter_gradients(call: Call, parameters: list[str]) -> list[int]:
     if columns == 0 or not parameters:
         return []
     rows = call["input"].numel() // columns
-    if rows <= _MANY_ROWS or columns // _TILE_COLUMNS >= call.gpu.multiprocessors // 2:
+    if rows <= _SPLIT_ROWS_ABOVE or columns // _TILE_COLUMNS >= call.gpu.multiprocessors // 2:
         return []
     if len(shape) > 1:
         raise NoRule(f"{call.operator} of {rows:,} rows normalized over {len(shape)} dimensions")

@@ -30,9 +30,9 @@ _INDEX_BYTES = 8
 # ---------------------------------------------------------------- sorting
 _SORTED_IN_SHARED_MEMORY = 4096  # rows of at most this length are sorted in place by one block each
 _LONG_ROW = 1_000_000  # a row this long fills the GPU, so rows are sorted one after the other
-_MANY_ROWS = 128
+_SEGMENTED_FROM_ROWS = 128
 _PAIR_BYTES = 8  # two int32: the row and the position in it
-_MOST_AT_ONCE = 2**31 - 1
+_MOST_ITEMS_PER_SORT = 2**31 - 1
 
 
 @rule("sort")
@@ -67,7 +67,7 @@ def sort_buffers(
         copies = [num_items * item_bytes]
     if tuple(result_strides) != sorted_strides:
         copies += [num_items * item_bytes, num_items * _INDEX_BYTES]
-    num_rows = min(num_items, _MOST_AT_ONCE) // length
+    num_rows = min(num_items, _MOST_ITEMS_PER_SORT) // length
     return copies + _rows_sorted_by_cub(gpu, num_rows, length, item_bytes)
 
 
@@ -75,7 +75,7 @@ def _rows_sorted_by_cub(gpu: GPU, num_rows: int, length: int, item_bytes: int) -
     if num_rows == 1 or length >= _LONG_ROW:
         return [length * _INDEX_BYTES, cub.radix_sort(gpu, length, item_bytes, _INDEX_BYTES)]
     num_items = num_rows * length
-    if num_rows >= _MANY_ROWS:
+    if num_rows >= _SEGMENTED_FROM_ROWS:
         places = num_items * _INDEX_BYTES
         return [places, cub.segmented_radix_sort(gpu, num_items, item_bytes, _INDEX_BYTES)]
     # a few rows are sorted together, first by value, then by row
@@ -222,7 +222,7 @@ def _randperm(call: Call) -> list[int]:
 _ENOUGH_COLUMNS = 16  # from this many columns on, checking the weights takes less memory than sampling
 
 
-_CHECKED = (1, 1)  # two booleans on the GPU: all weights are finite, none is negative
+_CHECK_BUFFERS = (1, 1)  # two booleans on the GPU: all weights are finite, none is negative
 
 
 @rule("multinomial")
@@ -241,11 +241,11 @@ def _multinomial(call: Call) -> list[int]:
     if num_samples == 1:
         largest = Accumulator(16, (_INDEX_BYTES,), in_result=False)
         buffers = partial_result_buffers(call.gpu, weights, [-1], largest, keepdim=True)
-        return [size_of(weights), *_CHECKED, *buffers]
+        return [size_of(weights), *_CHECK_BUFFERS, *buffers]
     drawn = weights.numel() // columns * num_samples * weights.element_size()
     selecting = _selection_buffers(call.gpu, weights, -1, num_samples)
     sorting = _selected_sort_buffers(call.gpu, weights, -1, num_samples)
-    return [size_of(weights), *_CHECKED, drawn, *worst_moment(selecting, sorting)]
+    return [size_of(weights), *_CHECK_BUFFERS, drawn, *worst_moment(selecting, sorting)]
 
 
 unknown(

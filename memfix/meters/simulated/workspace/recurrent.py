@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .inner_sums import buffers_of_sum
 from .rules import Call, NoRule, none_needed, rule, unknown
-from .sums_inside import buffers_of_sum
 
 none_needed("_thnn_fused_lstm_cell _thnn_fused_gru_cell")
 

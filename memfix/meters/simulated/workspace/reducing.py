@@ -67,8 +67,8 @@ def _count_nonzero(call: Call) -> list[int]:
     """A mask is made, then cast to int64 and summed."""
     tensor = call["self"]
     mask = tensor if tensor.dtype == torch.bool else _like(tensor, torch.bool)
-    made = [] if mask is tensor else [size_of(mask)]
-    return [*made, *sum_buffers(call.gpu, mask, _dims_of(call))]
+    mask_bytes = [] if mask is tensor else [size_of(mask)]
+    return [*mask_bytes, *sum_buffers(call.gpu, mask, _dims_of(call))]
 
 
 # ---------------------------------------------------------------- norms
@@ -90,8 +90,8 @@ def norm_buffers(
 ) -> list[int]:
     if tensor.numel() == 0:
         return []
-    if all(tensor.shape[d] == 1 for d in (dims or range(tensor.dim()))):
-        # nothing to sum: the result is the absolute value, which for complex input is first made as complex numbers
+    if _nothing_to_reduce(tensor, dims):
+        # the result is the absolute value, which for complex input is first made as complex numbers
         typed = _like(tensor, dtype or tensor.dtype)
         cast = [] if typed.dtype == tensor.dtype else [size_of(typed)]
         return [*cast, size_of(typed)] if typed.is_complex() and order != 0 else cast
@@ -101,8 +101,7 @@ def norm_buffers(
 @rule("linalg__powsum")
 def _power_sum(call: Call) -> list[int]:
     tensor, dtype, dims = call["self"], call["dtype"], _dims_of(call)
-    nothing_to_add = all(tensor.shape[d] == 1 for d in (dims or range(tensor.dim())))
-    if nothing_to_add and dtype not in (None, tensor.dtype):
+    if _nothing_to_reduce(tensor, dims) and dtype not in (None, tensor.dtype):
         return [size_of(_like(tensor, dtype))]
     return _power_sum_buffers(call.gpu, tensor, dims, dtype, _keepdim_of(call))
 
@@ -261,6 +260,10 @@ def _dims_of(call: Call) -> list[int] | None:
 
 def _keepdim_of(call: Call) -> bool:
     return bool(call["keepdim"]) if call.has("keepdim") else False
+
+
+def _nothing_to_reduce(tensor: torch.Tensor, dims: list[int] | None) -> bool:
+    return all(tensor.shape[dim] == 1 for dim in dims or range(tensor.dim()))
 
 
 def _summed_in(dtype: torch.dtype) -> int:

@@ -150,7 +150,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     if isinstance(values, (list, tuple)):
         for value in values:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor):  # without a call per tensor, since every operator pays for it
                 found.append(value)
             elif isinstance(value, (list, tuple)):
                 found += tensors_in(value)

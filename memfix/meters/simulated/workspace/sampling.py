@@ -34,8 +34,8 @@ def _normal(call: Call) -> list[int]:
     std = call["std"]
     item = std.element_size()
     # the smallest standard deviation is compared with zero
-    looking = [item, *extremum_buffers(call.gpu, std)]
-    return looking if sum(looking) > item else [item, 1]
+    searching = [item, *extremum_buffers(call.gpu, std)]
+    return searching if sum(searching) > item else [item, 1]
 
 
 @rule("_sample_dirichlet")

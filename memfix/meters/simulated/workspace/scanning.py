@@ -9,7 +9,7 @@ from . import cub
 from .layout import dense_strides, is_contiguous
 from .rules import Call, NoRule, copies_unless_contiguous, rule
 
-_MOST_AT_ONCE = 2**30
+_MOST_ITEMS_PER_SCAN = 2**30
 
 
 @rule("cumsum", "cumprod", "cumsum_", "cumprod_")
@@ -60,7 +60,7 @@ def _scan_of_one_row(gpu: GPU, tensor: torch.Tensor, dim: int, dtype: torch.dtyp
 
 def whole_scan_buffers(gpu: GPU, num_items: int, dtype: torch.dtype) -> list[int]:
     """The buffers for scanning a tensor that is a single row."""
-    if num_items > _MOST_AT_ONCE:
+    if num_items > _MOST_ITEMS_PER_SCAN:
         raise NoRule(f"a scan over {num_items:,} elements, which torch cuts in pieces")
     if torch.are_deterministic_algorithms_enabled() and (dtype.is_floating_point or dtype.is_complex):
         raise NoRule("a scan of one row with deterministic algorithms, which is another kernel")

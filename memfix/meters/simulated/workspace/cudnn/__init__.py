@@ -12,7 +12,7 @@ from .estimate import COUNTERS_BYTES, estimated, has_many_tiles
 from .library import version
 from .plans import Plan, Settings, first_plan
 
-__all__ = ["Convolution", "Part", "cudnn_workspace", "source"]
+__all__ = ["Convolution", "Part", "cudnn_workspace", "origin_of_workspace"]
 
 _TILE_BYTES = 256 * 128 * 4  # the largest partial sum of one multiprocessor
 _SHARING_ENGINES = {62, 65, 67, 68, 71}
@@ -70,16 +70,16 @@ def _settings() -> Settings:
         return Settings(is_deterministic, precision != "ieee")
 
 
-def source(gpu: GPU) -> str:
+def origin_of_workspace(gpu: GPU) -> str:
     """The origin of the bytes, for people: the version of the library that was queried, or the shapes alone."""
     asked, table = version(), table_of(gpu)
     if asked is None:
         return "estimated by its shape"
     measured = table.cudnn if table else None
-    other = "" if measured in (None, asked) else f", where {_spelled(measured)} was measured on {gpu.name}"
-    return f"asked of cuDNN {_spelled(asked)} without a GPU{other}"
+    other = "" if measured in (None, asked) else f", where {_dotted(measured)} was measured on {gpu.name}"
+    return f"asked of cuDNN {_dotted(asked)} without a GPU{other}"
 
 
-def _spelled(number: int) -> str:
-    """Spell a version, such as ``9.19.0`` for 91900."""
+def _dotted(number: int) -> str:
+    """Return a version as text, such as ``9.19.0`` for 91900."""
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"

@@ -47,7 +47,7 @@ class Convolution:
         return " ".join([*words, "channels_last"] if self.channels_last else words)
 
     @staticmethod
-    def read(spelled: str) -> Convolution:
+    def parsed(spelled: str) -> Convolution:
         """Parse the result of ``spelled``."""
         part, dtype, *words = spelled.split()
         image, weight = map(_numbers, words[:2])

@@ -15,14 +15,15 @@ from ..rules import Range, round_up
 from .convolution import Convolution
 
 _VECTOR_BYTES = 16
-_SMALL = 65_536  # most bytes of counters and offsets
-_FEW_OPERATIONS = 2**27  # with fewer multiplications, float32 is not copied
-_FEW_PIXELS = 187  # with fewer output pixels in all images, the image gradient makes no float32 copies
-_SMALL_KERNEL = 25  # kernel pixels up to which a forward in half precision does not copy odd channels
-_FEW_CHANNELS, _SOME_CHANNELS = 64, 128  # float32: below 64 no copies, below 128 none of the output
+_MOST_COUNTER_BYTES = 65_536  # of counters and offsets
+# the usual kernel copies nothing, or not the output, below these numbers
+_COPIED_FROM_MULTIPLICATIONS = 2**27  # in float32
+_COPIED_FROM_CHANNELS, _OUTPUT_COPIED_FROM_CHANNELS = 64, 128  # in float32
+_COPIED_FROM_PIXELS = 187  # output pixels in all images, for the image gradient in float32
+_COPIED_ABOVE_KERNEL_PIXELS = 25  # in a forward with odd channels in half precision
 
 _TILE = 128 * 128  # results in the usual tile
-_BEHIND_COPIES = 16  # bytes that follow the copies
+_BYTES_AFTER_COPIES = 16
 COUNTERS_BYTES = 131
 """Bytes of the counters by which multiprocessors take turns to add to one sum."""
 
@@ -48,7 +49,7 @@ def estimated(convolution: Convolution) -> Range:
         most += 2 * sizes.weight_sum
     if convolution.is_pointwise:
         most = max(most, _MOST_PARTIAL_PRODUCTS * convolution.num_results * 4, _products_of_images(convolution))
-    return Range(0, min(_usual(convolution, sizes), most), most + _SMALL)
+    return Range(0, min(_usual(convolution, sizes), most), most + _MOST_COUNTER_BYTES)
 
 
 class _Sizes:
@@ -76,7 +77,7 @@ def _usual(convolution: Convolution, sizes: _Sizes) -> int:
         is_summed = convolution.part == "weight" and is_half and convolution.channels_last
         return _sums_by_channel(convolution) if is_summed else 0
     copied = _copied(convolution, sizes)
-    return copied + _BEHIND_COPIES * (copied > 0) + COUNTERS_BYTES * _counts(convolution)
+    return copied + _BYTES_AFTER_COPIES * (copied > 0) + COUNTERS_BYTES * _has_counters(convolution)
 
 
 def _copied(convolution: Convolution, sizes: _Sizes) -> int:
@@ -90,14 +91,14 @@ def _copied(convolution: Convolution, sizes: _Sizes) -> int:
     if convolution.dtype.itemsize == 2 or convolution.part == "weight":
         return sizes.copies
     channels, pixels = convolution.image[1], math.prod(convolution.output) // convolution.output[1]
-    if convolution.num_multiplications < _FEW_OPERATIONS or channels < _FEW_CHANNELS:
+    if convolution.num_multiplications < _COPIED_FROM_MULTIPLICATIONS or channels < _COPIED_FROM_CHANNELS:
         return 0
     if convolution.part == "image":
-        return 0 if pixels < _FEW_PIXELS else sizes.copies
-    return sizes.image + sizes.weight if channels < _SOME_CHANNELS else sizes.copies
+        return 0 if pixels < _COPIED_FROM_PIXELS else sizes.copies
+    return sizes.image + sizes.weight if channels < _OUTPUT_COPIED_FROM_CHANNELS else sizes.copies
 
 
-def _counts(convolution: Convolution) -> bool:
+def _has_counters(convolution: Convolution) -> bool:
     """Whether the usual kernel has counters, because several multiprocessors add to one sum."""
     if convolution.part == "weight" or convolution.groups > 1:
         return False
@@ -128,8 +129,8 @@ def _sums_by_channel(convolution: Convolution) -> int:
 
 
 def _copied_of_odd_channels(convolution: Convolution, sizes: _Sizes) -> int:
-    is_half = convolution.dtype.itemsize == 2
-    if convolution.part == "forward" and (not is_half or math.prod(convolution.weight[2:]) <= _SMALL_KERNEL):
+    is_half, kernel_pixels = convolution.dtype.itemsize == 2, math.prod(convolution.weight[2:])
+    if convolution.part == "forward" and (not is_half or kernel_pixels <= _COPIED_ABOVE_KERNEL_PIXELS):
         return 0
     if convolution.channels_last:
         return sizes.image * sizes.fills_image + sizes.output * sizes.fills_output + sizes.weight
