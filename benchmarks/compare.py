@@ -109,10 +109,10 @@ class Comparing:
             "phases": measured,
         }  # fmt: skip
         for phase in phases:
-            names = self.contenders.at(entry, phase)
+            names = self.contenders.names_at(entry, phase)
             rows: Rows = {name: {} for name in names}
             if device == "cpu" or table.simulated:
-                rows |= simulated(work, self.contenders.simulated_ones(names), phase, device)
+                rows |= simulated(work, self.contenders.simulatable(names), phase, device)
             measured[phase] = {"rounds": 0, "rows": rows}
         all_rows = {phase: of["rows"] for phase, of in measured.items()}
         able = [n for n in all_rows[phases[0]] if n != FLOOR and all(n in running(rows) for rows in all_rows.values())]

@@ -71,7 +71,7 @@ class Contenders:
                 raise UsageError(f"{option}: {self.contract.name} has no {name!r}{did_you_mean(name, theirs)}")
         return tuple(name for name in here if name in wanted)
 
-    def at(self, entry: Entry, phase: str) -> list[str]:
+    def names_at(self, entry: Entry, phase: str) -> list[str]:
         """Return the names of the contenders at one shape. The contract's floor is that of the longest phase."""
         forms = [name for name in self.forms if entry.forms is None or name in entry.forms]
         peers = [name for name in self.peers if entry.peers is None or name in entry.peers]
@@ -79,7 +79,7 @@ class Contenders:
         has_floor = phase in self.comparison.floors or (self.contract.floor is not None and is_longest)
         return [*([FLOOR] if has_floor else []), *forms, *peers]
 
-    def simulated_ones(self, names: Iterable[str]) -> list[str]:
+    def simulatable(self, names: Iterable[str]) -> list[str]:
         """Select the contenders without another package's kernels, which the simulated meter may not know."""
         peers = self.comparison.peers
         return [name for name in names if name not in peers or not peers[name].packages]

@@ -29,12 +29,12 @@ def test_time(benchmark: Any, op: str, form: str, case: str, phase: Phase) -> No
     benchmark.group = f"{op} {case} {phase}"
     try:
         step = figures.warm_step(figures.step_of(op, form, case, phase))
-    except figures.NotHere as reason:
+    except figures.NotMeasurable as reason:
         pytest.skip(str(reason))
     rounds, most, seconds = figures.SAMPLES
     benchmark.extra_info.update(_figures(op, form, case, phase))
     took_s = figures.elapsed_s(step)
-    benchmark.pedantic(figures.to_its_end, args=(step,), rounds=max(rounds, min(most, int(seconds / took_s))))
+    benchmark.pedantic(figures.run_and_synchronize, args=(step,), rounds=max(rounds, min(most, int(seconds / took_s))))
 
 
 def _figures(op: str, form: str, case: str, phase: Phase) -> dict[str, float]:
@@ -49,6 +49,6 @@ def _figures(op: str, form: str, case: str, phase: Phase) -> dict[str, float]:
     for name, figure in wanted.items():
         try:
             found[name] = figure()
-        except figures.NotHere:
+        except figures.NotMeasurable:
             continue
     return found

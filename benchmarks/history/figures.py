@@ -36,11 +36,11 @@ SAMPLES = (3, 20, 1.0)
 LEAST_PAIRS, MOST_PAIRS, SECONDS_OF_PAIRS = 3, 30, 1.0
 
 
-class NotHere(NotImplementedError):
+class NotMeasurable(NotImplementedError):
     """The reason why this machine cannot measure a figure; ASV treats it as n/a."""
 
 
-def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
+def _cached_on_disk(function: Callable[..., Any]) -> Callable[..., Any]:
     """Cache a measurement in memory, and under ASV also on disk in the folder that its benchmark processes share."""
 
     @functools.cache
@@ -80,7 +80,7 @@ def phases(op: str) -> list[Phase]:
 
 
 # ---------------------------------------------------------------- bytes
-@_kept
+@_cached_on_disk
 def peaks(op: str, form: str, case: str) -> dict[str, dict[str, int]]:
     """Return for each phase the peak of requested bytes: ``bytes`` above the inputs, and ``with_inputs``."""
     found: dict[str, dict[str, int]] = {}
@@ -97,7 +97,7 @@ def peak_bytes(op: str, form: str, case: str, phase: Phase) -> int:
 def times_below_naive(op: str, form: str, case: str, phase: Phase) -> float:
     own = peak_bytes(op, form, case, phase)
     if own == 0:
-        raise NotHere(f"{op}/{form} takes no memory at {case}")
+        raise NotMeasurable(f"{op}/{form} takes no memory at {case}")
     return round(peak_bytes(op, NAIVE, case, phase) / own, 3)
 
 
@@ -125,11 +125,11 @@ def warm_step(build: StepOf) -> Step:
             if spent_s < WARMUP_S:
                 spent_s += elapsed_s(step)
     except torch.OutOfMemoryError:
-        raise NotHere(f"{build.contract.name}/{build.form} runs out of memory on this GPU") from None
+        raise NotMeasurable(f"{build.contract.name}/{build.form} runs out of memory on this GPU") from None
     return step
 
 
-def to_its_end(step: Step) -> None:
+def run_and_synchronize(step: Step) -> None:
     """Run one step until its kernels have ended, for wall-clock times."""
     step()
     if device() == "cuda":
@@ -138,14 +138,14 @@ def to_its_end(step: Step) -> None:
 
 def elapsed_s(step: Step) -> float:
     begin = time.perf_counter()
-    to_its_end(step)
+    run_and_synchronize(step)
     return time.perf_counter() - begin
 
 
 def _refuse_on_cpu(build: StepOf) -> None:
     contract, form, case = build.contract, build.form, build.draw.case.name
     if getattr(contract.forms.get(form), "has_kernels", False):
-        raise NotHere(f"the kernels of {contract.name}/{form} are interpreted on a CPU: their time says nothing")
+        raise NotMeasurable(f"the kernels of {contract.name}/{form} are interpreted on a CPU: their time says nothing")
     if form == FLOOR:
         reading = get_meter("simulated").measure(build)
         needed = reading.base_bytes + reading.peak_bytes
@@ -153,7 +153,7 @@ def _refuse_on_cpu(build: StepOf) -> None:
         needed = peaks(contract.name, form, case)[build.phase]["with_inputs"]
     if needed > CPU_LIMIT_BYTES:
         limit = format_bytes(CPU_LIMIT_BYTES)
-        raise NotHere(f"{contract.name}/{form} needs {format_bytes(needed)}, a CPU is given {limit}")
+        raise NotMeasurable(f"{contract.name}/{form} needs {format_bytes(needed)}, a CPU is given {limit}")
 
 
 RATIOS = ("overhead", "over_floor")
@@ -163,18 +163,18 @@ def ratio(op: str, form: str, case: str, name: str) -> float:
     """Return the form's time over naive's (``overhead``) or the floor's (``over_floor``), in the longest phase."""
     found = _ratio(op, form, case, name)
     if isinstance(found, str):
-        raise NotHere(found)
+        raise NotMeasurable(found)
     return found
 
 
-@_kept
+@_cached_on_disk
 def _ratio(op: str, form: str, case: str, name: str) -> float | str:
     peaks(op, form, case)  # fill the cache for the next benchmark, whose process would have to initialise CUDA
     phase = phases(op)[-1]
     naive, floor = step_of(op, NAIVE, case, phase), step_of(op, FLOOR, case, "forward")
     try:
         return _interleaved(step_of(op, form, case, phase), naive if name == "overhead" else floor)
-    except NotHere as reason:
+    except NotMeasurable as reason:
         return str(reason)
 
 
@@ -193,5 +193,5 @@ def _interleaved(first: StepOf, second: StepOf) -> float:
     try:
         found = race(*steps, device=device(), pairs=max(LEAST_PAIRS, min(MOST_PAIRS, pairs)))
     except torch.OutOfMemoryError:
-        raise NotHere(f"{first.form} and {second.form} do not fit this GPU one after the other") from None
+        raise NotMeasurable(f"{first.form} and {second.form} do not fit this GPU one after the other") from None
     return round(found.ratio, 4)

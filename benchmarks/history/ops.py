@@ -56,7 +56,7 @@ def _timed(op: str, form: str, case: str, phase: Phase, pretty: str) -> Callable
         return figures.warm_step(figures.step_of(op, form, case, phase))
 
     def time(self: object, cache: bool) -> None:
-        figures.to_its_end(step())
+        figures.run_and_synchronize(step())
 
     # one process (rounds=1); ASV calls the setup before every sample, so the cache builds and warms up the step once
     return _described(time, lambda cache: step(), pretty, rounds=1, number=1, repeat=figures.SAMPLES, warmup_time=0)

@@ -31,10 +31,10 @@ def repeats(heads: int) -> int:
 
 
 def _fla() -> Callable[..., Any]:
-    return in_its_words(fla_operators("nsa").parallel_nsa)
+    return with_form_signature(fla_operators("nsa").parallel_nsa)
 
 
-def in_its_words(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:
+def with_form_signature(parallel_nsa: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``parallel_nsa`` the signature of a form; refuse compressed blocks that differ from selection blocks."""
 
     def nsa(

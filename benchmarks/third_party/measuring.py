@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memfix.meters.cuda import CudaMeter
 from memfix.provenance import installed_version
 
 from ..predicted_rows import measured
@@ -14,9 +13,8 @@ from . import SUBJECTS
 _DISTRIBUTION = {"liger_kernel": "liger-kernel", "fla": "flash-linear-attention"}
 
 
-def rows_of(subject: str, chosen: Sequence[str], num_processes: int = 1) -> dict[str, dict[str, Any]]:
-    """Return the rows of a subject's chosen steps. ``num_processes`` such processes share one GPU."""
-    CudaMeter.num_processes = num_processes
+def rows_of(subject: str, chosen: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the rows of a subject's chosen steps."""
     rows: dict[str, dict[str, Any]] = {}
     for name in chosen:
         package, build = SUBJECTS[subject][name]

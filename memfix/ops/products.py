@@ -12,6 +12,16 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def autocast_dtype(first: torch.Tensor, *others: torch.Tensor | None) -> torch.dtype | None:
+    """Return the dtype to which autocast casts the operands of a matrix product, or None if it leaves them as they are:
+    if it is off, or a tensor is float64."""
+    device = first.device.type
+    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in (first, *others)):
+        return None
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else None
+
+
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` as a matrix with one row per token."""
     return tensor.reshape(-1, tensor.shape[-1])
@@ -34,6 +44,15 @@ def product_into(
         torch.addmm(out, left, right, out_dtype=out.dtype, beta=beta, alpha=alpha, out=out)
     else:
         _upcast_product_into(out, left, right, alpha, beta)
+
+
+def is_column_major(matrix: torch.Tensor) -> bool:
+    return matrix.stride(0) < matrix.stride(1)
+
+
+def weight_gradient(inputs_NI: torch.Tensor, upstream_NJ: torch.Tensor, column_major: bool) -> torch.Tensor:
+    """Return ``inputs^T upstream`` with the strides of the weight: autograd copies gradients with other strides."""
+    return (upstream_NJ.T @ inputs_NI).T if column_major else inputs_NI.T @ upstream_NJ
 
 
 def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -167,11 +167,11 @@ def test_a_ratio_of_times_is_the_forms_train_step_over_naives_or_over_the_floor(
     ],
 )
 def test_what_a_cpu_cannot_time_is_not_available_with_the_reason(op: str, form: str, case: str, why: str) -> None:
-    with pytest.raises(figures.NotHere, match=why):
+    with pytest.raises(figures.NotMeasurable, match=why):
         figures.warm_step(figures.step_of(op, form, case, "train"))
     name = figures.ratios_of(op, form)
     if name:
-        with pytest.raises(figures.NotHere, match=why):
+        with pytest.raises(figures.NotMeasurable, match=why):
             figures.ratio(op, form, case, name[0])
 
 
@@ -185,15 +185,15 @@ def test_a_figure_is_measured_once_a_run_of_asv(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cache.pickle").touch()  # as ASV leaves it in the folder that a run's benchmarks share
     for _ in range(2):  # two processes
-        kept = figures._kept(figure)
+        kept = figures._cached_on_disk(figure)
         assert kept("rope", "naive") == kept("rope", "naive") == ["rope", "naive"]
     assert measured == [("rope", "naive")]
-    assert figures._kept(figure)("rope", "other") == ["rope", "other"]
+    assert figures._cached_on_disk(figure)("rope", "other") == ["rope", "other"]
 
 
 def test_outside_of_asv_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    figures._kept(lambda *words: 1)("a")
+    figures._cached_on_disk(lambda *words: 1)("a")
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.peers.nsa import in_its_words, repeats
+from benchmarks.peers.nsa import repeats, with_form_signature
 from memfix.ops.nsa.naive import naive_nsa
 
 SIZES: dict[str, Any] = {
@@ -40,7 +40,7 @@ def inputs(heads: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("window", [1, 5])
 def test_peer_computes_what_naive_computes(heads: int, window: int) -> None:
     results = []
-    for form in (in_its_words(parallel_nsa), naive_nsa):
+    for form in (with_form_signature(parallel_nsa), naive_nsa):
         tensors = inputs(heads)
         out = form(*tensors, **{**SIZES, "window": window})
         results.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
@@ -55,9 +55,9 @@ def test_heads_are_repeated_no_more_than_it_asks_for() -> None:
 @pytest.mark.parametrize("change", [{"compress_stride": 2}, {"select_block": 8}])
 def test_blocks_of_two_sizes_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="parallel_nsa has one size of blocks, and no position embedding"):
-        in_its_words(parallel_nsa)(*inputs(4), **{**SIZES, **change})
+        with_form_signature(parallel_nsa)(*inputs(4), **{**SIZES, **change})
 
 
 def test_a_position_embedding_is_refused() -> None:
     with pytest.raises(ValueError, match="no position embedding"):
-        in_its_words(parallel_nsa)(*inputs(4), torch.zeros(4, 8), **SIZES)
+        with_form_signature(parallel_nsa)(*inputs(4), torch.zeros(4, 8), **SIZES)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from unittest import mock
 
 import torch
 
-from memfix.ops.batches.streaming import streaming_batches
+from memfix.ops.batches import streaming
 from memfix.ops.batches.windows import Windows
 
 OP, LIKE, CAUGHT_BY = "batches", "streaming", "equality"
@@ -21,11 +22,7 @@ class _WithReplacement(Windows):
         return self.length * torch.randint(len(self), starts.shape, generator=generator)
 
 
-@functools.wraps(streaming_batches)
+@functools.wraps(streaming.streaming_batches)
 def form(corpus, **options):
-    made = streaming_batches.__globals__
-    honest, made["Windows"] = made["Windows"], _WithReplacement
-    try:
-        return streaming_batches(corpus, **options)
-    finally:
-        made["Windows"] = honest
+    with mock.patch.object(streaming, "Windows", _WithReplacement):
+        return streaming.streaming_batches(corpus, **options)

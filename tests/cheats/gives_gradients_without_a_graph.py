@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from memfix.ops.rope import default_tables
 from memfix.ops.rope.shared_table import _Turn, shared_table_rope
 
 OP, LIKE, CAUGHT_BY = "rope", "shared_table", "equality"
@@ -20,6 +21,6 @@ class _WithoutGraph(_Turn):
 
 @functools.wraps(shared_table_rope)
 def form(x, *, base=10_000.0, offset=0, positions_per_chunk=None):
-    rows = shared_table_rope.__globals__["default_tables"]().rows(x, base=base, num_positions=offset + x.shape[-3])
+    rows = default_tables().rows(x, base=base, num_positions=offset + x.shape[-3])
     rows = rows[offset : offset + x.shape[-3]].unsqueeze(-2)
     return _WithoutGraph.apply(x, rows, 1, positions_per_chunk or x.shape[-3])

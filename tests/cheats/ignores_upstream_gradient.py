@@ -12,7 +12,7 @@ from memfix.ops.linear_cross_entropy.recompute import recompute_linear_cross_ent
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
 
 
-class _Deaf(torch.autograd.Function):
+class _IgnoresUpstream(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -25,4 +25,4 @@ class _Deaf(torch.autograd.Function):
 @functools.wraps(recompute_linear_cross_entropy)
 def form(hidden, weight, target, bias=None, class_weight=None, **options):
     loss = recompute_linear_cross_entropy(hidden, weight, target, bias, class_weight, **options)
-    return _Deaf.apply(loss)
+    return _IgnoresUpstream.apply(loss)

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from memfix.ops.linear_cross_entropy import recompute
-from memfix.ops.linear_cross_entropy.chunks import Passes, chunked_linear_cross_entropy
+from memfix.ops.linear_cross_entropy.chunks import ChunkStrategy, chunked_linear_cross_entropy
 from memfix.ops.linear_cross_entropy.options import LossTensors, Options
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
@@ -21,4 +21,4 @@ class _RoundingPass(recompute.TiledPass):
 
 @functools.wraps(recompute.recompute_linear_cross_entropy)
 def form(*tensors, **options):
-    return chunked_linear_cross_entropy(LossTensors(*tensors), Options(**options), Passes(_RoundingPass))
+    return chunked_linear_cross_entropy(LossTensors(*tensors), Options(**options), ChunkStrategy(_RoundingPass))

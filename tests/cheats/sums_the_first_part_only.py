@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from memfix.ops.linear_cross_entropy import logits_gradient, recompute
-from memfix.ops.linear_cross_entropy.chunks import Passes, chunked_linear_cross_entropy
+from memfix.ops.linear_cross_entropy.chunks import ChunkStrategy, chunked_linear_cross_entropy
 from memfix.ops.linear_cross_entropy.options import LossTensors, Options
 
 OP, LIKE, CAUGHT_BY = "linear_cross_entropy", "recompute", "equality"
@@ -29,4 +29,4 @@ class _Pass(recompute.TiledPass):
 
 @functools.wraps(recompute.recompute_linear_cross_entropy)
 def form(*tensors, **options):
-    return chunked_linear_cross_entropy(LossTensors(*tensors), Options(**options), Passes(_Pass))
+    return chunked_linear_cross_entropy(LossTensors(*tensors), Options(**options), ChunkStrategy(_Pass))

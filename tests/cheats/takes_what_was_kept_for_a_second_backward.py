@@ -14,7 +14,7 @@ OP, LIKE, CAUGHT_BY = "geglu_feed_forward", "token_chunks", "equality"
 class _Again(chunks._Chunked):
     @staticmethod
     def backward(ctx, upstream):
-        ctx.kept_is_whole = ctx.plan.tokens_kept > 0
+        ctx.kept_is_valid = ctx.plan.tokens_kept > 0
         return chunks._Chunked.backward(ctx, upstream)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from memfix.errors import CorpusError, UsageError
 from memfix.meters.resident import resident_growth
 from memfix.ops.batches import Batch, BatchStream, TokenFile, Windows, ZipfCorpus, batches, write_tokens
-from memfix.ops.batches.naive import GOLDEN, mixed, naive_batches
+from memfix.ops.batches.naive import GOLDEN, hash_int, naive_batches
 from memfix.ops.batches.shuffle import shuffled
 from memfix.units import MiB
 
@@ -68,7 +68,7 @@ def test_a_zipf_corpus_follows_from_seed_and_position() -> None:
     assert corpus.rows(torch.tensor([990, 7]), 10).tolist() == [everything[990:], everything[7:17]]
     assert everything == tokens_of(ZipfCorpus(1000, 50, seed=3)) != tokens_of(ZipfCorpus(1000, 50, seed=4))
     shares = list(itertools.accumulate(1 / rank for rank in range(1, 51)))
-    draws = [(mixed(position * GOLDEN + mixed(3)) >> 11) / 2**53 for position in range(1000)]
+    draws = [(hash_int(position * GOLDEN + hash_int(3)) >> 11) / 2**53 for position in range(1000)]
     assert everything == [bisect.bisect_right(shares, draw * shares[-1]) for draw in draws]
     assert tokens_of(ZipfCorpus(9, 1)) == [0] * 9
 

@@ -26,7 +26,7 @@ from memfix.ops.linear_cross_entropy import (
     log_probabilities,
     token_log_probabilities,
 )
-from memfix.ops.linear_cross_entropy.chunk_size import Chunks, usual_rows
+from memfix.ops.linear_cross_entropy.chunk_size import ChunkMemory, usual_rows
 from memfix.ops.linear_cross_entropy.logits_gradient import DenseGradient
 from memfix.ops.linear_cross_entropy.narrowing import WeightGradient
 from memfix.ops.linear_cross_entropy.options import Options
@@ -386,7 +386,7 @@ def test_rows_of_max_bytes_fit_and_one_more_does_not(
     from memfix.units import parse_bytes
 
     caps = softcap is not None
-    rows = Chunks("recompute", 64, 1000, dtype, Options(softcap=softcap)).rows_within(max_bytes)
+    rows = ChunkMemory("recompute", 64, 1000, dtype, Options(softcap=softcap)).rows_within(max_bytes)
     assert TiledPass.bytes_of(rows, 1000, dtype, caps=caps) <= parse_bytes(max_bytes)
     assert TiledPass.bytes_of(rows + 4, 1000, dtype, caps=caps) > parse_bytes(max_bytes)
 

@@ -141,7 +141,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path, content: str | None, m
 def test_files_are_read_in_pieces_and_end_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(text, "PIECE", 2)
+    monkeypatch.setattr(text, "PIECE_CHARACTERS", 2)
     monkeypatch.setattr(text, "READ_BYTES", 3)  # shorter than a word, and than some characters need with the one before
     (tmp_path / "one").write_text("語彙 語彙\u3000abc de", encoding="utf-8")
     (tmp_path / "two").write_text("de 𝒳𝒴", encoding="utf-8")

@@ -17,6 +17,7 @@ from ..arguments import (
     require_shape,
     require_tensor,
 )
+from ..products import autocast_dtype
 
 
 class AttentionTensors(NamedTuple):
@@ -43,10 +44,8 @@ class AttentionTensors(NamedTuple):
         require_floating(**floating)
         require_same("device", **{name: tensor.device for name, tensor in given._present().items()})
         given._check_sizes()
-        device = given.q.device.type
-        is_wide = any(tensor.dtype == torch.float64 for tensor in floating.values())
-        if not is_wide and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            cast = torch.get_autocast_dtype(device)
+        cast = autocast_dtype(*floating.values())
+        if cast is not None:
             return given._with_five_dims()._replace(**{name: tensor.to(cast) for name, tensor in floating.items()})
         require_same("dtype", **{name: tensor.dtype for name, tensor in floating.items()})
         return given._with_five_dims()

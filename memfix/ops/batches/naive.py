@@ -44,14 +44,14 @@ GOLDEN = 0x9E3779B97F4A7C15
 def shuffled(count: int, seed: int, epoch: int) -> list[int]:
     """Return a permutation of ``range(count)``: a Feistel network of 6 rounds, repeated while a result is too large."""
     half = math.isqrt(count - 1) + 1
-    key = mixed(mixed(seed & BITS) + GOLDEN * (epoch + 1))
-    keys = [mixed(key + GOLDEN * number) for number in range(1, 7)]
+    key = hash_int(hash_int(seed & BITS) + GOLDEN * (epoch + 1))
+    keys = [hash_int(key + GOLDEN * number) for number in range(1, 7)]
     order = []
     for place in range(count):
         while True:
             left, right = divmod(place, half)
             for key in keys:
-                left, right = right, ((mixed(key ^ right) >> 1) + left) % half
+                left, right = right, ((hash_int(key ^ right) >> 1) + left) % half
             place = left * half + right
             if place < count:
                 break
@@ -59,7 +59,7 @@ def shuffled(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def mixed(number: int) -> int:
+def hash_int(number: int) -> int:
     """Apply the finalizer of SplitMix64."""
     number &= BITS
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & BITS

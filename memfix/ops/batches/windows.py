@@ -14,7 +14,8 @@ from ..arguments import require_at_least_one, require_int
 from .shuffle import shuffled
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-_BLOCK = 1024  # examples whose order is computed at once: a block takes a hundred calls of small torch operators
+# the order of a block is computed at once, by a hundred calls of small torch operators
+_EXAMPLES_PER_BLOCK = 1024
 
 
 class Corpus(Protocol):
@@ -69,14 +70,14 @@ class Windows:
         found = [torch.empty(0, dtype=torch.int64)]
         while numbers:
             epoch, place = divmod(numbers[0], self._count)
-            block, offset = divmod(place, _BLOCK)
+            block, offset = divmod(place, _EXAMPLES_PER_BLOCK)
             starts = self._block(epoch, block)[offset :: numbers.step][: len(numbers)]
             found.append(starts)
             numbers = numbers[len(starts) :]
         return found[1] if len(found) == 2 else torch.cat(found)
 
     def _starts_of_block(self, epoch: int, block: int) -> torch.Tensor:
-        places = torch.arange(block * _BLOCK, min((block + 1) * _BLOCK, self._count))
+        places = torch.arange(block * _EXAMPLES_PER_BLOCK, min((block + 1) * _EXAMPLES_PER_BLOCK, self._count))
         if self.seed is not None:
             places = shuffled(places, self._count, seed=self.seed, epoch=epoch)
         return places * self.length

@@ -6,7 +6,7 @@ import torch
 
 from ...errors import CorpusError
 from ..arguments import require_int, require_number
-from .mixing import GOLDEN, int64, mixed, mixed_, shifted
+from .hashing import GOLDEN, hash_, hash_int, int64, shifted
 
 _BITS = 53  # bits of a random number: float64 represents integers of this size exactly
 
@@ -24,7 +24,7 @@ class ZipfCorpus:
         require_number("exponent", exponent, "at least 0", lambda number: number >= 0)
         if num_tokens == 0:
             raise CorpusError("the corpus is empty: num_tokens is 0")
-        self._key = mixed(seed)
+        self._key = hash_int(seed)
         share = torch.arange(1, vocabulary_size + 1, dtype=torch.float64).pow_(-exponent).cumsum(0)
         self._limits = share.div_(share[-1].clone()).mul_(2**_BITS).round_().to(torch.int64)
 
@@ -34,5 +34,5 @@ class ZipfCorpus:
     def rows(self, starts_B: torch.Tensor, width: int) -> torch.Tensor:
         """Return the ``width`` tokens from each start on, int64 ``[B, width]``."""
         numbers = starts_B[:, None] + torch.arange(width)
-        numbers = mixed_(numbers.mul_(int64(GOLDEN)).add_(self._key))
+        numbers = hash_(numbers.mul_(int64(GOLDEN)).add_(self._key))
         return torch.searchsorted(self._limits, shifted(numbers, 64 - _BITS), right=True)

@@ -21,6 +21,7 @@ from ..arguments import (
     require_tensor,
 )
 from ..call import takes
+from ..products import autocast_dtype
 
 ACTIVATIONS = ("geglu", "swiglu", "gelu")
 TOKENS_PER_CHUNK = 16_384
@@ -49,7 +50,7 @@ class FeedForwardTensors(NamedTuple):
             require_shape(name, given[name], "H" if name == "up_bias" else "D")
         require_floating(**given)
         require_same("device", **{name: tensor.device for name, tensor in given.items()})
-        if not made.casts:
+        if made.autocast_dtype is None:
             require_same("dtype", **{name: tensor.dtype for name, tensor in given.items()})
         if 0 in (hidden.numel(), made.up_weight.numel()):
             raise ValueError(
@@ -77,11 +78,9 @@ class FeedForwardTensors(NamedTuple):
             )
 
     @property
-    def casts(self) -> bool:
-        """Whether autocast decides the dtype of the products, so that the tensors may have different dtypes."""
-        device = self.hidden.device.type
-        is_wide = any(tensor is not None and tensor.dtype == torch.float64 for tensor in self)
-        return not is_wide and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of the products under autocast, where the tensors may have different dtypes; else None."""
+        return autocast_dtype(*self)
 
     def cast(self, product_dtype: torch.dtype, norm_dtype: torch.dtype) -> FeedForwardTensors:
         """Return the tensors with the parameters in these dtypes; ``hidden`` is not cast."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..derivatives import first_derivative_only
-from ..products import as_rows, product_into, sum_dtype
+from ..products import as_rows, is_column_major, product_into, sum_dtype
 from .arguments import ChunkOptions, FeedForwardTensors
 
 
@@ -53,11 +53,11 @@ def chunked_feed_forward(tensors: FeedForwardTensors, options: ChunkOptions, act
     ``2*C*F*e`` bytes are then a part of this memory.
     """
     tensors.require_rows_for(options.activation)
-    norm_dtype = tensors.hidden.dtype
-    if tensors.casts:
+    norm_dtype, product_dtype = tensors.hidden.dtype, tensors.autocast_dtype
+    if product_dtype is not None:
         # as torch does under autocast: products in the narrow dtype, a norm in float32
         norm_dtype = torch.float32
-        tensors = tensors.cast(torch.get_autocast_dtype(tensors.hidden.device.type), norm_dtype)
+        tensors = tensors.cast(product_dtype, norm_dtype)
     # read requires_grad here: inside a Function grad mode is off, and requires_grad says nothing
     is_trained = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     num_tokens = tensors.hidden.shape[:-1].numel()
@@ -73,7 +73,7 @@ class _Chunked(torch.autograd.Function):
         with torch.autocast(layer.hidden_ND.device.type, enabled=False):
             result, kept_KH = layer.forward()
         ctx.save_for_backward(*given, kept_KH)
-        ctx.plan, ctx.kept_is_whole = plan, kept_KH is not None
+        ctx.plan, ctx.kept_is_valid = plan, kept_KH is not None
         return result
 
     @staticmethod
@@ -82,11 +82,11 @@ class _Chunked(torch.autograd.Function):
         *given, kept_KH = ctx.saved_tensors
         layer = _Layer(ctx.plan, FeedForwardTensors(*given))
         wanted = FeedForwardTensors(*ctx.needs_input_grad[1:])
-        kept_is_whole, ctx.kept_is_whole = ctx.kept_is_whole, False  # a second backward recomputes all products
+        kept_is_valid, ctx.kept_is_valid = ctx.kept_is_valid, False  # a second backward recomputes all products
         with torch.autocast(upstream.device.type, enabled=False):  # backward uses the dtypes of forward
             # .data: overwriting the kept products must not stop a second backward from unpacking the saved tensor
             kept = None if kept_KH is None else kept_KH.data
-            return None, *_Backward(layer, wanted, kept, kept_is_whole).gradients(upstream)
+            return None, *_Backward(layer, wanted, kept, kept_is_valid).gradients(upstream)
 
 
 class _Chunk(NamedTuple):
@@ -116,7 +116,7 @@ class _Layer:
             *(_Chunk(tokens, slice(tokens.start - num_made, tokens.stop - num_made)) for tokens in kept),
         ]
 
-    def room(self, kept_KH: torch.Tensor | None) -> torch.Tensor:
+    def product_buffer(self, kept_KH: torch.Tensor | None) -> torch.Tensor:
         """Return a ``[C, H]`` buffer for products that are not kept: a part of ``kept_KH`` if this is large enough."""
         if kept_KH is not None and kept_KH.shape[0] >= self.tokens_per_chunk:
             return kept_KH[: self.tokens_per_chunk]
@@ -149,13 +149,13 @@ class _Layer:
         result = tensors.hidden.new_empty(tensors.hidden.shape, dtype=dtype)
         result_ND = as_rows(result)
         kept_KH = self.empty(plan.tokens_kept, tensors.up_weight.shape[0]) if plan.tokens_kept else None
-        room_CH = self.room(kept_KH) if plan.tokens_kept < self.num_tokens else None
-        beside_CF = self.empty(min(self.tokens_per_chunk, plan.tokens_kept), self.hidden_width)
+        buffer_CH = self.product_buffer(kept_KH) if plan.tokens_kept < self.num_tokens else None
+        activated_buffer_CF = self.empty(min(self.tokens_per_chunk, plan.tokens_kept), self.hidden_width)
         for tokens, kept in self.chunks():
             hidden_CD, result_CD = self.hidden_ND[tokens], result_ND[tokens]
-            product_CH = _place(hidden_CD, room_CH, kept_KH, kept)
+            product_CH = _product_rows(hidden_CD, buffer_CH, kept_KH, kept)
             self.make_product(product_CH, self.normed(hidden_CD)[0])
-            activated_CF = product_CH[:, : self.hidden_width] if kept is None else beside_CF[: len(hidden_CD)]
+            activated_CF = product_CH[:, : self.hidden_width] if kept is None else activated_buffer_CF[: len(hidden_CD)]
             plan.activation.forward(product_CH, activated_CF, options.activation)
             if not options.residual:
                 _linear_into(result_CD, activated_CF, tensors.down_weight, tensors.down_bias)
@@ -172,9 +172,9 @@ class _Backward:
     """One pass over the chunks for the wanted gradients."""
 
     def __init__(
-        self, layer: _Layer, wanted: FeedForwardTensors, kept_KH: torch.Tensor | None, kept_is_whole: bool
+        self, layer: _Layer, wanted: FeedForwardTensors, kept_KH: torch.Tensor | None, kept_is_valid: bool
     ) -> None:
-        self.layer, self.wanted, self.kept_KH, self.kept_is_whole = layer, wanted, kept_KH, kept_is_whole
+        self.layer, self.wanted, self.kept_KH, self.kept_is_valid = layer, wanted, kept_KH, kept_is_valid
         self.wants_normed = bool(wanted.hidden or wanted.norm_weight or wanted.norm_bias)
         self.wants_product = bool(self.wants_normed or wanted.up_weight or wanted.up_bias)
         self.grad_hidden_ND: torch.Tensor | None = None
@@ -203,12 +203,12 @@ class _Backward:
         """Fill the sums and the gradient of hidden. A function of its own frees the buffers before sums are rounded."""
         layer = self.layer
         self.grad_hidden_ND = layer.hidden_ND.new_empty(layer.hidden_ND.shape) if self.wanted.hidden else None
-        room_CH = layer.room(self.kept_KH)
+        buffer_CH = layer.product_buffer(self.kept_KH)
         gradient_CF = layer.empty(layer.tokens_per_chunk, layer.hidden_width)
         for tokens, kept in self.chunks:
             hidden_CD, upstream_CD = layer.hidden_ND[tokens], upstream_ND[tokens].to(layer.dtype).contiguous()
-            kept = kept if self.kept_is_whole else None
-            product_CH = _place(hidden_CD, room_CH, self.kept_KH, kept)
+            kept = kept if self.kept_is_valid else None
+            product_CH = _product_rows(hidden_CD, buffer_CH, self.kept_KH, kept)
             normed_CD, statistics = layer.normed(hidden_CD)
             if kept is None:
                 layer.make_product(product_CH, normed_CD)
@@ -273,7 +273,7 @@ class _Sum:
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add ``left @ right``, with the strides of the weight: autograd would copy a gradient with other strides."""
         total = self.total
-        if total.stride(0) < total.stride(1):
+        if is_column_major(total):
             total, left, right = total.T, right.T, left.T
         product_into(total, left, right, add=not self.is_empty)
         self.is_empty = False
@@ -289,13 +289,13 @@ class _Sum:
         return self.total.to(self.dtype)
 
 
-def _place(
-    hidden_CD: torch.Tensor, room_CH: torch.Tensor | None, kept_KH: torch.Tensor | None, kept: slice | None
+def _product_rows(
+    hidden_CD: torch.Tensor, buffer_CH: torch.Tensor | None, kept_KH: torch.Tensor | None, kept: slice | None
 ) -> torch.Tensor:
     if kept is not None and kept_KH is not None:
         return kept_KH[kept]
-    assert room_CH is not None
-    return room_CH[: hidden_CD.shape[0]]
+    assert buffer_CH is not None
+    return buffer_CH[: hidden_CD.shape[0]]
 
 
 def _linear_into(

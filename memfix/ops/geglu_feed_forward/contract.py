@@ -15,7 +15,7 @@ from .fused import Tiles, fused_geglu_feed_forward
 from .naive import naive_geglu_feed_forward
 from .token_chunks import token_chunks_geglu_feed_forward
 
-EVERYTHING = ("up_bias", "down_bias", "norm_weight", "norm_bias")
+OPTIONAL = ("up_bias", "down_bias", "norm_weight", "norm_bias")
 _INPUTS = ("hidden", "up_weight", "down_weight")
 _W = "max(e, 4)"
 _T = "B*N"
@@ -30,7 +30,7 @@ _NARROW = f"{_C}*(3*D*e + 2*{_W})"
 _SMALL = f"ceil_div({_C}, 64)*8*F + 16*F + KiB"
 _BLOCKS = f"6*min(max(MiB, F), {_C}*F)*{_W}"  # float32 temporaries of the activation in torch's operators
 
-CHUNKS = [
+CHUNK_BUDGETS = [
     budget
     for form, blocks in (("token_chunks", f"{_BLOCKS} + "), ("fused", ""))
     for budget in at_most(
@@ -56,10 +56,10 @@ DIMS = {
     "tokens_per_chunk": Dim(1, 28),
     "tokens_kept": Dim(0, 28),
 }
-REST = [TensorSpec(name, "D", grad=True, optional=True) for name in ("down_bias", "norm_weight", "norm_bias")]
+COMMON_INPUTS = [TensorSpec(name, "D", grad=True, optional=True) for name in ("down_bias", "norm_weight", "norm_bias")]
 
 _SMALL_CASE: dict[str, Any] = {"B": 2, "N": 64, "D": 64, "F": 128, "tokens_per_chunk": 32, "tokens_kept": 0}
-_INCIDENT: dict[str, Any] = {"B": 64, "N": 1024, "D": 512, "F": 2048, "present": EVERYTHING}
+_INCIDENT: dict[str, Any] = {"B": 64, "N": 1024, "D": 512, "F": 2048, "present": OPTIONAL}
 
 contract = Contract(
     "geglu_feed_forward",
@@ -76,13 +76,13 @@ contract = Contract(
         TensorSpec("up_weight", "2*F D", grad=True, values=Normal(fan_in="D")),
         TensorSpec("down_weight", "D F", grad=True, values=Normal(fan_in="F")),
         TensorSpec("up_bias", "2*F", grad=True, optional=True),
-        *REST,
+        *COMMON_INPUTS,
     ],
     cases={
         "incident": {**_INCIDENT, "tokens_per_chunk": 8192, "tokens_kept": 28_672},
         "incident_bf16": {**_INCIDENT, "tokens_per_chunk": 16_384, "tokens_kept": 0, "dtype": "bfloat16"},
         "small": _SMALL_CASE,
-        "options": {**_SMALL_CASE, "tokens_kept": 48, "activation": "swiglu", "residual": True, "present": EVERYTHING},
+        "options": {**_SMALL_CASE, "tokens_kept": 48, "activation": "swiglu", "residual": True, "present": OPTIONAL},
     },
     tolerance=TOLERANCE,
     budgets=[
@@ -91,7 +91,7 @@ contract = Contract(
         *below_naive("fused", "incident", forward=7, held=4, train=4),
         *below_naive("fused", "incident_bf16", held=16, train=4),
         *at_most("fused", "incident_bf16", train="0.45 GiB"),
-        *CHUNKS,
+        *CHUNK_BUDGETS,
     ],
     scaling=[
         Scaling("token_chunks", dim="N", at_most=1, case="small", doublings=3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...contract import Contract, Form, Normal, TensorSpec
-from .contract import CHUNKS, COMPARED_WITH, DIMS, EVERYTHING, REST, SMALL_TILES, TOLERANCE
+from .contract import CHUNK_BUDGETS, COMMON_INPUTS, COMPARED_WITH, DIMS, OPTIONAL, SMALL_TILES, TOLERANCE
 from .fused import fused_geglu_feed_forward
 from .naive import naive_geglu_feed_forward
 from .token_chunks import token_chunks_geglu_feed_forward
@@ -22,12 +22,12 @@ contract = Contract(
         TensorSpec("up_weight", "F D", grad=True, values=Normal(fan_in="D")),
         TensorSpec("down_weight", "D F", grad=True, values=Normal(fan_in="F")),
         TensorSpec("up_bias", "F", grad=True, optional=True),
-        *REST,
+        *COMMON_INPUTS,
     ],
     cases={
-        "small": {"B": 2, "N": 64, "D": 64, "F": 256, "tokens_per_chunk": 32, "tokens_kept": 32, "present": EVERYTHING},
+        "small": {"B": 2, "N": 64, "D": 64, "F": 256, "tokens_per_chunk": 32, "tokens_kept": 32, "present": OPTIONAL},
     },
     tolerance=TOLERANCE,
-    budgets=CHUNKS,
+    budgets=CHUNK_BUDGETS,
     repeats_backward=True,
 )

@@ -10,7 +10,7 @@ from ...units import parse_bytes
 from ..arguments import require_leading_dims
 from ..dispatch import AUTO, Dispatcher
 from ..products import as_rows
-from .chunk_size import Chunks, product_dtype, require_one_bound, usual_rows
+from .chunk_size import ChunkMemory, product_dtype, require_one_bound, usual_rows
 from .log_probabilities import token_log_probabilities
 from .module import LinearCrossEntropy
 from .options import Options
@@ -126,5 +126,5 @@ def _with_rows(
     if options.rows_per_chunk is not None or form == "standard":
         return options
     if max_bytes is not None:
-        return replace(options, rows_per_chunk=Chunks.of(form, hidden, weight, options).rows_within(max_bytes))
+        return replace(options, rows_per_chunk=ChunkMemory.of(form, hidden, weight, options).rows_within(max_bytes))
     return replace(options, rows_per_chunk=usual_rows(hidden.shape[:-1].numel(), weight.shape[0]))

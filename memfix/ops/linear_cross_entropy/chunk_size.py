@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...units import format_bytes, parse_bytes
+from ..products import autocast_dtype
 from .options import FEW_LOGITS, ROWS_PER_CHUNK, Options
 from .recompute import TiledPass
 from .triton import ExponentialsPass
@@ -22,9 +23,7 @@ def require_one_bound(rows_per_chunk: int | None, max_bytes: int | str | None) -
 
 def product_dtype(hidden: torch.Tensor) -> torch.dtype:
     """Return the dtype of the logits' operands: that of ``hidden``, or autocast's."""
-    device = hidden.device.type
-    narrows = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if narrows and hidden.dtype != torch.float64 else hidden.dtype
+    return autocast_dtype(hidden) or hidden.dtype
 
 
 def usual_rows(num_tokens: int, vocabulary: int) -> int:
@@ -40,7 +39,7 @@ def usual_rows(num_tokens: int, vocabulary: int) -> int:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkMemory:
     """The properties of a call that decide, with the number of rows, the bytes of a chunk."""
 
     form: str
@@ -50,8 +49,8 @@ class Chunks:
     options: Options
 
     @staticmethod
-    def of(form: str, hidden: torch.Tensor, weight: torch.Tensor, options: Options) -> Chunks:
-        return Chunks(form, hidden.shape[-1], weight.shape[0], product_dtype(hidden), options)
+    def of(form: str, hidden: torch.Tensor, weight: torch.Tensor, options: Options) -> ChunkMemory:
+        return ChunkMemory(form, hidden.shape[-1], weight.shape[0], product_dtype(hidden), options)
 
     @property
     def leaves_exponentials(self) -> bool:

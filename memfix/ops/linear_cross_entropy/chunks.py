@@ -23,7 +23,7 @@ from .hidden_rows import HiddenRows
 from .logits_gradient import LogitsGradient
 from .narrowing import WeightGradient
 from .options import LossTensors, Options
-from .targets import Counted, ask_targets
+from .targets import Counted, start_counting
 from .terms import Coefficients, Sums, reduced_loss
 
 OP = "linear_cross_entropy"
@@ -79,7 +79,7 @@ class ChunkPass(Protocol):
 class WeightSum(Protocol):
     """The gradient of the weight, summed over the chunks."""
 
-    def add(self, gradient: Any, hidden_CD: torch.Tensor, alpha: float) -> None:
+    def add(self, gradient: LogitsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
         """Add ``alpha * G^T X`` of the next chunk, where ``G`` is the gradient that the pass returned."""
 
     def finished(self, scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -112,7 +112,7 @@ def wide_weight_sum(
 
 
 @dataclass(frozen=True)
-class Passes:
+class ChunkStrategy:
     """What a form supplies to the loop. Its weight sum may rely on what its pass returns."""
 
     make_pass: MakePass
@@ -128,7 +128,7 @@ class Plan:
 
     options: Options
     rows_per_chunk: int
-    passes: Passes
+    strategy: ChunkStrategy
     product_dtype: torch.dtype
     loss_dtype: torch.dtype
     wanted: tuple[bool, bool, bool]
@@ -138,12 +138,12 @@ class Plan:
 def chunked_linear_cross_entropy(
     tensors: LossTensors,
     options: Options,
-    passes: Passes,
+    strategy: ChunkStrategy,
     *,
     num_classes: int | None = None,
     loss_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute the loss chunk by chunk, with the passes of a form.
+    """Compute the loss chunk by chunk, with the strategy of a form.
 
     Peak above inputs in a train step, ``e`` the item size: ``N*D*e`` for the gradient of hidden, ``V*D*4`` for that
     of the weight where it is summed over chunks in float32 (``V*D*e`` for one chunk), and the buffers of the pass. If
@@ -152,18 +152,17 @@ def chunked_linear_cross_entropy(
     scale that lifts it into float16's range.
     """
     hidden_ND = tensors.hidden_ND
-    product_dtype = naives_dtype = hidden_ND.dtype
-    if tensors.casts:
-        # as torch does under autocast: the product in the narrow dtype, the loss in float32
-        product_dtype, naives_dtype = torch.get_autocast_dtype(hidden_ND.device.type), torch.float32
+    # as torch does under autocast: the product in the narrow dtype, the loss in float32
+    narrow_dtype = tensors.autocast_dtype
+    naives_dtype = hidden_ND.dtype if narrow_dtype is None else torch.float32
     # read requires_grad here: inside a Function grad mode is off, and requires_grad says nothing
     differentiated = (hidden_ND, tensors.weight_VD, tensors.bias_V)
     wanted = tuple(torch.is_grad_enabled() and t is not None and t.requires_grad for t in differentiated)
     plan = Plan(
         options,
         options.rows_of(hidden_ND.shape[0]),
-        passes,
-        product_dtype,
+        strategy,
+        narrow_dtype or hidden_ND.dtype,
         loss_dtype or naives_dtype,
         (wanted[0], wanted[1], wanted[2]),
         tensors.vocabulary if num_classes is None else num_classes,
@@ -179,10 +178,10 @@ class _Reduced(torch.autograd.Function):
     def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
         *tensors, plan = tensors_and_plan
         with torch.autocast(tensors[0].device.type, enabled=False):
-            visit = _visit(LossTensors(*tensors), plan, None, plan.wanted, defers=True)
-            ctx.gradients = visit.all_chunks()
-            ctx.scale_ = plan.passes.scale_
-            return visit.loss()
+            loop = _chunk_loop(LossTensors(*tensors), plan, None, plan.wanted, defers=True)
+            ctx.gradients = loop.all_chunks()
+            ctx.scale_ = plan.strategy.scale_
+            return loop.loss()
 
     @staticmethod
     @first_derivative_only(OP)
@@ -204,12 +203,12 @@ class _PerToken(torch.autograd.Function):
     def forward(ctx: Any, *tensors_and_plan: Any) -> torch.Tensor:
         *tensors, plan = tensors_and_plan
         with torch.autocast(tensors[0].device.type, enabled=False):
-            visit = _visit(LossTensors(*tensors), plan, None, (False, False, False), defers=False)
-            visit.all_chunks()
-            loss_K = visit.loss()
+            loop = _chunk_loop(LossTensors(*tensors), plan, None, (False, False, False), defers=False)
+            loop.all_chunks()
+            loss_K = loop.loss()
             ctx.save_for_backward(*tensors)
             ctx.plan = plan
-            num_tokens, rows_K = visit.tensors.target_N.shape[0], visit.counted.rows_K
+            num_tokens, rows_K = loop.tensors.target_N.shape[0], loop.counted.rows_K
             return loss_K if rows_K is None else loss_K.new_zeros(num_tokens).index_copy_(0, rows_K, loss_K)
 
     @staticmethod
@@ -217,8 +216,10 @@ class _PerToken(torch.autograd.Function):
     def backward(ctx: Any, upstream_N: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, _, bias, _, _ = ctx.needs_input_grad
         with torch.autocast(upstream_N.device.type, enabled=False):
-            visit = _visit(LossTensors(*ctx.saved_tensors), ctx.plan, upstream_N, (hidden, weight, bias), defers=False)
-            return _by_tensor(visit.all_chunks().scaled(None, ctx.plan.passes.scale_))
+            loop = _chunk_loop(
+                LossTensors(*ctx.saved_tensors), ctx.plan, upstream_N, (hidden, weight, bias), defers=False
+            )
+            return _by_tensor(loop.all_chunks().scaled(None, ctx.plan.strategy.scale_))
 
 
 def _by_tensor(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
@@ -229,62 +230,66 @@ def _by_tensor(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor
 
 @dataclass
 class _Gradients:
-    """The wanted gradients of hidden, weight and bias; float16 gradients have yet to be multiplied by ``pending``."""
+    """The wanted gradients of hidden, weight and bias; float16 gradients have yet to be multiplied by ``pending``.
+
+    That of the weight is ``weight_sum`` until it has been rounded to ``weight_VD``.
+    """
 
     hidden_ND: torch.Tensor | None
-    weight: WeightSum | torch.Tensor | None
+    weight_VD: torch.Tensor | None
+    weight_sum: WeightSum | None
     bias_V: torch.Tensor | None
     bias_dtype: torch.dtype | None
     pending: float
 
     @property
     def are_wanted(self) -> bool:
-        return not (self.hidden_ND is None and self.weight is None and self.bias_V is None)
+        return not (self.hidden_ND is None and self.weight_sum is None and self.bias_V is None)
 
     def scaled(self, upstream: torch.Tensor | None, scale_: Scale) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients, times ``upstream``, in the dtypes of their tensors, and drop the references to them."""
-        hidden_ND, weight, bias_V = self.hidden_ND, self.weight, self.bias_V
-        self.hidden_ND = self.weight = self.bias_V = None
+        hidden_ND, weight_VD, weight_sum, bias_V = self.hidden_ND, self.weight_VD, self.weight_sum, self.bias_V
+        self.hidden_ND = self.weight_VD = self.weight_sum = self.bias_V = None
+        factor = None
         if upstream is not None:
             factor = upstream.to(sum_dtype(upstream.dtype)).reshape(1)
             if hidden_ND is not None:
                 is_pending = hidden_ND.dtype == torch.float16 and self.pending != 1
                 scale_(hidden_ND, factor * self.pending if is_pending else factor)
-            if isinstance(weight, torch.Tensor):
-                scale_(weight, factor)
-            elif weight is not None:
-                weight = weight.finished(factor * self.pending)
+            if weight_VD is not None:
+                scale_(weight_VD, factor)
             if bias_V is not None:
                 bias_V.mul_(factor)
         bias_V = None if bias_V is None or self.bias_dtype is None else bias_V.to(self.bias_dtype)
-        finished = weight if weight is None or isinstance(weight, torch.Tensor) else weight.finished()
-        return hidden_ND, finished, bias_V
+        if weight_sum is not None:
+            weight_VD = weight_sum.finished(None if factor is None else factor * self.pending)
+        return hidden_ND, weight_VD, bias_V
 
 
-def _visit(
+def _chunk_loop(
     tensors: LossTensors,
     plan: Plan,
     upstream_N: torch.Tensor | None,
     wanted: tuple[bool, bool, bool],
     *,
     defers: bool,
-) -> _Visit:
-    """Return the visit of the tokens that count. While a GPU counts them, a visit of all tokens is prepared, because
+) -> _ChunkLoop:
+    """Return the loop over the tokens that count. While a GPU counts them, one over all tokens is prepared, because
     usually all count: the GPU is then idle only until the first product is launched.
     """
     target_N = tensors.target_N
-    answer = ask_targets(target_N, plan.num_classes, plan.options.ignore_index)
+    wait_for_count = start_counting(target_N, plan.num_classes, plan.options.ignore_index)
     head = Head.of(tensors, plan)
-    visit = None
+    loop = None
     # class weights are indexed by targets, which may still be out of range
     if _is_worth_a_guess(target_N, plan.product_dtype) and tensors.class_weight_V is None:
-        visit = _Visit(tensors, plan, head, Counted(target_N.contiguous(), None), upstream_N, wanted, defers)
-    counted = answer()
-    del answer  # frees the counts that it holds
-    if visit is None or counted.rows_K is not None:
-        visit = None  # free its buffers before the next visit allocates its own
-        visit = _Visit(tensors, plan, head, counted, upstream_N, wanted, defers)
-    return visit
+        loop = _ChunkLoop(tensors, plan, head, Counted(target_N.contiguous(), None), upstream_N, wanted, defers)
+    counted = wait_for_count()
+    del wait_for_count  # frees the counts that it holds
+    if loop is None or counted.rows_K is not None:
+        loop = None  # free its buffers before the next loop allocates its own
+        loop = _ChunkLoop(tensors, plan, head, counted, upstream_N, wanted, defers)
+    return loop
 
 
 def _is_worth_a_guess(target_N: torch.Tensor, product_dtype: torch.dtype) -> bool:
@@ -292,7 +297,7 @@ def _is_worth_a_guess(target_N: torch.Tensor, product_dtype: torch.dtype) -> boo
     return target_N.is_cuda and product_dtype.itemsize == 2
 
 
-class _Visit:
+class _ChunkLoop:
     """One loop over the chunks, and the state that the chunks share.
 
     ``defers``: backward will pass an upstream factor. float16 gradients are divided by N only then, since 1/N in
@@ -330,9 +335,8 @@ class _Visit:
         self._walk()
         gradients = self.gradients
         waits = self.defers and self.tensors.weight_VD.dtype == torch.float16
-        if self.counted.number and not waits and gradients.weight is not None:
-            assert not isinstance(gradients.weight, torch.Tensor)
-            gradients.weight = gradients.weight.finished()
+        if self.counted.number and not waits and gradients.weight_sum is not None:
+            gradients.weight_VD, gradients.weight_sum = gradients.weight_sum.finished(), None
         return gradients
 
     def _walk(self) -> None:
@@ -343,20 +347,20 @@ class _Visit:
         if chunks is None:
             return
         for chunk, target_C, sums, coefficients in chunks.parts:
-            hidden_CD = chunks.hidden_rows.taken(chunk)
-            gradient = chunks.visit(hidden_CD, target_C, sums, coefficients)
+            hidden_CD = chunks.hidden_rows.gather(chunk)
+            gradient = chunks.chunk_pass(hidden_CD, target_C, sums, coefficients)
             if gradient is not None:
-                self._use_up(gradient, hidden_CD, chunks.hidden_rows, chunk)
+                self._accumulate(gradient, hidden_CD, chunks.hidden_rows, chunk)
 
     def _chunks(self, rows_per_chunk: int, coefficients: Coefficients | None) -> _Chunks:
         counted, number, hidden_ND = self.counted, self.counted.number, self.tensors.hidden_ND
-        visit = self.plan.passes.make_pass(self.head, rows_per_chunk, self.gradients.are_wanted)
+        chunk_pass = self.plan.strategy.make_pass(self.head, rows_per_chunk, self.gradients.are_wanted)
         hidden_rows = HiddenRows(hidden_ND, counted.rows_K, rows_per_chunk, self.plan.product_dtype)
-        visit.begin(hidden_ND, counted, self.sums)
+        chunk_pass.begin(hidden_ND, counted, self.sums)
         chunks = [slice(i, min(i + rows_per_chunk, number)) for i in range(0, number, rows_per_chunk)]
         weights = len(chunks) * [None] if coefficients is None else coefficients.split(rows_per_chunk)
         targets, sums = counted.target_K.split(rows_per_chunk), self.sums.split(rows_per_chunk)
-        return _Chunks(visit, hidden_rows, list(zip(chunks, targets, sums, weights, strict=True)))
+        return _Chunks(chunk_pass, hidden_rows, list(zip(chunks, targets, sums, weights, strict=True)))
 
     def _coefficients(self, upstream_N: torch.Tensor | None) -> Coefficients | None:
         rows_K = self.counted.rows_K
@@ -364,7 +368,7 @@ class _Visit:
         head = self.head
         options, num_classes = self.plan.options, self.plan.num_classes
         return Coefficients.of(
-            options, head.class_weight_V, self.target_weight_K, num_classes, upstream_K, self.sums.surprise_K
+            options, head.class_weight_V, self.target_weight_K, num_classes, upstream_K, self.sums.nll_K
         )
 
     def _gradients(self, wanted: tuple[bool, bool, bool], num_chunks: int) -> _Gradients:
@@ -374,15 +378,15 @@ class _Visit:
         make = self.tensors.hidden_ND.new_empty if all_rows_come else self.tensors.hidden_ND.new_zeros
         hidden_ND = make(self.tensors.hidden_ND.shape) if wants_hidden else None
         is_deferred = self.defers and self.tensors.weight_VD.dtype == torch.float16
-        weight = None
+        weight_sum = None
         if wants_weight:
-            weight = self.plan.passes.make_weight_sum(
+            weight_sum = self.plan.strategy.make_weight_sum(
                 self.head, self.tensors.weight_VD, self.tensors.hidden_ND, self.counted, num_chunks, is_deferred
             )
-        bias_V = self.sums.surprise_K.new_zeros(self.head.vocabulary) if wants_bias else None
-        return _Gradients(hidden_ND, weight, bias_V, bias_dtype, self.common if self.defers else 1.0)
+        bias_V = self.sums.nll_K.new_zeros(self.head.vocabulary) if wants_bias else None
+        return _Gradients(hidden_ND, None, weight_sum, bias_V, bias_dtype, self.common if self.defers else 1.0)
 
-    def _use_up(
+    def _accumulate(
         self,
         gradient: LogitsGradient,
         hidden_CD: torch.Tensor,
@@ -395,12 +399,12 @@ class _Visit:
         def alpha(dtype: torch.dtype) -> float:
             return (1.0 if self.defers and dtype == torch.float16 else self.common) / temperature
 
-        if gradients.weight is not None and not isinstance(gradients.weight, torch.Tensor):
-            gradients.weight.add(gradient, hidden_CD, alpha(self.tensors.weight_VD.dtype))
+        if gradients.weight_sum is not None:
+            gradients.weight_sum.add(gradient, hidden_CD, alpha(self.tensors.weight_VD.dtype))
         if gradients.bias_V is not None:
             gradients.bias_V.add_(gradient.summed(), alpha=self.common / temperature)
         if gradients.hidden_ND is not None:
-            rows_CD = hidden_rows.room_for_gradient(gradients.hidden_ND, chunk)
+            rows_CD = hidden_rows.gradient_buffer(gradients.hidden_ND, chunk)
             gradient.into_hidden(rows_CD, alpha=alpha(self.tensors.hidden_ND.dtype))
             hidden_rows.put_back(rows_CD, gradients.hidden_ND, chunk)
 
@@ -409,6 +413,6 @@ class _Visit:
 class _Chunks:
     """The pass and hidden rows that the chunks share, and each chunk's slice, targets, sums and coefficients."""
 
-    visit: ChunkPass
+    chunk_pass: ChunkPass
     hidden_rows: HiddenRows
     parts: list[tuple[slice, torch.Tensor, Sums, Coefficients | None]]

@@ -14,35 +14,42 @@ from .checkpoint import checkpoint_linear_cross_entropy
 from .floor import three_products
 from .naive import naive_linear_cross_entropy
 from .options import FEW_LOGITS, ROWS_PER_CHUNK
-from .recompute import recompute_linear_cross_entropy
+from .recompute import TILES_PER_CHUNK, recompute_linear_cross_entropy
 from .reported import reported_linear_cross_entropy
 from .triton import Tiles, triton_linear_cross_entropy
 
 # masks, sums and coefficients of every token; bias, class weights and a gradient of every class
 _SMALL = "80*N + 40*V + 4*KiB"
-CHUNK = "min(rows_per_chunk, N)*V*e"
-# the float32 tile of a chunk's softmax, or two tiles of half the rows if a cap needs its slope
-TILE = "2*ceil_div(min(rows_per_chunk, N), 8)*V*max(e, 4)"
-# the default chunk; a chunk that holds all tokens is rounded up to a multiple of 128 rows
-_USUAL = f"min(max({ROWS_PER_CHUNK}, min({2 * ROWS_PER_CHUNK}, {FEW_LOGITS}/V)), N + 127)"
-_USUAL_CHUNK = f"{_USUAL}*V*e"
-_USUAL_TILE = f"2*ceil_div({_USUAL}, 8)*V*max(e, 4)"
-GRADIENTS = "N*D*e + V*D*max(e, 4)"
-_IN_CHUNKS = {
-    "forward": f"{TILE} + {_SMALL}",
-    "held": f"{GRADIENTS} + 16*V + 8*N + KiB",
-    "train": f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}",
-}
+_CHUNK = "min(rows_per_chunk, N)*V*e"
+# the default rows of a chunk; a chunk that holds all tokens is rounded up to a multiple of 128 rows
+_USUAL_ROWS = f"min(max({ROWS_PER_CHUNK}, min({2 * ROWS_PER_CHUNK}, {FEW_LOGITS}/V)), N + 127)"
 
-LOSS = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
+
+def chunked_limits(
+    *, num_tokens: str = "N", rows: str | None = None, small: str = _SMALL, at_least: str = "2*MiB"
+) -> dict[str, str]:
+    """Return the budget of each phase for a form that makes ``rows`` logits at a time. ``small`` is what a token and a
+    class take, and ``at_least`` the temporaries that are as large where chunks are small."""
+    rows = rows or f"min(rows_per_chunk, {num_tokens})"
+    # the float32 tile of a chunk's softmax, or two tiles of half the rows if a cap needs its slope
+    tile = f"2*ceil_div({rows}, {2 * TILES_PER_CHUNK})*V*max(e, 4)"
+    gradients = f"{num_tokens}*D*e + V*D*max(e, 4)"
+    return {
+        "forward": f"{tile} + {small}",
+        "held": f"{gradients} + 16*V + 8*{num_tokens} + KiB",
+        "train": f"{gradients} + max({rows}*V*e + {tile}, {at_least}) + {small}",
+    }
+
+
+LOSS_TOLERANCE = Tolerance(ulps=2, rms_factor=1.5, absolute_ulps=4)
 # each chunk's loss and gradients are rounded before they are added up, and there may be a hundred chunks
-_ADDS_UP_ROUNDED = replace(LOSS, ulps=32, rms_factor=16)
+_ROUNDED_SUMS_TOLERANCE = replace(LOSS_TOLERANCE, ulps=32, rms_factor=16)
 # these forms do not round the logits, which is most of naive's error for logits in the tens; but they multiply rounded
 # gradients by the upstream gradient, which naive knows before it rounds
-KEEPS_LOGITS = replace(LOSS, rms_ulps=0.65)
+UNROUNDED_LOGITS_TOLERANCE = replace(LOSS_TOLERANCE, rms_ulps=0.65)
 # a row of the logits' gradient sums to zero, so in its products with equal rows the terms cancel: what is left is the
 # rounding of the operands to the working dtype, as in naive, and says nothing about the dtype of the logits
-NOT_ALIKE: tuple[Pattern, ...] = ("even", "runs")
+PATTERNS_WITHOUT_EQUAL_ROWS: tuple[Pattern, ...] = ("even", "runs")
 # constants lowered for the equality checks, so that small calls have several parts and tiles
 _SMALL_PARTS = {
     f"{__package__}.logits_gradient._ROWS_OF_A_SUM": 8,
@@ -63,24 +70,24 @@ contract = Contract(
     naive=naive_linear_cross_entropy,
     floor=three_products,
     forms={
-        "reported": Form(reported_linear_cross_entropy, reported=True, tolerance=_ADDS_UP_ROUNDED),
-        "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ADDS_UP_ROUNDED),
+        "reported": Form(reported_linear_cross_entropy, reported=True, tolerance=_ROUNDED_SUMS_TOLERANCE),
+        "checkpoint": Form(checkpoint_linear_cross_entropy, tolerance=_ROUNDED_SUMS_TOLERANCE),
         "recompute": Form(
             recompute_linear_cross_entropy,
-            tolerance=KEEPS_LOGITS,
+            tolerance=UNROUNDED_LOGITS_TOLERANCE,
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
         ),
         # as users call the op: triton on the GPU of the meter, recompute on a CPU
         "auto": Form(
             auto_linear_cross_entropy,
-            tolerance=KEEPS_LOGITS,
+            tolerance=UNROUNDED_LOGITS_TOLERANCE,
             repeats_backward=False,
             compared_with=_SMALL_PARTS,
         ),
         "triton": Form(
             triton_linear_cross_entropy,
-            tolerance=KEEPS_LOGITS,
+            tolerance=UNROUNDED_LOGITS_TOLERANCE,
             repeats_backward=False,
             has_kernels=True,
             compared_with={**_SMALL_PARTS, f"{__package__}.triton.TILES": _SMALL_TILES},
@@ -96,8 +103,8 @@ contract = Contract(
         "z_loss": (0.0, 1e-2),
     },
     inputs=[
-        TensorSpec("hidden", "N D", grad=True, patterns=NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=NOT_ALIKE),
+        TensorSpec("hidden", "N D", grad=True, patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
+        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
         TensorSpec("target", "N", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
         TensorSpec("class_weight", "V", values=Uniform(0.25, 2.0), optional=True),
@@ -110,7 +117,7 @@ contract = Contract(
         "small": _SMALL_CASE,
         "options": {**_SMALL_CASE, **_EVERY_OPTION},  # so that the memory of every option has a lock entry
     },
-    tolerance=LOSS,
+    tolerance=LOSS_TOLERANCE,
     budgets=[
         # the report promised one chunk at a time: true without gradients, false with them
         *below_naive("reported", "incident", forward=20),
@@ -120,9 +127,9 @@ contract = Contract(
         *at_most("checkpoint", "incident", held="KiB"),
         *at_most(
             "checkpoint",
-            forward=f"3*{CHUNK} + 8*N + 16*V + KiB",
+            forward=f"3*{_CHUNK} + 8*N + 16*V + KiB",
             held="N*max(e, 4) + KiB",
-            train=f"N*D*e + 2*V*D*e + 6*{CHUNK} + 16*N + 16*V + 4*KiB",
+            train=f"N*D*e + 2*V*D*e + 6*{_CHUNK} + 16*N + 16*V + 4*KiB",
         ),
         *below_naive("recompute", "incident", forward=100, train=25),
         Budget("recompute", case="incident", times_below={"reported": 8}),
@@ -131,19 +138,14 @@ contract = Contract(
         # the forward computes the gradients: no input is saved for backward
         *at_most("recompute", "incident", held="N*D*e + V*D*e + KiB", train="4 GiB", saved="0"),
         *at_most("triton", "incident", held="N*D*e + V*D*e + KiB", train="2.7 GiB", saved="0"),
-        *at_most("recompute", **_IN_CHUNKS),
-        *at_most("triton", **_IN_CHUNKS),
+        *at_most("recompute", **chunked_limits()),
+        *at_most("triton", **chunked_limits()),
         # the default is small: chunks of half the report's rows, at any size
         *at_most("auto", "incident", train="2.1 GiB", saved="0"),
         Budget("auto", case="incident", times_below={"reported": 19}),
         *below_naive("auto", "large", train=9),
         # V*D*e: a gradient is copied to the strides of a non-contiguous weight once the chunks are freed
-        *at_most(
-            "auto",
-            forward=f"{_USUAL_TILE} + {_SMALL}",
-            held=_IN_CHUNKS["held"],
-            train=f"{GRADIENTS} + max({_USUAL_CHUNK} + {_USUAL_TILE}, V*D*e, 2*MiB) + {_SMALL}",
-        ),
+        *at_most("auto", **chunked_limits(rows=_USUAL_ROWS, at_least="V*D*e, 2*MiB")),
     ],
     scaling=[
         Scaling("checkpoint", dim="N", at_most=1, case="small", doublings=3),

@@ -64,13 +64,13 @@ def joined(parts: Iterable[Parts], tensors: LossTensors, options: Options) -> to
         dtype = loss_of_chunk.dtype
         loss = loss + loss_of_chunk  # type promotion: a 16-bit loss is added up in float32
         square = square if square_of_chunk is None else square + square_of_chunk
-    counts_N = target_N != options.ignore_index
+    is_counted_N = target_N != options.ignore_index
     if options.reduction == "mean" and class_weight_V is None:
-        loss = loss / counts_N.sum()
+        loss = loss / is_counted_N.sum()
     elif options.reduction == "mean" and class_weight_V is not None:
         # an ignored target may be out of range: look up class 0 instead and drop the result
-        weight_N = class_weight_V.index_select(0, target_N.where(counts_N, 0))
-        loss = loss / weight_N.where(counts_N, 0).sum(dtype=loss.dtype)
+        weight_N = class_weight_V.index_select(0, target_N.where(is_counted_N, 0))
+        loss = loss / weight_N.where(is_counted_N, 0).sum(dtype=loss.dtype)
     if options.z_loss:
-        loss = loss + options.z_loss * (square / counts_N.sum() if options.reduction == "mean" else square)
+        loss = loss + options.z_loss * (square / is_counted_N.sum() if options.reduction == "mean" else square)
     return loss.to(dtype)

@@ -17,17 +17,17 @@ class HiddenRows:
         self, hidden_ND: torch.Tensor, rows_K: torch.Tensor | None, rows_per_chunk: int, dtype: torch.dtype
     ) -> None:
         self.hidden_ND, self.rows_K, self.dtype = hidden_ND, rows_K, dtype
-        gathered = (rows_per_chunk, hidden_ND.shape[1])
-        self.buffer_CD = None if rows_K is None else hidden_ND.new_empty(gathered)
+        size_CD = (rows_per_chunk, hidden_ND.shape[1])
+        self.buffer_CD = None if rows_K is None else hidden_ND.new_empty(size_CD)
 
-    def taken(self, chunk: slice) -> torch.Tensor:
+    def gather(self, chunk: slice) -> torch.Tensor:
         if self.rows_K is None or self.buffer_CD is None:
             return self.hidden_ND[chunk].to(self.dtype)
         rows_C = self.rows_K[chunk]
         hidden_CD = torch.index_select(self.hidden_ND, 0, rows_C, out=self.buffer_CD[: rows_C.shape[0]])
         return hidden_CD.to(self.dtype)
 
-    def room_for_gradient(self, grad_hidden_ND: torch.Tensor, chunk: slice) -> torch.Tensor:
+    def gradient_buffer(self, grad_hidden_ND: torch.Tensor, chunk: slice) -> torch.Tensor:
         if self.buffer_CD is None:
             return grad_hidden_ND[chunk]
         return self.buffer_CD[: chunk.stop - chunk.start]

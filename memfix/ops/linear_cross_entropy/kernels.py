@@ -32,15 +32,15 @@ def target_logits(
     the terms of this logit are so large that the sum in the matrix product may differ much from the sum made here.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    counts = tokens < num_tokens
-    column = tl.load(target + tokens, mask=counts, other=0)
+    is_token = tokens < num_tokens
+    column = tl.load(target + tokens, mask=is_token, other=0)
     # the host refuses a target out of range, but only after this kernel has started
     column = tl.where((column >= 0) & (column < vocabulary), column, 0)
     row = tokens
     if HAS_ROWS:
-        row = tl.load(rows + tokens, mask=counts, other=0)
+        row = tl.load(rows + tokens, mask=is_token, other=0)
     at = tl.arange(0, WIDTH)
-    inside = counts[:, None] & (at < width)[None, :]
+    inside = is_token[:, None] & (at < width)[None, :]
     where = hidden + row[:, None] * hidden_stride + at[None, :] * column_stride
     weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=inside, other=0.0)
     # under autocast hidden may be wider than the weight: round it as the matrix products do
@@ -49,11 +49,11 @@ def target_logits(
     logit = tl.sum(terms_CD, 1)
     magnitude = tl.sum(tl.abs(terms_CD), 1)
     if HAS_BIAS:
-        own_bias = tl.load(bias + column, mask=counts, other=0.0).to(tl.float32)
+        own_bias = tl.load(bias + column, mask=is_token, other=0.0).to(tl.float32)
         logit += own_bias
         magnitude += tl.abs(own_bias)
-    tl.store(target_logit + tokens, logit * inverse_temperature, mask=counts)
-    is_stray = counts & (magnitude * inverse_temperature > LARGEST_TERMS)
+    tl.store(target_logit + tokens, logit * inverse_temperature, mask=is_token)
+    is_stray = is_token & (magnitude * inverse_temperature > LARGEST_TERMS)
     at_chunk = strays + tokens // rows_per_chunk * strays_stride
     ones = tl.full((TOKENS,), 1, tl.int32)
     tl.store(at_chunk, ones, mask=is_stray)
@@ -116,11 +116,11 @@ def exponentials(
             logits = tl.where((classes < vocabulary)[None, :], logits, float("-inf"))
             tl.atomic_max(reference + tokens, tl.max(logits, 1) * inverse_temperature, mask=writes)
         else:
-            refers = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0)[:, None]
+            reference_logit = tl.load(reference + tokens, mask=tokens < num_tokens, other=0.0)[:, None]
             if STRAYS_ONLY:  # subtract first: for large logits, the rounding of logit * factor is not small
-                values = tl.exp2((logits * inverse_temperature - refers) * LOG2_E)
+                values = tl.exp2((logits * inverse_temperature - reference_logit) * LOG2_E)
             else:
-                values = tl.exp2(logits * (inverse_temperature * LOG2_E) - refers * LOG2_E)
+                values = tl.exp2(logits * (inverse_temperature * LOG2_E) - reference_logit * LOG2_E)
             if STORES:
                 if STRAYS_ONLY:
                     if own_steps > 0:
@@ -137,31 +137,31 @@ def exponentials(
 
 
 @triton.jit
-def _shares(
-    softmax, own, square, tokens, counts, lse, dtype: tl.constexpr,
+def _gradient_factors(
+    softmax, own, square, tokens, is_token, lse, dtype: tl.constexpr,
     HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Return the factors of a token's softmax and of its target entry in the gradient: see ``terms.Coefficients``."""
-    slope = tl.full((TOKENS,), 1.0, dtype)
-    share = tl.full((TOKENS,), 1.0, dtype)
+    softmax_factor = tl.full((TOKENS,), 1.0, dtype)
+    target_factor = tl.full((TOKENS,), 1.0, dtype)
     if HAS_COEFFICIENTS:
-        slope = tl.load(softmax + tokens, mask=counts, other=0.0)
-        share = tl.load(own + tokens, mask=counts, other=0.0)
+        softmax_factor = tl.load(softmax + tokens, mask=is_token, other=0.0)
+        target_factor = tl.load(own + tokens, mask=is_token, other=0.0)
         if HAS_SQUARE:
-            slope += tl.load(square + tokens, mask=counts, other=0.0) * lse
-    return slope, share
+            softmax_factor += tl.load(square + tokens, mask=is_token, other=0.0) * lse
+    return softmax_factor, target_factor
 
 
 @triton.jit
-def settle(
-    values_CV, values_stride, parts, num_parts, maximum, strays, target, surprise, logsumexp,
+def finish_tokens(
+    values_CV, values_stride, parts, num_parts, maximum, strays, target, nll, logsumexp,
     softmax, own, square, row_scale, target_share, hidden, hidden_stride, scaled_hidden, num_tokens, width,
     HAS_LOGSUMEXP: tl.constexpr, HAS_COEFFICIENTS: tl.constexpr, HAS_SQUARE: tl.constexpr, STORES: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute each token's loss, and the factors of its gradient ``row_scale * values - target_share [v = t]``.
 
-    ``surprise`` holds the logit of the target on entry and the loss on exit. The exponentials are relative to that
+    ``nll`` holds the logit of the target on entry and the loss on exit. The exponentials are relative to that
     logit, in blocks with strays to ``maximum``, which is reset to -inf.
 
     The target's own entry is ``p - 1`` (up to the coefficients). While ``p`` is small, the 1 is kept in
@@ -169,35 +169,35 @@ def settle(
     error of ``p`` alone could then be larger than the difference.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    counts = tokens < num_tokens
+    is_token = tokens < num_tokens
     at_part = tl.arange(0, PARTS)
     where = parts + tokens[:, None] * num_parts + at_part[None, :]
-    total = tl.sum(tl.load(where, mask=counts[:, None] & (at_part < num_parts)[None, :], other=0.0), 1)
+    total = tl.sum(tl.load(where, mask=is_token[:, None] & (at_part < num_parts)[None, :], other=0.0), 1)
     log_total = tl.log(total)
-    own_logit = tl.load(surprise + tokens, mask=counts, other=0.0)
-    strays_among = counts & (tl.load(strays + 1 + tokens // BLOCK, mask=counts, other=0) != 0)
-    shift = tl.where(strays_among, tl.load(maximum + tokens, mask=strays_among, other=0.0), own_logit)
-    tl.store(maximum + tokens, tl.full((TOKENS,), float("-inf"), tl.float32), mask=strays_among)
+    own_logit = tl.load(nll + tokens, mask=is_token, other=0.0)
+    is_in_stray_block = is_token & (tl.load(strays + 1 + tokens // BLOCK, mask=is_token, other=0) != 0)
+    shift = tl.where(is_in_stray_block, tl.load(maximum + tokens, mask=is_in_stray_block, other=0.0), own_logit)
+    tl.store(maximum + tokens, tl.full((TOKENS,), float("-inf"), tl.float32), mask=is_in_stray_block)
     own_shifted = own_logit - shift
     own_shifted = tl.where(own_shifted > 0.0, 0.0, own_shifted)  # only rounding can exceed the maximum; a NaN stays
-    tl.store(surprise + tokens, log_total - own_shifted, mask=counts)
+    tl.store(nll + tokens, log_total - own_shifted, mask=is_token)
     lse = log_total + shift
     if HAS_LOGSUMEXP:
-        tl.store(logsumexp + tokens, lse, mask=counts)
+        tl.store(logsumexp + tokens, lse, mask=is_token)
     if STORES:
-        slope, share = _shares(
-            softmax, own, square, tokens, counts, lse, tl.float32, HAS_COEFFICIENTS, HAS_SQUARE, TOKENS
+        softmax_factor, target_factor = _gradient_factors(
+            softmax, own, square, tokens, is_token, lse, tl.float32, HAS_COEFFICIENTS, HAS_SQUARE, TOKENS
         )  # fmt: skip
         own_value = tl.exp(own_shifted)
-        is_likely = (own_value > 0.5 * total) & (slope != 0.0)
-        at_target = values_CV + tokens * values_stride + tl.load(target + tokens, mask=counts, other=0)
-        difference = own_value - total * (share / slope)
-        tl.store(at_target, difference.to(values_CV.dtype.element_ty), mask=counts & is_likely)
-        scale = slope / total
-        tl.store(row_scale + tokens, scale, mask=counts)
-        tl.store(target_share + tokens, tl.where(is_likely, 0.0, share), mask=counts)
+        is_likely = (own_value > 0.5 * total) & (softmax_factor != 0.0)
+        at_target = values_CV + tokens * values_stride + tl.load(target + tokens, mask=is_token, other=0)
+        difference = own_value - total * (target_factor / softmax_factor)
+        tl.store(at_target, difference.to(values_CV.dtype.element_ty), mask=is_token & is_likely)
+        scale = softmax_factor / total
+        tl.store(row_scale + tokens, scale, mask=is_token)
+        tl.store(target_share + tokens, tl.where(is_likely, 0.0, target_factor), mask=is_token)
         at = tl.arange(0, WIDTH)
-        inside = counts[:, None] & (at < width)[None, :]
+        inside = is_token[:, None] & (at < width)[None, :]
         hidden_CD = tl.load(hidden + tokens[:, None] * hidden_stride + at[None, :], mask=inside, other=0.0)
         scaled_CD = (hidden_CD.to(tl.float32) * scale[:, None]).to(scaled_hidden.dtype.element_ty)
         tl.store(scaled_hidden + tokens[:, None] * width + at[None, :], scaled_CD, mask=inside)
@@ -210,12 +210,12 @@ def finish_hidden(
 ):  # fmt: skip
     """``out = alpha * (row_scale * product - target_share * weight[target])``, rounded once."""
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    counts = tokens < num_tokens
+    is_token = tokens < num_tokens
     at = tl.arange(0, WIDTH)
-    inside = counts[:, None] & (at < width)[None, :]
-    scale = tl.load(row_scale + tokens, mask=counts, other=0.0)
-    share = tl.load(target_share + tokens, mask=counts, other=0.0)
-    column = tl.load(target + tokens, mask=counts, other=0)
+    inside = is_token[:, None] & (at < width)[None, :]
+    scale = tl.load(row_scale + tokens, mask=is_token, other=0.0)
+    share = tl.load(target_share + tokens, mask=is_token, other=0.0)
+    column = tl.load(target + tokens, mask=is_token, other=0)
     value_CD = tl.load(product + tokens[:, None] * width + at[None, :], mask=inside, other=0.0) * scale[:, None]
     subtracts = inside & (share != 0.0)[:, None]
     weight_CD = tl.load(weight + column[:, None] * weight_stride + at[None, :], mask=subtracts, other=0.0)
@@ -323,10 +323,10 @@ def column_sums(
     total_V = tl.zeros((CLASSES,), tl.float32)
     for first in range(0, num_tokens, TOKENS):
         tokens = first + tl.arange(0, TOKENS)
-        counts = tokens < num_tokens
-        scale = tl.load(row_scale + tokens, mask=counts, other=0.0)
+        is_token = tokens < num_tokens
+        scale = tl.load(row_scale + tokens, mask=is_token, other=0.0)
         where = values_CV + tokens.to(tl.int64)[:, None] * values_stride + classes[None, :]
-        block = tl.load(where, mask=counts[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        block = tl.load(where, mask=is_token[:, None] & inside[None, :], other=0.0).to(tl.float32)
         total_V += tl.sum(block * scale[:, None], 0)
     tl.store(out + classes, total_V, mask=inside)
 
@@ -358,7 +358,7 @@ def _class_weights(class_weight, classes, inside, HAS_CLASS_WEIGHT: tl.constexpr
 
 @triton.jit
 def _sums_over_classes(
-    rows, column, counts, bias, class_weight, vocabulary, dtype: tl.constexpr,
+    rows, column, is_token, bias, class_weight, vocabulary, dtype: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr,
     SMOOTHS: tl.constexpr, TOKENS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
@@ -373,7 +373,7 @@ def _sums_over_classes(
     for first in range(0, vocabulary, CLASSES):
         classes = first + tl.arange(0, CLASSES)
         inside = classes < vocabulary
-        values = tl.load(rows + classes[None, :], mask=counts[:, None] & inside[None, :], other=0.0)
+        values = tl.load(rows + classes[None, :], mask=is_token[:, None] & inside[None, :], other=0.0)
         logits, _ = _logits_of(values, bias, classes, inside, HAS_BIAS, CAP, INVERSE_TEMPERATURE)
         at_target = tl.where(classes[None, :] == column[:, None], logits, at_target)
         if SMOOTHS:
@@ -395,7 +395,7 @@ def _sums_over_classes(
 
 @triton.jit
 def pass_over_logits(
-    values_RV, values_stride, bias, class_weight, target, surprise, logsumexp, smooth,
+    values_RV, values_stride, bias, class_weight, target, nll, logsumexp, smooth,
     softmax, own, square, smooth_share, gradient_RV, gradient_stride, num_tokens, vocabulary,
     HAS_BIAS: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr, CAP: tl.constexpr, INVERSE_TEMPERATURE: tl.constexpr,
     HAS_LOGSUMEXP: tl.constexpr, SMOOTHS: tl.constexpr,
@@ -408,37 +408,37 @@ def pass_over_logits(
     ``CAP`` (0: no cap) and the temperature are constexpr: as arguments they would be float32 even for float64 logits.
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    counts = tokens < num_tokens
+    is_token = tokens < num_tokens
     dtype: tl.constexpr = values_RV.dtype.element_ty
     rows = values_RV + tokens[:, None] * values_stride
-    column = tl.load(target + tokens, mask=counts, other=0)
+    column = tl.load(target + tokens, mask=is_token, other=0)
     base, log_total, at_target, weighted, weights = _sums_over_classes(
-        rows, column, counts, bias, class_weight, vocabulary, dtype,
+        rows, column, is_token, bias, class_weight, vocabulary, dtype,
         HAS_BIAS, HAS_CLASS_WEIGHT, CAP, INVERSE_TEMPERATURE, SMOOTHS, TOKENS, CLASSES,
     )  # fmt: skip
     lse = base + log_total
     # subtract before adding: the rounding of lse would erase the small loss of a confident token
-    tl.store(surprise + tokens, (base - at_target) + log_total, mask=counts)
+    tl.store(nll + tokens, (base - at_target) + log_total, mask=is_token)
     if HAS_LOGSUMEXP:
-        tl.store(logsumexp + tokens, lse, mask=counts)
+        tl.store(logsumexp + tokens, lse, mask=is_token)
     if SMOOTHS:
-        tl.store(smooth + tokens, weights * lse - weighted, mask=counts)
+        tl.store(smooth + tokens, weights * lse - weighted, mask=is_token)
     if STORES:
-        rise, share = _shares(
-            softmax, own, square, tokens, counts, lse, dtype, HAS_COEFFICIENTS, HAS_SQUARE, TOKENS
+        softmax_factor, target_factor = _gradient_factors(
+            softmax, own, square, tokens, is_token, lse, dtype, HAS_COEFFICIENTS, HAS_SQUARE, TOKENS
         )  # fmt: skip
         gradient_rows = gradient_RV + tokens[:, None] * gradient_stride
         for first in range(0, vocabulary, CLASSES):
             classes = first + tl.arange(0, CLASSES)
             inside = classes < vocabulary
-            block = counts[:, None] & inside[None, :]
+            block = is_token[:, None] & inside[None, :]
             values = tl.load(rows + classes[None, :], mask=block, other=0.0)
             logits, slope = _logits_of(values, bias, classes, inside, HAS_BIAS, CAP, INVERSE_TEMPERATURE)
-            result = rise[:, None] * tl.exp((logits - base[:, None]) - log_total[:, None])
-            result -= tl.where(classes[None, :] == column[:, None], share[:, None], 0.0)
+            result = softmax_factor[:, None] * tl.exp((logits - base[:, None]) - log_total[:, None])
+            result -= tl.where(classes[None, :] == column[:, None], target_factor[:, None], 0.0)
             if SMOOTHS:
                 weight = _class_weights(class_weight, classes, inside, HAS_CLASS_WEIGHT, dtype)
-                spread = tl.load(smooth_share + tokens, mask=counts, other=0.0)
+                spread = tl.load(smooth_share + tokens, mask=is_token, other=0.0)
                 result -= spread[:, None] * weight[None, :]
             tl.store(gradient_rows + classes[None, :], (result * slope).to(gradient_RV.dtype.element_ty), mask=block)
 

@@ -11,8 +11,8 @@ import torch
 from ..arguments import require_leading_dims
 from ..dispatch import Dispatcher
 from ..products import as_rows, sum_dtype
-from .chunk_size import Chunks, require_one_bound
-from .chunks import Passes, chunked_linear_cross_entropy
+from .chunk_size import ChunkMemory, require_one_bound
+from .chunks import ChunkStrategy, chunked_linear_cross_entropy
 from .options import ROWS_PER_CHUNK, LossTensors, Options
 from .recompute import TiledPass
 from .triton import KERNELS
@@ -54,11 +54,11 @@ def token_log_probabilities(
         rows_per_chunk=ROWS_PER_CHUNK if rows_per_chunk is None else rows_per_chunk,
     )
     if max_bytes is not None:
-        rows = Chunks.of(form, hidden, weight, options).rows_within(max_bytes)
+        rows = ChunkMemory.of(form, hidden, weight, options).rows_within(max_bytes)
         options = replace(options, rows_per_chunk=rows)
     flat = (as_rows(hidden), weight, token.reshape(-1), bias)
     tensors = LossTensors.checked(*flat, target_name="token")
-    passes = KERNELS if form == "triton" else Passes(TiledPass)
+    strategy = KERNELS if form == "triton" else ChunkStrategy(TiledPass)
     with torch.cuda.device_of(hidden):
-        surprise_N = chunked_linear_cross_entropy(tensors, options, passes, loss_dtype=sum_dtype(hidden.dtype))
-    return -surprise_N.reshape(token.shape)
+        nll_N = chunked_linear_cross_entropy(tensors, options, strategy, loss_dtype=sum_dtype(hidden.dtype))
+    return -nll_N.reshape(token.shape)

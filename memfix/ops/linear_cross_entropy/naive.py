@@ -38,10 +38,10 @@ def naive_linear_cross_entropy(
         label_smoothing=label_smoothing,
     )
     if z_loss:
-        counts_N = target_N != ignore_index
-        square_N = logits_NV.logsumexp(1).square().where(counts_N, 0)
+        is_counted_N = target_N != ignore_index
+        square_N = logits_NV.logsumexp(1).square().where(is_counted_N, 0)
         if reduction == "mean":
-            loss = loss + z_loss * square_N.sum() / counts_N.sum()
+            loss = loss + z_loss * square_N.sum() / is_counted_N.sum()
         else:
             loss = loss + z_loss * (square_N.sum() if reduction == "sum" else square_N)
     return loss
@@ -66,5 +66,5 @@ def naive_token_log_probabilities(
         logits = softcap * torch.tanh(logits / softcap)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     log_p = F.log_softmax(logits.to(wide) / temperature, -1)
-    counts = token != ignore_index
-    return log_p.gather(-1, token.where(counts, 0).unsqueeze(-1)).squeeze(-1).where(counts, 0)
+    is_counted = token != ignore_index
+    return log_p.gather(-1, token.where(is_counted, 0).unsqueeze(-1)).squeeze(-1).where(is_counted, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from ..products import sum_dtype
-from .logits_gradient import DenseGradient
+from .logits_gradient import DenseGradient, LogitsGradient
 
 _FIRST_ELEMENTS = 1 << 20  # elements narrowed through a copy; later elements do not overlap their destination
 
@@ -32,7 +32,8 @@ class WeightGradient:
         kept_as = wide if self.is_summed_wider else self.dtype
         self.parts = [weight_VD.new_empty((size, self.shape[1]), dtype=kept_as) for size in sizes]
 
-    def add(self, gradient: DenseGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
+    def add(self, gradient: LogitsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
+        assert isinstance(gradient, DenseGradient)
         start = 0
         for part in self.parts:
             classes = slice(start, start + part.shape[0])

@@ -19,6 +19,7 @@ from ..arguments import (
     require_shape,
 )
 from ..call import takes
+from ..products import autocast_dtype
 
 ROWS_PER_CHUNK = 2048
 """Default rows of a chunk. On an H200 within 2 % of the time of 4096 rows and a third smaller; below 1024, launches
@@ -93,10 +94,9 @@ class LossTensors(NamedTuple):
         return self.weight_VD.shape[0]
 
     @property
-    def casts(self) -> bool:
-        """Whether autocast decides the dtype of the products, so that hidden and weight may have different dtypes."""
-        is_wide = torch.float64 in (self.hidden_ND.dtype, self.weight_VD.dtype)
-        return not is_wide and torch.is_autocast_enabled(self.hidden_ND.device.type)
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of the products under autocast, where hidden and weight may have different dtypes; else None."""
+        return autocast_dtype(self.hidden_ND, self.weight_VD)
 
     def of_rows(self, hidden_CD: torch.Tensor, target_C: torch.Tensor) -> LossTensors:
         """Return the tensors of some of the tokens, with the same classifier."""
@@ -110,7 +110,7 @@ class LossTensors(NamedTuple):
         require_floating(hidden=hidden_ND, weight=weight_VD)
         if target_N.dtype != torch.int64:
             raise ValueError(f"{target_name} must be int64, got {target_N.dtype}")
-        if not self.casts:
+        if self.autocast_dtype is None:
             require_same("dtype", hidden=hidden_ND.dtype, weight=weight_VD.dtype)
         devices = {"hidden": hidden_ND.device, "weight": weight_VD.device, target_name: target_N.device}
         require_same("device", **devices)
@@ -133,7 +133,7 @@ class LossTensors(NamedTuple):
         require_floating(**{name: tensor_V})
         require_same("number of classes V", **{name: tensor_V.shape[0], "weight": weight_VD.shape[0]})
         require_same("device", **{name: tensor_V.device, "weight": weight_VD.device})
-        if not self.casts:
+        if self.autocast_dtype is None:
             require_same("dtype", **{name: tensor_V.dtype, "weight": weight_VD.dtype})
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..products import product_into, sum_dtype
-from .chunks import Head, Passes, chunked_linear_cross_entropy
+from .chunks import ChunkStrategy, Head, chunked_linear_cross_entropy
 from .logits_gradient import DenseGradient
 from .options import LossTensors, Options, loss_form
 from .targets import Counted
@@ -33,7 +33,7 @@ def recompute_linear_cross_entropy(tensors: LossTensors, options: Options) -> to
     ``N*D*e + 4*V*D + C*V*e + C*V`` bytes, plus a few numbers per token. Without gradients the tile alone: ``C*V``.
     The gradient of the weight is summed over chunks in float32; a second backward of ``mean`` or ``sum`` is refused.
     """
-    return chunked_linear_cross_entropy(tensors, options, Passes(TiledPass))
+    return chunked_linear_cross_entropy(tensors, options, ChunkStrategy(TiledPass))
 
 
 class Tile(NamedTuple):
@@ -58,8 +58,7 @@ class TiledPass:
         self.weight_DV = weight_VD.T
         wide = sum_dtype(weight_VD.dtype)
         caps = self.keeps_slope and head.options.softcap is not None and wants_gradient
-        # a cap needs a second buffer for its slope: halve the rows of a tile
-        self.rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
+        self.rows_per_tile = self._rows_per_tile(rows_per_chunk, caps)
         size_RV, size_CV = (self.rows_per_tile, head.vocabulary), (rows_per_chunk, head.vocabulary)
         self.gradient_CV = weight_VD.new_empty(size_CV) if wants_gradient else None
         in_place = wants_gradient and wide == weight_VD.dtype
@@ -71,9 +70,13 @@ class TiledPass:
     def bytes_of(rows_per_chunk: int, vocabulary: int, dtype: torch.dtype, *, caps: bool) -> int:
         """Return the bytes of a train step's buffers."""
         wide = sum_dtype(dtype)
-        rows_per_tile = -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
-        num_tiles = (wide != dtype) + caps
-        return vocabulary * (rows_per_chunk * dtype.itemsize + num_tiles * rows_per_tile * wide.itemsize)
+        tile_rows = ((wide != dtype) + caps) * TiledPass._rows_per_tile(rows_per_chunk, caps)
+        return vocabulary * (rows_per_chunk * dtype.itemsize + tile_rows * wide.itemsize)
+
+    @staticmethod
+    def _rows_per_tile(rows_per_chunk: int, caps: bool) -> int:
+        # a cap needs a second buffer for its slope: halve the rows of a tile
+        return -(-rows_per_chunk // (2 * TILES_PER_CHUNK if caps else TILES_PER_CHUNK))
 
     def begin(self, hidden_ND: torch.Tensor, counted: Counted, sums: Sums) -> None:
         """Do nothing: this pass needs no preparation."""
@@ -82,7 +85,7 @@ class TiledPass:
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
     ) -> DenseGradient | None:
         rows = self.rows_per_tile
-        gradient_CV = None if self.gradient_CV is None else _first(hidden_CD.shape[0], self.gradient_CV)
+        gradient_CV = None if self.gradient_CV is None else first_rows(hidden_CD.shape[0], self.gradient_CV)
         hidden, target, own_sums = hidden_CD.split(rows), target_C.split(rows), sums.split(rows)
         gradient = gradient_CV.split(rows) if gradient_CV is not None else len(hidden) * [None]
         own_coefficients = coefficients.split(rows) if coefficients is not None else len(hidden) * [None]
@@ -93,14 +96,14 @@ class TiledPass:
     def _visit_tile(self, tile: Tile) -> None:
         hidden_RD, target_R, sums, coefficients, gradient_RV = tile
         num_rows = hidden_RD.shape[0]
-        values_RV = self._room_for_logits(num_rows, gradient_RV)
-        slope_RV = None if self.slope_RV is None else _first(num_rows, self.slope_RV)
+        values_RV = self._logits_buffer(num_rows, gradient_RV)
+        slope_RV = None if self.slope_RV is None else first_rows(num_rows, self.slope_RV)
         self._logits(hidden_RD, values_RV, slope_RV)
         highest_R = None if sums.logsumexp_K is None else values_RV.amax(1)
         torch.log_softmax(values_RV, 1, out=values_RV)
         column_R1 = target_R.unsqueeze(1)
         at_target_R1 = values_RV.gather(1, column_R1)
-        torch.neg(at_target_R1.squeeze(1), out=sums.surprise_K)
+        torch.neg(at_target_R1.squeeze(1), out=sums.nll_K)
         if highest_R is not None and sums.logsumexp_K is not None:
             # lse = z - log p at the largest logit, which is finite where the loss is; the target's may be -inf
             torch.sub(highest_R, values_RV.amax(1), out=sums.logsumexp_K)
@@ -123,8 +126,8 @@ class TiledPass:
             at_target_R1 = at_target_R1 * slope_RV.gather(1, column_R1)
         gradient_RV.scatter_(1, column_R1, at_target_R1.to(gradient_RV.dtype))
 
-    def _room_for_logits(self, num_rows: int, gradient_RV: torch.Tensor | None) -> torch.Tensor:
-        values_RV = _first(num_rows, self.values_RV) if self.values_RV is not None else gradient_RV
+    def _logits_buffer(self, num_rows: int, gradient_RV: torch.Tensor | None) -> torch.Tensor:
+        values_RV = first_rows(num_rows, self.values_RV) if self.values_RV is not None else gradient_RV
         assert values_RV is not None
         return values_RV
 
@@ -181,5 +184,5 @@ class TiledPass:
         return at_target_R1
 
 
-def _first(num_rows: int, buffer: torch.Tensor) -> torch.Tensor:
+def first_rows(num_rows: int, buffer: torch.Tensor) -> torch.Tensor:
     return buffer if num_rows == buffer.shape[0] else buffer[:num_rows]

@@ -22,16 +22,16 @@ class Counted:
         return self.target_K.shape[0]
 
 
-def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> Callable[[], Counted]:
+def start_counting(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> Callable[[], Counted]:
     """Launch the count of the tokens that count, and return a function that waits for the result.
 
     That function raises for a target out of range. It waits for the count alone, not for kernels launched since.
     """
-    number, number_in_range = _questions(target_N, vocabulary, ignore_index)
-    arrived = _sent(number_in_range)
+    number, number_in_range = _launch_counts(target_N, vocabulary, ignore_index)
+    wait = _copy_to_host(number_in_range)
 
     def answer() -> Counted:
-        num_counted = arrived()
+        num_counted = wait()
         if num_counted == target_N.shape[0]:
             return Counted(target_N.contiguous(), None)
         if int(number) != num_counted:
@@ -42,7 +42,7 @@ def ask_targets(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> C
     return answer
 
 
-def _sent(number: torch.Tensor) -> Callable[[], int]:
+def _copy_to_host(number: torch.Tensor) -> Callable[[], int]:
     """Start the copy of ``number`` to pinned memory; return a function that waits for it and returns the int.
 
     A CPU tensor or a tensor subclass (a fake tensor) is read at once: simulated memory is freed at the same point as on
@@ -54,26 +54,26 @@ def _sent(number: torch.Tensor) -> Callable[[], int]:
     copy = torch.empty((), dtype=number.dtype, pin_memory=True).copy_(number, non_blocking=True)
     event = torch.cuda.current_stream(number.device).record_event()
 
-    def arrived() -> int:
+    def wait() -> int:
         event.synchronize()
         return int(copy)
 
-    return arrived
+    return wait
 
 
 def require_targets_in_range(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise for a target out of range on the CPU. On a GPU, where the check would wait, torch's kernels assert it."""
     if target_N.device.type == "cpu":
-        number, number_in_range = _questions(target_N, vocabulary, ignore_index)
+        number, number_in_range = _launch_counts(target_N, vocabulary, ignore_index)
         if int(number_in_range) != int(number):
             _refuse(target_N, vocabulary, ignore_index)
 
 
-def _questions(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _launch_counts(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch both counts, of the tokens that count and of those in range, before either is read."""
-    counts_N = target_N != ignore_index
-    in_range_N = counts_N & (target_N >= 0) & (target_N < vocabulary)
-    return counts_N.sum(), in_range_N.sum()
+    is_counted_N = target_N != ignore_index
+    in_range_N = is_counted_N & (target_N >= 0) & (target_N < vocabulary)
+    return is_counted_N.sum(), in_range_N.sum()
 
 
 def _refuse(target_N: torch.Tensor, vocabulary: int, ignore_index: int) -> None:

@@ -35,7 +35,7 @@ def reduced_loss(options: Options, sums: Sums, target_weight_K: torch.Tensor | N
 
 
 def _cross_entropy(options: Options, sums: Sums, target_weight_K: torch.Tensor | None, vocabulary: int) -> torch.Tensor:
-    loss_K = sums.surprise_K if target_weight_K is None else sums.surprise_K * target_weight_K
+    loss_K = sums.nll_K if target_weight_K is None else sums.nll_K * target_weight_K
     if sums.smooth_K is None:
         return loss_K
     return (1 - options.label_smoothing) * loss_K + (options.label_smoothing / vocabulary) * sums.smooth_K
@@ -45,11 +45,11 @@ def _cross_entropy(options: Options, sums: Sums, target_weight_K: torch.Tensor |
 class Sums:
     """The sums of every token that a pass over the logits writes, in float32 or wider.
 
-    ``surprise`` is ``lse - z_t``. ``logsumexp`` is not None only for a z-loss, and ``smooth``, which is
+    ``nll`` is ``lse - z_t``. ``logsumexp`` is not None only for a z-loss, and ``smooth``, which is
     ``sum_v c_v (lse - z_v)``, only for smoothing.
     """
 
-    surprise_K: torch.Tensor
+    nll_K: torch.Tensor
     logsumexp_K: torch.Tensor | None
     smooth_K: torch.Tensor | None
 

@@ -26,22 +26,22 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleProcess:
     """A group of one process, which has all classes."""
 
-    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+    def all_gather_int(self, number: int, device: torch.device) -> tuple[list[int], int]:
         return [number], 0
 
-    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    def all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         return tensor
 
 
-class Meeting:
+class Rendezvous:
     """The barrier at which threads wait for each other, and a slot per thread for the value that it contributes."""
 
     def __init__(self, number: int) -> None:
         self.number, self.barrier = number, threading.Barrier(number, timeout=_LONGEST_WAIT_S)
-        self.brought: list[Any] = [None] * number
+        self.values: list[Any] = [None] * number
 
     def all_run(self, run: Callable[[int], Result]) -> list[Result]:
         """Run ``run(rank)`` in one thread per rank, under the caller's autocast, and return the results."""
@@ -66,25 +66,25 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class OfThreads:
-    """The collectives of one thread of a meeting."""
+class ThreadCollectives:
+    """The collectives of one thread of a rendezvous."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     rank: int
 
-    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+    def all_gather_int(self, number: int, device: torch.device) -> tuple[list[int], int]:
         return self._exchanged(number), self.rank
 
-    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    def all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         every = torch.stack(self._exchanged(tensor.clone()))
         return tensor.copy_(every.amax(0) if operation == dist.ReduceOp.MAX else every.sum(0))
 
     def _exchanged(self, own: Any) -> list[Any]:
         """Return the values of all threads, in the order of ranks."""
-        self.meeting.brought[self.rank] = own
-        self.meeting.barrier.wait()
-        every = list(self.meeting.brought)
-        self.meeting.barrier.wait()  # until all have read: the next exchange overwrites the values
+        self.rendezvous.values[self.rank] = own
+        self.rendezvous.barrier.wait()
+        every = list(self.rendezvous.values)
+        self.rendezvous.barrier.wait()  # until all have read: the next exchange overwrites the values
         return every
 
 
@@ -103,7 +103,7 @@ def spread_linear_cross_entropy(tensors: LossTensors, options: SpreadOptions) ->
     threads would deadlock, since autograd runs all backwards of a GPU in one thread.
     """
     if tensors.hidden_ND.device.type != "cpu" or options.num_processes == 1:
-        return loss_of_shard(tensors, options, Alone())
+        return loss_of_shard(tensors, options, SingleProcess())
     loss: torch.Tensor = _Spread.apply(*tensors, options)
     return loss
 
@@ -116,7 +116,7 @@ class _Spread(torch.autograd.Function):
         *tensors, options = tensors_and_options
         hidden_ND, weight_VD, target_N, bias_V, _ = tensors
         number, wanted = options.num_processes, _wanted(ctx)
-        meeting = Meeting(number)
+        rendezvous = Rendezvous(number)
 
         def leaves(shards: Sequence[torch.Tensor], is_wanted: bool) -> list[torch.Tensor]:
             return [shard.detach().requires_grad_(is_wanted) for shard in shards]
@@ -128,11 +128,11 @@ class _Spread(torch.autograd.Function):
         def run(rank: int) -> torch.Tensor:
             own = LossTensors(hiddens[rank], weights[rank], target_N, None if biases is None else biases[rank])
             with torch.set_grad_enabled(any(wanted)):
-                return loss_of_shard(own, options, OfThreads(meeting, rank))
+                return loss_of_shard(own, options, ThreadCollectives(rendezvous, rank))
 
-        losses = meeting.all_run(run)
+        losses = rendezvous.all_run(run)
         _require_the_same("loss", losses)
-        ctx.meeting, ctx.losses, ctx.leaves = meeting, losses, (hiddens, weights, biases)
+        ctx.rendezvous, ctx.losses, ctx.leaves = rendezvous, losses, (hiddens, weights, biases)
         return losses[0].detach()
 
     @staticmethod
@@ -145,7 +145,9 @@ class _Spread(torch.autograd.Function):
             own = [of_rank[rank] for of_rank in leaves]
             return torch.autograd.grad(ctx.losses[rank], own, upstream, retain_graph=True, create_graph=is_twice)
 
-        found = dict(zip([i for i in range(3) if wanted[i]], zip(*ctx.meeting.all_run(run), strict=True), strict=True))
+        found = dict(
+            zip([i for i in range(3) if wanted[i]], zip(*ctx.rendezvous.all_run(run), strict=True), strict=True)
+        )
         if 0 in found:
             _require_the_same("gradient of hidden", found[0])
         hidden = found[0][0] if 0 in found else None

@@ -9,18 +9,15 @@ import torch
 from ...contract import Contract, Dim, Integers, Normal, TensorSpec
 from ...laws import Scaling, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
-from .contract import KEEPS_LOGITS, NOT_ALIKE
+from .contract import PATTERNS_WITHOUT_EQUAL_ROWS, UNROUNDED_LOGITS_TOLERANCE, chunked_limits
 from .log_probabilities import token_log_probabilities
 from .naive import naive_token_log_probabilities
 
 _N = "B*T"
 # masks, sums and coefficients of every token; the bias and its gradient
 _SMALL = f"80*{_N} + 40*V + 4*KiB"
-_CHUNK = f"min(rows_per_chunk, {_N})*V*e"
-_TILE = f"2*ceil_div(min(rows_per_chunk, {_N}), 8)*V*max(e, 4)"
-_GRADIENTS = f"{_N}*D*e + V*D*max(e, 4)"
 _ROWS = f"{_N}*D*e"  # the copy of hidden if it is not contiguous
-
+_LIMITS = chunked_limits(num_tokens=_N, small=f"{_SMALL} + {_ROWS}") | {"held": f"{_SMALL} + {_ROWS}"}
 
 contract = Contract(
     "token_log_probabilities",
@@ -31,8 +28,8 @@ contract = Contract(
     dims={"B": Dim(1, 3), "T": Dim(1, 16), "D": Dim(1, 24), "V": Dim(2, 80), "rows_per_chunk": Dim(1, 50)},
     choices={"softcap": (None, 20.0), "temperature": (1.0, 0.7), "ignore_index": (-100, 0)},
     inputs=[
-        TensorSpec("hidden", "B T D", grad=True, patterns=NOT_ALIKE),
-        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=NOT_ALIKE),
+        TensorSpec("hidden", "B T D", grad=True, patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
+        TensorSpec("weight", "V D", grad=True, values=Normal(fan_in="D"), patterns=PATTERNS_WITHOUT_EQUAL_ROWS),
         TensorSpec("token", "B T", dtype="int64", values=Integers("V"), sometimes="ignore_index"),
         TensorSpec("bias", "V", grad=True, optional=True),
     ],
@@ -40,14 +37,9 @@ contract = Contract(
         "policy": {"B": 8, "T": 2048, "D": 1024, "V": 32_000, "rows_per_chunk": 2048, "dtype": "bfloat16"},
         "small": {"B": 4, "T": 128, "D": 64, "V": 1000, "rows_per_chunk": 128},
     },
-    tolerance=KEEPS_LOGITS,
+    tolerance=UNROUNDED_LOGITS_TOLERANCE,
     budgets=[
-        *at_most(
-            "recompute",
-            forward=f"{_TILE} + {_SMALL} + {_ROWS}",
-            held=f"{_SMALL} + {_ROWS}",
-            train=f"{_GRADIENTS} + max({_CHUNK} + {_TILE}, 2*MiB) + {_SMALL} + {_ROWS}",
-        ),
+        *at_most("recompute", **_LIMITS),
         *below_naive("recompute", "policy", forward=20, train=8),
     ],
     scaling=[

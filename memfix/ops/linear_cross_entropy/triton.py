@@ -18,7 +18,8 @@ import torch
 from ..dispatch import is_interpreted, require_kernels
 from ..launches import launch, next_power_of_two
 from ..products import product_into
-from .chunks import Head, Passes, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
+from .chunks import ChunkStrategy, Head, WeightSum, chunked_linear_cross_entropy, wide_weight_sum
+from .logits_gradient import LogitsGradient
 from .options import LossTensors, Options, loss_form
 from .recompute import Tile, TiledPass
 from .targets import Counted
@@ -77,22 +78,22 @@ class LogitsPass(TiledPass):
 
         hidden_RD, target_R, sums, coefficients, gradient_RV = tile
         head, options = self.head, self.head.options
-        parts: Any = coefficients
         num_tokens = hidden_RD.shape[0]
-        values_RV = self._room_for_logits(num_tokens, gradient_RV)
+        values_RV = self._logits_buffer(num_tokens, gradient_RV)
         product_into(values_RV, hidden_RD, self.weight_DV)
         is_large = head.vocabulary > TILES.many_classes
         at_once = _tokens_at_once(num_tokens)
         launch(
             pass_over_logits, (-(-num_tokens // at_once),),
             values_RV, values_RV.stride(0), head.bias_V, head.class_weight_V, target_R,
-            sums.surprise_K, sums.logsumexp_K, sums.smooth_K,
-            *((parts.softmax_K, parts.target_K, parts.square_K, parts.smooth_K) if parts else (None,) * 4),
+            sums.nll_K, sums.logsumexp_K, sums.smooth_K,
+            *(vars(coefficients).values() if coefficients else (None,) * 4),
             gradient_RV, 0 if gradient_RV is None else gradient_RV.stride(0), num_tokens, head.vocabulary,
             HAS_BIAS=head.bias_V is not None, HAS_CLASS_WEIGHT=head.class_weight_V is not None,
             CAP=options.softcap or 0.0, INVERSE_TEMPERATURE=1 / options.temperature,
             HAS_LOGSUMEXP=sums.logsumexp_K is not None, SMOOTHS=sums.smooth_K is not None,
-            HAS_COEFFICIENTS=parts is not None, HAS_SQUARE=parts is not None and parts.square_K is not None,
+            HAS_COEFFICIENTS=coefficients is not None,
+            HAS_SQUARE=coefficients is not None and coefficients.square_K is not None,
             STORES=gradient_RV is not None, TOKENS=at_once, CLASSES=TILES.scanned * (8 if is_large else 1),
             num_warps=16 if is_large else 4,
         )  # fmt: skip
@@ -167,7 +168,7 @@ class ExponentialsPass:
         at_once = _tokens_at_once(num_tokens)
         launch(
             self.kernels.target_logits, (-(-num_tokens // at_once),), hidden_ND, *hidden_ND.stride(), rows_K,
-            weight_VD, weight_VD.stride(0), head.bias_V, counted.target_K, sums.surprise_K, strays,
+            weight_VD, weight_VD.stride(0), head.bias_V, counted.target_K, sums.nll_K, strays,
             num_tokens, head.vocabulary, width, rows_per_chunk, num_flags, 1 / head.options.temperature,
             HAS_ROWS=rows_K is not None, HAS_BIAS=head.bias_V is not None,
             TOKENS=at_once, WIDTH=next_power_of_two(width), BLOCK=TILES.tokens,
@@ -182,11 +183,11 @@ class ExponentialsPass:
             self._cut_buffers(hidden_CD.shape[0])
         strays, share_C = next(self.strays), next(self.shares, None)
         tiles = _tiles_of(hidden_CD, TILES.tokens, TILES.depth)
-        self._product(tiles, sums.surprise_K, strays, STRAYS_ONLY=False, FINDS_MAXIMA=False)
+        self._product(tiles, sums.nll_K, strays, STRAYS_ONLY=False, FINDS_MAXIMA=False)
         # without strays, known to the device only, these two kernels return at once: the host need not wait
         self._product(tiles, self.maximum_C, strays, STRAYS_ONLY=True, FINDS_MAXIMA=True)
         self._product(tiles, self.maximum_C, strays, STRAYS_ONLY=True, FINDS_MAXIMA=False)
-        self._settle(hidden_CD, target_C, strays, share_C, sums, coefficients)
+        self._finish_tokens(hidden_CD, target_C, strays, share_C, sums, coefficients)
         return None if share_C is None else ExponentialsGradient(self, target_C, share_C)
 
     def _product(self, hidden_tiles: Any, reference_C: torch.Tensor, strays: torch.Tensor, **which: bool) -> None:
@@ -200,7 +201,7 @@ class ExponentialsPass:
             HAS_BIAS=head.bias_V is not None, STORES=self.wants_gradient, num_warps=8, num_stages=3, **which,
         )  # fmt: skip
 
-    def _settle(
+    def _finish_tokens(
         self,
         hidden_CD: torch.Tensor,
         target_C: torch.Tensor,
@@ -209,19 +210,18 @@ class ExponentialsPass:
         sums: Sums,
         coefficients: Coefficients | None,
     ) -> None:
-        parts: Any = coefficients
-        mine: Any = self if self.wants_gradient else None
+        stores = self.wants_gradient
         num_tokens, width = hidden_CD.shape
         at_once = _tokens_at_once(num_tokens)
         launch(
-            self.kernels.settle, (-(-num_tokens // at_once),),
-            *((mine.values_CV, mine.values_CV.stride(0)) if mine else (None, 0)), self.parts_CP, self.num_parts,
-            self.maximum_C, strays, target_C, sums.surprise_K, sums.logsumexp_K,
-            *((parts.softmax_K, parts.target_K, parts.square_K) if parts else (None,) * 3),
-            mine.scale_C if mine else None, share_C, hidden_CD, hidden_CD.stride(0),
-            mine.scaled_hidden_CD if mine else None, num_tokens, width,
-            HAS_LOGSUMEXP=sums.logsumexp_K is not None, HAS_COEFFICIENTS=parts is not None,
-            HAS_SQUARE=parts is not None and parts.square_K is not None, STORES=self.wants_gradient,
+            self.kernels.finish_tokens, (-(-num_tokens // at_once),),
+            *((self.values_CV, self.values_CV.stride(0)) if stores else (None, 0)), self.parts_CP, self.num_parts,
+            self.maximum_C, strays, target_C, sums.nll_K, sums.logsumexp_K,
+            *((coefficients.softmax_K, coefficients.target_K, coefficients.square_K) if coefficients else (None,) * 3),
+            self.scale_C if stores else None, share_C, hidden_CD, hidden_CD.stride(0),
+            self.scaled_hidden_CD if stores else None, num_tokens, width,
+            HAS_LOGSUMEXP=sums.logsumexp_K is not None, HAS_COEFFICIENTS=coefficients is not None,
+            HAS_SQUARE=coefficients is not None and coefficients.square_K is not None, STORES=stores,
             TOKENS=at_once, PARTS=next_power_of_two(self.num_parts), WIDTH=next_power_of_two(width), BLOCK=TILES.tokens,
         )  # fmt: skip
 
@@ -275,7 +275,8 @@ class ExponentialsWeightSum:
             tile = (TILES.tokens, TILES.classes // 2)
             self.tiles = (_tiles_of(self.out_VD.view(torch.float16), *tile), _tiles_of(self.out_VD, *tile))
 
-    def add(self, gradient: ExponentialsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
+    def add(self, gradient: LogitsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
+        assert isinstance(gradient, ExponentialsGradient)
         made_by = gradient.made_by
         if self.out_VD.dtype == made_by.values_CV.dtype:
             self._launch(made_by, alpha)
@@ -333,7 +334,7 @@ def scale_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     )
 
 
-KERNELS = Passes(_kernel_pass, _weight_sum, scale_in_place)
+KERNELS = ChunkStrategy(_kernel_pass, _weight_sum, scale_in_place)
 
 
 def _tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> Any:

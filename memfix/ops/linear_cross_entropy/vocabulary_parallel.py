@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from ..derivatives import first_derivative_only
 from ..products import as_rows
-from .chunks import Head, Passes, chunked_linear_cross_entropy
+from .chunks import ChunkStrategy, Head, chunked_linear_cross_entropy
 from .options import LossTensors, Options
-from .recompute import Tile, TiledPass
+from .recompute import Tile, TiledPass, first_rows
 from .terms import Coefficients
 
 OP = "vocabulary_parallel_linear_cross_entropy"
@@ -63,46 +63,46 @@ def vocabulary_parallel_linear_cross_entropy(
             "torch.distributed.init_process_group, or use linear_cross_entropy in one process"
         )
     tensors = LossTensors(as_rows(hidden), weight_shard, target.reshape(-1), bias_shard)
-    return options.shaped(loss_of_shard(tensors, options, OfGroup(group)), target)
+    return options.shaped(loss_of_shard(tensors, options, GroupCollectives(group)), target)
 
 
-class Processes(Protocol):
+class Collectives(Protocol):
     """The collectives of one process among those that share the classes."""
 
-    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+    def all_gather_int(self, number: int, device: torch.device) -> tuple[list[int], int]:
         """Return every process's ``number``, in the order of ranks, and the rank of this process."""
 
-    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    def all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         """Reduce ``tensor`` over all processes in place, to the sum or the maximum, and return it."""
 
 
 @dataclass(frozen=True)
-class OfGroup:
+class GroupCollectives:
     """The collectives of a process group of ``torch.distributed``."""
 
     group: dist.ProcessGroup | None
 
-    def gathered(self, number: int, device: torch.device) -> tuple[list[int], int]:
+    def all_gather_int(self, number: int, device: torch.device) -> tuple[list[int], int]:
         own = torch.tensor(number, device=device)
-        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(gathered, own, group=self.group)
-        return torch.stack(gathered).tolist(), dist.get_rank(self.group)
+        numbers = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(numbers, own, group=self.group)
+        return torch.stack(numbers).tolist(), dist.get_rank(self.group)
 
-    def reduced(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    def all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         dist.all_reduce(tensor, operation, group=self.group)
         return tensor
 
 
-def loss_of_shard(tensors: LossTensors, options: Options, processes: Processes) -> torch.Tensor:
-    """Compute the loss in this process, which shares the classes with the other ``processes``."""
-    shard = Shard.of(tensors.weight_VD, processes)
+def loss_of_shard(tensors: LossTensors, options: Options, collectives: Collectives) -> torch.Tensor:
+    """Compute the loss in this process, which shares the classes with others through ``collectives``."""
+    shard = Shard.of(tensors.weight_VD, collectives)
     tensors = LossTensors.checked(*tensors)
-    tensors = tensors._replace(hidden_ND=_SumGradients.apply(tensors.hidden_ND, processes))
+    tensors = tensors._replace(hidden_ND=_SumGradients.apply(tensors.hidden_ND, collectives))
 
     def make_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> _ShardPass:
         return _ShardPass(head, rows_per_chunk, wants_gradient, shard)
 
-    return chunked_linear_cross_entropy(tensors, options, Passes(make_pass), num_classes=shard.num_classes)
+    return chunked_linear_cross_entropy(tensors, options, ChunkStrategy(make_pass), num_classes=shard.num_classes)
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class Shard:
 
     first: int
     num_classes: int
-    processes: Processes
+    collectives: Collectives
 
     @staticmethod
-    def of(weight_VD: torch.Tensor, processes: Processes) -> Shard:
-        sizes, rank = processes.gathered(weight_VD.shape[0], weight_VD.device)
+    def of(weight_VD: torch.Tensor, collectives: Collectives) -> Shard:
+        sizes, rank = collectives.all_gather_int(weight_VD.shape[0], weight_VD.device)
         if 0 in sizes:  # raised by every process, so that none waits for another one
             raise ValueError(f"weight_shard must have at least one row on every process, got {sizes}")
-        return Shard(sum(sizes[:rank]), sum(sizes), processes)
+        return Shard(sum(sizes[:rank]), sum(sizes), collectives)
 
 
 class _ShardPass(TiledPass):
@@ -131,22 +131,22 @@ class _ShardPass(TiledPass):
     def _visit_tile(self, tile: Tile) -> None:
         hidden_RD, target_R, sums, coefficients, gradient_RV = tile
         num_rows = hidden_RD.shape[0]
-        values_RV = self._room_for_logits(num_rows, gradient_RV)
-        slope_RV = None if self.slope_RV is None else self.slope_RV[:num_rows]
+        values_RV = self._logits_buffer(num_rows, gradient_RV)
+        slope_RV = None if self.slope_RV is None else first_rows(num_rows, self.slope_RV)
         self._logits(hidden_RD, values_RV, slope_RV)
 
         column_R1 = (target_R - self.shard.first).unsqueeze(1)
         is_here_R1 = (column_R1 >= 0) & (column_R1 < self.head.vocabulary)
         # where another process has the target, look up column 0 instead and drop the result
         column_R1 = column_R1.where(is_here_R1, 0)
-        highest_R1 = self.shard.processes.reduced(values_RV.amax(1, keepdim=True), dist.ReduceOp.MAX)
+        highest_R1 = self.shard.collectives.all_reduce_(values_RV.amax(1, keepdim=True), dist.ReduceOp.MAX)
         to_sum = [values_RV.gather(1, column_R1).where(is_here_R1, 0)]
         if sums.smooth_K is not None:
             to_sum.append(values_RV.sum(1, keepdim=True))
         to_sum.append(values_RV.sub_(highest_R1).exp_().sum(1, keepdim=True))
-        target_logit_R1, *rest, sum_R1 = self.shard.processes.reduced(torch.stack(to_sum), dist.ReduceOp.SUM)
+        target_logit_R1, *rest, sum_R1 = self.shard.collectives.all_reduce_(torch.stack(to_sum), dist.ReduceOp.SUM)
         logsumexp_R1 = highest_R1 + sum_R1.log()
-        torch.sub(logsumexp_R1.squeeze(1), target_logit_R1.squeeze(1), out=sums.surprise_K)
+        torch.sub(logsumexp_R1.squeeze(1), target_logit_R1.squeeze(1), out=sums.nll_K)
         if sums.logsumexp_K is not None:
             sums.logsumexp_K.copy_(logsumexp_R1.squeeze(1))
         if sums.smooth_K is not None:
@@ -192,12 +192,12 @@ class _SumGradients(torch.autograd.Function):
     """The identity of hidden, whose backward sums the gradient over all processes."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: torch.Tensor, processes: Processes) -> torch.Tensor:
-        ctx.processes = processes
+    def forward(ctx: Any, hidden_ND: torch.Tensor, collectives: Collectives) -> torch.Tensor:
+        ctx.collectives = collectives
         return hidden_ND.view_as(hidden_ND)
 
     @staticmethod
     @first_derivative_only(OP)
     def backward(ctx: Any, gradient_ND: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # in place: the loss made this gradient for no other use
-        return ctx.processes.reduced(gradient_ND, dist.ReduceOp.SUM), None
+        return ctx.collectives.all_reduce_(gradient_ND, dist.ReduceOp.SUM), None

@@ -11,19 +11,16 @@ import torch
 from ...contract import Contract, Dim, Form
 from ...laws import Scaling, at_most, below_naive
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating, not_integer, refused
-from .contract import CHUNK, GRADIENTS, LOSS, TILE
+from .contract import LOSS_TOLERANCE, chunked_limits
 from .contract import contract as whole
 from .naive import naive_linear_cross_entropy
 from .threads import spread_linear_cross_entropy
 
-# V here is the number of classes of one process: a meter reads one process
-_SMALL = "120*N + 40*V + 4*KiB"
-
 contract = Contract(
     "vocabulary_parallel_linear_cross_entropy",
     naive=naive_linear_cross_entropy,
-    # not recompute's KEEPS_LOGITS: the gradient of hidden is rounded on every process before it is added up
-    forms={"spread": Form(spread_linear_cross_entropy, tolerance=LOSS)},
+    # not recompute's tolerance: the gradient of hidden is rounded on every process before it is added up
+    forms={"spread": Form(spread_linear_cross_entropy, tolerance=LOSS_TOLERANCE)},
     dims={"N": Dim(1, 40), "D": Dim(1, 24), "V": Dim(3, 70), "rows_per_chunk": Dim(1, 44)},
     choices={"num_processes": (2, 3, 1), **whole.choices},
     inputs=[spec for spec in whole.inputs if spec.name != "class_weight"],
@@ -33,12 +30,8 @@ contract = Contract(
     },
     budgets=[
         *below_naive("spread", "medium", forward=20, train=5),
-        *at_most(
-            "spread",
-            forward=f"{TILE} + {_SMALL}",
-            held=f"{GRADIENTS} + 16*V + 8*N + KiB",
-            train=f"{GRADIENTS} + max({CHUNK} + {TILE}, 2*MiB) + {_SMALL}",
-        ),
+        # V is the number of classes of one process: a meter reads one process
+        *at_most("spread", **chunked_limits(small="120*N + 40*V + 4*KiB")),
     ],
     scaling=[Scaling("spread", dim="N", at_most=1, case="small", doublings=3)],
     bad_inputs=[

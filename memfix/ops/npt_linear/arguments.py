@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..arguments import require_floating, require_same, require_shape, require_tensor
+from ..products import autocast_dtype
 
 
 class NptTensors(NamedTuple):
@@ -34,12 +35,10 @@ class NptTensors(NamedTuple):
         require_floating(**named)
         require_same("device", **{name: tensor.device for name, tensor in named.items()})
         self._check_sizes()
-        device = self.hidden.device.type
-        dtypes = {name: tensor.dtype for name, tensor in named.items()}
-        has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        if has_autocast and torch.float64 not in dtypes.values():
-            return NptTensors(*(tensor.to(torch.get_autocast_dtype(device)) for tensor in self))
-        require_same("dtype", **dtypes)
+        cast = autocast_dtype(*self)
+        if cast is not None:
+            return NptTensors(*(tensor.to(cast) for tensor in self))
+        require_same("dtype", **{name: tensor.dtype for name, tensor in named.items()})
         return self
 
     def _check_sizes(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..derivatives import first_derivative_only
-from ..products import as_rows, product_into, wide_product
+from ..products import as_rows, is_column_major, product_into, weight_gradient, wide_product
 from .arguments import NptTensors
 
 
-class Narrow(NamedTuple):
+class RankTensors(NamedTuple):
     """The tensors of rank R that backward makes, in the working dtype."""
 
     scaled_NR: torch.Tensor
@@ -32,12 +32,13 @@ class Narrow(NamedTuple):
 class LowRank:
     """The functions that compute the low-rank products and the elementwise products with them."""
 
-    down: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """``down(hidden, a, modulation)``: ``hidden @ a`` in float32 or wider, and that times the modulation, rounded."""
-    back: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Narrow]
-    """``back(upstream, b.T, modulation, hidden @ a)`` returns the tensors of ``Narrow``."""
-    widen: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-    """``widen(out, scaled_NR, narrow_RC)`` writes ``scaled_NR @ narrow_RC`` into ``out``."""
+    project_down: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """``project_down(hidden, a, modulation)``: ``hidden @ a`` in float32 or wider, and that times the modulation,
+    rounded."""
+    project_back: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], RankTensors]
+    """``project_back(upstream, b.T, modulation, hidden @ a)`` returns the tensors of ``RankTensors``."""
+    project_up: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    """``project_up(out, scaled_NR, narrow_RC)`` writes ``scaled_NR @ narrow_RC`` into ``out``."""
 
 
 def factored_npt_linear(
@@ -64,21 +65,21 @@ class _Factored(torch.autograd.Function):
     def forward(ctx: Any, low_rank: LowRank, *given: torch.Tensor) -> torch.Tensor:
         hidden, weight_DF, a_DR, b_RF, modulation = given
         hidden_ND = as_rows(hidden)
-        down_NR, scaled_NR = low_rank.down(hidden_ND, a_DR, as_rows(modulation))
+        down_NR, scaled_NR = low_rank.project_down(hidden_ND, a_DR, as_rows(modulation))
         result_NF = hidden.new_empty(hidden_ND.shape[0], weight_DF.shape[1])
-        low_rank.widen(result_NF, scaled_NR, b_RF)
+        low_rank.project_up(result_NF, scaled_NR, b_RF)
         product_into(result_NF, hidden_ND, weight_DF, add=True)
         _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
-        goes_back = for_hidden or for_a or for_modulation
+        needs_back_product = for_hidden or for_a or for_modulation
         ctx.save_for_backward(
             hidden if for_weight or for_a else None,
             weight_DF if for_hidden else None,
             a_DR if for_hidden else None,
-            b_RF if goes_back else None,
-            *((modulation, down_NR) if goes_back or for_b else (None, None)),
+            b_RF if needs_back_product else None,
+            *((modulation, down_NR) if needs_back_product or for_b else (None, None)),
         )
-        ctx.low_rank, ctx.goes_back, ctx.leading_dims = low_rank, goes_back, hidden.shape[:-1]
-        ctx.in_columns = [tensor.stride(0) < tensor.stride(1) for tensor in (weight_DF, a_DR, b_RF)]
+        ctx.low_rank, ctx.needs_back_product, ctx.leading_dims = low_rank, needs_back_product, hidden.shape[:-1]
+        ctx.are_column_major = [is_column_major(tensor) for tensor in (weight_DF, a_DR, b_RF)]
         return result_NF.view(*ctx.leading_dims, -1)
 
     @staticmethod
@@ -93,41 +94,43 @@ def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, .
     ``dA = h^T (q*m)``, ``dB = (u*m)^T G`` and ``dm = q*u``."""
     hidden, weight_DF, a_DR, b_RF, modulation, down_NR = ctx.saved_tensors
     _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
-    weight_in_columns, a_in_columns, b_in_columns = ctx.in_columns
+    is_weight_column_major, is_a_column_major, is_b_column_major = ctx.are_column_major
     upstream_NF = as_rows(upstream)
     grad_hidden = grad_weight_DF = grad_a_DR = grad_b_RF = grad_modulation = None
-    if ctx.goes_back:
-        scaled_NR, grad_down_NR, grad_modulation_NR = ctx.low_rank.back(
+    if ctx.needs_back_product:
+        scaled_NR, grad_down_NR, grad_modulation_NR = ctx.low_rank.project_back(
             upstream_NF, b_RF.T, as_rows(modulation), down_NR
         )
     elif for_b:
         scaled_NR = _product_in(upstream.dtype, down_NR, as_rows(modulation))
     if for_b:
-        grad_b_RF = weight_gradient(scaled_NR, upstream_NF, b_in_columns)
+        grad_b_RF = weight_gradient(scaled_NR, upstream_NF, is_b_column_major)
     if for_a:
-        grad_a_DR = weight_gradient(as_rows(hidden), grad_down_NR, a_in_columns)
+        grad_a_DR = weight_gradient(as_rows(hidden), grad_down_NR, is_a_column_major)
     if for_hidden:
         grad_hidden_ND = upstream.new_empty(upstream_NF.shape[0], a_DR.shape[0])
-        ctx.low_rank.widen(grad_hidden_ND, grad_down_NR, a_DR.T)
+        ctx.low_rank.project_up(grad_hidden_ND, grad_down_NR, a_DR.T)
         product_into(grad_hidden_ND, upstream_NF, weight_DF.T, add=True)
         grad_hidden = grad_hidden_ND.view(*ctx.leading_dims, -1)
     if for_weight:
-        grad_weight_DF = weight_gradient(as_rows(hidden), upstream_NF, weight_in_columns)
+        grad_weight_DF = weight_gradient(as_rows(hidden), upstream_NF, is_weight_column_major)
     if for_modulation:
         grad_modulation = grad_modulation_NR.view(*ctx.leading_dims, -1)
     return grad_hidden, grad_weight_DF, grad_a_DR, grad_b_RF, grad_modulation
 
 
-def _down(
+def _project_down(
     hidden_ND: torch.Tensor, a_DR: torch.Tensor, modulation_NR: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     down_NR = wide_product(hidden_ND, a_DR)
     return down_NR, _product_in(hidden_ND.dtype, down_NR, modulation_NR)
 
 
-def _back(upstream_NF: torch.Tensor, b_FR: torch.Tensor, modulation_NR: torch.Tensor, down_NR: torch.Tensor) -> Narrow:
+def _project_back(
+    upstream_NF: torch.Tensor, b_FR: torch.Tensor, modulation_NR: torch.Tensor, down_NR: torch.Tensor
+) -> RankTensors:
     back_NR, dtype = wide_product(upstream_NF, b_FR), upstream_NF.dtype
-    return Narrow(
+    return RankTensors(
         _product_in(dtype, down_NR, modulation_NR),
         _product_in(dtype, back_NR, modulation_NR),
         _product_in(dtype, back_NR, down_NR),
@@ -139,9 +142,4 @@ def _product_in(dtype: torch.dtype, left_NR: torch.Tensor, right_NR: torch.Tenso
     return torch.mul(left_NR, right_NR, out=left_NR.new_empty(left_NR.shape, dtype=dtype))
 
 
-TORCH = LowRank(_down, _back, product_into)
-
-
-def weight_gradient(inputs_NI: torch.Tensor, upstream_NJ: torch.Tensor, in_columns: bool) -> torch.Tensor:
-    """Return ``inputs^T upstream`` with the strides of the weight: autograd copies gradients with other strides."""
-    return (upstream_NJ.T @ inputs_NI).T if in_columns else inputs_NI.T @ upstream_NJ
+TORCH = LowRank(_project_down, _project_back, product_into)

@@ -25,8 +25,8 @@ def narrow_product(
     """
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     ranks = tl.arange(0, RANK)
-    counts = (tokens < num_tokens)[:, None]
-    belongs = counts & (ranks < rank)[None, :]
+    is_token = (tokens < num_tokens)[:, None]
+    belongs = is_token & (ranks < rank)[None, :]
     at_modulation = modulation + tokens[:, None] * modulation_row_stride + ranks[None, :] * modulation_column_stride
     modulation_NR = tl.load(at_modulation, mask=belongs, other=0.0).to(tl.float32)
     sums_NR = tl.zeros((TOKENS, RANK), tl.float32)
@@ -35,7 +35,7 @@ def narrow_product(
         inside = columns < width
         at_wide = wide + tokens[:, None] * row_stride + columns[None, :] * column_stride
         at_narrow = narrow + columns[:, None] * narrow_row_stride + ranks[None, :] * narrow_column_stride
-        wide_NC = tl.load(at_wide, mask=counts & inside[None, :], other=0.0)
+        wide_NC = tl.load(at_wide, mask=is_token & inside[None, :], other=0.0)
         narrow_CR = tl.load(at_narrow, mask=inside[:, None] & (ranks < rank)[None, :], other=0.0)
         sums_NR += product(wide_NC, narrow_CR)
     at = tokens[:, None] * rank + ranks[None, :]
@@ -63,8 +63,8 @@ def wide_product(
     first = tl.program_id(1) * tokens_per_program
     for start in range(first, min(first + tokens_per_program, num_tokens), TOKENS):
         tokens = start + tl.arange(0, TOKENS).to(tl.int64)
-        counts = (tokens < num_tokens)[:, None]
+        is_token = (tokens < num_tokens)[:, None]
         at_scaled = scaled + tokens[:, None] * rank + ranks[None, :]
-        scaled_NR = tl.load(at_scaled, mask=counts & (ranks < rank)[None, :], other=0.0)
+        scaled_NR = tl.load(at_scaled, mask=is_token & (ranks < rank)[None, :], other=0.0)
         result_NC = product(scaled_NR, narrow_RC).to(out.dtype.element_ty)
-        tl.store(out + tokens[:, None] * width + columns[None, :], result_NC, mask=counts & inside)
+        tl.store(out + tokens[:, None] * width + columns[None, :], result_NC, mask=is_token & inside)

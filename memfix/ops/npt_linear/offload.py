@@ -15,9 +15,8 @@ import torch
 
 from ..arguments import require_at_least_one
 from ..derivatives import first_derivative_only
-from ..products import as_rows, product_into, sum_dtype, wide_product
+from ..products import as_rows, is_column_major, product_into, sum_dtype, weight_gradient, wide_product
 from .arguments import NptTensors
-from .factored import weight_gradient
 
 
 def offload_npt_linear(
@@ -67,8 +66,8 @@ def _gradients(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, .
     _, for_hidden, for_weight, for_a, for_b, for_modulation = ctx.needs_input_grad
     a_DR, b_RF = a.cpu(), b.cpu()
     grad_hidden = upstream @ weight_DF.T if for_hidden else None
-    in_columns = weight_DF.stride(0) < weight_DF.stride(1)
-    grad_weight_DF = weight_gradient(as_rows(hidden), as_rows(upstream), in_columns) if for_weight else None
+    column_major = is_column_major(weight_DF)
+    grad_weight_DF = weight_gradient(as_rows(hidden), as_rows(upstream), column_major) if for_weight else None
     grad_modulation = modulation.new_empty(modulation.shape) if for_modulation else None
     grad_a_DR, grad_b_RF = (torch.zeros_like(host, dtype=sum_dtype(host.dtype)) for host in (a_DR, b_RF))
     for chunk, hidden_CD, modulation_CR, upstream_CF in _on_host(ctx.tokens_per_chunk, hidden, modulation, upstream):

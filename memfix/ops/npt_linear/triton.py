@@ -17,7 +17,7 @@ import torch
 from ..dispatch import require_kernels
 from ..launches import launch, next_power_of_two
 from .arguments import NptTensors
-from .factored import TORCH, LowRank, Narrow, apply_factored
+from .factored import TORCH, LowRank, RankTensors, apply_factored
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def triton_npt_linear(
         return apply_factored(KERNELS if has_kernels else TORCH, tensors)
 
 
-def _down(
+def _project_down(
     hidden_ND: torch.Tensor, a_DR: torch.Tensor, modulation_NR: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     down_NR = hidden_ND.new_empty(modulation_NR.shape, dtype=torch.float32)
@@ -61,8 +61,10 @@ def _down(
     return down_NR, scaled_NR
 
 
-def _back(upstream_NF: torch.Tensor, b_FR: torch.Tensor, modulation_NR: torch.Tensor, down_NR: torch.Tensor) -> Narrow:
-    made = Narrow(*(upstream_NF.new_empty(down_NR.shape) for _ in Narrow._fields))
+def _project_back(
+    upstream_NF: torch.Tensor, b_FR: torch.Tensor, modulation_NR: torch.Tensor, down_NR: torch.Tensor
+) -> RankTensors:
+    made = RankTensors(*(upstream_NF.new_empty(down_NR.shape) for _ in RankTensors._fields))
     _narrow(upstream_NF, b_FR, modulation_NR, down_NR, *made)
     return made
 
@@ -89,7 +91,7 @@ def _narrow(
     )  # fmt: skip
 
 
-def _widen(out_NC: torch.Tensor, scaled_NR: torch.Tensor, narrow_RC: torch.Tensor) -> None:
+def _project_up(out_NC: torch.Tensor, scaled_NR: torch.Tensor, narrow_RC: torch.Tensor) -> None:
     from .kernels import wide_product
 
     (num_tokens, width), rank = out_NC.shape, narrow_RC.shape[0]
@@ -106,4 +108,4 @@ def _tile_of(rank: int) -> int:
     return max(16, next_power_of_two(rank))
 
 
-KERNELS = LowRank(_down, _back, _widen)
+KERNELS = LowRank(_project_down, _project_back, _project_up)

@@ -27,8 +27,8 @@ def require_loss_arguments(logits_NV: torch.Tensor, target_N: torch.Tensor, igno
     require_targets_in_range(target_N, logits_NV.shape[1], ignore_index)
 
 
-def reduced(loss_N: torch.Tensor, counts_N: torch.Tensor, reduction: str) -> torch.Tensor:
+def reduced(loss_N: torch.Tensor, is_counted_N: torch.Tensor, reduction: str) -> torch.Tensor:
     """Reduce the losses of all tokens. A mean without a token that counts is 0/0, as in torch."""
     if reduction == "none":
         return loss_N
-    return loss_N.sum() / counts_N.sum() if reduction == "mean" else loss_N.sum()
+    return loss_N.sum() / is_counted_N.sum() if reduction == "mean" else loss_N.sum()

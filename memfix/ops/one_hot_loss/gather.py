@@ -19,7 +19,7 @@ def gather_one_hot_loss(
     the gradient that ``gather`` scatters into zeros, and the gradient of the logits.
     """
     require_loss_arguments(logits_NV, target_N, ignore_index, reduction)
-    counts_N = target_N != ignore_index
-    column_N1 = target_N.where(counts_N, 0).unsqueeze(1)
+    is_counted_N = target_N != ignore_index
+    column_N1 = target_N.where(is_counted_N, 0).unsqueeze(1)
     loss_N = -F.log_softmax(logits_NV, 1).gather(1, column_N1).squeeze(1)
-    return reduced(loss_N.where(counts_N, 0), counts_N, reduction)
+    return reduced(loss_N.where(is_counted_N, 0), is_counted_N, reduction)

@@ -28,14 +28,14 @@ def index_one_hot_loss(
     Peak above inputs: one tile of float32 forward, and the gradient, ``N*V*e``, in a train step.
     """
     require_loss_arguments(logits_NV, target_N, ignore_index, reduction)
-    counts_N = target_N != ignore_index
-    column_N = target_N.where(counts_N, 0)
-    loss_N = _Surprise.apply(logits_NV, column_N)
-    loss: torch.Tensor = reduced(loss_N.where(counts_N, 0), counts_N, reduction)
+    is_counted_N = target_N != ignore_index
+    column_N = target_N.where(is_counted_N, 0)
+    loss_N = _TokenLosses.apply(logits_NV, column_N)
+    loss: torch.Tensor = reduced(loss_N.where(is_counted_N, 0), is_counted_N, reduction)
     return loss.to(logits_NV.dtype)
 
 
-class _Surprise(torch.autograd.Function):
+class _TokenLosses(torch.autograd.Function):
     """The loss of each token: ``-log_softmax(logits)`` at one column of each row, in float32 or wider."""
 
     @staticmethod

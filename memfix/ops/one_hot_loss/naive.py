@@ -15,9 +15,9 @@ def naive_one_hot_loss(
 
     It makes four ``N*V`` tensors: the one-hot matrix in int64 and in the working dtype, log-probabilities, product.
     """
-    counts_N = target_N != ignore_index
-    one_hot_NV = F.one_hot(target_N.where(counts_N, 0), logits_NV.shape[1]).to(logits_NV.dtype)
-    loss_N = -(one_hot_NV * F.log_softmax(logits_NV, 1)).sum(1).where(counts_N, 0)
+    is_counted_N = target_N != ignore_index
+    one_hot_NV = F.one_hot(target_N.where(is_counted_N, 0), logits_NV.shape[1]).to(logits_NV.dtype)
+    loss_N = -(one_hot_NV * F.log_softmax(logits_NV, 1)).sum(1).where(is_counted_N, 0)
     if reduction == "none":
         return loss_N
-    return loss_N.sum() / counts_N.sum() if reduction == "mean" else loss_N.sum()
+    return loss_N.sum() / is_counted_N.sum() if reduction == "mean" else loss_N.sum()

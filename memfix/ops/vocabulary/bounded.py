@@ -24,7 +24,7 @@ from .ranking import UNKNOWN, Entry, Ranking
 from .text import Text, words_in
 
 _BITS = 4  # bits of a hash that choose a file
-_LINES = 2 * 2**10  # characters of lines that are read at once
+_READ_CHARACTERS = 2 * 2**10  # characters of lines that are read at once
 _LEVELS = 32 // _BITS  # all bits of the hash are used then: words in the same file cannot be divided further
 
 
@@ -84,7 +84,7 @@ def _append(counts: Counter[str], files: list[Path], level: int) -> None:
 
 def _counts_in(path: Path) -> Iterator[Counter[str]]:
     with _open(path, "r") as file:
-        while lines := file.readlines(_LINES):
+        while lines := file.readlines(_READ_CHARACTERS):
             counts: Counter[str] = Counter()
             for line in lines:
                 word, _, count = line.partition(" ")

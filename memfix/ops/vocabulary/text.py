@@ -12,7 +12,7 @@ Text = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """A text, a file, or an iterable of text pieces and files. The end of a file ends a word; that of a piece does not."""
 
 READ_BYTES = 256 * 2**10
-PIECE = 2 * 2**10
+PIECE_CHARACTERS = 2 * 2**10
 """Characters that are cut into words at once. Their words are still in the CPU's L1 cache when they are counted."""
 
 
@@ -37,9 +37,9 @@ def words_in(text: Text) -> Iterator[list[str]]:
 
 
 def _pieces(text: Text) -> Iterator[str]:
-    """Yield pieces of text of 1 to ``PIECE`` characters."""
+    """Yield pieces of text of 1 to ``PIECE_CHARACTERS`` characters."""
     if isinstance(text, str):
-        yield from (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+        yield from (text[at : at + PIECE_CHARACTERS] for at in range(0, len(text), PIECE_CHARACTERS))
     elif isinstance(text, os.PathLike):
         for block in _blocks_of_file(text):
             yield from _pieces(block)

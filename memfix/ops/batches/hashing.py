@@ -20,13 +20,13 @@ def shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     return (numbers >> bits).bitwise_and_(2 ** (64 - bits) - 1)
 
 
-def mixed_(numbers: torch.Tensor) -> torch.Tensor:
+def hash_(numbers: torch.Tensor) -> torch.Tensor:
     """Apply the finalizer of SplitMix64 to an int64 tensor, in place."""
     for bits, factor in zip(_SHIFTS, _FACTORS, strict=True):
         numbers.bitwise_xor_(shifted(numbers, bits)).mul_(int64(factor))
     return numbers.bitwise_xor_(shifted(numbers, _LAST_SHIFT))
 
 
-def mixed(number: int) -> int:
+def hash_int(number: int) -> int:
     """Apply the finalizer of SplitMix64 to one number; return a signed integer."""
-    return int(mixed_(torch.tensor([int64(number)])))
+    return int(hash_(torch.tensor([int64(number)])))
