@@ -189,5 +189,5 @@ def test_a_misspelt_key_is_named_with_its_line(memfix: Any, tmp_path: Path) -> N
     assert ended.exit_code == 4
     assert ended.err.splitlines() == [
         "memfix: run.yaml:4: unknown key data.contxt_length; did you mean 'context_length'?",
-        "run.yaml:3: data.context_length is missing: tokens of a sequence",
+        "run.yaml:3: data.context_length is missing: tokens per sequence",
     ]

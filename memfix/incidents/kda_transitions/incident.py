@@ -37,18 +37,22 @@ COMPARED_UP_TO = 1024  # tokens of a sequence: most forms loop over tokens, whic
 class ModelConfig:
     """The ``model`` section: the arguments of :class:`LanguageModel`, by name."""
 
-    layers: int = setting(low=1, about="layers, each a KDA block and a feed-forward")
-    width: int = setting(low=1, about="of the hidden states")
-    heads: int = setting(low=1, about="heads of a KDA block")
-    head_width: int = setting(low=1, about="dk: keys and queries of a head")
-    value_width: int | None = setting(None, low=1, about="dv: values of a head; null: as wide as keys")
-    ffn_width: int = setting(low=1, about="of the feed-forward")
-    vocabulary: int = setting(low=2, about="tokens that there are")
+    layers: int = setting(low=1, about="number of layers, each a KDA block and a feed-forward")
+    width: int = setting(low=1, about="width of the hidden states")
+    heads: int = setting(low=1, about="heads per KDA block")
+    head_width: int = setting(low=1, about="dk: width of keys and queries per head")
+    value_width: int | None = setting(None, low=1, about="dv: width of values per head; null: the same as of keys")
+    ffn_width: int = setting(low=1, about="inner width of the feed-forward")
+    vocabulary: int = setting(low=2, about="number of different tokens")
     kda_memory_chunk_size: int = setting(
-        DEFAULT_CHUNK_SIZE, low=1, about="tokens of a chunk of the scan; 32 to 128, others warn"
+        DEFAULT_CHUNK_SIZE, low=1, about="tokens per chunk of the scan; a value outside 32 to 128 gives a warning"
     )
-    kda_mode: str = setting(SCAN, choices=KDA_MODES, about="states by chunks, or token by token")
-    kda_form: str = setting("auto", choices=SCAN_FORMS, about="of the scan; naive and reported are the report's own")
+    kda_mode: str = setting(
+        SCAN, choices=KDA_MODES, about="scan computes states chunk by chunk, sequential token by token"
+    )
+    kda_form: str = setting(
+        "auto", choices=SCAN_FORMS, about="form of the scan; naive and reported are the report's own code"
+    )
 
 
 def build_model(config: ModelConfig, *, gradient_checkpointing: bool = False, **where: Any) -> LanguageModel:

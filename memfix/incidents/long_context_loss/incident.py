@@ -64,14 +64,20 @@ WARMUP_TOKENS = 64
 class ModelConfig:
     """The ``model`` section."""
 
-    size: str = setting(choices=SIZES, about="which decoder")
-    attention_type: str = setting("nsa", choices=ATTENTION_TYPES, about="native sparse attention, or dense and causal")
+    size: str = setting(choices=SIZES, about="the decoder, by its size")
+    attention_type: str = setting(
+        "nsa",
+        choices=ATTENTION_TYPES,
+        about="nsa is native sparse attention; dense is causal attention to all tokens before",
+    )
     loss_form: str = setting(
         "auto",
         choices=LOSS_FORMS,
-        about="of linear_cross_entropy; auto: a chunked one, at any length; reported: its fix",
+        about="form of linear_cross_entropy; auto chooses a chunked form at any length; reported is the report's fix",
     )
-    rows_per_chunk: int | None = setting(None, low=1, about="tokens of a chunk of the loss; null: as the form has it")
+    rows_per_chunk: int | None = setting(
+        None, low=1, about="tokens per chunk of the loss; null: the form's own default"
+    )
 
 
 def _size(config: RunConfig) -> ModelSize:

@@ -28,15 +28,23 @@ WARMUP_TOKENS = 8
 class ModelConfig:
     """The ``model`` section."""
 
-    size: str = setting(choices=SIZES, about="which decoder, in its published shape")
-    converted_layers: int = setting(low=1, about="layers whose attention changes the weight of their feed-forward")
-    first_converted: int | None = setting(None, low=0, about="the first of them, counted from 0; null: the last layers")
-    rank: int = setting(low=1, about="of the change")
-    modulation: str = setting(LINEAR, choices=MODULATIONS, about="attention @ A, or 0.1 * tanh of it")
-    drops_attention: bool = setting(
-        True, about="attention acts through the weight alone, as published; false: its output is added as well"
+    size: str = setting(choices=SIZES, about="the decoder, in its published shape")
+    converted_layers: int = setting(
+        low=1, about="number of layers whose attention changes the weight of their feed-forward"
     )
-    form: str = setting("auto", choices=FORMS, about="of npt_linear; naive and reported are the report's own")
+    first_converted: int | None = setting(
+        None, low=0, about="the first converted layer, counted from 0; null: the last layers are converted"
+    )
+    rank: int = setting(low=1, about="rank of the change of the weight")
+    modulation: str = setting(
+        LINEAR, choices=MODULATIONS, about="linear is attention @ A; tanh is 0.1 * tanh(attention @ A)"
+    )
+    drops_attention: bool = setting(
+        True,
+        about="attention acts only through the weight, as published; false: its output is also added to the hidden "
+        "states",
+    )
+    form: str = setting("auto", choices=FORMS, about="form of npt_linear; naive and reported are the report's own code")
 
     def __post_init__(self) -> None:
         layers = SIZES[self.size].layers
@@ -51,11 +59,13 @@ class ModelConfig:
 class NptOptimization(OptimizationConfig):
     """The ``optimization`` section, with the report's names."""
 
-    use_cpu_offload: bool = setting(False, about="compute the change of low rank on the CPU")
+    use_cpu_offload: bool = setting(False, about="compute the low-rank change of the weight on the CPU")
     mixed_precision: str | None = setting(
-        None, choices=PRECISION_OF, about="sets training.precision to float16 or bfloat16"
+        None, choices=PRECISION_OF, about="set training.precision to float16 or bfloat16"
     )
-    use_8bit: bool = setting(False, about="8-bit weights for the frozen linear layers of the decoder, on a GPU")
+    use_8bit: bool = setting(
+        False, about="store the weights of the decoder's frozen linear layers in 8 bits; needs a GPU"
+    )
 
 
 def _resolved(config: RunConfig) -> RunConfig:

@@ -44,22 +44,30 @@ LOSS_FORMS = (STANDARD, ONE_HOT, INDEX, CHUNKED)
 class PythiaConfig:
     """The ``model`` section."""
 
-    vocab_size: int = setting(10_000, low=1, about="words of the vocabulary, <unk> among them")
-    use_sparse_attention: bool = setting(False, about="each token sees the last window tokens, not all before it")
-    window: int = setting(32, low=1, about="tokens that a token sees in sparse attention, itself included")
-    layers: int = setting(6, low=1, about="layers, each of attention and a feed-forward side by side")
-    width: int = setting(512, low=1, about="of the hidden states")
-    heads: int = setting(8, low=1, about="heads of attention")
+    vocab_size: int = setting(10_000, low=1, about="number of words in the vocabulary, <unk> included")
+    use_sparse_attention: bool = setting(
+        False, about="each token attends to the last window tokens instead of to all tokens before it"
+    )
+    window: int = setting(32, low=1, about="number of tokens that sparse attention covers, the token itself included")
+    layers: int = setting(6, low=1, about="number of layers, each with attention and a feed-forward side by side")
+    width: int = setting(512, low=1, about="width of the hidden states")
+    heads: int = setting(8, low=1, about="attention heads per layer")
     positions: str | None = setting(
         None,
         choices=(LEARNED, ROTARY),
-        about="a learnt table, as the report counts, or rotary; null: rotary for the published 50,304 words",
+        about="learned is a table, as the report counts; null: rotary for the published 50,304 words, else learned",
     )
-    max_positions: int = setting(128, low=1, about="rows of the learnt table")
-    dropout: float = setting(0.0, low=0, below=1, about="of attention weights and of what a layer adds")
-    embedding_form: str = setting(GATHER, choices=EMBEDDING_FORMS, about="copied rows, or a product with one-hot rows")
+    max_positions: int = setting(128, low=1, about="rows of the learnt table of positions")
+    dropout: float = setting(0.0, low=0, below=1, about="dropout of attention weights and of what each layer adds")
+    embedding_form: str = setting(
+        GATHER,
+        choices=EMBEDDING_FORMS,
+        about="gather copies rows of the table; one_hot multiplies one-hot rows by the table",
+    )
     loss_form: str = setting(
-        STANDARD, choices=LOSS_FORMS, about="torch's, by one-hot rows, by memfix's index, or without all logits at once"
+        STANDARD,
+        choices=LOSS_FORMS,
+        about="standard is torch's, one_hot uses one-hot targets, index is memfix's, chunked never holds all logits",
     )
 
     def __post_init__(self) -> None:
