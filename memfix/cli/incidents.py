@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="[NAME]", required=False)
-@click.option("--claim", "claim_names", metavar="ID", multiple=True, help="Only this claim; may be given again.")
+@click.option("--claim", "claim_names", metavar="ID", multiple=True, help="Judge only this claim; repeatable.")
 @click.option("--quick", is_flag=True, help="Leave out claims that need a simulation of the whole model.")
 @json_option
 def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_path: str | None) -> int:
-    """List the incidents; or judge the claims of the incident NAME: whether each holds, and what is true.
+    """List the incidents, or judge the claims of incident NAME: whether each holds, and what is true.
 
     Exits with 1 if a verdict or value differs from the recorded one: the replay has drifted.
     """
@@ -34,7 +34,7 @@ def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_
     if name is not None:
         return _judge(name, claim_names, quick, json_path)
     if claim_names or quick:
-        raise click.UsageError("--claim and --quick are about the claims of one incident: name it")
+        raise click.UsageError("--claim and --quick choose among the claims of one incident: give its NAME")
     return _list(json_path)
 
 
@@ -52,7 +52,7 @@ def _list(json_path: str | None) -> int:
     table.add_row("all", str(len(in_all)), *map(str, counts(in_all).values()))
     console = report_console(to_stderr=json_path == "-")
     console.print(table)
-    console.print(Text("as recorded; memfix incidents NAME computes them", style="dim"))
+    console.print(Text("recorded verdicts; memfix incidents NAME computes them again", style="dim"))
     if json_path is not None:
         rows = [{"name": name, "claims": len(claims[name]), "recorded": recorded[name]} for name in claims]
         report.write_report(json_path, report.as_json({"incidents": rows}))
@@ -71,7 +71,7 @@ def _judge(name: str, claim_names: Sequence[str], quick: bool, json_path: str | 
     chosen = [claim for claim in asked if not (quick and claim.slow)]
     left_out = [claim for claim in asked if claim not in chosen]
     if not chosen:
-        raise UsageError(f"--quick leaves out all that was asked for: {_ids(left_out)}")
+        raise UsageError(f"--quick leaves out all chosen claims: {_ids(left_out)}")
     with progress() as say:
         judged = list(judge_claims(chosen, load_checks(name), say=say))
     console = report_console(to_stderr=json_path == "-")
@@ -98,7 +98,7 @@ def _print(console: Console, judged: Sequence[JudgedClaim], left_out: Sequence[C
         console.print(Text(f"left out by --quick: {_ids(left_out)}", style="yellow"))
     drifted = [one for one in judged if one.drifted]
     if drifted:
-        console.print(Text("the replay has drifted from what is recorded", style="bold red"))
+        console.print(Text("the results differ from the recorded ones: the replay has drifted", style="bold red"))
         for one in drifted:
             said = one.failed or "; ".join(one.drift)
             console.print(Text(f"  {one.claim.id}: {said}"), soft_wrap=True)

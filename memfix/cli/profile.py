@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("incident", metavar="INCIDENT")
-@click.option("--capacity", metavar="24GiB", help="What the step should fit in.  [default: the report's card]")
+@click.option("--capacity", metavar="24GiB", help="Memory that the step should fit in.  [default: the report's card]")
 @with_step_options
 @meter_option
 @gpu_option
-@click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="Largest holders of each stage.")
+@click.option(
+    "--rows",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Lines per stage that say what holds the memory at its peak.",
+)
 @pictures_option
 @json_option
 def profile(
@@ -61,7 +67,7 @@ def profile(
     _print(console, found, rows)
     for path in pictures:
         if found.reading.timeline is None:
-            console.print(Text(f"no picture {path}: the {meter} meter sees no single buffers", style="yellow"))
+            console.print(Text(f"no picture {path}: the {meter} meter does not see single buffers", style="yellow"))
             continue
         save(found.reading.timeline, path, found.title, found.capacity_bytes)
         console.print(Text(f"wrote {path}"))

@@ -47,9 +47,11 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
-            raise ValueError("give steps, optimizer steps in all, or epochs of data that end")
+            raise ValueError(
+                "give steps, the number of optimizer steps, or epochs, the number of passes over data that end"
+            )
         if self.batch_tokens is not None and self.batch_size != 1:
-            raise ValueError("batch_tokens stands in place of batch_size: give one of them")
+            raise ValueError("batch_tokens replaces batch_size: give one of them")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ class RunConfig:
         if tokens is None:
             return
         if length is None:
-            raise UsageError("training.batch_tokens counts tokens, and this data has none: use training.batch_size")
+            raise UsageError(
+                "training.batch_tokens counts tokens, but these data are not tokens: use training.batch_size"
+            )
         if tokens % length:
             raise UsageError(
                 f"training.batch_tokens must be a multiple of data.context_length, {length}, got {tokens}: "

@@ -19,7 +19,7 @@ def growth_of(incident: Incident, key: str | None) -> Growth:
     """The incident's :class:`Growth` of the config key ``key``; the first one if ``key`` is None."""
     known = {growth.key: growth for growth in incident.grows}
     if key is not None and key not in known:
-        raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, [*known, WORLD_SIZE])}")
+        raise UsageError(f"{incident.name} cannot grow {key!r}{did_you_mean(key, [*known, WORLD_SIZE])}")
     return incident.grows[0] if key is None else known[key]
 
 

@@ -136,7 +136,7 @@ def find_config(incident: Incident, path: Path) -> Path:
     name = str(path if path.suffix else path.with_suffix(".yaml"))
     if name not in own:
         raise UsageError(
-            f"no config file {name}, and {incident.name} brings none of that name{did_you_mean(name, own)}"
+            f"no config file {name}, and {incident.name} comes with none of that name{did_you_mean(name, own)}"
         )
     return own[name]
 

@@ -170,7 +170,8 @@ def require_matching(
     for name, check in checks.items():
         if name not in by_name:
             raise ClaimsError(
-                f"{_place(check.function)} checks {name}, which {claims_file} has not{did_you_mean(name, by_name)}"
+                f"{_place(check.function)} checks {name}, but {claims_file} has no such claim"
+                f"{did_you_mean(name, by_name)}"
             )
     for name, claim in by_name.items():
         is_decided = bool(claim.formula or claim.reason)

@@ -127,7 +127,9 @@ def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
     if world_size < 1:
         raise UsageError(f"world_size must be at least 1, got {world_size}")
     if name != SIMULATED and world_size > 1:
-        raise UsageError(f"world_size {world_size} is one rank without the others: use the simulated meter")
+        raise UsageError(
+            f"only the simulated meter can measure one rank of {world_size} without the others: use it, or world_size 1"
+        )
     reason = meter.unavailable_reason()
     if reason is not None:
         raise MeterUnavailable(f"{name} meter unavailable: {reason}")

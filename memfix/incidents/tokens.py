@@ -49,7 +49,7 @@ class TokenData(DataConfig):
 
     def __post_init__(self) -> None:
         if (self.source == "file") != (self.path is not None):
-            raise ValueError("path is the file to read: it goes with source: file, and only with it")
+            raise ValueError("give path, the file to read, if source is file, and only then")
         if self.branching > self.states:
             raise ValueError(f"branching must be at most states, {self.states}, got {self.branching}")
 

@@ -53,7 +53,7 @@ def test_incidents_are_listed_with_their_verdicts(memfix: Any) -> None:
         ["scent_decoder", "44", "23", "17", "4"],
         ["all", "214", "123", "76", "15"],
     ]
-    assert note == "as recorded; memfix incidents NAME computes them"
+    assert note == "recorded verdicts; memfix incidents NAME computes them again"
 
 
 def test_a_claim_says_what_the_report_says_and_what_is_true(memfix: Any) -> None:
@@ -121,7 +121,7 @@ def test_another_verdict_than_recorded_ends_with_1(memfix: Any, monkeypatch: pyt
     ended = memfix("incidents", "long_context_loss", *CHEAP)
     assert ended.exit_code == 1
     assert ended.out.splitlines()[-2:] == [
-        "the replay has drifted from what is recorded",
+        "the results differ from the recorded ones: the replay has drifted",
         "  LOG-01: recorded holds, now wrong",
     ]
 
@@ -153,7 +153,7 @@ def test_a_check_that_breaks_ends_with_1(memfix: Any, monkeypatch: pytest.Monkey
         (["long_context_loss", "--claim", "LOG12"], "no claim 'LOG12'; did you mean 'LOG-12'?"),
         (
             ["long_context_loss", "--quick", "--claim", "LOG-33", "--claim", "LOG-48"],
-            "--quick leaves out all that was asked for: LOG-33, LOG-48",
+            "--quick leaves out all chosen claims: LOG-33, LOG-48",
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_refused_first(memfix: Any, tmp_path: P
 def test_options_of_one_incident_need_its_name(memfix: Any, option: list[str]) -> None:
     ended = memfix("incidents", *option)
     assert ended.exit_code == 4
-    assert "--claim and --quick are about the claims of one incident: name it" in ended.err
+    assert "--claim and --quick choose among the claims of one incident: give its NAME" in ended.err
 
 
 def test_an_incident_without_claims_is_refused(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:

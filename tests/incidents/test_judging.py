@@ -190,7 +190,7 @@ def test_a_claim_is_checked_once() -> None:
     ("text", "checked", "message"),
     [
         (CHECKED, [], "claims.toml: X-1 has no check: write a function under @check(\"X-1\") in checks.py, or give"),
-        (CHECKED, ["X-1", "X-2"], "test_judging.py: some checks X-2, which claims.toml has not; did you mean 'X-1'?"),
+        (CHECKED, ["X-1", "X-2"], "test_judging.py: some checks X-2, but claims.toml has no such claim; did you mean 'X-1"),
         (CLAIM, ["X-1"], "claims.toml: X-1 has a formula and a check: "),
         (CLAIM.replace("formula", "reason"), ["X-1"], "claims.toml: X-1 has a reason why it cannot be tested and a"),
     ],
@@ -375,7 +375,7 @@ def test_a_check_without_a_claim_names_both_files(toy: Path) -> None:
     with pytest.raises(ClaimsError) as error:
         load_checks("toy")
     place, claims = f"{toy / 'checks.py'}: taken", toy / "claims.toml"
-    assert str(error.value) == f"{place} checks X-9, which {claims} has not; did you mean 'X-1'?"
+    assert str(error.value) == f"{place} checks X-9, but {claims} has no such claim; did you mean 'X-1"
 
 
 def test_claims_without_checks_py_are_refused(toy: Path) -> None:

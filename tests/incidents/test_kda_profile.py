@@ -139,10 +139,10 @@ def test_the_layer_is_named_in_which_the_card_ends(streamed: Profile) -> None:
     def crossing(capacity: int) -> str:
         return declared._crossing(streamed.reading.stages, capacity)
 
-    assert "are crossed in: layer 2, which finds " in crossing(stages(streamed)["layer 2"].peak_bytes - 1)
-    assert "suffice" in crossing(streamed.peak_bytes)
-    assert "are crossed in: " in crossing(streamed.peak_bytes - 1)
-    assert any(line.startswith("24.00 GiB suffice: ") for line in streamed.conclusions)
+    assert " first in: layer 2, which starts at " in crossing(stages(streamed)["layer 2"].peak_bytes - 1)
+    assert "the step fits in " in crossing(streamed.peak_bytes)
+    assert " first in: " in crossing(streamed.peak_bytes - 1)
+    assert any(line.startswith("the step fits in 24.00 GiB: ") for line in streamed.conclusions)
 
 
 def test_forms_are_compared_by_the_layers_that_fit(streamed: Profile) -> None:

@@ -139,11 +139,11 @@ def test_fp16_has_float32_masters_of_what_trains_alone() -> None:
         (["optimization.mixed_precision=fp17"], "optimization.mixed_precision must be one of fp16, bf16, got 'fp17'"),
         (
             ["optimization.mixed_precision=fp16", "training.precision=bfloat16"],
-            "optimization.mixed_precision is fp16, and training.precision bfloat16: give one of them",
+            "optimization.mixed_precision fp16 contradicts training.precision bfloat16: give one of them",
         ),
         (
             ["optimization.use_cpu_offload=true", "model.form=naive"],
-            "model.form is naive, and optimization.use_cpu_offload and use_8bit choose the form themselves",
+            "optimization.use_cpu_offload and use_8bit choose the form: model.form must be auto with them, got naive",
         ),
         (["model.converted_layers=5"], "converted_layers 5 from layer 0 on: tiny_llama has 4 layers"),
         (["model.first_converted=3"], "converted_layers 2 from layer 3 on: tiny_llama has 4 layers"),
@@ -161,8 +161,8 @@ def test_8_bits_are_not_for_a_cpu() -> None:
     with pytest.raises(UsageError) as refused:
         Run(incident, tiny("optimization.use_8bit=true"), ALONE)
     assert str(refused.value) == (
-        "optimization.use_8bit is for a GPU, whose memory 8-bit weights save; the run is on the CPU: "
-        "set optimization.use_8bit=false, or training.device=cuda where there is a GPU"
+        "optimization.use_8bit needs a GPU, and the run is on the CPU: "
+        "set optimization.use_8bit=false, or training.device=cuda if there is a GPU"
     )
 
 

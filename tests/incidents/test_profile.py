@@ -358,7 +358,9 @@ def test_a_world_of_no_ranks_is_refused() -> None:
 
 
 def test_a_rank_without_the_others_is_simulated_only() -> None:
-    with pytest.raises(UsageError, match="world_size 2 is one rank without the others: use the simulated meter"):
+    with pytest.raises(
+        UsageError, match="only the simulated meter can measure one rank of 2 without the others: use it"
+    ):
         tiny_profile(world_size=2, meter="cuda")
     with pytest.raises(UsageError, match="nvml samples a process and sees no stages"):
         tiny_profile(meter="nvml")

@@ -175,9 +175,9 @@ def _crossing(stages: tuple[Stage, ...], capacity: int) -> str:
     over = next((stage for stage in stages if stage.peak_bytes > capacity), None)
     if over is None:
         highest = max(stage.peak_bytes for stage in stages)
-        return f"{format_bytes(capacity)} suffice: {format_bytes(highest)} at the highest"
-    found = format_bytes(over.start_bytes)
-    return f"{format_bytes(capacity)} are crossed in: {over.name}, which finds {found} there already"
+        return f"the step fits in {format_bytes(capacity)}: its peak is {format_bytes(highest)}"
+    start = format_bytes(over.start_bytes)
+    return f"the step exceeds {format_bytes(capacity)} first in: {over.name}, which starts at {start}"
 
 
 def _compared(measured: Measured) -> Iterator[str]:

@@ -255,17 +255,17 @@ def _conclusions(measured: Measured) -> Iterator[str]:
     highest = max(own, key=lambda place: measured.reading.stages[place].peak_bytes)
     peak = measured.reading.stages[highest].peak_bytes
     if measured.config.model.size != REPORT_SIZE:
-        yield f"{format_bytes(peak)} at the highest"
+        yield f"the peak is {format_bytes(peak)}"
     elif measured.world_size == 1:
-        fits = "fits" if peak <= REPORT_CAPACITY_BYTES else "does not fit"
-        yield f"{format_bytes(peak)} at the highest; the report's {format_bytes(REPORT_CAPACITY_BYTES)}: {fits}"
+        fits = "fits in" if peak <= REPORT_CAPACITY_BYTES else "does not fit in"
+        yield f"the peak of {format_bytes(peak)} {fits} the report's {format_bytes(REPORT_CAPACITY_BYTES)}"
     else:
         kinds, _ = measured.held_at_peaks()[highest]
         share = sum(kinds[kind] for kind in (PARAMETERS, GRADIENTS, STATES))
         yield (
-            f"{format_bytes(peak)} at the highest on each of {measured.world_size} ranks: {format_bytes(share)} "
-            f"are its share of parameters, gradients and states, {format_bytes(peak - share)} are whole on every rank. "
-            "The report's 68 GB do not become 34 by a second GPU (LOG-39, LOG-44)"
+            f"the peak on each of {measured.world_size} ranks is {format_bytes(peak)}: {format_bytes(share)} are its "
+            f"share of parameters, gradients and states, {format_bytes(peak - share)} are whole on every rank. "
+            "A second GPU does not halve the report's 68 GB (LOG-39, LOG-44)"
         )
 
 

@@ -46,7 +46,7 @@ class Conversion:
         """Put the original projections back and remove the hooks. The trained parameters stay in ``layers``."""
         for parts, layer in zip(self._parts, self.layers, strict=True):
             if parts.base is not layer:
-                raise UsageError("this conversion is undone already, or the model was changed after it")
+                raise UsageError("this conversion was undone already, or the model was changed after it")
         for parts, layer, hook in zip(self._parts, self.layers, self._hooks, strict=True):
             setattr(parts.feed_forward, parts.projection, layer.base)
             hook.remove()
@@ -80,7 +80,7 @@ def convert(
     parts = decoder[first : first + num_layers]
     for place, one in enumerate(parts, first):
         if isinstance(one.base, NptLinear):
-            raise UsageError(f"layer {place} is converted already: undo that conversion first")
+            raise UsageError(f"layer {place} was converted already: undo that conversion first")
     layers = tuple(
         NptLinear(one.base, rank, modulation=modulation, form=form, drops_attention=drops_attention) for one in parts
     )

@@ -73,14 +73,14 @@ def _resolved(config: RunConfig) -> RunConfig:
     optimization, form, precision = config.optimization, config.model.form, config.training.precision
     if form != "auto" and (optimization.use_cpu_offload or optimization.use_8bit):
         raise UsageError(
-            f"model.form is {form}, and optimization.use_cpu_offload and use_8bit choose the form themselves"
+            f"optimization.use_cpu_offload and use_8bit choose the form: model.form must be auto with them, got {form}"
         )
     if optimization.mixed_precision is None:
         return config
     wanted = PRECISION_OF[optimization.mixed_precision]
     if precision not in ("float32", wanted):
         raise UsageError(
-            f"optimization.mixed_precision is {optimization.mixed_precision}, and training.precision {precision}: "
+            f"optimization.mixed_precision {optimization.mixed_precision} contradicts training.precision {precision}: "
             "give one of them"
         )
     return config.replaced({"training.precision": wanted})
@@ -89,8 +89,8 @@ def _resolved(config: RunConfig) -> RunConfig:
 def _require_device(config: RunConfig, device: torch.device) -> None:
     if config.optimization.use_8bit and device.type == "cpu":
         raise UsageError(
-            "optimization.use_8bit is for a GPU, whose memory 8-bit weights save; the run is on the CPU: "
-            "set optimization.use_8bit=false, or training.device=cuda where there is a GPU"
+            "optimization.use_8bit needs a GPU, and the run is on the CPU: "
+            "set optimization.use_8bit=false, or training.device=cuda if there is a GPU"
         )
 
 

@@ -113,7 +113,7 @@ def report_breakdown(config: RunConfig) -> list[tuple[str, str, int, str]]:
         ("Adam's states", "608 MB", of.adam_states, "PYT-33"),
         ("activations", "~2 GB", of.activations, "PYT-34"),
         ("logits, three copies", "not counted", of.logits, "PYT-44"),
-        ("at the highest", "~3.2 GB", of.peak, "PYT-35"),
+        ("peak", "~3.2 GB", of.peak, "PYT-35"),
     ]
 
 

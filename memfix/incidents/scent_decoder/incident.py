@@ -87,7 +87,7 @@ RUNS = (
 def _conclusions(measured: Measured) -> Iterator[str]:
     peak, capacity = measured.peak_bytes, measured.capacity_bytes
     fits = "fits in" if peak <= capacity else "does not fit in"
-    yield f"{format_bytes(peak)} at the highest: {fits} {format_bytes(capacity)}"
+    yield f"the peak of {format_bytes(peak)} {fits} {format_bytes(capacity)}"
 
 
 incident = Incident(

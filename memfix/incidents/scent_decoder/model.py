@@ -77,9 +77,7 @@ class ModelConfig:
         if self.latent_edge**2 != self.latent_tokens:
             raise ValueError(f"latent_tokens must be a square number, got {self.latent_tokens}")
         if self.query_chunk is not None and self.decoder == SELF and self.attention not in ("auto", "query_chunks"):
-            raise ValueError(
-                f"query_chunk is for attention query_chunks in decoder self, and attention is {self.attention}"
-            )
+            raise ValueError(f"query_chunk in decoder self needs attention auto or query_chunks, got {self.attention}")
 
     @property
     def latent_edge(self) -> int:
