@@ -22,7 +22,7 @@ from memfix.incidents.incident import Incident
 from memfix.incidents.judging import decimal
 from memfix.incidents.npt_weight_delta.incident import incident as npt
 from memfix.incidents.npt_weight_delta.model import SIZES
-from memfix.incidents.profile import WORDS, kept_runs, run_columns
+from memfix.incidents.profile import TEXT_COLUMNS, kept_runs, run_columns
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
 from memfix.incidents.pythia_vocabulary.incident import incident as pythia
 from memfix.incidents.pythia_vocabulary.incident import report_breakdown
@@ -247,7 +247,10 @@ def _runs_table(incident: Incident) -> list[str]:
     simulated, real = (kept_runs(incident.runs, file) for file in files)
     runs = [dataclasses.replace(run, kept=real.get(name)) for name, run in simulated.items()]
     columns = run_columns(runs, "simulated", parse_bytes(incident.capacity or 0))
-    lines = [f"| {' | '.join(columns)} |", "|" + "".join("---|" if name in WORDS else "--:|" for name in columns)]
+    lines = [
+        f"| {' | '.join(columns)} |",
+        "|" + "".join("---|" if name in TEXT_COLUMNS else "--:|" for name in columns),
+    ]
     lines += [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
     where = json.loads(files[1].read_text())["surroundings"]
     return [*lines, "", f"{where['gpu']}, torch {where['torch']}, driver {where['driver']}, {where['date'][:10]}."]

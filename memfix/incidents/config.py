@@ -74,7 +74,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class OptimizationConfig:
+class ReportSwitches:
     """The ``optimization`` section. It has no keys of its own; an incident's ``optimization_schema`` adds the switches
     that its report names."""
 
@@ -96,7 +96,7 @@ class RunConfig:
     training: TrainingConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
-    optimization: Any = field(default_factory=OptimizationConfig)
+    optimization: Any = field(default_factory=ReportSwitches)
     name: str = field(default="", compare=False)
     """The name of the config file, without its suffix."""
 

@@ -59,8 +59,8 @@ class Evidence:
         """The values of the names in formulas: the dims of the incident's case, and ``e``, the item size."""
         return self.case.formula_values if self.op else {}
 
-    def bytes(self, formula: str, **dims: int) -> int:
-        """The value of a formula; ``dims`` override the case's: ``bytes("B*T*V*e", T=4096)``."""
+    def evaluate(self, formula: str, **dims: int) -> int:
+        """The value of a formula; ``dims`` override the case's: ``evaluate("B*T*V*e", T=4096)``."""
         return Formula(formula).evaluate({**self.dims, **dims})
 
     # ---------------------------------------------------------------- an op's forms at the incident, simulated

@@ -59,12 +59,12 @@ class CheckResult:
         return NOT_TESTABLE if holds is None else HOLDS if holds else WRONG
 
 
-def result(holds: bool, how: str, **figures: int | str) -> CheckResult:
+def holds_if(holds: bool, how: str, **figures: int | str) -> CheckResult:
     """The result for a claim that holds if ``holds`` is true."""
     return CheckResult(holds, how, figures)
 
 
-def compared(how: str, *numbers: float, **figures: int | str) -> CheckResult:
+def matches_figure(how: str, *numbers: float, **figures: int | str) -> CheckResult:
     """The result for a claim that holds if one of ``numbers`` prints as the claimed figure.
 
     ``numbers`` are bytes for a figure in ``GB``, and ratios for one in ``x``.
@@ -242,8 +242,8 @@ def _without_check(claim: Claim, dims: Mapping[str, int]) -> CheckResult:
         return CheckResult(None, "")
     count, unit = Formula(claim.formula).evaluate(dims), claim.quantity.unit.replace("i", "")
     if unit not in DECIMAL_UNITS:
-        return compared(claim.formula, count, count=count)
-    return compared(claim.formula, count, bytes=count, binary=format_bytes(count), decimal=decimal(count, unit))
+        return matches_figure(claim.formula, count, count=count)
+    return matches_figure(claim.formula, count, bytes=count, binary=format_bytes(count), decimal=decimal(count, unit))
 
 
 def compared_with_record(claim: Claim, found: CheckResult, check: str = "") -> JudgedClaim:

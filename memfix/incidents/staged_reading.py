@@ -66,7 +66,7 @@ def on_first_output(module: torch.nn.Module, function: Callable[[torch.Tensor], 
 
 
 @dataclass(frozen=True)
-class Measured:
+class StagedReading:
     """The reading of a train step by stages, with its run and its meter."""
 
     config: RunConfig
@@ -89,10 +89,10 @@ class Measured:
         return max(one.peak_bytes for one in self.reading.stages if one.name not in self.asides.names)
 
     def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
-        """For each stage, the bytes alive at its peak by kind, and the allocations behind the kind ``REST``."""
+        """For each stage, the bytes alive at its peak by kind, and the allocations behind the kind ``ACTIVATIONS``."""
         timeline = self.reading.timeline
         if timeline is None:
             return [({}, ()) for _ in self.reading.stages]
         kinds, live = Kinds(timeline, self.parameter_bytes), timeline.live_bytes
         peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.stage_spans())
-        return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
+        return [(kinds.at(event), kinds.activations_at(event)) for event in peaks]

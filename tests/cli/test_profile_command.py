@@ -38,7 +38,7 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
     assert lines[0] == (
         "long_context_loss report, tiny, dense, 512 tokens, loss recompute, checkpointed, pure_bfloat16, H200"
     )
-    assert lines[2].split() == ["stage", "at", "its", "end", "peak", "report", "beside", "it"]
+    assert lines[2].split() == ["stage", "at", "its", "end", "peak", "report", "note"]
     data = json.loads((tmp_path / "step.json").read_text())
     assert lines[1].startswith(f"peak of the step: {format_bytes(data['peak_bytes'])}, ")
     assert lines[1].endswith("; fits in 139.80 GiB")

@@ -19,7 +19,7 @@ from memfix.incidents.incident import load_config
 from memfix.incidents.npt_weight_delta.incident import RUNS, incident
 from memfix.incidents.npt_weight_delta.int8_linear import Int8Linear
 from memfix.incidents.npt_weight_delta.model import SIZES, Decoder
-from memfix.incidents.profile import ITSELF, MeasuredRun, ReportedRun, run_columns
+from memfix.incidents.profile import STEP_FAILED_PREFIX, MeasuredRun, ReportedRun, run_columns
 from memfix.incidents.training import Run, train
 from memfix.meters import get_meter
 
@@ -207,8 +207,8 @@ def simulated(run: ReportedRun) -> int:
 
 def test_bytes_grow_in_a_line_with_the_converted_layers() -> None:
     all_layers = ("model.converted_layers=4", "model.form=reported", "data.context_length=16")
-    run = ReportedRun("basic", "config.yaml", all_layers, "", "", line_along="model.converted_layers")
-    assert simulated(run) == simulated(dataclasses.replace(run, line_along=None))
+    run = ReportedRun("basic", "config.yaml", all_layers, "", "", linear_in="model.converted_layers")
+    assert simulated(run) == simulated(dataclasses.replace(run, linear_in=None))
 
 
 def test_a_simulation_has_two_forwards_for_any_number() -> None:
@@ -227,7 +227,7 @@ def _tiny_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def later_step_bytes(of: Any, config: RunConfig, *_: Any) -> int:
         if config.model.form == "naive":
-            raise MeasurementError(f"{ITSELF}out of memory")
+            raise MeasurementError(f"{STEP_FAILED_PREFIX}out of memory")
         return 5
 
     monkeypatch.setattr(profile_step, "later_step_bytes", later_step_bytes)

@@ -35,13 +35,13 @@ from memfix.incidents.long_context_loss.model import (
 )
 from memfix.incidents.measured_step import MeasurableStep
 from memfix.incidents.profile import (
+    ACTIVATIONS,
     BACKWARD,
     GRADIENTS,
     LATER_FORWARDS,
     LATER_STEP,
     OPTIMIZER,
     PARAMETERS,
-    REST,
     STATES,
     Profile,
     Row,
@@ -135,7 +135,7 @@ def test_gradients_and_states_are_told_from_activations(tiny: Profile) -> None:
     assert found[LATER_STEP].kinds[STATES] == at_the_end[STATES]
     for row in tiny.rows:
         assert sum(row.kinds.values()) == row.stage.peak_bytes
-        assert sum(allocation.bytes for allocation in row.rest) == row.kinds[REST]
+        assert sum(allocation.bytes for allocation in row.activations) == row.kinds[ACTIVATIONS]
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_a_rank_of_two_holds_half_of_the_model_and_all_of_the_activations(tiny: 
     for kind in (PARAMETERS, GRADIENTS):
         assert half[OPTIMIZER].kinds[kind] == alone[OPTIMIZER].kinds[kind] / 2
     # nothing as large as the whole model, only what is being unpacked for one kernel
-    assert half[OPTIMIZER].kinds[REST] < half[OPTIMIZER].kinds[PARAMETERS] / 4
+    assert half[OPTIMIZER].kinds[ACTIVATIONS] < half[OPTIMIZER].kinds[PARAMETERS] / 4
     assert half[OPTIMIZER].stage.peak_bytes < alone[OPTIMIZER].stage.peak_bytes
     # what each layer leaves for backward is whole: its input
     assert half[OTHER_LAYERS].stage.added_bytes == alone[OTHER_LAYERS].stage.added_bytes
-    assert half[LATER_STEP].kinds[REST] >= alone[LATER_STEP].kinds[REST]
+    assert half[LATER_STEP].kinds[ACTIVATIONS] >= alone[LATER_STEP].kinds[ACTIVATIONS]
     assert half[LATER_STEP].stage.peak_bytes > alone[LATER_STEP].stage.peak_bytes / 2
     assert not ASIDES & half.keys()
     assert sharded.reading.exact  # FSDP2's packing was held against an H200
@@ -333,7 +333,7 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
 
 
 def test_figures_of_the_report_stand_beside_its_own_step_only(tiny: Profile) -> None:
-    assert all(row.beside is None for row in tiny.rows)
+    assert all(row.reported is None for row in tiny.rows)
 
     def is_its_own(*overrides: str, world_size: int = 1) -> bool:
         return is_of_the_report(load_config(incident, incident.config, overrides), world_size)

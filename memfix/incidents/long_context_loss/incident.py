@@ -27,9 +27,9 @@ from ...units import GiB, format_bytes
 from ..config import RunConfig
 from ..decoder_parts import FeedForward
 from ..incident import Growth, Incident, Say
-from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, Beside
+from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, ReportedFigure
 from ..schema import setting
-from ..staged_reading import Asides, Measured, on_first_output
+from ..staged_reading import Asides, StagedReading, on_first_output
 from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
 from ..step import Precision
 from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
@@ -211,7 +211,7 @@ def is_of_the_report(config: RunConfig, world_size: int = 1) -> bool:
     return step == (REPORT_SIZE, 131_072, 1, "pure_bfloat16", 1)
 
 
-def _beside(measured: Measured) -> Mapping[str, Beside]:
+def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for each stage and why ours differs. Figures in the sentences are measured, not quoted."""
     if not is_of_the_report(measured.config, measured.world_size):
         return {}
@@ -222,19 +222,23 @@ def _beside(measured: Measured) -> Mapping[str, Beside]:
     of_which = f"{format_bytes(feed_forward)} of {added[WHOLE_LAYER]} are" if feed_forward else "most of it is"
     both = format_bytes(measured.parameter_bytes + stages[ROPE_TABLES].added_bytes)
     return {
-        PARAMETERS: Beside("8.72 GB", f"it counts a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"),
-        ROPE_TABLES: Beside("8.72 GB", f"{both} without our tokens and table; its GB are GiB", "LOG-29"),
-        EMBEDDING: Beside("9.35 GB", f"the same tables; hidden states are {added[EMBEDDING]} in both", "LOG-31"),
-        WHOLE_LAYER: Beside("25.87 GB", f"{of_which} the feed-forward's", "LOG-34"),
-        LOGITS: Beside("62.97 GB", f"25.87 and logits of {added[LOGITS]}, called layer activations", "LOG-33"),
-        STANDARD: Beside("OOM (111 GB)", "the loss alone, in a column of totals", "LOG-35"),
-        REPORTED: Beside("~66 GB", f"without gradients; with them {added[REPORTED]} stay", "LOG-36, LOG-37"),
-        BACKWARD: Beside("60-90 GB", f"reached only with a loss that is held; {peaks[BACKWARD]} without", "LOG-38"),
-        OPTIMIZER: Beside("-", "the report counts no gradients and no states of AdamW", "LOG-46"),
+        PARAMETERS: ReportedFigure("8.72 GB", f"it counts a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"),
+        ROPE_TABLES: ReportedFigure("8.72 GB", f"{both} without our tokens and table; its GB are GiB", "LOG-29"),
+        EMBEDDING: ReportedFigure(
+            "9.35 GB", f"the same tables; hidden states are {added[EMBEDDING]} in both", "LOG-31"
+        ),
+        WHOLE_LAYER: ReportedFigure("25.87 GB", f"{of_which} the feed-forward's", "LOG-34"),
+        LOGITS: ReportedFigure("62.97 GB", f"25.87 and logits of {added[LOGITS]}, called layer activations", "LOG-33"),
+        STANDARD: ReportedFigure("OOM (111 GB)", "the loss alone, in a column of totals", "LOG-35"),
+        REPORTED: ReportedFigure("~66 GB", f"without gradients; with them {added[REPORTED]} stay", "LOG-36, LOG-37"),
+        BACKWARD: ReportedFigure(
+            "60-90 GB", f"reached only with a loss that is held; {peaks[BACKWARD]} without", "LOG-38"
+        ),
+        OPTIMIZER: ReportedFigure("-", "the report counts no gradients and no states of AdamW", "LOG-46"),
     }
 
 
-def _feed_forward_bytes(measured: Measured) -> int | None:
+def _feed_forward_bytes(measured: StagedReading) -> int | None:
     """The bytes alive at the end of ``WHOLE_LAYER`` that the feed-forward allocated; None without a timeline."""
     timeline = measured.reading.timeline
     if timeline is None:
@@ -249,7 +253,7 @@ def _feed_forward_bytes(measured: Measured) -> int | None:
     )  # fmt: skip
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     """The highest peak, and whether it fits, in one sentence."""
     own = [place for place, one in enumerate(measured.reading.stages) if one.name not in measured.asides.names]
     highest = max(own, key=lambda place: measured.reading.stages[place].peak_bytes)
@@ -287,6 +291,6 @@ incident = Incident(
     stand_ins=_stand_ins,
     warm_up=lambda batch: tuple(tensor_BT1[:, : WARMUP_TOKENS + 1] for tensor_BT1 in batch),
     asides=_asides,
-    beside=_beside,
+    reported_figures=_reported_figures,
     conclusions=_conclusions,
 )

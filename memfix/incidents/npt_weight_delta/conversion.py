@@ -70,7 +70,7 @@ def convert(
     attention acts through the weight alone, as published. Without it, the output of attention is also added to the
     hidden states, and the converted model starts with the results of the original one.
     """
-    decoder = decoder_parts(model)
+    decoder = layer_parts_of(model)
     require_at_least_one("num_layers", num_layers)
     first = len(decoder) - num_layers if first_layer is None else require_int("first_layer", first_layer, at_least=0)
     if not 0 <= first <= len(decoder) - num_layers:
@@ -93,7 +93,7 @@ def convert(
     return Conversion(layers, parts, hooks, frozen)
 
 
-def decoder_parts(model: nn.Module) -> tuple[LayerParts, ...]:
+def layer_parts_of(model: nn.Module) -> tuple[LayerParts, ...]:
     """The layers of a decoder: those of the first ModuleList in which all have an attention and a feed-forward."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module):

@@ -9,11 +9,11 @@ import torch
 
 from ...errors import UsageError
 from ...units import format_bytes
-from ..config import OptimizationConfig, RunConfig
+from ..config import ReportSwitches, RunConfig
 from ..incident import Growth, Incident
 from ..profile import ReportedRun
 from ..schema import setting
-from ..staged_reading import Measured
+from ..staged_reading import StagedReading
 from ..tokens import TokenData, num_token_targets, token_batches
 from .conversion import convert
 from .int8_linear import description, make_8bit
@@ -56,7 +56,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class NptOptimization(OptimizationConfig):
+class NptSwitches(ReportSwitches):
     """The ``optimization`` section, with the report's names."""
 
     use_cpu_offload: bool = setting(False, about="compute the low-rank change of the weight on the CPU")
@@ -134,7 +134,7 @@ RUNS = (
         ("model.form=reported",),
         "~79 GB, fails",
         "NPT-28",
-        line_along="model.converted_layers",
+        linear_in="model.converted_layers",
     ),
     ReportedRun("product of low rank", "config.yaml", (), "", "NPT-21"),
     ReportedRun("+ CPU offload", "config.yaml", (_OFFLOAD,), "~78 GB", "NPT-28"),
@@ -145,7 +145,7 @@ RUNS = (
 )
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     peak, capacity = measured.peak_bytes, measured.capacity_bytes
     yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
 
@@ -154,7 +154,7 @@ incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
     data_schema=TokenData,
-    optimization_schema=NptOptimization,
+    optimization_schema=NptSwitches,
     resolved=_resolved,
     require_device=_require_device,
     build=_build,

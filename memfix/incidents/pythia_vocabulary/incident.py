@@ -18,8 +18,8 @@ from ..config import RunConfig
 from ..examples import Examples
 from ..incident import Growth, Incident
 from ..judging import decimal
-from ..profile import OPTIMIZER, PARAMETERS, Beside
-from ..staged_reading import Asides, Measured, on_first_output
+from ..profile import OPTIMIZER, PARAMETERS, ReportedFigure
+from ..staged_reading import Asides, StagedReading, on_first_output
 from ..tokens import TokenBatch, num_token_targets
 from .calculator import breakdown
 from .data import TextData, open_windows
@@ -73,22 +73,22 @@ def is_of_the_report(config: RunConfig) -> bool:
     return shape == (10_000, 6, 512, 32, 128) and config.training.precision == "float32"
 
 
-def _beside(measured: Measured) -> Mapping[str, Beside]:
+def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for each stage and why ours differs. Figures in the sentences are computed, not quoted."""
     if not is_of_the_report(measured.config):
         return {}
     model = measured.config.model
     kept = measured.stages[LOSS].end_bytes - measured.stages[PARAMETERS].end_bytes
     return {
-        PARAMETERS: Beside(
+        PARAMETERS: ReportedFigure(
             "304 MB", f"a layer has {model.layer_params / 1e6:.2f}M parameters, not 11M", "PYT-28, PYT-30"
         ),
-        LOSS: Beside("~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"),
-        OPTIMIZER: Beside("608 MB", "two moments of the right number of parameters", "PYT-33"),
+        LOSS: ReportedFigure("~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"),
+        OPTIMIZER: ReportedFigure("608 MB", "two moments of the right number of parameters", "PYT-33"),
     }
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     config = measured.config
     if is_of_the_report(config):
         yield from _report_rows(config)
@@ -138,6 +138,6 @@ incident = Incident(
     grows=(Growth("training.batch_size", unit="sequences"),),
     describe=_describe,
     asides=_asides,
-    beside=_beside,
+    reported_figures=_reported_figures,
     conclusions=_conclusions,
 )
