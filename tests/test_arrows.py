@@ -25,7 +25,7 @@ FLOORS = [
     {"laws"},
     {"formula", "provenance", "orphans", "versions", "cuda_kernels"},
     {"atomic_write"},
-    {"units", "errors"},
+    {"units", "errors", "progress"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NEVER = [

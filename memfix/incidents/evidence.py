@@ -27,10 +27,11 @@ from ..laws import NAIVE, Phase
 from ..meters import get_meter
 from ..meters.base import Reading
 from ..meters.timeline import Buffer, Timeline
+from ..progress import Say, silent
 from ..registry import contracts
 from . import get_incident
 from .config import RunConfig
-from .incident import Incident, Say, load_config, silent
+from .incident import Incident, load_config
 from .judging import NotMeasured
 from .profile import Profile, Row, kept_runs
 from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes

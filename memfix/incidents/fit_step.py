@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ..errors import UsageError, did_you_mean
 from ..fit import DEFAULT_HIGH, MOST_RANKS, Fit, bytes_of_capacity, fit_growing, fit_ranks
 from ..meters.base import Reading
+from ..progress import Say, silent
 from .config import RunConfig
-from .incident import Growth, Incident, Say, silent
+from .incident import Growth, Incident
 from .measured_step import SIMULATED, repeated_reading, stage_meter
 
 WORLD_SIZE = "world_size"

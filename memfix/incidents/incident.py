@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from ..errors import UsageError, did_you_mean
 from ..meters.base import Meter
+from ..progress import Say
 from .config import CheckpointConfig, DataConfig, OptimizerConfig, ReportSwitches, RunConfig, TrainingConfig
 from .examples import Examples
 from .profile import ReportedFigure, ReportedRun
@@ -26,12 +27,6 @@ from .stand_in import StandIns
 
 Batch = Any
 """Tensors in any nesting of tuples, lists and dicts. ``data`` returns them on the CPU."""
-
-Say = Callable[[str], object]
-
-
-def silent(doing: str) -> None:
-    """Ignore a progress message."""
 
 
 def num_examples(batch: Batch) -> int:

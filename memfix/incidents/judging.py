@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ..errors import FormulaError, MemfixError, did_you_mean
 from ..formula import Formula
+from ..progress import Say, silent
 from ..units import format_bytes
 from .claims import (
     DECIMAL_UNITS,
@@ -213,9 +214,7 @@ class JudgedClaim:
         return computed.pop("claim") | computed
 
 
-def judge_claims(
-    claims: Iterable[Claim], checks: IncidentChecks, *, say: Callable[[str], object] = lambda doing: None
-) -> Iterator[JudgedClaim]:
+def judge_claims(claims: Iterable[Claim], checks: IncidentChecks, *, say: Say = silent) -> Iterator[JudgedClaim]:
     """Judge each claim, with one evidence for all checks. ``say`` is called with progress messages."""
     evidence = checks.evidence(say=say)
     for claim in claims:

@@ -10,8 +10,9 @@ from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
 from ..meters.base import Meter, Reading
 from ..meters.stages import listening
+from ..progress import Say, silent
 from .config import RunConfig
-from .incident import Incident, Say, load_config, silent
+from .incident import Incident, load_config
 from .measured_step import SIMULATED, MeasurableStep, gpu_bytes, read_step, repeated_reading, stage_meter
 from .profile import MeasuredRun, Profile, ReportedRun, Row, kept_runs
 from .staged_reading import Asides, StagedReading

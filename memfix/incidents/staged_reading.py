@@ -13,6 +13,7 @@ from ..meters.base import Meter, Reading
 from ..meters.garbage import free_last_gradients
 from ..meters.stages import Stage, stage
 from ..meters.timeline import Allocation
+from ..progress import Say
 from .config import RunConfig
 from .profile import Kinds
 from .stand_in import StandIns
@@ -77,7 +78,7 @@ class StagedReading:
     stand_ins: StandIns | None
     asides: Asides
     meter: Meter
-    say: Callable[[str], object] = field(repr=False)
+    say: Say = field(repr=False)
 
     @property
     def stages(self) -> dict[str, Stage]:

@@ -12,11 +12,12 @@ import torch
 
 from ..errors import MeasurementError, UsageError
 from ..meters.resident import process_peak_bytes
+from ..progress import Say, silent
 from . import checkpoint_file
 from .config import OptimizerConfig, RunConfig
 from .distributed import World
 from .examples import Examples
-from .incident import Batch, Incident, Say, silent
+from .incident import Batch, Incident
 from .loss_scale import LossScale
 from .schema import differences
 from .step import TrainStep, set_options

@@ -9,7 +9,7 @@ from kda_runs import SHRUNKEN
 from memfix.errors import UsageError
 from memfix.incidents.config import RunConfig
 from memfix.incidents.fit_step import fit_step, growth_of
-from memfix.incidents.incident import load_config, silent
+from memfix.incidents.incident import load_config
 from memfix.incidents.kda_transitions import incident as declared
 from memfix.incidents.kda_transitions.incident import incident, is_of_the_report, layer_growth
 from memfix.incidents.measured_step import MeasurableStep
@@ -19,6 +19,7 @@ from memfix.incidents.stand_in import StandIns, kept_inputs
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.stages import Stage, listening
+from memfix.progress import silent
 
 METER = get_meter("simulated")
 # one batch of two sequences, 2 heads of 8: a state is 1 KiB a sequence

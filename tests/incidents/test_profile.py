@@ -11,7 +11,7 @@ import torch.distributed as dist
 from memfix.errors import MeasurementError, UsageError
 from memfix.incidents.config import RunConfig
 from memfix.incidents.decoder_parts import FeedForward
-from memfix.incidents.incident import load_config, silent
+from memfix.incidents.incident import load_config
 from memfix.incidents.long_context_loss import incident as declared
 from memfix.incidents.long_context_loss.incident import (
     LOGITS,
@@ -53,6 +53,7 @@ from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.one_rank import one_rank_of
 from memfix.meters.stages import Stage, listening
+from memfix.progress import silent
 
 T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
 TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", f"data.context_length={T}")

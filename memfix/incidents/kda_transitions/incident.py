@@ -14,10 +14,11 @@ import torch
 from ...fit import Tried
 from ...meters.base import Meter
 from ...meters.stages import Stage
+from ...progress import Say, silent
 from ...units import format_bytes
 from ..config import RunConfig
 from ..decoder_parts import layer_stage
-from ..incident import Growth, Incident, Say, silent
+from ..incident import Growth, Incident
 from ..measured_step import repeated_reading
 from ..profile import ReportedFigure
 from ..schema import setting

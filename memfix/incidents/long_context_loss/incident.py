@@ -23,10 +23,11 @@ from ...meters.stages import stage
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.nsa import nsa
 from ...ops.rope import RotaryEmbedding
+from ...progress import Say
 from ...units import GiB, format_bytes
 from ..config import RunConfig
 from ..decoder_parts import FeedForward
-from ..incident import Growth, Incident, Say
+from ..incident import Growth, Incident
 from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, ReportedFigure
 from ..schema import setting
 from ..staged_reading import Asides, StagedReading, on_first_output
