@@ -31,10 +31,12 @@ from ..progress import Say, silent
 from ..registry import contracts
 from . import get_incident
 from .config import RunConfig
+from .distributed import ALONE_ON_CPU
 from .incident import Incident, load_config
 from .judging import NotMeasured
 from .profile import Profile, Row, kept_runs
 from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes
+from .training import StepReport, train
 
 CASE = "incident"
 
@@ -194,6 +196,12 @@ def raised(function: Callable[..., object], *args: object, **options: object) ->
 
 def default_of(function: Callable[..., object], parameter: str) -> Any:
     return inspect.signature(function).parameters[parameter].default
+
+
+def train_alone(incident: Incident, config: RunConfig) -> list[StepReport]:
+    """Train as ``memfix train`` does, in this process on the CPU, and return the reports of all steps."""
+    with fixed_seed():
+        return list(train(incident, config, ALONE_ON_CPU))
 
 
 @contextlib.contextmanager

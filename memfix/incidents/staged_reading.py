@@ -14,6 +14,7 @@ from ..meters.garbage import free_last_gradients
 from ..meters.stages import Stage, stage
 from ..meters.timeline import Allocation
 from ..progress import Say
+from ..units import format_bytes
 from .config import RunConfig
 from .profile import Kinds
 from .stand_in import StandIns
@@ -88,6 +89,11 @@ class StagedReading:
     def peak_bytes(self) -> int:
         """The highest peak of the step's own stages."""
         return max(one.peak_bytes for one in self.reading.stages if one.name not in self.asides.names)
+
+    @property
+    def peak_sentence(self) -> str:
+        peak, capacity = self.peak_bytes, self.capacity_bytes
+        return f"the peak is {format_bytes(peak)}, {peak / capacity:.1%} of {format_bytes(capacity)}"
 
     def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
         """For each stage, the bytes alive at its peak by kind, and the allocations behind the kind ``ACTIVATIONS``."""

@@ -62,7 +62,7 @@ def test_what_trains_is_a_and_b_of_the_converted_layers(file: str, count: int) -
 
 def test_more_tokens_than_gpt2_has_positions() -> None:
     ids = torch.zeros(1, 65, dtype=torch.int64)
-    with pytest.raises(UsageError, match="65 tokens, and the table of positions has 64"):
+    with pytest.raises(UsageError, match="at most 64 tokens, the rows of the table of positions, got 65: lower data"):
         Decoder(SIZES["tiny_gpt2"])(ids, ids)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from ...errors import UsageError
-from ...units import format_bytes
 from ..config import ReportSwitches, RunConfig
 from ..incident import Growth, Incident
 from ..profile import ReportedRun
 from ..schema import setting
-from ..staged_reading import StagedReading
 from ..tokens import TokenData, num_token_targets, token_batches
 from .conversion import convert
 from .int8_linear import description, make_8bit
@@ -145,11 +142,6 @@ RUNS = (
 )
 
 
-def _conclusions(measured: StagedReading) -> Iterator[str]:
-    peak, capacity = measured.peak_bytes, measured.capacity_bytes
-    yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
-
-
 incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
@@ -173,5 +165,5 @@ incident = Incident(
     warm_up=lambda batch: tuple(tensor_BT[:, :WARMUP_TOKENS] for tensor_BT in batch),
     runs=RUNS,
     num_parameters=lambda config: SIZES[config.model.size].num_parameters,
-    conclusions=_conclusions,
+    conclusions=lambda measured: [measured.peak_sentence],
 )

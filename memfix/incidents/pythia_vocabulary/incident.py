@@ -92,8 +92,7 @@ def _conclusions(measured: StagedReading) -> Iterator[str]:
     config = measured.config
     if is_of_the_report(config):
         yield from _report_rows(config)
-    peak, capacity = measured.peak_bytes, measured.capacity_bytes
-    yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
+    yield measured.peak_sentence
     tried = max(one.peak_bytes for one in measured.reading.stages if one.name in measured.asides.names)
     yield f"{format_bytes(tried)} by one-hot rows of {config.model.vocab_size:,} words, for embedding and loss"
 

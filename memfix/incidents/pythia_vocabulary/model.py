@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...errors import UsageError
 from ...meters.stages import stage
 from ...ops.embedding import embedding
 from ...ops.embedding.contract import contract as embedding_contract
 from ...ops.one_hot_loss import one_hot_loss
 from ...ops.one_hot_loss.contract import contract as one_hot_loss_contract
 from ...ops.rope import RotaryEmbedding
-from ..decoder_parts import init_weights, next_token_loss, run_layers
+from ..decoder_parts import first_positions, init_weights, next_token_loss, run_layers
 from ..schema import setting
 from ..tokens import IGNORED
 from .attention import dense_attention, window_attention
@@ -177,16 +176,11 @@ class Pythia(nn.Module):
         return hidden_BTD
 
     def _embedded(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        weight_VD, num_tokens = self.embedding.weight, ids_BT.shape[-1]
-        x_BTD = (embedding if self.config.embedding_form == GATHER else one_hot_embedding)(ids_BT, weight_VD)
+        embed = embedding if self.config.embedding_form == GATHER else one_hot_embedding
+        x_BTD = embed(ids_BT, self.embedding.weight)
         if self.positions is None:
             return x_BTD
-        if num_tokens > self.config.max_positions:
-            raise UsageError(
-                f"{num_tokens} tokens, and the table of positions has {self.config.max_positions}: "
-                "raise model.max_positions"
-            )
-        return x_BTD + self.positions.weight[:num_tokens]
+        return x_BTD + first_positions(self.positions, ids_BT.shape[-1], "raise model.max_positions")
 
     def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
         hidden_BTD, form = self.hidden_states(ids_BT), self.config.loss_form

@@ -14,11 +14,9 @@ from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
 from ...claims import Claim
 from ...decoder_parts import num_parameters
-from ...distributed import World
-from ...evidence import default_of, fixed_seed, raised
+from ...evidence import default_of, fixed_seed, raised, train_alone
 from ...incident import find_config, load_config
 from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if, sizes
-from ...training import train
 from .. import block as blocks
 from ..block import KDABlock
 from ..chunk_size import RECOMMENDED, validated_chunk_size
@@ -149,8 +147,7 @@ def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
 def training_runs(evidence: Evidence) -> CheckResult:
     """Train a shrunken hn_xs with the loop of ``memfix train``."""
     config = evidence.config(*SHRUNKEN)
-    with fixed_seed():
-        done = len(list(train(incident, config, World(0, 1, torch.device("cpu")))))
+    done = len(train_alone(incident, config))
     return holds_if(done == config.training.steps, "memfix train, shrunken", steps=done)
 
 

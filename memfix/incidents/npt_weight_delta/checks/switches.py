@@ -9,24 +9,23 @@ from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
 from ...claims import Claim
-from ...distributed import World
-from ...evidence import fixed_seed, raised
+from ...distributed import ALONE_ON_CPU
+from ...evidence import fixed_seed, raised, train_alone
 from ...incident import load_config
 from ...judging import METER, ON_CPU, CheckResult, as_expected, check, holds_if, sizes
-from ...training import Run, train
+from ...training import Run
 from ..incident import incident
 from ..int8_linear import Int8Linear, make_8bit
 from ..layer import OFFLOAD, NptLinear
 from ..model import SIZES
 from .evidence import LLAMA_8B, SHRUNKEN, Evidence, drawn, linear, model
 
-ALONE = World(0, 1, torch.device("cpu"))
 OPTIMIZED = "config_optimized.yaml"
 
 
 def _run(evidence: Evidence, *overrides: str, file: str = "") -> Run:
     with fixed_seed():
-        return Run(incident, evidence.config(*SHRUNKEN, *overrides, file=file), ALONE)
+        return Run(incident, evidence.config(*SHRUNKEN, *overrides, file=file), ALONE_ON_CPU)
 
 
 @check("NPT-11")
@@ -151,8 +150,7 @@ def launch(evidence: Evidence) -> CheckResult:
     names = [load_config(incident, name).name for name in ("small", "config_optimized")]
     refused = raised(load_config, incident, "medium")
     config = evidence.config(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small")
-    with fixed_seed():
-        steps = len(list(train(incident, config, ALONE)))
+    steps = len(train_alone(incident, config))
     holds = refused == UsageError.__name__ and steps == 4
     return holds_if(holds, "memfix train, shrunken", names=", ".join(names), unknown=refused)
 
