@@ -173,7 +173,8 @@ class Plugin:
         marker, gpu = item.get_closest_marker("memfix"), item.get_closest_marker("gpu")
         if marker is None and gpu is None:
             return (yield)
-        from .meters.cuda import gpu_beside_others, gpu_to_ourselves, watched_peak
+        from .meters.cuda import watched_peak
+        from .meters.gpu_sharing import gpu_beside_others, gpu_to_ourselves
 
         if marker is None:
             use = "alone" if gpu is None else gpu.kwargs.get("use", "alone")

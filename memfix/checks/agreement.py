@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..meters.base import Meter
-from ..meters.cuda import CudaMeter, gpu_beside_others
+from ..meters.cuda import CudaMeter
+from ..meters.gpu_sharing import gpu_beside_others
 from .finding import Finding
 from .form_call import FormCall
 from .measured import Agreement

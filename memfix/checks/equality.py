@@ -18,7 +18,7 @@ import torch
 from ..contract import Contract
 from ..cuda_kernels.emulated import cannot_emulate
 from ..errors import ContractError
-from ..meters.cuda import gpu_beside_others, make_way_on_gpu
+from ..meters.gpu_sharing import gpu_beside_others, make_way_on_gpu
 from .calls import equality_calls
 from .comparing import Unequal, compare, require_same_nans
 from .compiling import compile_ahead

@@ -18,7 +18,7 @@ from ...errors import MeasurementError, MemfixError
 from ...laws import NAIVE
 from ...meters.base import Step
 from ...meters.clock import Race, race, slowed
-from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
+from ...meters.gpu_sharing import gpu_beside_others, gpu_to_ourselves
 from ...orphans import ends_with_parent
 from ...registry import contracts, source_of
 from .import_base import NotAtBase, form_at_base
