@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .checks.outcome import OneMeter, Tools, run_check, run_checks
-from .checks.plan import Check, Found, equality_checks, standing_of, suite_plan
+from .checks.plan import Check, Found, OneMeter, Tools, equality_checks, run_check, run_checks, standing_of, suite_plan
 from .contract import Contract
 from .laws import NAIVE, Phase, SpeedBudget
 
@@ -161,7 +160,7 @@ def _compare_unless_known(contract: Contract, form: str, session: Session) -> No
 
 def _recorded(session: Session, key: tuple[str, str, str, Phase], reading: Reading) -> Sequence[Finding]:
     """The lock's word on a reading, which the session's reports show."""
-    from .checks.phase_bytes import bytes_of
+    from .checks.memory import bytes_of
 
     op, form, case, phase = key
     size = bytes_of(reading, phase)

@@ -10,7 +10,7 @@ from .finding import Finding
 from .form_call import FormCall
 from .measured import Agreement
 from .measuring import measure_phases
-from .phase_bytes import bytes_of, explained
+from .memory import bytes_of, explained
 
 
 def check_agreement(call: FormCall, simulated: Meter) -> Iterator[Finding]:

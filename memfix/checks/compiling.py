@@ -21,8 +21,7 @@ from ..meters.simulated.launches import Launch
 from . import compiling_cuda, compiling_triton
 from .compiling_result import Refused
 from .finding import Finding
-from .form_call import FormCall
-from .inputs import StepOf
+from .form_call import FormCall, StepOf
 from .measured import SharedMemory
 
 _THREADS = 4

@@ -24,8 +24,8 @@ from .comparing import Unequal, compare, require_same_nans
 from .compiling import compile_ahead
 from .draws import smallest_failure
 from .finding import Finding
-from .form_call import FormCall
-from .inputs import Draw, phases_of
+from .form_call import FormCall, phases_of
+from .inputs import Draw
 from .interpreter import CannotInterpret, InterpreterEnded, in_interpreter
 from .interpreter_faults import interpreter_fault
 from .kernel_coverage import WATCH
@@ -163,7 +163,6 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, place: 
         status="fail" if known is None else "pass",
         message=f"{draw.case.dtype}: {first}" + (f" (known unequal: {known})" if known else ""),
         details=(f"  {'' if reason else 'smallest '}call found: {draw.spelled()}", *(f"  {line}" for line in more[:7])),
-        reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}"
-        + (" --device cuda" if place == "cuda" else ""),
+        reproduce=FormCall(contract, form, draw).command + (" --device cuda" if place == "cuda" else ""),
         known="not equal" if known else "",
     )

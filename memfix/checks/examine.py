@@ -12,8 +12,19 @@ from ..laws import NAIVE, Phase
 from ..meters.base import Meter, Reading
 from .effort import Effort
 from .finding import Finding
-from .outcome import OneMeter, Say, run_checks
-from .plan import LAWS, Check, Found, gate_plan, meter_of, no_memory_passes, place_of, standing_of
+from .plan import (
+    LAWS,
+    Check,
+    Found,
+    OneMeter,
+    Say,
+    gate_plan,
+    meter_of,
+    no_memory_passes,
+    place_of,
+    run_checks,
+    standing_of,
+)
 
 if TYPE_CHECKING:
     from .inputs import Draw
@@ -53,9 +64,9 @@ def examine_call(
     contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str
 ) -> Iterator[Finding]:
     """Check equality and every budget without a case at one call. No budget passes for a form that is unequal there."""
+    from .drawn_budgets import measure_and_judge
     from .equality import check_equality_at
     from .form_call import FormCall
-    from .memory import measure_and_judge
 
     meter = meter_of(contract, meter)
     for form in forms:

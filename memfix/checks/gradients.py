@@ -17,13 +17,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..laws import NAIVE
 from .comparing import Unequal, same_bits
 from .form_call import FormCall, Tensors
-from .inputs import Draw, laid_out
+from .inputs import Draw
+from .values import laid_out
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Gradients = dict[str, torch.Tensor | None]
 _SEED = 1000
+_REFUSALS = ("second derivative", "differentiate twice")
+"""What a refusal says where it does not name the op; the second are torch's words for ``once_differentiable``."""
 
 
 def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensors, change: Change) -> Gradients:
@@ -36,7 +40,7 @@ def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensor
         try:
             return _second_derivatives(differentiable, wanted, call.draw, change)
         except RuntimeError as error:
-            if not call.may_refuse_second_derivative(error):
+            if not _may_refuse_second_derivative(call, error):
                 raise
             return {}
     found: Gradients = {}
@@ -44,7 +48,7 @@ def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensor
         try:
             _backward(outputs, call.draw, number, change, is_last=number + 1 == call.num_backwards)
         except RuntimeError as error:
-            if not call.may_refuse_backward(number, error):
+            if not _may_refuse_backward(call, number, error):
                 raise
             break
         found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
@@ -85,6 +89,17 @@ def _second_derivatives(outputs: Sequence[torch.Tensor], wanted: Tensors, draw: 
     arriving = [gradient for gradient in upstream_gradients(again, draw, 1) if gradient is not None]
     second = torch.autograd.grad(again, list(named.values()), arriving, allow_unused=True)
     return found | dict(zip(named, second, strict=True))
+
+
+def _may_refuse_backward(call: FormCall, number: int, error: RuntimeError) -> bool:
+    """A form may refuse a second backward by the name of the op, unless its contract says that it repeats it."""
+    contract = call.contract
+    return number > 0 and not contract.repeats_backward_of(call.form) and contract.name in str(error)
+
+
+def _may_refuse_second_derivative(call: FormCall, error: RuntimeError) -> bool:
+    """A form may, in words. Naive may have none that torch knows: then there is nothing to compare with."""
+    return call.form == NAIVE or any(words in str(error) for words in (call.contract.name, *_REFUSALS))
 
 
 # ---------------------------------------------------------------- what arrives

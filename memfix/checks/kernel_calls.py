@@ -19,8 +19,8 @@ import torch
 
 from ..contract import Contract
 from .draws import Drawn, Options, equality_draws, made, options_of, options_taken, pairs, usual_draws
-from .form_call import FormCall
-from .inputs import Draw, output_tensors
+from .form_call import FormCall, output_tensors
+from .inputs import Draw
 from .lowered import lowered_constants
 
 Kernels = frozenset[str]

@@ -13,8 +13,8 @@ from .finding import Finding, Status
 from .form_call import FormCall
 from .inputs import Draw
 from .measured import Growth
-from .measuring import measure_phases, with_lines
-from .phase_bytes import bytes_of
+from .measuring import measure_phases
+from .memory import bytes_of, with_lines
 
 TOLERATED_EXCESS = 0.05
 

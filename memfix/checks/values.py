@@ -16,12 +16,28 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import Case, FromFunction, Integers, LogUniform, Mask, Normal, Pattern, TensorSpec, Uniform
+from ..contract import (
+    Cuts,
+    FromFunction,
+    Integers,
+    Layout,
+    LogUniform,
+    Mask,
+    Normal,
+    ObjectSpec,
+    Pattern,
+    TensorSpec,
+    Uniform,
+)
 from ..errors import ContractError
+
+if TYPE_CHECKING:
+    from .inputs import Draw
 
 _SHARE_OF_A_MASK = 0.3
 _SMALL = 1 / 32  # the size of small rows
@@ -32,17 +48,36 @@ _INTEGER_POWER = 4  # of 50 values the first then comes up in 4 of 10 places
 _MOST_COMPARED = 1 << 20  # elements of a function's values that are made twice, to see whether they are the same
 
 
-def make_values(
-    spec: TensorSpec,
-    case: Case,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-    *,
-    share: float | None,
-    magnitude: float,
-    pattern: Pattern,
-) -> torch.Tensor:
+def make_input(spec: TensorSpec, draw: Draw, device: str, generator: torch.Generator | None) -> Any:
+    """One input of a call. Without a ``generator`` its values are left as they are, other than those of ``Cuts``."""
+    if isinstance(spec, ObjectSpec):
+        return spec.made(draw.case.dims, draw.seed)
+    layout, size = draw.layouts.get(spec.name, "contiguous"), spec.size(draw.case.dims)
+    dtype = getattr(torch, draw.dtypes.get(spec.name) or spec.dtype_at(draw.case))
+    if isinstance(spec.values, Cuts):
+        with _disable_current_modes():
+            cuts = _cuts(size[0], draw.case.dims[spec.values.dim], draw.seed)
+            return laid_out(size, dtype, "cpu", layout).copy_(cuts)
+    tensor = laid_out(size, dtype, device, layout)
+    if generator is not None:
+        tensor.copy_(make_values(spec, draw, dtype, generator))
+        if spec.name == draw.spoiled and tensor.numel():
+            (tensor.select(-1, draw.seed % tensor.shape[-1]) if tensor.dim() else tensor).fill_(torch.nan)
+    return tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
+
+
+def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device, layout: Layout) -> torch.Tensor:
+    """An empty tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
+    if layout == "transposed" and len(size) > 1:
+        return torch.empty(size[::-1], dtype=dtype, device=device).permute(*range(len(size))[::-1])
+    if layout == "strided" and size:
+        return torch.empty((*size[:-1], 2 * size[-1] + 1), dtype=dtype, device=device)[..., 1::2]
+    return torch.empty(size, dtype=dtype, device=device)
+
+
+def make_values(spec: TensorSpec, draw: Draw, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """The elements of an input, as ``TensorSpec`` and ``Draw`` say; floating ones still to be rounded to ``dtype``."""
+    case, share, pattern = draw.case, draw.share, draw.patterns.get(spec.name, "even")
     size = spec.size(case.dims)
     made: dict[str, Any] = {"generator": generator, "device": generator.device}
     chance = torch.rand(size, **made)
@@ -56,7 +91,7 @@ def make_values(
         tensor = _from_function(spec, values, size, own, case.dims, dtype).to(generator.device)
     else:
         made["dtype"] = torch.float64 if dtype == torch.float64 else torch.float32
-        tensor = _floats(values, case.dims, size, made, magnitude, pattern)
+        tensor = _floats(values, case.dims, size, made, draw.magnitude, pattern)
         if pattern == "alike":
             tensor = _alike(tensor, _ROUNDINGS_APART * torch.finfo(dtype).eps)
     if spec.sometimes is not None:
@@ -65,7 +100,7 @@ def make_values(
     return tensor
 
 
-def make_cuts(number: int, total: int, seed: int) -> torch.Tensor:
+def _cuts(number: int, total: int, seed: int) -> torch.Tensor:
     """``number`` sorted integers from 0 to ``total``."""
     generator = torch.Generator("cpu").manual_seed(seed)
     inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values

@@ -10,7 +10,7 @@ from typing import Any
 from ..checks.examine import Examination
 from ..checks.finding import Finding, Status, exit_code_of
 from ..checks.measured import Bytes
-from ..checks.phase_bytes import bytes_of, explained
+from ..checks.memory import bytes_of, explained
 from ..errors import EXIT_PASS, EXIT_REGRESSION
 from ..meters.base import Reading
 from ..meters.difference import Change, changes

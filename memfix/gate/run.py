@@ -9,7 +9,7 @@ from pathlib import Path
 from ..checks.effort import Effort
 from ..checks.examine import Examination
 from ..checks.finding import Finding
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import LockConflict
 from ..meters import usable_meter

@@ -15,8 +15,7 @@ from typing import Any
 from ..checks.effort import Effort
 from ..checks.examine import Examination, put_together
 from ..checks.finding import Finding
-from ..checks.outcome import OneMeter, run_checks
-from ..checks.plan import gate_plan
+from ..checks.plan import OneMeter, gate_plan, run_checks
 from ..contract import Contract
 from ..laws import NAIVE
 from ..meters.base import Meter, Reading

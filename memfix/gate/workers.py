@@ -16,8 +16,7 @@ from ..checks.children import StartMethod, start_method, start_worker, take_one_
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import Examination, examine, put_together
 from ..checks.interpreter import start_interpreter
-from ..checks.outcome import OneMeter, Say, run_check, run_checks
-from ..checks.plan import Check, Found, gate_plan, is_due
+from ..checks.plan import Check, Found, OneMeter, Say, gate_plan, is_due, run_check, run_checks
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..meters import get_meter

@@ -16,9 +16,9 @@ from memfix.checks import compiling_triton
 from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
 from memfix.checks.finding import Finding
-from memfix.checks.inputs import Draw, StepOf
-from memfix.checks.outcome import OneMeter, run_check
-from memfix.checks.plan import gate_plan
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw
+from memfix.checks.plan import OneMeter, gate_plan, run_check
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu
@@ -225,7 +225,8 @@ def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 INTERPRETING = """
 from memfix.checks.compiling import check_compiles, compile_ahead
-from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu

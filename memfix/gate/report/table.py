@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...checks.finding import Finding
 from ...checks.measured import Bytes, Ratio
-from ...checks.phase_bytes import bytes_of
+from ...checks.memory import bytes_of
 from ...laws import NAIVE, Phase
 from ...units import format_bytes
 from ..judge import Verdict, not_run

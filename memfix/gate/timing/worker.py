@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...checks.children import take_one_core
-from ...checks.inputs import Draw, StepOf
+from ...checks.form_call import StepOf
+from ...checks.inputs import Draw
 from ...contract import Contract
 from ...errors import MeasurementError, MemfixError
 from ...laws import NAIVE
