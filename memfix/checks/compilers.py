@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """``said`` in the compiler's own words, and the ``line`` where it names one."""
+    """A compiler refused a kernel. ``said`` is its message, ``line`` the line that it names, if any."""
 
     def __init__(self, said: str, line: Line | None = None) -> None:
         super().__init__(said)
@@ -42,7 +42,7 @@ def no_triton_compiler() -> str | None:
 
 
 def compile_for(gpu: GPU, launch: Launch) -> tuple[str, int]:
-    """The hash or the name of the kernel that a launch needs, and its shared memory. Raises ``Refused``."""
+    """Compile the kernel of a launch; return its hash or name, and its shared memory. Raise ``Refused`` if it fails."""
     if isinstance(launch.kernel, CudaKernel):
         return _compile_cuda(gpu, launch)
     return _compile_triton(gpu, launch)
@@ -86,7 +86,7 @@ def compiling_for(gpu: GPU) -> Iterator[None]:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The error in the function that a kernel calls: Triton raises one for the call from it."""
+    """Return the error in the function that a kernel calls, from which Triton raises one for the call."""
     while hasattr(error.__cause__, "node"):
         assert error.__cause__ is not None
         error = error.__cause__
@@ -111,7 +111,7 @@ def _line_in(function: Any, number: int) -> Line:
 
 # ---------------------------------------------------------------- CUDA
 def _compile_cuda(gpu: GPU, launch: Launch) -> tuple[str, int]:
-    """Shared memory is what the kernel declares, which the compiler limits too, and what the launch asks for."""
+    """The shared memory is what the kernel declares, which the compiler limits too, plus what the launch requests."""
     kernel = launch.kernel
     try:
         binary = compiled.cubin_of(kernel, gpu.capability)

@@ -1,4 +1,4 @@
-"""Kernels compile for the simulated GPU as each case launches them, within the shared memory that a block may take.
+"""Compile kernels for the simulated GPU as each case launches them, and hold them to a block's shared memory.
 
 Triton's interpreter runs kernels that its compiler refuses, and a C++ compiler of the host takes functions that a GPU
 does not have; neither limits shared memory. So a kernel can be equal on every CPU and fail in the first step on a GPU.
@@ -35,7 +35,7 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     assert simulation is not None
     gpu = simulation.gpu
     shared_bytes: dict[str, int] = {}
-    """By the hash of the kernel."""
+    """By the hash or the name of the kernel."""
     tuned: dict[str, None] = {}
     missing: dict[str, None] = {}
     if contract.forms[form].is_interpreted and (reason := no_triton_compiler()):
@@ -85,9 +85,9 @@ def _none_compiled(contract: Contract, form: str, gpu: GPU, reason: str) -> Find
 
 
 def compile_ahead(steps: Iterable[StepOf]) -> None:
-    """Compile what steps on the GPU that is there will launch, on several cores. A step on its own compiles in turn.
+    """Compile in several threads what steps on the real GPU will launch. A step itself compiles one kernel at a time.
 
-    What is not foreseen, or does not compile, is left to the step.
+    Launches that are not foreseen, and kernels that do not compile, are left to the step.
     """
     import triton
 
@@ -103,9 +103,9 @@ def compile_ahead(steps: Iterable[StepOf]) -> None:
 
 
 def launches_of(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
-    """Every launch with its case and phase."""
+    """Yield every launch of ``form`` with its case and phase."""
     for case in contract.cases:
         call = FormCall.at_case(contract, form, case)
         for phase in call.phases:
-            if phase != "held":  # train begins with it
+            if phase != "held":  # train runs the same forward
                 yield from ((case, phase, launch) for launch in meter.launches(call.step(phase)))

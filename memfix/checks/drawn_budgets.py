@@ -38,8 +38,8 @@ def readings_for(call: FormCall, budgets: Sequence[Budget], meter: Meter) -> Rea
 
 
 def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:
-    """Judge the budgets without a case, and leaks, at drawn shapes and options. None where the form has no such
-    budget."""
+    """Judge the budgets without a case, and leaks, at drawn shapes and options. Return None where the form has
+    no such budget."""
     budgets = [b for b in contract.budgets if b.form == form and b.case is None and not b.known_broken]
     if not budgets:
         return None
@@ -77,7 +77,8 @@ _ENOUGH_EVENTS = 6_000
 """The limit on simulated events for one form, small shapes first. A form with a loop over tokens can have as many
 events at one large shape as at all others together."""
 _ENOUGH_SECONDS = 5.0
-"""The limit for a meter that really runs the steps: near the incident a step of a slow form takes half a minute."""
+"""The limit for a meter that really runs the steps: at a size near the incident's, a step of a slow form takes half
+a minute."""
 
 
 def _failed_at(call: FormCall, budget: Budget, error: Exception) -> Finding:

@@ -23,8 +23,8 @@ Tensors = Mapping[str, torch.Tensor]
 class FormCall:
     """A form, and the draw that fixes its call.
 
-    In equality checks a quarter of the calls of a dtype come second, after another call of the same shape, so that a
-    cached answer is wrong. Another quarter repeats backward, where the op promises that. Each draw does both, in
+    In equality checks a quarter of a dtype's calls come second: another call of the same shape runs first, so that a
+    cached answer is wrong. Another quarter repeats the backward, where the op promises that. Each draw does both, in
     different dtypes.
     """
 
@@ -45,7 +45,7 @@ class FormCall:
         return phases_of(self.contract)
 
     def step(self, phase: Phase) -> StepOf:
-        """What a meter measures."""
+        """Return what a meter measures: it builds the step of one phase."""
         return StepOf(self.contract, self.form, self.draw, phase)
 
     def finding(self, check: str, status: Status, message: str, phase: Phase | None = None, **more: Any) -> Finding:
@@ -55,7 +55,7 @@ class FormCall:
 
     @property
     def command(self) -> str:
-        """The command that compares and judges this call again."""
+        """The command that checks this call again."""
         return f"memfix check {self.contract.name} --form {self.form} --at {self.draw.spelled()}"
 
     def inputs(self, device: str, *, other: bool = False, values: bool = True) -> dict[str, torch.Tensor]:
@@ -93,12 +93,12 @@ class FormCall:
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:
-    """A contract without gradients has only a forward."""
+    """Return the phases that have a step of their own: without gradients only the forward."""
     return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)
 
 
 def read_to_end(result: Any) -> Any:
-    """The result, or None after an iterator was read as a loop over batches does: an item lives until the next."""
+    """Return the result, or None for an iterator, which is read as a loop would: an item lives until the next."""
     if not isinstance(result, Iterator):
         return result
     for _ in result:
@@ -107,7 +107,7 @@ def read_to_end(result: Any) -> Any:
 
 
 def output_tensors(result: Any) -> list[torch.Tensor]:
-    """A form's result as a list: one tensor, or a tuple of them."""
+    """Return a form's result, a tensor or a tuple of them, as a list."""
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     for output in outputs:
         if not isinstance(output, torch.Tensor):
@@ -118,7 +118,7 @@ def output_tensors(result: Any) -> list[torch.Tensor]:
 # ---------------------------------------------------------------- what a meter measures
 @dataclass(frozen=True)
 class StepOf:
-    """Builds the step that a meter measures: one form, one case, one phase. Plain data, so it travels to a child."""
+    """Builds the step that a meter measures: one form, one case, one phase. Plain data that can be pickled."""
 
     contract: Contract
     form: str
@@ -144,7 +144,7 @@ class StepsOf:
         by_phase = {**steps.by_phase(), "train": steps.first_train}
         for phase in self.phases:
             yield by_phase[phase]
-            steps.drop_upstreams()  # they count as inputs, and so have to live until the step is measured
+            steps.drop_upstreams()  # upstream gradients count as inputs, so they live until the step is measured
 
 
 HELD = "held"
@@ -200,7 +200,7 @@ class _Steps:
             tensor.grad = None
 
     def _state_ranges_of_integers(self) -> None:
-        """State the range from which real integers would be drawn: what follows from it is then no assumption."""
+        """State the range of real integers to the simulation: results that follow from it are then no assumption."""
         from ..meters.simulated.tracking import state_range
 
         draw = self._call.draw

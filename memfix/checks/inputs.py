@@ -22,7 +22,7 @@ MODES: tuple[Mode, ...] = ("plain", "autocast", "twice")
 @dataclass(frozen=True)
 class Draw:
     """A case with everything else that fixes a call: values, their patterns, layouts, frozen inputs, and the gradient
-    that arrives for its results (``upstream.py``).
+    that arrives for its results (``gradients.py``).
 
     ``share`` is the share of elements that a ``sometimes`` value replaces, and of a mask that is True. Without one, as
     at the cases, nothing is replaced: a meter that knows no values and one that does then measure the same step.
@@ -41,12 +41,12 @@ class Draw:
     spoiled: str | None = None
     """An input that has a NaN in every row."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """The dtypes of inputs that do not have their own (``TensorSpec.also_in``)."""
+    """Dtypes of inputs that differ from the declared ones (``TensorSpec.also_in``)."""
     mode: Mode = "plain"
     """``autocast``: the call is made under bfloat16 autocast. ``twice``: its gradients are differentiated again."""
 
     def spelled(self) -> str:
-        """The draw on one line; ``parsed`` reads it back."""
+        """Return the draw as one line, which ``parsed`` reads back."""
         parts = [self.case.spelled(), f"seed={self.seed}"]
         parts += [f"share={self.share:g}"] if self.share is not None else []
         parts += [f"magnitude={self.magnitude:g}"] if self.magnitude != 1 else []
@@ -61,7 +61,7 @@ class Draw:
 
     @staticmethod
     def parsed(contract: Contract, text: str) -> Draw:
-        """The draw that ``--at`` names, as ``spelled`` writes it."""
+        """Read the draw that ``--at`` names, as ``spelled`` writes it."""
         settings: dict[str, Any] = {}
         own: dict[str, Any] = {}
         of_inputs: dict[str, dict[str, Any]] = {"layout": {}, "pattern": {}, "dtype": {}}
@@ -83,7 +83,7 @@ class Draw:
                     frozen.add(value)
                 elif key == "present":
                     present.append(value)
-                elif key == "absent":  # of what a case has
+                elif key == "absent":  # an input that the case has
                     present.remove(value)
                 elif key in _READERS:
                     own[key] = _READERS[key](value)
@@ -110,7 +110,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, Any]:
-    """The inputs by name, without the optional ones that the case leaves out.
+    """Return the inputs by name, without the optional ones that the case leaves out.
 
     Without ``values`` they are only laid out, which is all that a fake device needs. ``Cuts`` have their values either
     way, because shapes follow from them, and lie on the CPU.

@@ -25,8 +25,8 @@ def measure(call: FormCall, phase: Phase, meter: Meter) -> Reading:
 
 
 def measure_case(call: FormCall, meter: Meter) -> tuple[dict[Phase, Reading], dict[Phase, Exception]]:
-    """The reading of every phase, and the error of each that could not be measured. A phase that does not fit the GPU
-    is simulated."""
+    """Return the reading of every phase, and the error of each that could not be measured. A phase that does not fit
+    the GPU is simulated."""
     meter, readings = fitted(meter, call)
     errors: dict[Phase, Exception] = {}
     phases = [phase for phase in call.phases if phase not in readings]
@@ -43,12 +43,13 @@ def measure_case(call: FormCall, meter: Meter) -> tuple[dict[Phase, Reading], di
 
 
 def phases_beside(phases: Sequence[Phase]) -> list[Phase]:
-    """The phases that are read along with ``phases``, without a step of their own; entries of 0 bytes are left out."""
+    """Return the phases that are read along with ``phases``, without a step of their own. Callers drop those of 0
+    bytes."""
     return ["saved", "kept"] if "train" in phases else ["kept"]
 
 
 def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> dict[Phase, Reading]:
-    """A reading for each of ``phases``, which may include ``saved`` and ``kept``.
+    """Return a reading for each of ``phases``, which may include ``saved`` and ``kept``.
 
     The simulated meter runs the phases one after the other on the same inputs, without warm-ups, if the form needs none
     and leaks nothing.
@@ -64,7 +65,7 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
         readings = {phase: measure(call, phase, meter) for phase in in_order}
     if "kept" in phases:
         of_kept = [reading.of_what_is_kept() for reading in readings.values()]
-        # max takes the first of equal ones: it was made in this simulation, so its line is known
+        # of equal readings max takes the first: this simulation made it, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     if "saved" in phases:
         readings["saved"] = _saved_reading(call, like=next(iter(readings.values())))
@@ -72,9 +73,9 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
 
 
 def fitted(meter: Meter, call: FormCall) -> tuple[Meter, dict[Phase, Reading]]:
-    """The meter for the phases that its GPU can hold, and simulated readings of the others.
+    """Return the meter for the phases that fit its GPU, and simulated readings of the others.
 
-    All are tried where a meter takes no memory, and where a step cannot be simulated.
+    All phases are tried where the meter has no capacity, and where a step cannot be simulated.
     """
     capacity = meter.capacity_bytes()
     if capacity is None:
@@ -113,7 +114,7 @@ def _needs_no_warm_up(call: FormCall, meter: Simulation) -> bool:
 def _in_turn(
     call: FormCall, phases: Sequence[Phase], meter: Simulation, *, rounds: int = 1
 ) -> list[dict[Phase, Reading]] | None:
-    """Readings by phase, one dictionary for each round, all on the same inputs.
+    """Return readings by phase, one dictionary for each round, all on the same inputs.
 
     None where a phase cannot be measured; measuring each phase alone then shows which one, and why.
     """
@@ -127,7 +128,7 @@ def _in_turn(
 
 
 def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[Phase, Reading]:
-    """Readings in the order of ``phases``. ``held`` comes from the train step, which marks the end of its forward."""
+    """Order readings by ``phases``. ``held`` comes from the train step, which marks the end of its forward."""
     found: dict[Phase, Reading] = dict(readings)
     train = readings.get("train")
     if train is not None:
@@ -139,7 +140,7 @@ def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[
 
 
 def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> Reading:
-    """The train step's reading up to the end of its forward, with the inputs of ``forward``: no upstream gradient."""
+    """Cut the train step's reading off after its forward. Its inputs are those of ``forward``: no upstream gradient."""
     if forward is not None and forward.timeline is not None:
         inputs = tuple(buffer for buffer in forward.timeline.buffers if not buffer.born)
         made = tuple(buffer for buffer in until_held.buffers if buffer.born)
@@ -158,11 +159,11 @@ def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> R
 
 
 # ---------------------------------------------------------------- inputs that a form keeps for backward
-# They cost nothing in a check, whose caller keeps them too. In a model they are activations that nobody else needs, and
-# keeping one doubles what a layer holds. So a small call is made by a caller that drops its inputs: a form keeps those
-# whose memory is still in use.
+# A saved input costs nothing in a check, whose caller keeps it too. In a model it is an activation that nothing else
+# needs, and saving it doubles what a layer holds. So a small call drops its inputs after the forward: those whose
+# memory is then still in use were saved.
 def _saved_reading(call: FormCall, like: Reading) -> Reading:
-    """A reading of the inputs that a form keeps for backward. Meter, device and all else are those of ``like``."""
+    """Return a reading of the saved inputs. Meter, device and everything else are those of ``like``."""
     case, saved = call.draw.case, _saved_inputs(call)
     rows = []
     for spec in call.contract.inputs:
@@ -180,8 +181,8 @@ _SAVED: dict[tuple[object, ...], list[str]] = {}
 
 
 def _saved_inputs(call: FormCall) -> list[str]:
-    """Inputs whose memory is in use when the forward has ended and the caller has dropped them. Cached: most cases of a
-    form are alike when they are shortened."""
+    """Return the inputs whose memory is in use after the forward, when the caller has dropped them. Cached: most cases
+    of a form become the same call when they are shortened."""
     small = _shortened(call)
     contract = call.contract
     key = (contract.name, contract.function(call.form), tuple(contract.inputs), small.draw.spelled())
@@ -197,7 +198,7 @@ def _measure_saved(small: FormCall) -> list[str]:
         leaves = small.inputs(device, values=False)
 
         def step() -> object:
-            # made by an operator: the graph always holds a leaf, whose gradient it will leave there
+            # results of an operator, because the graph always holds leaves, to which it adds gradients
             tensors = {name: leaf * 1 if leaf.requires_grad else leaf for name, leaf in leaves.items()}
             leaves.clear()
             storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
@@ -213,7 +214,7 @@ def _measure_saved(small: FormCall) -> list[str]:
 
 
 def _shortened(call: FormCall) -> FormCall:
-    """The same call with short axes: a few chunks of two."""
+    """Return the same call with short axes: a few chunks of two."""
     contract, case = call.contract, call.draw.case
     axes = contract.shape_dims()
 

@@ -35,7 +35,7 @@ def forms_needed(budget: Budget) -> list[str]:
 
 
 def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
-    """Is the form within its budget? A reported form whose budget is known to be broken must exceed it."""
+    """Judge one budget. A reported form whose budget is known to be broken must exceed it."""
     reading = readings[budget.form, budget.phase]
     used, limit = bytes_of(reading, budget.phase), limit_of(call, budget, readings)
     within = used < limit + reading.granularity_bytes  # the meter cannot tell smaller differences
@@ -55,7 +55,7 @@ def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
 
 
 def limit_of(call: FormCall, budget: Budget, readings: Readings) -> int:
-    """The budget's limit at this case, in bytes."""
+    """Return the budget's limit at this case, in bytes."""
     if budget.formula is not None:
         return budget.formula.evaluate(call.contract.formula_values(call.draw.case))
     reference, factor = budget.reference, budget.factor
@@ -65,12 +65,12 @@ def limit_of(call: FormCall, budget: Budget, readings: Readings) -> int:
 
 
 def bytes_of(reading: Reading, phase: Phase) -> int:
-    """The bytes that a phase is judged by: what is held after the forward, or the highest peak that is possible."""
+    """Return the bytes that a phase is judged by: those held after the forward, or the highest possible peak."""
     return reading.held_bytes if phase == "held" else reading.highest_bytes
 
 
 def judge_leak(call: FormCall, phase: Phase, reading: Reading) -> Finding | None:
-    """Bytes that stay after the result is dropped are a leak: the next call adds as many."""
+    """Fail a form that leaks: bytes stay after the result is dropped, and the next call adds as many."""
     if reading.leaked_bytes < reading.granularity_bytes:
         return None
     leaked = format_bytes(reading.leaked_bytes)
@@ -79,7 +79,7 @@ def judge_leak(call: FormCall, phase: Phase, reading: Reading) -> Finding | None
 
 
 def judge_kept(call: FormCall, readings: Readings) -> Finding | None:
-    """What a first call keeps for good must have a budget: no later call shows it."""
+    """Fail bytes that a first call keeps for good without a budget: no later call shows them."""
     reading = readings.get((call.form, "kept"))
     budgets = call.contract.budgets_of(call.form, call.draw.case.name)
     if reading is None or not reading.peak_bytes or any(budget.phase == "kept" for budget in budgets):
@@ -96,12 +96,12 @@ def _explained(call: FormCall, phase: Phase, reading: Reading) -> tuple[str, ...
 
 
 def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
-    """The reading with the lines behind its bytes. The host meter looks them up in a measurement of its own."""
+    """Return the reading with source lines. The host meter finds them in a second measurement."""
     return get_meter("host").measure(call.step(phase)) if reading.meter == "host" else reading
 
 
 def explained(reading: Reading, phase: str) -> tuple[str, ...]:
-    """The largest allocations behind a phase's bytes, for the lines below a failure."""
+    """Return the largest allocations behind a phase's bytes, as lines to print below a failure."""
     if phase == "held" and reading.timeline is not None:
         timeline = reading.timeline
         reading = replace(reading, alive_at_peak=timeline.rows_at(timeline.num_events))

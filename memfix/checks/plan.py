@@ -1,16 +1,16 @@
-"""Plan the checks of a contract, and run them: each one asks one thing of one form, by one meter.
+"""Plan the checks of a contract, and run them.
 
-It is decided here alone, for ``memfix gate``, its workers, ``memfix check`` and the tests of ``memfix.suite``:
+It is decided here alone which checks run, for ``memfix gate``, its workers, ``memfix check`` and ``memfix.suite``:
 
 - Kernels are compared on the GPU where there is one; elsewhere Triton's are interpreted, and CUDA's are emulated on the
   CPU. Other forms are compared on the CPU.
-- One dtype in which a form is unequal is enough: the other dtypes would say it again.
+- After one dtype in which a form is unequal, the other dtypes are not compared: they would show the same.
 - A form that is known to be unequal is compared, and its memory is not measured.
-- Cases are measured by the meter that was asked for. A meter that really runs is spared a form that gave a wrong
-  answer; a simulated one measures it, since one and the same line may have made it wrong and large.
+- Cases are measured by the chosen meter. A meter that really runs steps skips a form that gave a wrong answer; a
+  simulated one measures it, since one and the same line may have made it wrong and large.
 - Growth, budgets at drawn shapes and kernels that compile are checked by the simulated meter only: a real GPU need
   not hold shapes that nobody chose, and compiles what it launches.
-- Host memory is measured by the host meter, whichever meter was asked for, also beyond the cases.
+- Host memory is measured by the host meter, whichever meter was chosen, also beyond the cases.
 - No memory of a form passes unless the form was found equal in every dtype.
 
 A check is plain data. ``run_check`` runs any of them, and ``examine.put_together`` judges what they found.
@@ -33,14 +33,14 @@ from .finding import Finding
 Place = Literal["cpu", "cuda", "interpreter"]
 """Where a form runs while it is compared. In the interpreter the tensors are on the CPU."""
 Kind = Literal["equality", "bad input", "memory", "compile", "budget", "scaling", "speed", "agreement"]
-"""As the findings call their check. ``memory`` is what the cases take, and ``budget`` is held at drawn shapes."""
+"""The name of a check in its findings. ``memory`` measures the cases, ``budget`` judges drawn shapes."""
 LAWS: tuple[Kind, ...] = ("compile", "budget", "scaling")
-"""What is checked beyond the cases, by the simulated meter."""
+"""The checks beyond the cases, by the simulated meter."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question about one form. It travels to another process, and it is the key of what was found."""
+    """One check of one form. It can be pickled to another process, and it is the key of its outcome."""
 
     op: str
     kind: Kind
@@ -52,7 +52,7 @@ class Check:
     law: Scaling | SpeedBudget | None = None
 
     def __str__(self) -> str:
-        """What is under way, for people."""
+        """Return the progress message of this check."""
         return f"{self.op}/{self.form}: {self.kind} {self.dtype or self.case or self.bad_input}".rstrip()
 
 
@@ -69,7 +69,7 @@ Say = Callable[[str], None]
 
 
 class Tools(Protocol):
-    """What checks are run with. ``meter`` measures the cases, ``simulated_meter`` the laws beyond them."""
+    """What checks need to run: ``meter`` measures the cases, ``simulated_meter`` the laws beyond them."""
 
     @property
     def effort(self) -> Effort: ...
@@ -81,7 +81,7 @@ class Tools(Protocol):
 
 @dataclass(frozen=True)
 class OneMeter:
-    """Tools for a plan that asks only what this meter can measure."""
+    """Tools for a plan of which one meter can measure everything."""
 
     meter: Meter
     effort: Effort
@@ -95,8 +95,8 @@ class OneMeter:
 def gate_plan(
     contract: Contract, meter: Meter, *, forms: Sequence[str] | None = None, device: str | None = None
 ) -> list[Check]:
-    """Every check of ``forms``, or of all, but those of time. Equality runs on ``device``, or where :func:`place_of`
-    says. Forms come one after the other in each dtype: they are compared at the same calls, for which naive runs once.
+    """Return every check of ``forms``, or of all forms, but speed. Equality runs on ``device``, or where
+    :func:`place_of` says. All forms follow each other in one dtype: they share its calls, and naive runs them once.
     """
     chosen = list(contract.forms) if forms is None else list(forms)
     compared = zip(*(equality_checks(contract, form, device) for form in chosen), strict=True)
@@ -108,14 +108,14 @@ def gate_plan(
 
 
 def suite_plan(contract: Contract) -> list[Check]:
-    """Every check that pytest makes a test of. Naive is measured when a form is held against it."""
+    """Return every check that becomes a pytest test. Naive is measured when a form is compared with it."""
     plan: list[Check] = []
     for form in contract.forms:
         places = ("cpu", "cuda") if contract.memory == "gpu" else ("cpu",)
         plan += [check for place in places for check in equality_checks(contract, form, place)]
         plan += _bad_inputs(contract, form)
     measured = _measured_forms(contract, list(contract.forms))
-    # that a form has no budget for drawn shapes is said by the gate alone: a test would have nothing to hold
+    # only the gate reports a form without a budget for drawn shapes: a test would have nothing to judge
     drawn = {budget.form for budget in contract.budgets if budget.case is None}
     every = (check for form in measured for check in _memory_checks(contract, form, laws=True))
     plan += [check for check in every if check.kind != "budget" or check.form in drawn]
@@ -127,13 +127,13 @@ def suite_plan(contract: Contract) -> list[Check]:
 
 
 def equality_checks(contract: Contract, form: str, device: str | None = None) -> list[Check]:
-    """One check a dtype, on ``device`` or where :func:`place_of` says."""
+    """Return one check for each dtype, on ``device`` or where :func:`place_of` says."""
     place = place_of(contract, form, device)
     return [Check(contract.name, "equality", form, dtype=dtype, place=place) for dtype in contract.dtypes]
 
 
 def place_of(contract: Contract, form: str, device: str | None = None) -> Place:
-    """Where a form is compared: on ``device``, or where kernels can run."""
+    """Return where a form is compared: on ``device``, or where its kernels can run."""
     from ..meters.cuda import gpu_unavailable_reason
 
     declared = contract.forms[form]
@@ -151,7 +151,7 @@ def _bad_inputs(contract: Contract, form: str) -> list[Check]:
 
 
 def _memory_checks(contract: Contract, form: str, *, laws: bool) -> Iterator[Check]:
-    """The cases of a form and, unless it is naive, the ``laws`` beyond them."""
+    """Yield the cases of a form and, unless it is naive, the ``laws`` beyond them."""
     yield from (Check(contract.name, "memory", form, case=case) for case in contract.cases)
     if laws and form != NAIVE:
         if contract.forms[form].has_kernels:
@@ -165,7 +165,7 @@ def _memory_checks(contract: Contract, form: str, *, laws: bool) -> Iterator[Che
 def run_checks(
     contract: Contract, checks: Iterable[Check], tools: Tools, found: Found, say: Say = lambda _: None
 ) -> Found:
-    """``found``, with the outcomes of those ``checks`` that are still due. ``say`` is told what is under way."""
+    """Add to ``found`` the outcomes of those ``checks`` that are still due. ``say`` gets progress messages."""
     for check in checks:
         if is_due(check, contract, tools.meter, found):
             say(str(check))
@@ -174,7 +174,7 @@ def run_checks(
 
 
 def is_due(check: Check, contract: Contract, meter: Meter, found: Found) -> bool:
-    """Whether a check is still worth its time after what was found."""
+    """Whether a check is still needed after what was found."""
     if check.kind == "equality":
         return all(finding.status == "pass" for finding in standing_of(contract, check.form, found).equality)
     is_spared = check.kind == "memory" and check.form != NAIVE and _really_runs(contract, meter)
@@ -258,18 +258,18 @@ def _findings(check: Check, contract: Contract, meter: Meter, effort: Effort) ->
 
 
 def meter_of(contract: Contract, meter: Meter) -> Meter:
-    """The meter of a contract where ``meter`` is asked for: the host meter measures host memory, and nothing else."""
+    """Return the meter of a contract where ``meter`` was chosen: the host meter for host memory, and only for that."""
     from ..meters import get_meter
 
     if contract.memory == "host":
         from ..meters.host import HostMeter
 
-        return HostMeter(lines=False)  # they are looked up for a failure
+        return HostMeter(lines=False)  # a failure looks them up
     return get_meter("simulated") if meter.name == "host" else meter
 
 
 def _really_runs(contract: Contract, meter: Meter) -> bool:
-    """Whether forms run on a real GPU, which is spared what need not run there."""
+    """Whether forms run on a real GPU, where checks that need none are left out."""
     return contract.memory == "gpu" and meter_of(contract, meter).simulation is None
 
 
@@ -280,7 +280,7 @@ class Standing:
     the form was found equal in every dtype."""
 
     equality: tuple[Finding, ...]
-    """In the order of the dtypes, up to the first that is no pass."""
+    """Findings in the order of the dtypes, up to the first that is no pass."""
     no_memory: Finding | None
 
 
@@ -299,7 +299,7 @@ def standing_of(contract: Contract, form: str, found: Found) -> Standing:
 
 
 def no_memory_passes(contract: Contract, form: str, last: Finding | None) -> Finding:
-    """Why no memory of a form can pass of which ``last`` is the last word on equality."""
+    """Return a note that says why no memory check of a form can pass. ``last`` is its last finding of equality."""
     why = "is not equal to naive" if last is not None and last.status == "fail" else "was not compared with naive"
     message = f"no memory of it can pass: the form {why}"
     if contract.forms[form].known_unequal:

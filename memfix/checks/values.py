@@ -1,4 +1,4 @@
-"""Makes the elements of an input: values of the kind that its spec names, and how they go together within one call.
+"""Make one input of a call: its layout, values of the kind that its spec names, and a pattern among them.
 
 Rounding shows where values of different sizes meet: a large sum that small terms are added to, two scores that differ
 by little, a difference of two large sums. Elements that are drawn one by one, all of one size, average that away. So
@@ -49,7 +49,7 @@ _MOST_COMPARED = 1 << 20  # elements of a function's values that are made twice,
 
 
 def make_input(spec: TensorSpec, draw: Draw, device: str, generator: torch.Generator | None) -> Any:
-    """One input of a call. Without a ``generator`` its values are left as they are, other than those of ``Cuts``."""
+    """Make one input of a call. Without a ``generator`` a tensor stays uninitialised, unless it holds ``Cuts``."""
     if isinstance(spec, ObjectSpec):
         return spec.made(draw.case.dims, draw.seed)
     layout, size = draw.layouts.get(spec.name, "contiguous"), spec.size(draw.case.dims)
@@ -67,7 +67,7 @@ def make_input(spec: TensorSpec, draw: Draw, device: str, generator: torch.Gener
 
 
 def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device, layout: Layout) -> torch.Tensor:
-    """An empty tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
+    """Return an uninitialised tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
     if layout == "transposed" and len(size) > 1:
         return torch.empty(size[::-1], dtype=dtype, device=device).permute(*range(len(size))[::-1])
     if layout == "strided" and size:
@@ -76,7 +76,7 @@ def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.devi
 
 
 def make_values(spec: TensorSpec, draw: Draw, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """The elements of an input, as ``TensorSpec`` and ``Draw`` say; floating ones still to be rounded to ``dtype``."""
+    """Return the elements of an input, as ``TensorSpec`` and ``Draw`` say; floating ones are not yet rounded."""
     case, share, pattern = draw.case, draw.share, draw.patterns.get(spec.name, "even")
     size = spec.size(case.dims)
     made: dict[str, Any] = {"generator": generator, "device": generator.device}
@@ -101,7 +101,7 @@ def make_values(spec: TensorSpec, draw: Draw, dtype: torch.dtype, generator: tor
 
 
 def _cuts(number: int, total: int, seed: int) -> torch.Tensor:
-    """``number`` sorted integers from 0 to ``total``."""
+    """Return ``number`` sorted integers from 0 to ``total``."""
     generator = torch.Generator("cpu").manual_seed(seed)
     inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values
     return torch.cat([torch.tensor([0]), inner, torch.tensor([total])])
@@ -140,7 +140,7 @@ def _from_function(
     spec: TensorSpec, values: FromFunction, size: tuple[int, ...], generator: torch.Generator,
     dims: Mapping[str, int], dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """What the function returns, if it has the right shape and dtype, and is the same a second time."""
+    """Return the function's tensor, if it has the right shape and dtype, and is the same in a second call."""
 
     def refuse(reason: str) -> NoReturn:
         raise ContractError(f"input {spec.name!r}: {values!r} must return {reason}")
@@ -167,14 +167,14 @@ def _kind_of(dtype: torch.dtype) -> str:
 
 
 def _patterned(values: torch.Tensor, least: float, pattern: Pattern, made: dict[str, Any]) -> torch.Tensor:
-    """``least``: the value of the smallest size in the range, which small rows are near."""
+    """Apply the pattern ``runs``: small rows are near ``least``, the value of smallest magnitude in the range."""
     if pattern == "runs":
         return torch.where(_large_rows(tuple(values.shape), made), values, least + _SMALL * (values - least))
     return values
 
 
 def _alike(values: torch.Tensor, share: float) -> torch.Tensor:
-    """All rows near the first one: a ``share`` of what they were apart."""
+    """Move all rows towards the first, to a ``share`` of their distance from it."""
     if not values.numel():
         return values
     first = values[(0,) * max(1, values.dim() - 1)] if values.dim() else values
@@ -182,7 +182,7 @@ def _alike(values: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def _large_rows(size: tuple[int, ...], made: dict[str, Any]) -> torch.Tensor:
-    """Which rows are large, ``[..., 1]``: runs along the longest axis of rows, each line with runs of its own."""
+    """Return which rows are large, ``[..., 1]``: in runs along the longest axis of rows, other runs in each line."""
     if not size:
         return torch.ones(size, dtype=torch.bool, device=made["device"])
     rows = (*size[:-1], 1) if len(size) > 1 else size
