@@ -19,8 +19,7 @@ import torch
 from ..laws import NAIVE
 from .comparing import Unequal, same_bits
 from .form_call import FormCall, Tensors
-from .inputs import Draw
-from .values import laid_out
+from .inputs import Draw, laid_out
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Gradients = dict[str, torch.Tensor | None]

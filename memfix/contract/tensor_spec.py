@@ -34,7 +34,7 @@ class TensorSpec:
     ``Normal()`` unless it says otherwise, and a bool is a ``Mask()``; an integer input has to say.
     ``sometimes`` is a value that replaces a random share of the elements (none and all of them included), or the name
     of a choice that holds it, such as an ignore index.
-    ``patterns`` are ways in which the values of a call may depend on each other (``checks/values.py``); leave one out
+    ``patterns`` are ways in which the values of a call may depend on each other (``checks/inputs.py``); leave one out
     only where every form, naive included, loses all digits on it.
 
     ``layouts`` are the strides that draws may give it. An ``optional`` input may be None: draws leave it out now and

@@ -8,7 +8,7 @@
 - ``Cuts(dim)``: sorted integers from 0 to the size of a dim, which cut it into pieces;
 - a function, ``lambda shape, generator, dims: tensor``: everything else.
 
-``checks/values.py`` makes the tensors.
+``checks/inputs.py`` makes the tensors.
 """
 
 from __future__ import annotations

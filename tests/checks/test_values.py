@@ -14,8 +14,7 @@ from memfix import Contract, Dim, Integers, LogUniform, TensorSpec, Uniform
 from memfix.checks.draws import drawn, equality_draws
 from memfix.checks.equality import check_equality
 from memfix.checks.form_call import StepOf
-from memfix.checks.inputs import Draw, make_inputs
-from memfix.checks.values import make_values
+from memfix.checks.inputs import Draw, make_inputs, make_values
 from memfix.contract import PATTERNS, WIDE, Case, Pattern
 from memfix.errors import ContractError
 from memfix.meters import get_meter
