@@ -37,7 +37,7 @@ def allocator_settings() -> str:
 
 
 def describe() -> dict[str, str]:
-    """Return all of it, for a report that is read without the machine."""
+    """Return all of it, for reports that are read elsewhere."""
     gpu, driver = gpu_and_driver() or ("none", "none")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -71,7 +71,7 @@ class Registered:
 
 @functools.cache
 def registered() -> Registered:
-    """Return everything that is declared. An error in memfix's own ops is raised; another package's is left out."""
+    """Return everything that is declared. Errors in memfix's own ops are raised; others' faulty ones are left out."""
     contracts: dict[str, Contract] = {}
     declared_in: dict[str, Source] = {}
     left_out: list[tuple[str, str]] = []

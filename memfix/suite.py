@@ -120,7 +120,7 @@ def _findings(contract: Contract, check: Check, session: Session) -> list[Findin
 
 
 def _memory_findings(contract: Contract, check: Check, session: Session) -> list[Finding]:
-    """Return the findings about a form's memory. If it is not equal: why none can pass, and failures only."""
+    """Return the findings about a form's memory. For an unequal form: why none can pass, and failures."""
     from .checks.form_call import FormCall
     from .checks.memory import judge_case
 

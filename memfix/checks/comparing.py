@@ -133,8 +133,8 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
 
 
 def _kept_in(expected: _Expected, naives: torch.Tensor | None, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype whose rounding errors a tensor may have: ``dtype``, or the wider dtype of naive's tensor if
-    naive's error is as small as that: a state that stays float32, or under autocast a tensor that no product made.
+    """Return the dtype whose rounding errors a tensor may have: ``dtype``, or the wider dtype of naive's tensor where
+    naive's error shows only roundings of that: a state that stays float32, or under autocast what no product made.
     """
     if naives is None or not naives.is_floating_point() or torch.finfo(naives.dtype).eps >= torch.finfo(dtype).eps:
         return dtype

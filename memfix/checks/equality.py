@@ -1,8 +1,8 @@
 """Check that a form gives naive's outputs and gradients at any shape, chunk size, dtype and layout.
 
 ``calls`` draws the calls, ``running`` runs a form and ``reference`` runs naive at each of them, and ``comparing``
-compares the two. The form must be as near to the truth as a small factor of naive's own error. A
-failure is shrunk to the smallest shape, and the finding carries a line that reproduces it.
+compares the two. The form must be as near to the truth as a small factor of naive's own error. A failure is shrunk to
+the smallest shape, and the finding carries a line that reproduces it.
 """
 
 from __future__ import annotations

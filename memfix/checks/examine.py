@@ -82,8 +82,8 @@ def examine_call(
 
 
 def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Examination:
-    """Make one examination of what the checks of ``plan`` found. No memory check of an unequal form can
-    pass; its failures are kept, since one and the same line may have made it wrong and large.
+    """Make one examination of what the checks of ``plan`` found. No memory check of an unequal form can pass; its
+    failures are kept, since one and the same line may have made it wrong and large.
     """
     from .form_call import FormCall
     from .memory import judge_case

@@ -1,12 +1,12 @@
 """The draw that fixes one call of an op, and the input tensors that are made of it: layouts, values, patterns.
 
-Rounding shows where values of different sizes meet: a large sum that small terms are added to, two scores that differ
-by little, a difference of two large sums. Elements that are drawn one by one, all of one size, average that away. So
-whatever the op, a tensor may also have a pattern:
+Rounding errors show where values of different sizes meet: a large sum to which small terms are added, two scores that
+differ by little, a difference of two large sums. They average out among independent elements of one size. So whatever
+the op, a tensor may also have a pattern:
 
-- ``runs``: large rows and small ones, several of a kind in a row along the longest axis;
+- ``runs``: runs of large rows and of small rows along the longest axis;
 - ``alike``: rows that differ from each other by little, so that their scores compete and their terms add up;
-- for integers both mean the same: a few values come up most of the time.
+- for integers both mean the same: a few values are drawn most of the time.
 
 A row is a vector along the last axis.
 """

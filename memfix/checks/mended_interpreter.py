@@ -101,7 +101,7 @@ def _compute_bfloat16_in_float32(interpreter: Any) -> None:
 
 
 def _nearest_bfloat16(values: Any) -> Any:
-    """Return the bits of every float32 as a bfloat16, rounded to the nearest even."""
+    """Round every float32 to the nearest bfloat16, ties to even, and return the bits."""
     import numpy as np
 
     bits = values.view(np.uint32)

@@ -60,7 +60,7 @@ class Values:
 class Normal(Values):
     """Normal numbers around 0 with standard deviation ``scale``, divided by the root of the dim ``fan_in`` if given.
 
-    With ``fan_in="D"`` a product over D has the same size at every D.
+    With ``fan_in="D"`` a product over D has the same magnitude at every D.
     """
 
     scale: float = 1.0

@@ -73,7 +73,7 @@ def readings_by_key(examinations: Sequence[Examination]) -> dict[Any, Reading]:
 
 
 def lockable_readings(examinations: Sequence[Examination]) -> dict[Any, Reading]:
-    """Return the readings that belong into the lock: not those of the host, which depend on the version of Python."""
+    """Return the readings that belong in the lock: not those of the host, which depend on the version of Python."""
     return {key: reading for key, reading in readings_by_key(examinations).items() if reading.meter != "host"}
 
 

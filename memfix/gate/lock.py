@@ -1,4 +1,4 @@
-"""Read and write the lock: the exact bytes of the last accepted commit, one on each line, so that a diff is reviewed.
+"""Read and write the lock: exact bytes of the last accepted commit, one entry on each line, so that diffs are readable.
 
 An empty line separates entries, so that git can merge two branches that change neighbouring ones. Every entry ends in
 the word ``bytes``, so that a file cut off within a number is noticed.

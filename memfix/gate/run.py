@@ -74,7 +74,7 @@ def run_gate(
 
 
 def _read_lock(path: Path, *, rewrites: bool) -> tuple[dict[Key, int], str]:
-    """Return the entries, and why none can be judged by, if so. A lock that is wholly rewritten may be unreadable."""
+    """Return the entries, and a message if there are none to judge by. A lock that is rewritten whole may be broken."""
     try:
         lock = read_lock(path)
     except LockConflict as conflict:

@@ -111,7 +111,7 @@ def _at_base(base: BaseCheckouts, op: str) -> Contract | Finding:
 
 
 def _shared_function(base: BaseCheckouts, today: Contract, then: Contract) -> str:
-    """Return the function that both contracts share: it comes from another package of the checkout, not exported."""
+    """Name a function that both contracts share: one from another package of the checkout, which is not exported."""
     for name in (NAIVE, *(form for form in then.forms if form in today.forms)):
         module, function = definition_of(today.function(name))
         package = package_of(module) if then.function(name) is today.function(name) else None

@@ -70,7 +70,7 @@ def forms_to_time(contract: Contract, device: str) -> list[TimedForm]:
 
 
 def comparisons_of(contract: Contract, timed: Sequence[TimedForm], *, with_base: bool) -> list[Comparison]:
-    """Compare every form with the base and, if it has a budget, with naive; and one form, the canary, with itself.
+    """Plan to compare every form with the base, those with a budget with naive, and one, as the canary, with itself.
 
     Reported forms are compared with naive only: they are kept as the report shipped them.
     """
