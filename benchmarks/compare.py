@@ -27,7 +27,7 @@ import click
 from rich.console import Console
 
 from memfix.atomic_write import write_whole
-from memfix.checks.inputs import phases_of
+from memfix.checks.form_call import phases_of
 from memfix.cli.ending import run
 from memfix.contract import FLOOR, Contract
 from memfix.errors import UsageError, did_you_mean

@@ -133,7 +133,8 @@ def _fit_op(
     gpu: str,
     json_path: str | None,
 ) -> int:
-    from ..checks.inputs import Draw, StepOf
+    from ..checks.form_call import StepOf
+    from ..checks.inputs import Draw
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, MemfixError
     from ..fit import DoesNotFit, Fit, bytes_of_capacity
     from ..fit import fit as largest
@@ -199,7 +200,8 @@ def _smallest_form(
     contract: Contract, case: Case, phase: Phase, gpu: str, say: Callable[[str], object]
 ) -> tuple[str, str]:
     """Return the form with the smallest peak at ``case``, and a text with all peaks. Reported forms are left out."""
-    from ..checks.inputs import Draw, StepOf
+    from ..checks.form_call import StepOf
+    from ..checks.inputs import Draw
     from ..errors import MeasurementError
     from ..measure import peak
     from ..units import format_bytes

@@ -11,8 +11,7 @@ import torch
 from ..checks.effort import Effort
 from ..checks.examine import Examination, put_together
 from ..checks.finding import Finding, exit_code_of
-from ..checks.outcome import OneMeter, run_checks
-from ..checks.plan import gate_plan
+from ..checks.plan import OneMeter, gate_plan, run_checks
 from ..contract import WORKING_DTYPES, Contract
 from ..errors import MemfixError, UsageError, did_you_mean
 from ..meters.base import Meter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..checks.effort import Effort
 from ..checks.examine import Examination
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import UsageError
 from ..gate.judge import lockable_readings

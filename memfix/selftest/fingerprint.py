@@ -22,7 +22,7 @@ from ..checks.equality import check_equality_at
 from ..checks.form_call import FormCall
 from ..checks.inputs import Draw
 from ..checks.measuring import measure_phases, phases_beside
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..checks.plan import place_of
 from ..checks.running import answer_at
 from ..contract import Contract

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memfix.checks.form_call import FormCall
-from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.drawn_budgets import measure_and_judge
+from memfix.checks.form_call import FormCall, StepOf
+from memfix.checks.inputs import Draw
 from memfix.checks.interpreter import in_interpreter
-from memfix.checks.memory import measure_and_judge
 from memfix.cuda_kernels import CudaKernel
 from memfix.cuda_kernels.emulated import cannot_emulate, emulated
 from memfix.meters import get_meter
