@@ -81,8 +81,7 @@ def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
     q_BTHK = tensors.q_BTHK
     chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans, options.chunk_size)
     given = (*tensors.inputs, tensors.initial_state_SHKV, chunks, scale_of(q_BTHK, options.scale), passes)
-    with torch.cuda.device_of(q_BTHK):  # kernels launch on the current device, which autograd sets in backward
-        out_BTHV, final_SHKV = _Kda.apply(*given)
+    out_BTHV, final_SHKV = _Kda.apply(*given)
     return out_BTHV, final_SHKV
 
 

@@ -59,6 +59,5 @@ def token_log_probabilities(
     flat = (as_rows(hidden), weight, token.reshape(-1), bias)
     tensors = LossTensors.checked(*flat, target_name="token")
     passes = KERNELS if form == "triton" else Passes(TiledPass)
-    with torch.cuda.device_of(hidden):
-        surprise_N = chunked_linear_cross_entropy(tensors, options, passes, loss_dtype=sum_dtype(hidden.dtype))
+    surprise_N = chunked_linear_cross_entropy(tensors, options, passes, loss_dtype=sum_dtype(hidden.dtype))
     return -surprise_N.reshape(token.shape)

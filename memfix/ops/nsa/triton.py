@@ -94,8 +94,7 @@ def triton_nsa(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
     if not takes_kernels(q_BTGRD, options):
         return chunked_nsa(*tensors, **vars(options))
     require_kernels(q_BTGRD, instead="chunked")
-    with torch.cuda.device_of(q_BTGRD):  # kernels launch on the current device, which autograd sets in backward
-        return _Nsa.apply(*tensors, options, tensors.wants_gradient)
+    return _Nsa.apply(*tensors, options, tensors.wants_gradient)
 
 
 class _Nsa(torch.autograd.Function):

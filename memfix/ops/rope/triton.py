@@ -65,8 +65,7 @@ class _Turn(torch.autograd.Function):
     def forward(
         x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool
     ) -> torch.Tensor:
-        with torch.cuda.device_of(x):  # kernels launch on the current device, which autograd sets in backward
-            return _turned(x, table, positions_BT, turns_back)
+        return _turned(x, table, positions_BT, turns_back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
