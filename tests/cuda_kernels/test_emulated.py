@@ -54,7 +54,8 @@ extern "C" __global__ void copies_four(const float* x, float* out) {
     store16(out, 4 * threadIdx.x, load_shared16(16 * threadIdx.x));
 }
 // a[64, 16] @ b[32, :16]^T, or @ b[:16, 32]
-extern "C" __global__ void multiplies_by_wgmma(const float* a, const bfloat16* b, float* out, int transposed, int awaits) {
+extern "C" __global__ void multiplies_by_wgmma(
+    const float* a, const bfloat16* b, float* out, int is_transposed, int awaits) {
     const int row = threadIdx.x / 4, part = threadIdx.x % 4, first = threadIdx.x / 32 * 16 + row % 8;
     async_copy16(row * 64 + (part ^ (row >> 1 & 3)) * 16, b, row * 32 + part * 8);
     unsigned operand[1][4];
@@ -66,7 +67,7 @@ extern "C" __global__ void multiplies_by_wgmma(const float* a, const bfloat16* b
     fence_async_proxy();
     __syncthreads();
     begin_wgmma(sums, operand);
-    if (transposed)
+    if (is_transposed)
         wgmma<true, 1>(sums, operand[0], WgmmaOperand<64>(0));
     else
         wgmma<false, 1>(sums, operand[0], WgmmaOperand<64>(0));

@@ -33,10 +33,8 @@ JOINED_SEGMENTS = 4
 cuts sequences only if there can be at least this many segments."""
 LEAST_CHUNKS = 4
 """The length of the shortest segment, in chunks of the ``chunk_size`` that the caller asked for."""
-_HOPPER, _CONSUMER_BLACKWELL = (
-    (9, 0),
-    (12, 0),
-)  # compute capabilities; a block has only 99 KiB of shared memory from 12.0 on
+# compute capabilities; from 12.0 on a block has only 99 KiB of shared memory
+_HOPPER, _CONSUMER_BLACKWELL = (9, 0), (12, 0)
 _SOURCE = Path(__file__).with_name("kda.cu")
 
 

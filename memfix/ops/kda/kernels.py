@@ -386,7 +386,7 @@ def scan_both_ways(
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """Run both scans of a backward pass: half of the programs scan forward and half backward: neither needs the results of the other."""
+    """Run both scans of a backward pass: half of the programs scan forward and half backward."""
     if FIXED_K:
         K = FIXED_K
     if FIXED_V:
