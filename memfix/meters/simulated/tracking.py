@@ -29,7 +29,8 @@ from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
-from .values import UNKNOWN, Values
+from .value_operators import UNKNOWN
+from .values import Values
 from .workspace import Call, Workspace, hides_nothing
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
