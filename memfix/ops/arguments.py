@@ -28,9 +28,7 @@ def require_same(what: str, **values: object) -> None:
     """Refuse ``values`` that differ: ``require_same("device", hidden=hidden.device, weight=weight.device)``."""
     given = list(values.values())
     if given.count(given[0]) < len(given):
-        raise ValueError(
-            f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, given))}"
-        )
+        raise ValueError(f"{' and '.join(values)} must have the same {what}, got {', '.join(map(str, given))}")
 
 
 def require_floating(**tensors: torch.Tensor) -> None:
