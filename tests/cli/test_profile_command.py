@@ -264,7 +264,7 @@ def test_without_a_gpu_the_cuda_meter_ends_with_2(memfix: Any, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase has no meaning"),
+        (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase does not apply"),
         (["fit", "embedding", "--over", "N", "--world-size", "2"], "embedding is an op, not an incident: --world-size"),
         (
             ["fit", "embedding", "model.layers=2", "--over", "N"],
