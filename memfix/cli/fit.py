@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="OP|INCIDENT")
-@click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: the one with the smallest peak]")
+@click.option("--form", "form_name", metavar="FORM", help="The form.  [default: the one with the smallest peak]")
 @options.case_option
 @options.phase_option
 @click.option(
     "--over",
     metavar="DIM,...|KEY",
-    help="Of an op: the dims to find the largest value of, each in turn. Of an incident: the section.key to grow, or "
-    "world_size, of which the smallest is found.",
+    help="Of an op: the dims to grow, one after another. Of an incident: the section.key to grow, or world_size "
+    "to find the fewest ranks.",
 )
 @click.option(
     "--capacity",
     metavar="24GiB,...",
-    help="What must suffice; of an incident also several.  [default: the GPU's memory]",
+    help="The memory to fit in; several sizes only for an incident.  [default: the GPU's memory]",
 )
-@click.option("--high", type=click.IntRange(min=1), help="Try nothing larger.")
+@click.option("--high", type=click.IntRange(min=1), help="The largest value to try.")
 @options.gpu_option
 @options.json_option
 @options.with_step_options
@@ -83,7 +83,7 @@ def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> 
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:
             spelled = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
-            raise click.UsageError(f"{reason}: {spelled} has no meaning here")
+            raise click.UsageError(f"{reason}: {spelled} does not apply")
 
 
 def _fit_incident(

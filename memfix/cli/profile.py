@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("incident", metavar="INCIDENT")
-@click.option("--capacity", metavar="24GiB", help="What the step should fit in.  [default: the report's card]")
+@click.option("--capacity", metavar="24GiB", help="The memory to fit in.  [default: that of the report's GPU]")
 @with_step_options
 @meter_option
 @gpu_option
-@click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="Largest holders of each stage.")
+@click.option(
+    "--rows", type=click.IntRange(min=0), default=3, show_default=True, help="The largest holders shown per stage."
+)
 @pictures_option
 @json_option
 def profile(
@@ -61,7 +63,7 @@ def profile(
     _print(console, found, rows)
     for path in pictures:
         if found.reading.timeline is None:
-            console.print(Text(f"no picture {path}: the {meter} meter sees no single buffers", style="yellow"))
+            console.print(Text(f"no picture {path}: the {meter} meter does not see single buffers", style="yellow"))
             continue
         save(found.reading.timeline, path, found.title, found.capacity_bytes)
         console.print(Text(f"wrote {path}"))
@@ -95,7 +97,7 @@ def _print(console: Console, found: Profile, rows: int) -> None:
 
 def _table(found: Profile) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stage", "at its end", "peak", "report", "beside it"):
+    for name in ("stage", "at its end", "peak", "report", "remark"):
         table.add_column(name, justify="right" if name in ("at its end", "peak") else "left", overflow="fold")
     for row in found.rows:
         table.add_row(*_cells(row, found.capacity_bytes), style="dim" if row.aside else "")
