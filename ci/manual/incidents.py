@@ -9,8 +9,7 @@ from typing import Any
 
 from memfix.incidents import incident_names
 from memfix.incidents.claims import VERDICTS, load_claims
-from memfix.incidents.config import load_config
-from memfix.incidents.incident import Incident
+from memfix.incidents.incident import Incident, load_config
 from memfix.incidents.judging import decimal
 from memfix.incidents.npt_weight_delta.incident import incident as npt
 from memfix.incidents.profile import WORDS, kept_runs, run_columns
