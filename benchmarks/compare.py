@@ -27,12 +27,13 @@ import click
 from rich.console import Console
 
 from memfix.atomic_write import write_whole
-from memfix.checks.inputs import phases_of
+from memfix.checks.form_call import phases_of
 from memfix.cli.ending import run
 from memfix.contract import FLOOR, Contract
 from memfix.errors import UsageError, did_you_mean
 from memfix.meters.clock import Rounds
-from memfix.meters.cuda import gpu_to_ourselves, gpu_unavailable_reason
+from memfix.meters.cuda import gpu_unavailable_reason
+from memfix.meters.gpu_sharing import gpu_to_ourselves
 from memfix.provenance import describe
 from memfix.registry import contracts
 from memfix.units import format_bytes, format_seconds

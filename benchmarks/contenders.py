@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import memfix
-from memfix.checks.inputs import phases_of
+from memfix.checks.form_call import phases_of
 from memfix.contract import FLOOR, Contract
 from memfix.errors import UsageError, did_you_mean
 from memfix.laws import NAIVE

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import memfix
-from memfix.checks.inputs import HELD
+from memfix.checks.form_call import HELD
 from memfix.contract import FLOOR
 from memfix.laws import NAIVE
 from memfix.meters.base import Step

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfix.checks.inputs import HELD, Draw, make_inputs, output_tensors
+from memfix.checks.form_call import HELD, output_tensors
+from memfix.checks.inputs import Draw, make_inputs
 from memfix.checks.reference import in_dtype
 from memfix.contract import FLOOR, Contract, Form
 from memfix.errors import UsageError, did_you_mean

@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """Importing a submodule binds its name in the package; where a public name is the same, people mean that one."""
+    """Keeps public names: importing a submodule such as ``memfix.fit`` must not replace the function of that name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):

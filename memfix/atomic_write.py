@@ -1,4 +1,4 @@
-"""Files that are never half there."""
+"""Write files atomically, so that no reader finds half of one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .errors import UsageError
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[IO[bytes]], object], what: str) -> None:
-    """Write beside ``path``, then rename over it; of a link, the target is replaced. ``what`` is the file's name in an
-    error: ``the lock file``.
+    """Write a temporary file beside ``path``, then rename it over ``path``, or over a link's target. ``what`` names the
+    file in an error: ``the lock file``.
 
-    ``content`` too large to be held twice is a function that writes it to the file it is given.
+    Content that is too large to be in memory twice is given as a function that writes it to an open file.
     """
     temporary, target = None, Path(os.path.realpath(path))
     try:

@@ -1,4 +1,4 @@
-"""The error tree: what went wrong decides the exit code."""
+"""The tree of errors; the class of an error decides the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXIT_USAGE = 4
 
 
 class MemfixError(Exception):
-    """Anything memfix says about its own input or surroundings. ``exit_code`` is what the CLI ends with."""
+    """The base of all errors about memfix's input or surroundings. ``exit_code`` is what the CLI ends with."""
 
     exit_code = EXIT_NOT_MEASURED
 
@@ -56,18 +56,18 @@ ON_A_GPU = 'measure it on a GPU, by memfix.peak(build, meter="cuda") or --meter=
 
 
 def out_of_memory(error: BaseException) -> str:
-    """``out of memory, asked for 2.00 GiB``: what torch says in a paragraph about its allocator."""
+    """Shorten torch's paragraph about its allocator to ``out of memory, asked for 2.00 GiB``."""
     asked = " ".join(str(error).partition("Tried to allocate ")[2].split()[:2]).rstrip(".")
     return f"out of memory, asked for {asked}" if asked else "out of memory"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or the list of what is known, for the end of an error message."""
+    """Return ``"; did you mean 'x'?"``, or the list of known names, for the end of an error message."""
     known = list(known)
     return nearest(name, known) or (f"; known: {', '.join(sorted(known))}" if known else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or nothing where no known name is close."""
+    """Return ``"; did you mean 'x'?"``, or nothing where no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

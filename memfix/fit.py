@@ -39,7 +39,7 @@ class Tried:
 class Fit:
     """The result of a search. ``value`` is the largest that fits, or 0. If ``bounded``, no larger one was allowed.
 
-    Of a search over numbers of ranks it is the smallest that fits.
+    In a search over numbers of ranks ``value`` is the smallest number that fits.
     """
 
     value: int
@@ -50,7 +50,7 @@ class Fit:
 
     @property
     def easiest(self) -> Tried:
-        """The value that was tried and that needs least: the smallest, or the largest number of ranks."""
+        """The tried value that needs least memory: the smallest, or the largest number of ranks."""
         return (min if self.sought == "largest" else max)(self.tried, key=lambda row: row.value)
 
     def answer(self, pattern: str) -> str:
@@ -226,8 +226,8 @@ def fit_ranks(
 ) -> Fit:
     """The smallest of ``low``, twice ``low`` and so on up to ``high`` whose reading fits; 0 if none does.
 
-    What ranks share halves when they double, so all doublings that follow one save together no more than it did. From
-    8 times ``low`` on, the search ends where even twice that is too little.
+    Twice as many ranks halve the bytes that ranks share, so all later doublings together save no more than the last
+    one did. From 8 times ``low`` on, the search ends where even twice that saving is too little.
     """
     capacity_bytes = bytes_of_capacity(capacity)
     if not 1 <= low <= high:
@@ -280,7 +280,7 @@ def _require_one_limit(tried: Mapping[int, Tried]) -> None:
 
 
 def _bracket(fits: Callable[[int], bool], start: int, low: int, high: int) -> tuple[int | None, int | None]:
-    """A value that fits and a larger one that does not; each is None if there is none within the bounds."""
+    """Return a value that fits and a larger one that does not; each is None if the bounds contain none."""
     if fits(start):
         good = start
         while good < high:

@@ -1,4 +1,4 @@
-"""Budget formulas: ``"2*T*D*e + max(V*D*e, 4*GiB)"`` as a value, parsed by us and never run as Python.
+"""Parse and evaluate budget formulas such as ``"2*T*D*e + max(V*D*e, 4*GiB)"``, without running them as Python.
 
 A formula may use integers, decimals, the contract's dims, ``e`` (bytes per element of the working dtype), its switches
 (1 for a choice that is on and for an optional input that is there, else 0), the units ``KiB MiB GiB TiB``, the
@@ -21,7 +21,7 @@ from .units import BYTE_UNITS
 
 MAX_LENGTH = 500
 MAX_EXPONENT = 8
-MAX_VALUE = 2**256  # far above every memory; exponents of exponents end here
+MAX_VALUE = 2**256  # far above any memory; it bounds exponents of exponents
 
 
 def _ceil_div(value: Fraction, divisor: Fraction) -> Fraction:
@@ -86,7 +86,7 @@ class Formula:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Every name that the surroundings must provide: dims and ``e``."""
+        """Every name that needs a value: dims, switches and ``e``."""
         functions = {node.func for node in ast.walk(self._tree) if isinstance(node, ast.Call)}
         used = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name) and node not in functions}
         return frozenset(used - _CONSTANTS.keys())

@@ -12,8 +12,8 @@ from .units import format_bytes, is_size, parse_bytes
 
 Phase = Literal["forward", "train", "held", "saved", "kept"]
 PHASES: tuple[Phase, ...] = ("forward", "train", "held")
-"""Those that a step runs. ``saved`` are the inputs that are kept for backward, though the caller may drop them, and
-``kept`` is what remains of a first call when all that it gave is dropped."""
+"""The phases that a step runs. ``saved`` are inputs that stay alive for backward after the caller has dropped them, and
+``kept`` is what a first call leaves behind for good."""
 
 NAIVE = "naive"
 
@@ -27,16 +27,16 @@ class Tolerance:
     - ``sum_ulps`` roundings of the dtype that sums are kept in, float32 for 16-bit tensors, of the result and of
       every input: a sum may be taken in another order, and where its terms cancel that shows.
 
-    On average (root mean square, from 16 elements that matter on) it is held closer: ``rms_factor`` times naive's own.
-    One rounding more than naive's shows there, as in a sum over many chunks that is kept in 16 bits.
+    On average (root mean square, from 16 elements that matter on) less is allowed: ``rms_factor`` times naive's own
+    error. One rounding more than naive's shows there, as in a sum over many chunks that is kept in 16 bits.
 
     ``operand_ulps`` is for a form that rounds the operands of its products to a working dtype of 16 bits, where naive
-    keeps them wider: it may be off as far as so many such roundings of every input move the truth.
+    keeps them wider: its error may be as large as this many roundings of every input change the truth.
 
-    ``absolute_ulps`` is for what may be the small difference of larger numbers, as a sure token's loss is, and its
-    gradient ``1 - p``: off by so many roundings at the size of the largest input, or of 1, however small it is.
+    ``absolute_ulps`` is for results that may be small differences of larger numbers, such as a confident token's loss
+    and its gradient ``1 - p``: they may be off by this many roundings at the size of the largest input, or of 1.
 
-    ``rms_ulps`` is for a form that promises more than naive: in 16 bits it is, on average, off by at most so many
+    ``rms_ulps`` is for a form that promises more than naive: in 16 bits its average error is at most this many
     roundings of the result, however much naive loses on the way, as by rounding logits before a softmax.
     """
 
@@ -49,7 +49,7 @@ class Tolerance:
     rms_ulps: float | None = None
 
     def spelled(self) -> str:
-        """``(factor=4.0, ...)``, without the options that few forms have and this one does not."""
+        """Return ``(factor=4.0, ...)``, without rare options that are not given."""
         text = str(self).removeprefix("Tolerance")
         for unless_given in (", operand_ulps=0.0", ", absolute_ulps=0.0", ", rms_ulps=None"):
             text = text.replace(unless_given, "")
@@ -60,7 +60,7 @@ class Tolerance:
 class Budget:
     """An upper bound on a form's peak above its inputs. Exactly one of the three limits is given.
 
-    ``bytes``: a number, ``"5 GiB"``, or a formula of the dims. ``times_below_naive``: at least so many times
+    ``bytes``: a number, ``"5 GiB"``, or a formula of the dims. ``times_below_naive``: at least this many times
     smaller than naive. ``times_below``: the same against another form, ``{"reported": 8}``.
     Without ``case`` it holds for every case and for every drawn shape. A form keeps nothing for good unless a budget of
     the phase ``kept`` says how much: a table that all calls share.

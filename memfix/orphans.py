@@ -1,9 +1,9 @@
-"""Child processes that end with their parent, even where that is killed.
+"""End child processes with their parent, even where the parent is killed.
 
-A parent that is killed tells its children nothing, and a child that waits for work on a pipe waits for ever where
-processes that were forked beside it hold the other end open too. On Linux the system kills such a child. Elsewhere
-children are spawned and hold no other's pipes, so that most of them read the end of theirs; only a worker of a process
-pool stays, and must be ended by hand. A thread that watches the parent would spoil what the host meter counts.
+A killed parent cannot tell its children, and a child that waits for work on a pipe waits for ever if siblings, forked
+beside it, hold the other end open too. On Linux the kernel kills such a child. Elsewhere children are spawned and
+inherit no sibling's pipes, so most of them read the end of theirs; only a worker of a process pool stays, and must be
+ended by hand. A thread that watches the parent would disturb what the host meter counts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def ends_with_parent(main: Main) -> Main:
 def end_with(parent: int) -> None:
     """Have this process killed when ``parent``, which started it, ends.
 
-    Linux counts the thread that started it as the parent: a child must not be needed for longer than that thread lives.
+    For Linux the parent is the thread that started the child, so the child lives no longer than that thread.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before it could be watched
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)

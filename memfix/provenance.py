@@ -1,4 +1,4 @@
-"""Where a figure was taken: versions, GPU, driver, commit, time. Imports no torch."""
+"""Describe where a figure was measured: versions, GPU, driver, commit, time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def installed_version(package: str) -> str:
 
 
 def gpu_and_driver() -> tuple[str, str] | None:
-    """From the driver itself, since asking torch would import it; None where no driver answers."""
+    """Ask the driver for the GPU's name and its own version, without torch. None where no driver answers."""
     try:
         import pynvml
 
@@ -37,7 +37,7 @@ def allocator_settings() -> str:
 
 
 def describe() -> dict[str, str]:
-    """All of it, for a report that outlives the machine."""
+    """Return all of it, for reports that are read elsewhere."""
     gpu, driver = gpu_and_driver() or ("none", "none")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -54,7 +54,7 @@ def describe() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of this memfix, with a + where files differ from it; a copy without history is told by a variable."""
+    """Return this memfix's commit, with a + where files differ. A variable names it for a copy without history."""
     if "MEMFIX_COMMIT" in os.environ:
         return os.environ["MEMFIX_COMMIT"]
     here = Path(__file__).resolve().parent

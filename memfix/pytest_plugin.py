@@ -121,7 +121,7 @@ class Plugin:
         self.readings: list[dict[str, Any]] = []
         self.notes: dict[str, None] = {}
         self.failures: dict[str, str] = {}
-        """What the failed tests of memfix say, by their ids."""
+        """The messages of failed memfix tests, by test id."""
         self.without_gpu: list[str] = []
         """For each test that was skipped without a GPU, the reason."""
         self.found: dict[int, Found] = {}
@@ -173,7 +173,8 @@ class Plugin:
         marker, gpu = item.get_closest_marker("memfix"), item.get_closest_marker("gpu")
         if marker is None and gpu is None:
             return (yield)
-        from .meters.cuda import gpu_beside_others, gpu_to_ourselves, watched_peak
+        from .meters.cuda import watched_peak
+        from .meters.gpu_sharing import gpu_beside_others, gpu_to_ourselves
 
         if marker is None:
             use = "alone" if gpu is None else gpu.kwargs.get("use", "alone")
@@ -281,11 +282,11 @@ class TestSession:
 
     @property
     def file(self) -> str:
-        """The test file, as a command in this folder spells it."""
+        """The test file's path, relative to the working directory."""
         return os.path.relpath(self._item.path)
 
     def found(self, contract: Contract) -> Found:
-        """What this session has found out about a contract. Two contracts may have one name."""
+        """Return what this session has found about a contract, by identity: two contracts may have one name."""
         return self._plugin.found.setdefault(id(contract), {})
 
     def record_reading(self, name: str, size: int, reading: Reading, key: tuple[str, ...] | None = None) -> None:
@@ -295,7 +296,7 @@ class TestSession:
         _record(self._item, name, size, {**reading.as_dict(), **more})
 
     def against_lock(self, key: tuple[str, str, str, Phase], size: int, reading: Reading) -> Sequence[Finding]:
-        """Compare a simulated reading with the lock; nothing without a lock, or while it is being written."""
+        """Compare a simulated reading with the lock, unless there is none or it is being written."""
         from .gate.judge import judge_entry
         from .gate.lock import spelled
 
@@ -345,7 +346,7 @@ def _gpu_order(item: pytest.Item) -> int:
 
 
 def _limit_of(marker: pytest.Mark, item: pytest.Item) -> int:
-    """The marker's one argument in bytes; anything else is a usage error."""
+    """Return the marker's one argument in bytes; anything else is a usage error."""
     usage = "write it as @pytest.mark.memfix('2GiB') or memfix(limit='2GiB')"
     values = [*marker.args, *marker.kwargs.values()]
     if len(values) != 1 or marker.kwargs.keys() - {"limit"}:

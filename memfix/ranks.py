@@ -1,4 +1,4 @@
-"""Measures the ranks of one world that can differ, and finds the largest."""
+"""Measure the ranks of a world whose memory can differ, and find the largest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .meters.one_rank import Mesh, World
 from .units import format_bytes
 
 Place = tuple[int, ...]
-"""Where a rank is in the mesh: its number along each dimension."""
+"""The place of a rank in the mesh: its number along each dimension."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RankReadings:
     world: World
     readings: Mapping[int, Reading]
     are_named: bool = False
-    """Whether the caller said which ranks to measure. Otherwise every rank that was not lies between alike ones."""
+    """Whether the caller named the ranks. Otherwise each unmeasured rank lies between two with the same bytes."""
 
     @property
     def largest_rank(self) -> int:
@@ -73,8 +73,9 @@ def peak_of_ranks(
     """The peaks of the ranks that can differ, as :func:`memfix.peak` measures each with ``options``.
 
     Along each dimension of the mesh, or over all ranks without one, the first, the middle and the last rank are
-    measured. Between two that differ the rest is measured too, as of a pipeline's stages or of uneven shards; ranks
-    between two that agree are not. Every combination of what differs is measured. ``ranks`` names them instead.
+    measured. Between two that differ, as between stages of a pipeline or uneven shards, further ranks are measured;
+    between two that agree none is. Then every combination of numbers that differ is measured. ``ranks`` names the
+    ranks to measure instead.
     """
     world = World.of(world_size, mesh)
     if world_size is None and mesh is None:
@@ -88,7 +89,7 @@ def peak_of_ranks(
     def reading_of(rank: int) -> Reading:
         if rank not in found:
             reading = peak(build, world_size=world.size, mesh=mesh, rank=rank, **options)
-            found[rank] = dataclasses.replace(reading, timeline=None)  # of many ranks they take much memory
+            found[rank] = dataclasses.replace(reading, timeline=None)  # the timelines of many ranks take much memory
         return found[rank]
 
     if ranks is not None:
@@ -106,7 +107,7 @@ def peak_of_ranks(
 
 
 def _reader(reading_of: Callable[[int], Reading], sizes: Place, dim: int) -> Callable[[int], tuple[int, ...]]:
-    """The bytes of the rank with a number along one dimension and 0 along the others."""
+    """Return a function that reads the rank with a number along ``dim`` and 0 along the other dimensions."""
 
     def read(number: int) -> tuple[int, ...]:
         reading = reading_of(rank_at(tuple(number if at == dim else 0 for at in range(len(sizes))), sizes))
@@ -116,7 +117,7 @@ def _reader(reading_of: Callable[[int], Reading], sizes: Place, dim: int) -> Cal
 
 
 def _that_differ(size: int, read: Callable[[int], tuple[int, ...]]) -> list[int]:
-    """One number for each run of numbers that have the same bytes."""
+    """Return one number for each run of numbers with the same bytes."""
     known = {number: read(number) for number in sorted({0, size // 2, size - 1})}
     gaps = list(itertools.pairwise(known))
     while gaps:
@@ -130,7 +131,7 @@ def _that_differ(size: int, read: Callable[[int], tuple[int, ...]]) -> list[int]
 
 
 def rank_at(place: Place, sizes: Place) -> int:
-    """The rank at a place of a mesh. The last dimension runs fastest."""
+    """Return the rank at a place of a mesh. The last dimension runs fastest."""
     rank = 0
     for number, size in zip(place, sizes, strict=True):
         rank = rank * size + number
@@ -138,7 +139,7 @@ def rank_at(place: Place, sizes: Place) -> int:
 
 
 def place_of(rank: int, sizes: Place) -> Place:
-    """The place of a rank in a mesh."""
+    """Return the place of a rank in a mesh."""
     return tuple(rank // math.prod(sizes[dim + 1 :]) % size for dim, size in enumerate(sizes))
 
 

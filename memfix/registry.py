@@ -1,4 +1,4 @@
-"""Finds contracts in the folders of ``memfix/ops``, in other packages through an entry point, or in files.
+"""Find contracts in the folders of ``memfix/ops``, in other packages through an entry point, or in files.
 
 A folder of ``memfix/ops`` holds one product. Its ``contract.py`` declares the op with the folder's name. Further
 contracts of the product are in files named after their ops: ``kda/decode_kda_contract.py``.
@@ -51,7 +51,7 @@ class Source:
 
 
 def _contracts_in(module: ModuleType) -> list[Contract]:
-    """The contracts that a module names, and those of its suites."""
+    """Return the contracts that a module has as attributes, and those of its suites."""
     found: dict[int, Contract] = {}
     for value in vars(module).values():
         contracts = [value] if isinstance(value, Contract) else getattr(value, "memfix_contracts", ())
@@ -71,7 +71,7 @@ class Registered:
 
 @functools.cache
 def registered() -> Registered:
-    """Everything that is declared. A fault of ours is raised; one of another package leaves out what it concerns."""
+    """Return everything that is declared. Errors in memfix's own ops are raised; others' faulty ones are left out."""
     contracts: dict[str, Contract] = {}
     declared_in: dict[str, Source] = {}
     left_out: list[tuple[str, str]] = []
@@ -100,7 +100,7 @@ def all_contracts() -> Mapping[str, Contract]:
 
 
 def contracts(names: Iterable[str] = ()) -> list[Contract]:
-    """The contracts called ``names``, or all of them. The name of an entry point stands for all that came by it."""
+    """Return the contracts called ``names``, or all. An entry point's name selects every contract that it declares."""
     known, sources = all_contracts(), registered().sources
     chosen: list[str] = []
     for name in names:
@@ -117,7 +117,7 @@ def source_of(name: str) -> Source:
 
 
 def _why_none(name: str) -> str:
-    """The end of a refusal: its package is broken, or another one may be, or the name is misspelt."""
+    """Return the end of the error about an unknown op: a broken package, or a similar name and what was left out."""
     known, left_out = registered().contracts, registered().left_out
     of_package = [reason for package, reason in left_out if package == name]
     if of_package:
@@ -130,7 +130,7 @@ class BrokenSource(ContractError):
 
 
 def _declared_elsewhere(source: Source) -> list[Contract]:
-    """The contracts of another package or file. Whatever goes wrong there is told with its name."""
+    """Return the contracts of another package or file. Errors in it name the source."""
     try:
         found = source.declared()
     # a package that calls sys.exit() while it is imported would end the gate with its own exit code
@@ -169,7 +169,7 @@ def sources() -> Iterator[Source]:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """The file, or the files of a folder that declare contracts by their look: nothing else there is imported."""
+    """Return the file, or the files of a folder whose text has ``Contract(``. No other file is imported."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -181,7 +181,7 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def _source_in(file: Path) -> Source:
-    """A file as a module, named and imported as pytest does it; what lies in the working directory can be imported."""
+    """Return a file as a module, named and imported as by pytest. It may import from the working directory."""
     path = file.resolve()
     above = [path.stem]
     folder = path.parent

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .checks.outcome import OneMeter, Tools, run_check, run_checks
-from .checks.plan import Check, Found, equality_checks, standing_of, suite_plan
+from .checks.plan import Check, Found, OneMeter, Tools, equality_checks, run_check, run_checks, standing_of, suite_plan
 from .contract import Contract
 from .laws import NAIVE, Phase, SpeedBudget
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Session(Tools, Protocol):
-    """What a test asks of the session that it runs in; the plugin's fixture gives it."""
+    """What a test needs from the session that it runs in; the plugin's fixture provides it."""
 
     @property
     def file(self) -> str: ...
@@ -34,8 +33,8 @@ class Session(Tools, Protocol):
 
 
 GpuUse = Literal["alone", "beside", "meters"]
-"""``alone``: nobody else may use the GPU. ``beside``: others may that measure nothing. ``meters``: it is used by meters
-only, which see to it themselves."""
+"""``alone``: the test has the GPU to itself. ``beside``: others use it that measure nothing. ``meters``: only meters
+use the GPU, and reserve it themselves."""
 
 
 _MEMORY = ("memory", "budget", "scaling")
@@ -85,7 +84,7 @@ def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None, speed
 
 
 def _text(finding: Finding, file: str) -> str:
-    """The finding, with a command that finds the contract in its test file."""
+    """Return the finding as text, with a command that finds the contract in its test file."""
     again = f"{finding.reproduce} --from {shlex.quote(file)}" if finding.reproduce else ""
     return replace(finding, reproduce=again).text()
 
@@ -121,7 +120,7 @@ def _findings(contract: Contract, check: Check, session: Session) -> list[Findin
 
 
 def _memory_findings(contract: Contract, check: Check, session: Session) -> list[Finding]:
-    """What is found of a form's memory; only why none of it can pass and what fails, where the form is not equal."""
+    """Return the findings about a form's memory. For an unequal form: why none can pass, and failures."""
     from .checks.form_call import FormCall
     from .checks.memory import judge_case
 
@@ -160,8 +159,8 @@ def _compare_unless_known(contract: Contract, form: str, session: Session) -> No
 
 
 def _recorded(session: Session, key: tuple[str, str, str, Phase], reading: Reading) -> Sequence[Finding]:
-    """The lock's word on a reading, which the session's reports show."""
-    from .checks.phase_bytes import bytes_of
+    """Record a reading for the session's reports, and compare it with the lock."""
+    from .checks.memory import bytes_of
 
     op, form, case, phase = key
     size = bytes_of(reading, phase)

@@ -1,4 +1,4 @@
-"""Parses and formats bytes, ratios and seconds. Units are powers of two: MiB, not MB."""
+"""Parse and format bytes, ratios and seconds. Units are powers of two: MiB, not MB."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def torch_range() -> str:
 def untested_torch(version: str, measured: str | None) -> str | None:
     """Why bytes under this torch are an estimate, or None.
 
-    ``measured`` is the torch under which the rules were held against the GPU; a table of a user's own may be newer than
-    the versions that memfix was tested with.
+    ``measured`` is the torch under which the rules were compared with the GPU. A user's own table may be newer than the
+    versions that memfix was tested with.
     """
     here = major_and_minor(version)
     if OLDEST_TORCH <= here <= NEWEST_TORCH or (measured and major_and_minor(measured) == here):

@@ -15,6 +15,8 @@ def ci_script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"memfix_ci_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))  # as for a script that is run: ci/tables.py imports the package ci/manual
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their types there
     spec.loader.exec_module(module)

@@ -40,14 +40,14 @@ def tables() -> ModuleType:
 
 
 def test_tables_are_those_of_the_lock_and_the_results(tables: ModuleType) -> None:
-    assert not [path.name for path in tables.stale()], "run python ci/tables.py --write"
+    assert not [path.name for path in tables.stale_files()], "run python ci/tables.py --write"
 
 
 def test_a_table_without_a_place_and_a_place_without_a_table_are_refused(tables: ModuleType) -> None:
     page = Path("page.md")
     places = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in tables.TABLES)
     with pytest.raises(SystemExit, match=r"without a place: \['ops'\]; places without a table: \['opps'\]"):
-        tables.filled({page: places.replace("table: ops", "table: opps")})
+        tables.with_new_tables({page: places.replace("table: ops", "table: opps")})
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from memfix.checks.inputs import Draw, StepOf, make_inputs
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw, make_inputs
 from memfix.contract import FLOOR, Contract, Dim, TensorSpec
 from memfix.errors import ContractError
 from memfix.registry import contracts

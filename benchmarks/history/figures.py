@@ -18,13 +18,18 @@ from typing import Any
 
 import torch
 
-from memfix.checks.inputs import Draw, StepOf, phases_of
+from memfix.checks.inputs import Draw
 from memfix.laws import NAIVE, Phase
 from memfix.meters import get_meter
 from memfix.meters.base import Step
 from memfix.meters.clock import race
 from memfix.registry import all_contracts
 from memfix.units import format_bytes
+
+try:
+    from memfix.checks.form_call import StepOf, phases_of
+except ImportError:  # an earlier commit
+    from memfix.checks.inputs import StepOf, phases_of  # type: ignore[attr-defined,no-redef]
 
 FLOOR = "floor"  # equals memfix.contract.FLOOR, which earlier commits do not have
 PHASES: tuple[Phase, ...] = ("forward", "train")

@@ -1,24 +1,25 @@
-"""Is the simulated meter right? Its bytes against the allocator's on a real GPU, for the same steps."""
+"""Compare the simulated meter's bytes with the allocator's on a real GPU, for the same steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..meters.base import Meter
-from ..meters.cuda import CudaMeter, gpu_beside_others
+from ..meters.cuda import CudaMeter
+from ..meters.gpu_sharing import gpu_beside_others
 from .finding import Finding
 from .form_call import FormCall
 from .measured import Agreement
 from .measuring import measure_phases
-from .phase_bytes import bytes_of, explained
+from .memory import bytes_of, explained
 
 
 def check_agreement(call: FormCall, simulated: Meter) -> Iterator[Finding]:
-    """One finding for each phase; none where this GPU cannot hold the case."""
+    """Yield one finding for each phase, or none where this GPU cannot hold the case."""
     predicted = measure_phases(call, call.phases, simulated)
     expected_bytes = max(reading.total_bytes for reading in predicted.values())
     gpu = CudaMeter(expected_bytes)
-    with gpu_beside_others():  # taken once for all phases: it queues behind processes that time a step
+    with gpu_beside_others():  # reserved once for all phases, since it waits for processes that time a step
         if expected_bytes > gpu.capacity_bytes():
             return
         real = measure_phases(call, call.phases, gpu)

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..contract import BadInput, Contract, parameters_of
 from .finding import Finding, Status
-from .form_call import FormCall
-from .inputs import Draw, read_to_end
+from .form_call import FormCall, read_to_end
+from .inputs import Draw
 
 
 def check_bad_input(contract: Contract, form: str, bad: BadInput) -> Finding:

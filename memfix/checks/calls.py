@@ -1,4 +1,4 @@
-"""The calls at which a form is compared: drawn once for all forms of an op, and more of them for kernels."""
+"""Choose the calls at which a form is compared: the same for all forms of an op, and further ones for kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kernel_calls import calls_for_kernels
 from .plan import Place
 
 SHARE, LEAST = 8, 4
-"""An interpreted kernel takes hundreds of times as long: one in ``SHARE`` examples is drawn, ``LEAST`` at least."""
+"""Interpreted kernels are hundreds of times slower: one call is drawn for ``SHARE`` examples, at least ``LEAST``."""
 
 _DRAWN: dict[str, list[Drawn]] = {}
 _FOR_KERNELS: dict[tuple[str, str], dict[str, list[Drawn]]] = {}
@@ -20,11 +20,11 @@ _FOR_KERNELS: dict[tuple[str, str], dict[str, list[Drawn]]] = {}
 def equality_calls(
     contract: Contract, form: str, dtype: str, examples: int, *, place: Place = "cpu", seed: int = 0
 ) -> list[Drawn]:
-    """The calls at which ``form`` is compared in ``dtype``. Forms without kernels share all of them.
+    """Return the calls at which ``form`` is compared in ``dtype``.
 
-    On a GPU they are compared at half of them, since forms without kernels are compared at all of them on a CPU, and
-    forms with kernels at a third: most calls compile theirs anew. Interpreted kernels are compared at fewer, and at as
-    many others as it takes for every two options to meet in every kernel.
+    On a CPU, forms without kernels are compared at all drawn calls and emulated kernels at half of them. On a GPU,
+    forms without kernels are compared at half, and kernels at a third, because most calls compile new ones. Interpreted
+    kernels are compared at fewer drawn calls, and at others until every two options have met in every kernel.
     """
     if place == "interpreter":
         examples = max(LEAST, examples // SHARE)
@@ -37,8 +37,9 @@ def equality_calls(
 
 
 def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0) -> list[Drawn]:
-    """The simplest call and a usual one in every dtype, and others in each: what an option breaks shows in any dtype.
-    Some more have a NaN in one input, run under autocast, or are differentiated twice, each kind in one dtype.
+    """Return the simplest call and a usual one, the same in every dtype, and others that differ between dtypes: an
+    error of an option shows in any dtype. Further calls have a NaN in one input, run under autocast, or are
+    differentiated twice, each kind in one dtype.
 
     The calls are the same for every form. They are drawn once and cached.
     """
@@ -59,7 +60,7 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0)
 
 
 def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[Drawn]:
-    """Calls whose outcome does not depend on the dtype, each kind in one: a NaN in one input in the last dtype,
+    """Yield calls whose outcome does not depend on the dtype, each kind in one: a NaN in one input in the last dtype,
     autocast in float32, and second derivatives in float64, which has most digits.
     """
     dtypes, some = contract.dtypes, made[1 : 1 + len(made) // 6] or made[:1]

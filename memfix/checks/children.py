@@ -1,4 +1,4 @@
-"""Child processes of the checks: forked from one that has torch where that is safe, and started anew elsewhere."""
+"""Start the checks' child processes: forked from a process that has imported torch where that is safe, else spawned."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ StartMethod = Literal["fork", "spawn"]
 
 
 def start_method() -> StartMethod:
-    """How children may start now. A fork needs neither torch's import nor ours again: four seconds each.
+    """Return how children may be started now. A fork saves each child the imports of torch and memfix: four seconds.
 
-    Another thread could hold a lock that the child then waits for, torch refuses a backward in a child of a process
-    whose autograd has threads, and a GPU that was asked for cannot be used after a fork.
+    A fork is unsafe if another thread could hold a lock that the child then waits for, if autograd has threads (torch
+    then refuses a backward in the child), and if there is a GPU: CUDA, once initialised, cannot be used after a fork.
     """
     from ..meters.cuda import gpu_unavailable_reason
 
@@ -32,7 +32,7 @@ def _has_autograd_threads() -> bool:
 
 @ends_with_parent
 def start_worker(num_processes: int = 1) -> None:
-    """Begin a worker of a process pool. ``num_processes`` is how many of them measure on one GPU."""
+    """Initialise a worker of a process pool. ``num_processes`` processes share the GPU."""
     from ..meters.cuda import CudaMeter
 
     take_one_core()
@@ -40,7 +40,7 @@ def start_worker(num_processes: int = 1) -> None:
 
 
 def take_one_core() -> None:
-    """For a child's start. Small tensors gain nothing from torch's own threads, and other processes use the cores."""
+    """Limit torch to one thread: small tensors gain nothing from more, and other processes use the other cores."""
     import torch
 
     torch.set_num_threads(1)

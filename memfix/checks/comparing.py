@@ -1,4 +1,4 @@
-"""Is an answer as near to the truth as a small factor of naive's own rounding error, at worst and on average?"""
+"""Compare an answer with naive's: its error may be a small factor of naive's own, at worst and on average."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answer:
     """Whether the call changed the state of the global random generator."""
 
     def with_dtypes_of(self, naive: Answer, *, instead_of: torch.dtype) -> Answer:
-        """This answer, with the dtypes of naive's outputs where it has kept that of its inputs, as autocast allows."""
+        """Return this answer with naive's dtype for each output that kept its inputs' dtype, which autocast allows."""
         if len(self.dtypes) != len(naive.dtypes):
             return self
         pairs = zip(self.dtypes, naive.dtypes, strict=True)
@@ -42,24 +42,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reference:
-    """What naive says of one call."""
+    """Naive's results at one call, with which the answers of forms are compared."""
 
     inputs: Mapping[str, torch.Tensor]
     """As they were drawn. Forms get copies."""
     naive: Answer
-    """In the working dtype: what rounding alone costs."""
+    """Naive's answer in the working dtype: its error is what rounding alone costs."""
     truth: Answer
-    """In float64."""
+    """Naive's answer in float64."""
     make_nearby: Callable[[], Sequence[Answer]]
-    """In float64, of inputs that are off by what sums are allowed. Asked for only where a form would fail without."""
+    """Makes float64 answers to inputs with the errors that sums may have. Called only if a form fails without them."""
     nudge: float
-    """How far those inputs are off, as a share."""
+    """The relative error of those inputs."""
     scale: float = 1.0
     """The size of the largest input, or 1."""
 
     @functools.cached_property
     def expected(self) -> dict[str, _Expected | None]:
-        """By name; None where naive gives nothing. Worked out once for all forms."""
+        """The expected tensors by name, None where naive gives none. Computed once for all forms."""
         pairs = ((name, true, self.naive.tensors[name]) for name, true in self.truth.tensors.items())
         return {
             name: None if true is None or rounded is None else _Expected(true, rounded.double())
@@ -67,7 +67,7 @@ class Reference:
         }
 
     def moved_error(self, name: str, share: float) -> float:
-        """How far inputs that are off by this share move the truth."""
+        """Return how far the truth moves if the inputs have the relative error ``share``."""
         expected = self.expected[name]
         assert expected is not None
         moved = [near for answer in self._nearby if (near := answer.tensors[name]) is not None]
@@ -80,7 +80,7 @@ class Reference:
 
 
 class _Expected:
-    """One tensor as it should be, and how far naive is off from it, where both are finite."""
+    """One tensor of the truth, and naive's error in it where both are finite."""
 
     own_error = magnitude = own_average = size = num_that_matter = 0.0
     """``size`` is the average magnitude."""
@@ -88,7 +88,7 @@ class _Expected:
     def __init__(self, true: torch.Tensor, rounded: torch.Tensor) -> None:
         self.true, self.rounded = true, rounded
         where = rounded.isfinite() & true.isfinite()
-        self.finite = None if bool(where.all()) else where  # None where all of it is
+        self.finite = None if bool(where.all()) else where  # None where every element is finite
         if bool(where.any()):
             off, values = _picked(rounded - true, self.finite), _picked(true, self.finite)
             self.own_error, self.magnitude = off.abs().max().item(), values.abs().max().item()
@@ -97,7 +97,7 @@ class _Expected:
 
 
 def sum_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:
-    """The relative error that sums are given, in the dtype that they are kept in."""
+    """Return the relative error that a sum may have, by the dtype that sums are kept in."""
     return tolerance.sum_ulps * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
@@ -106,7 +106,7 @@ def _operand_rounding(tolerance: Tolerance, dtype: torch.dtype) -> float:
 
 
 def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: torch.dtype) -> None:
-    """Raises ``Unequal`` at the first tensor that is not as expected."""
+    """Raise ``Unequal`` at the first tensor that is not as expected."""
     naive = reference.naive
     if len(answer.dtypes) != len(naive.dtypes):
         raise Unequal(f"returns {len(answer.dtypes)} tensors, naive {len(naive.dtypes)}")
@@ -115,7 +115,7 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
     if answer.moves_generator and not naive.moves_generator:
         raise Unequal("seeds or uses the caller's random generator, which naive leaves alone")
     for name, expected in reference.expected.items():
-        if name not in answer.tensors:  # of a second backward that the form refuses
+        if name not in answer.tensors:  # it belongs to a second backward, which the form refused
             continue
         got = answer.tensors[name]
         if expected is None:
@@ -126,26 +126,26 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
             raise Unequal(f"gives no {name}")
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")
-        # a form that rounds operands shows that in everything, whatever naive keeps wider
+        # rounded operands cause errors in every tensor, also in those that naive keeps wider
         kept = dtype if tolerance.operand_ulps else _kept_in(expected, naive.tensors[name], dtype)
         moved_error = partial(reference.moved_error, name)
         _compare_tensor(name, got.double(), expected, moved_error, tolerance, dtype, kept, reference.scale)
 
 
 def _kept_in(expected: _Expected, naives: torch.Tensor | None, dtype: torch.dtype) -> torch.dtype:
-    """The dtype whose roundings a tensor may show: ``dtype``, or a wider one of its own where naive shows only those,
-    as in a state that stays float32, or under autocast where nothing is a product.
+    """Return the dtype whose rounding errors a tensor may have: ``dtype``, or the wider dtype of naive's tensor where
+    naive's error shows only roundings of that: a state that stays float32, or under autocast what no product made.
     """
     if naives is None or not naives.is_floating_point() or torch.finfo(naives.dtype).eps >= torch.finfo(dtype).eps:
         return dtype
-    if naives.numel() < _ENOUGH_FOR_AN_AVERAGE:  # a few may be near the truth by luck
+    if naives.numel() < _ENOUGH_FOR_AN_AVERAGE:  # few elements may be near the truth by luck
         return dtype
     is_kept = expected.own_error <= _ROUNDINGS_OF_A_WIDE_SUM * torch.finfo(naives.dtype).eps * expected.magnitude
     return naives.dtype if is_kept else dtype
 
 
 def require_same_nans(answer: Answer, reference: Reference) -> None:
-    """Raises ``Unequal`` where naive's answer is NaN and the form's is finite. A form may have more NaNs than naive."""
+    """Raise ``Unequal`` where naive's answer is NaN and the form's is finite. A form may have more NaNs than naive."""
     for name, expected in reference.expected.items():
         got = answer.tensors.get(name)
         if expected is None or got is None:
@@ -175,7 +175,7 @@ def _compare_tensor(
     if not off.numel():
         return
     sums, info = sum_rounding(tolerance, kept), torch.finfo(dtype)
-    # below its smallest number is nothing; a sum of terms below its normal ones is off by as many of those
+    # the smallest subnormal of the dtype, or many of them: a sum may have subnormal terms
     num_smallest = 1 if dtype in _IN_16_BITS else _TERMS_BELOW_NORMAL
     slack = sums * expected.magnitude + num_smallest * info.smallest_normal * info.eps
     slack += tolerance.absolute_ulps * torch.finfo(torch.promote_types(kept, torch.float32)).eps * scale
@@ -195,14 +195,14 @@ def _complaint(
     tolerance: Tolerance,
     dtype: torch.dtype,
 ) -> str | None:
-    """By how much it is off, and what is allowed; None where it is near enough."""
+    """Return how far the tensor is off and what is allowed, or None where it is near enough."""
     eps, own_error, own_average, size = torch.finfo(dtype).eps, expected.own_error, expected.own_average, expected.size
     allowed = tolerance.factor * own_error + tolerance.ulps * eps * expected.magnitude + slack
     worst = off.abs().max().item()
     if not worst <= allowed:
         where = _where(got, expected)
         return f"{worst:.3g} at {where}; allowed {allowed:.3g} (naive's own error {own_error:.3g})"
-    # where a few elements outweigh the rest, naive's average can be right by luck as one element can
+    # where few elements outweigh the rest, naive's average error can be small by luck, as that of one element
     if expected.num_that_matter < _ENOUGH_FOR_AN_AVERAGE:
         return None
     average = _rms(off)
@@ -221,7 +221,7 @@ def _complaint(
 
 
 def _where(got: torch.Tensor, expected: _Expected) -> str:
-    """Where it is farthest off: the index, what stands there, and what should."""
+    """Describe the element with the largest error: its index, its value and the truth."""
     off = (got - expected.true).nan_to_num(nan=float("inf")).abs()
     flat = (off if expected.finite is None else off.masked_fill(~expected.finite, -1)).argmax()
     index = [int(i) for i in torch.unravel_index(flat, got.shape)]
@@ -229,7 +229,7 @@ def _where(got: torch.Tensor, expected: _Expected) -> str:
 
 
 def _compare_where_naive_overflows(name: str, got: torch.Tensor, expected: _Expected, dtype: torch.dtype) -> None:
-    """In the working dtype a form may do the same there, or be right where naive is not."""
+    """Where naive is not finite in the working dtype, a form may do the same, or give the truth."""
     true, rounded, finite = expected.true, expected.rounded, expected.finite
     assert finite is not None
     as_naive = (got == rounded) | (got.isnan() & rounded.isnan())
@@ -243,7 +243,7 @@ def _picked(values: torch.Tensor, where: torch.Tensor | None) -> torch.Tensor:
 
 
 def _num_that_matter(values: torch.Tensor) -> float:
-    """How many equal elements would spread as much: all of them where they are alike, one where one outweighs all."""
+    """Return the effective number of elements: all of them where they are alike, 1 where one outweighs the rest."""
     squares = values.pow(2)
     return (squares.sum().pow(2) / squares.pow(2).sum()).nan_to_num(nan=0.0).item()
 

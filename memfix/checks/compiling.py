@@ -1,7 +1,7 @@
-"""Kernels compile for the simulated GPU as each case launches them, within the shared memory that a block may take.
+"""Compile kernels for the simulated GPU as each case launches them, and hold them to a block's shared memory.
 
-An interpreter runs what a compiler refuses, and knows no limit of shared memory. So a kernel can be equal on every CPU
-and fail in the first step on a GPU. ``compiling_triton`` and ``compiling_cuda`` each have a compiler of one language.
+Triton's interpreter runs kernels that its compiler refuses, and a C++ compiler of the host takes functions that a GPU
+does not have; neither limits shared memory. So a kernel can be equal on every CPU and fail in the first step on a GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from ..meters.base import Meter, Simulation
 from ..meters.simulated import SimulatedMeter
 from ..meters.simulated.gpus import GPU
 from ..meters.simulated.launches import Launch
-from . import compiling_cuda, compiling_triton
-from .compiling_result import Refused
+from .compilers import Refused, compile_for, first_line_of, no_compiler, no_triton_compiler
 from .finding import Finding
-from .form_call import FormCall
-from .inputs import StepOf
+from .form_call import FormCall, StepOf
 from .measured import SharedMemory
 
 _THREADS = 4
@@ -37,43 +35,41 @@ def check_compiles(contract: Contract, form: str, meter: Meter) -> Finding:
     assert simulation is not None
     gpu = simulation.gpu
     shared_bytes: dict[str, int] = {}
-    """By the hash of the kernel."""
+    """By the hash or the name of the kernel."""
     tuned: dict[str, None] = {}
     missing: dict[str, None] = {}
-    if contract.forms[form].is_interpreted and (reason := compiling_triton.no_compiler()):
+    if contract.forms[form].is_interpreted and (reason := no_triton_compiler()):
         return _none_compiled(contract, form, gpu, reason)
-    with contextlib.ExitStack() as stack:
-        for case, phase, launch in launches_of(contract, form, simulation):
-            language = compiling_cuda if isinstance(launch.kernel, CudaKernel) else compiling_triton
-            if reason := language.no_compiler():
-                missing[reason] = None
-                continue
-            if launch.is_tuned:
-                tuned[launch.name] = None
-                continue
-            failing = partial(Finding, "compile", contract.name, form, "fail", case=case, phase=phase)
-            try:
-                key, shared = language.compile_for(gpu, launch, stack)
-            except Refused as refused:
-                first, *more = refused.said.splitlines()
-                return failing(
-                    message=f"{launch.name} does not compile for {gpu.name}: {first}",
-                    details=(
-                        *([f"  {refused.line}"] if refused.line else []),
-                        *(f"  {line}" for line in more[:_LINES]),
-                    ),
-                    source=refused.line.place if refused.line else "",
-                )
-            shared_bytes[key] = shared
-            if shared > gpu.shared_memory_bytes:
-                line = language.first_line_of(launch.kernel)
-                return failing(
-                    message=f"{launch.name} needs {shared:,} bytes of shared memory, "
-                    f"and a block on {gpu.name} has at most {gpu.shared_memory_bytes:,}",
-                    details=(f"  {line}",),
-                    measured=SharedMemory(shared),
-                    source=line.place,
-                )
+    for case, phase, launch in launches_of(contract, form, simulation):
+        if reason := no_compiler(launch.kernel):
+            missing[reason] = None
+            continue
+        if launch.is_tuned:
+            tuned[launch.name] = None
+            continue
+        failing = partial(Finding, "compile", contract.name, form, "fail", case=case, phase=phase)
+        try:
+            key, shared = compile_for(gpu, launch)
+        except Refused as refused:
+            first, *more = refused.said.splitlines()
+            return failing(
+                message=f"{launch.name} does not compile for {gpu.name}: {first}",
+                details=(
+                    *([f"  {refused.line}"] if refused.line else []),
+                    *(f"  {line}" for line in more[:_LINES]),
+                ),
+                source=refused.line.place if refused.line else "",
+            )
+        shared_bytes[key] = shared
+        if shared > gpu.shared_memory_bytes:
+            line = first_line_of(launch.kernel)
+            return failing(
+                message=f"{launch.name} needs {shared:,} bytes of shared memory, "
+                f"and a block on {gpu.name} has at most {gpu.shared_memory_bytes:,}",
+                details=(f"  {line}",),
+                measured=SharedMemory(shared),
+                source=line.place,
+            )
     if missing and not shared_bytes:
         return _none_compiled(contract, form, gpu, "; ".join(missing))
     largest = max(shared_bytes.values(), default=0)
@@ -89,9 +85,9 @@ def _none_compiled(contract: Contract, form: str, gpu: GPU, reason: str) -> Find
 
 
 def compile_ahead(steps: Iterable[StepOf]) -> None:
-    """Compile what steps on the GPU that is there will launch, on several cores. A step on its own compiles in turn.
+    """Compile in several threads what steps on the real GPU will launch. A step itself compiles one kernel at a time.
 
-    What is not foreseen, or does not compile, is left to the step.
+    Launches that are not foreseen, and kernels that do not compile, are left to the step.
     """
     import triton
 
@@ -107,9 +103,9 @@ def compile_ahead(steps: Iterable[StepOf]) -> None:
 
 
 def launches_of(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
-    """Every launch with its case and phase."""
+    """Yield every launch of ``form`` with its case and phase."""
     for case in contract.cases:
         call = FormCall.at_case(contract, form, case)
         for phase in call.phases:
-            if phase != "held":  # train begins with it
+            if phase != "held":  # train runs the same forward
                 yield from ((case, phase, launch) for launch in meter.launches(call.step(phase)))

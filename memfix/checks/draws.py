@@ -1,10 +1,10 @@
-"""Draws calls for equality, small and full of edges, and shapes for memory, as large as the cases.
+"""Draw calls for equality, small and full of edge cases, and shapes for memory, as large as the cases.
 
-Hypothesis turns bytes into a draw, and simplifies a draw that fails. The bytes are ours: each draw is made from random
-bytes of its own, so none is a variation of the one before, and they are the same in every process.
+Hypothesis turns bytes into a draw, and simplifies a draw that fails. The bytes come from memfix: fresh random bytes for
+each draw, so that no draw is a variation of the one before, and from a seed, so that every process draws the same.
 
-Options break in pairs, such as a class weight where the loss is summed. So until every two options have met in a call,
-each call is chosen out of several as the one in which most new pairs meet.
+Options fail in pairs, such as a class weight with a summed loss. So until every two options have met in a call, each
+call is the one of several candidates in which most new pairs meet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Drawn:
 
 
 def drawn(draws: Draws, contract: Contract, examples: int, *, seed: int = 0) -> list[Drawn]:
-    """The simplest draw, and others up to ``examples`` in all: the same ones for the same ``seed``."""
+    """Return the simplest draw and random others, ``examples`` in all. The same ``seed`` gives the same draws."""
     every = made(draws, Random(seed))
     to_meet = pairs(options_of(contract))
     found: list[Drawn] = []
@@ -63,7 +63,7 @@ def usual_draws(draws: Draws, contract: Contract) -> Draws:
 
 
 def usual(draws: Draws, contract: Contract, *, seed: int = 0) -> Drawn:
-    """The one of several :func:`usual_draws` that has the longest axes and the shortest chunks."""
+    """Return, of several :func:`usual_draws`, the one with the longest axes and the shortest chunks."""
     axes = contract.shape_dims()
 
     def num_chunks(call: Drawn) -> float:
@@ -74,8 +74,8 @@ def usual(draws: Draws, contract: Contract, *, seed: int = 0) -> Drawn:
 
 
 def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> list[Drawn]:
-    """Two small calls with a NaN in every row of one input: in usual sizes, and in sizes that fill no vector of a CPU.
-    No token is ignored, or its NaN would be as well."""
+    """Return two small calls with a NaN in every row of one input: at usual sizes, and at sizes below a CPU's vector
+    width. No token is ignored, since its NaN would be ignored too."""
 
     def spoil(draw: Draw, *, in_usual_sizes: bool) -> Draw:
         as_usual = _as_usual(contract, draw)
@@ -87,7 +87,7 @@ def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> list[Drawn
 
 
 def in_mode(call: Drawn, contract: Contract, mode: Mode) -> Drawn:
-    """``call`` with the sizes, layouts and options that models have, in another mode."""
+    """Return ``call`` in another mode, with the sizes, layouts and options that models have."""
     return call.changed(lambda draw: replace(_as_usual(contract, draw), mode=mode))
 
 
@@ -104,18 +104,18 @@ def _as_usual(contract: Contract, draw: Draw) -> Draw:
 
 
 def made(draws: Draws, source: Random) -> Iterator[Drawn]:
-    """The simplest draw first, then random ones without end."""
+    """Yield the simplest draw first, then random ones without end."""
     made: list[Draw] = []
     make = _test(draws, made.append).hypothesis.fuzz_one_input
     made_of = bytes(_ENOUGH_BYTES)
     while True:
-        if make(made_of) is not None:  # Hypothesis takes most bytes
+        if make(made_of) is not None:  # Hypothesis accepts most byte strings
             yield Drawn(made[-1], made_of, draws)
         made_of = source.randbytes(_ENOUGH_BYTES)
 
 
 Options = Mapping[str, Sequence[object]]
-"""By name, the values that a choice may have, and for an optional input whether it is there."""
+"""Values by option: those of a choice, and for an optional input whether it is present."""
 
 
 def options_of(contract: Contract) -> Options:
@@ -128,7 +128,7 @@ def options_taken(contract: Contract, draw: Draw) -> Options:
 
 
 def pairs(options: Options) -> set[tuple[str, str]]:
-    """All pairs of values of two different options, as text."""
+    """Return all pairs of values of two different options, as text."""
     return {
         (f"{one}={value!r}", f"{other}={another!r}")
         for one, other in itertools.combinations(options, 2)
@@ -196,7 +196,7 @@ def _test(draws: Draws, check: Callable[[Draw], None]) -> Any:
 
 @st.composite
 def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
-    """A call small enough to compute: any dims, chunk sizes at and near the edges, layouts, frozen inputs."""
+    """Draw a call small enough to compute: any dims, chunk sizes at and near the edges, layouts, frozen inputs."""
     dims: dict[str, int] = {}
     shape_dims = contract.shape_dims()
     for dim in shape_dims:
@@ -205,7 +205,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
         if dim not in dims:
             anywhere = _sizes(spec)
             near = {edge for axis in shape_dims for edge in _edges_of(dims[axis])}
-            # the smallest ones twice: an error made once a chunk shows where there are many chunks
+            # small chunk sizes come twice: an error that each chunk adds shows where there are many
             edges = [
                 edge
                 for edge in [*sorted(near), *_SMALL_CHUNKS]
@@ -214,7 +214,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
             dims[dim] = draw(_one_of(*edges) | anywhere if edges else anywhere, label=dim)
     choices = _choices(draw, contract)
     seed = draw(_SEEDS)
-    share = draw(_one_of(*[0.3, 0.0] * 5, 0.3, 1.0))  # seldom all: little is left to compare
+    share = draw(_one_of(*[0.3, 0.0] * 5, 0.3, 1.0))  # seldom 1.0, which leaves little to compare
     # large values show an exponential without a shift, small ones a rounding before a comparison, and those between,
     # as a trained model has them, a rounding before a softmax
     magnitude = draw(_one_of(1.0, 5.0, 3.0, 8.0, 0.1))
@@ -239,7 +239,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
 
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:
-    """Half of the calls have the first value of every choice, so that no option hides an error of the plain call."""
+    """Draw the choices. Half of the calls take the first values, so that no option hides an error of the plain call."""
     is_plain = draw(_BOOLEANS, label="plain") if len(contract.choices) > 2 else False
     return {
         key: values[0] if is_plain else draw(_any_of(values), label=key) for key, values in contract.choices.items()
@@ -247,7 +247,7 @@ def _choices(draw: Any, contract: Contract) -> dict[str, Any]:
 
 
 def _present(draw: Any, contract: Contract) -> tuple[str, ...]:
-    """Each optional input is there one time in three: often enough, and most calls stay plain."""
+    """Draw which optional inputs are present, each one time in three: often enough, while most calls stay plain."""
     optional = [spec.name for spec in contract.inputs if spec.optional]
     return tuple(name for name in optional if draw(_one_of(False, False, True), label=name))
 
@@ -271,17 +271,17 @@ _SEEDS, _FOUR, _BOOLEANS = st.integers(0, 2**16), st.integers(0, 3), st.booleans
 
 @functools.cache
 def _axis_sizes(dim: Dim) -> st.SearchStrategy[int]:
-    """Half of the sizes are in the lower third: most errors show there, and sooner."""
+    """Draw sizes, half of them from the lower third: most errors show there, and sooner."""
     return _sizes(dim, high=dim.low + (dim.high - dim.low) // 3) | _sizes(dim)
 
 
 def _few(dim: Dim) -> int:
-    """The third size of a dim. In the first, such as one key, the output often does not depend on an input."""
+    """Return the third smallest size. At the smallest, such as one key, an input often does not affect the output."""
     return min(dim.high, dim.low + 2 * dim.multiple_of)
 
 
 def _rounded(dim: Dim, size: int) -> int:
-    """The next multiple of eight, or the one before; ``size`` itself where the dim has neither."""
+    """Return the next multiple of eight, or the one before, or ``size`` itself where the dim allows neither."""
     step = math.lcm(8, dim.multiple_of)
     fitting = [near for near in (-(-size // step) * step, size // step * step) if dim.low <= near <= dim.high]
     return fitting[0] if fitting else size
@@ -306,7 +306,7 @@ def _edges_of(size: int) -> set[int]:
 
 
 def memory_calls(contract: Contract, examples: int) -> list[Drawn]:
-    """Random shapes: one above each case, and others near the smaller cases, at least ``examples`` in all.
+    """Return random shapes: one above each case, and others near the smaller cases, at least ``examples`` in all.
 
     In every second call some inputs take no gradient: first one of them, each in turn, then all but one. The calls are
     the same for every form. They are drawn once and cached.
@@ -321,7 +321,7 @@ _FOR_MEMORY: dict[str, list[Drawn]] = {}
 
 
 def name_of_draws(contract: Contract, *more: object) -> str:
-    """All of a contract that decides what is drawn, and ``more``: the same for two copies of a contract."""
+    """Return a cache key: all of a contract that decides what is drawn, and ``more``. Copies of a contract share it."""
     return repr((contract.name, contract.dims, contract.choices, contract.inputs, contract.dtypes, *more))
 
 
@@ -339,7 +339,7 @@ def _memory_calls(contract: Contract, examples: int) -> list[Drawn]:
 
 @st.composite
 def memory_draws(draw: Any, contract: Contract, above: str | None = None) -> Draw:
-    """A shape near one of the cases: too large to compute, free to simulate.
+    """Draw a shape near one of the cases: too large to compute, free to simulate.
 
     Axes are a quarter to five quarters of the case's, and options such as chunk sizes one to four times: so no draw
     takes many more chunks, and more time, than the case itself. No draw is near the largest case: what it could show, a

@@ -1,4 +1,4 @@
-"""How hard the checks look: the same three profiles for the gate, pytest and the command line."""
+"""Profiles of how many calls the checks draw, the same for the gate, pytest and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Effort:
     equality_examples: int
     memory_examples: int
     shrinks: int = 200
-    """Tries to find the smallest call at which a form is unequal."""
+    """The most tries to find the smallest call at which a form is unequal."""
     seed: int = 0
     """Another seed draws other calls."""
 
@@ -34,7 +34,7 @@ PROFILES = {
 
 
 def get_effort(name: str | None = None) -> Effort:
-    """The profile called ``name``; without one, the environment's, or ``ci``."""
+    """Return the profile called ``name``; without a name, the environment's, or ``ci``."""
     chosen = name or os.environ.get(ENVIRONMENT_VARIABLE) or "ci"
     if chosen not in PROFILES:
         raise UsageError(f"unknown profile {chosen!r}{did_you_mean(chosen, PROFILES)}")

@@ -1,8 +1,8 @@
-"""Equal: a form gives naive's answer, outputs and every gradient, at any shape, chunk size, dtype and layout.
+"""Check that a form gives naive's outputs and gradients at any shape, chunk size, dtype and layout.
 
-Three rooms in a row: ``calls`` draws the calls, ``running`` runs a form and ``reference`` runs naive at each of them,
-and ``comparing`` compares the two. The form must be as near to the truth as a small factor of naive's own error. A
-failure is shrunk to the smallest shape, and the finding carries a line that reproduces it.
+``calls`` draws the calls, ``running`` runs a form and ``reference`` runs naive at each of them, and ``comparing``
+compares the two. The form must be as near to the truth as a small factor of naive's own error. A failure is shrunk to
+the smallest shape, and the finding carries a line that reproduces it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from ..contract import Contract
 from ..cuda_kernels.emulated import cannot_emulate
 from ..errors import ContractError
-from ..meters.cuda import gpu_beside_others, make_way_on_gpu
+from ..meters.gpu_sharing import gpu_beside_others, make_way_on_gpu
 from .calls import equality_calls
 from .comparing import Unequal, compare, require_same_nans
 from .compiling import compile_ahead
 from .draws import smallest_failure
 from .finding import Finding
-from .form_call import FormCall
-from .inputs import Draw, phases_of
+from .form_call import FormCall, phases_of
+from .inputs import Draw
 from .interpreter import CannotInterpret, InterpreterEnded, in_interpreter
 from .interpreter_faults import interpreter_fault
 from .kernel_coverage import WATCH
@@ -67,7 +67,7 @@ def compare_once(contract: Contract, form: str, draw: Draw, place: Place = "cpu"
         return
     device = "cuda" if place == "cuda" else "cpu"
     if place == "cuda":
-        make_way_on_gpu()  # kernels are compiled for every call, a minute for a form
+        make_way_on_gpu()  # compiling kernels for every call holds the GPU for a minute
     elif place == "interpreter":
         WATCH.turn_to(contract.forms[form].function)
     reference = reference_at(call, device)
@@ -100,7 +100,7 @@ def _at_place(compared: Callable[[Contract], Finding], contract: Contract, form:
 
 @contextlib.contextmanager
 def _without_known_warnings() -> Iterator[None]:
-    """Hide that oneDNN fell back to BLAS, which torch says with a backtrace, and that numpy saw only NaN in a row."""
+    """Hide harmless warnings: oneDNN fell back to BLAS (with a backtrace from torch), numpy saw only NaN in a row."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS")
         warnings.filterwarnings("ignore", message="All-NaN slice encountered")
@@ -147,13 +147,13 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, place: 
     if isinstance(error, NaiveFailed):
         message = f"naive itself fails at {draw.spelled()}: {error}"
         return Finding("equality", contract.name, form, "error", message)
-    if isinstance(error, ContractError):  # from a function that makes the values of an input
+    if isinstance(error, ContractError):  # raised by the function that makes an input's values
         return Finding("equality", contract.name, form, "error", f"no call can be made at {draw.spelled()}: {error}")
     if fault := interpreter_fault(error):
         return Finding("equality", contract.name, form, "error", f"{draw.case.dtype}: could not be compared: {fault}")
     what = str(error) if isinstance(error, Unequal) else f"raises {type(error).__name__}: {error}"
     first, *more = what.splitlines() or [""]
-    # only a wrong answer is what is known of it: a form that raises is broken in a new way
+    # only a wrong answer is known of the form: one that raises is broken in a new way
     reason = contract.forms[form].known_unequal.get(draw.case.dtype)
     known = reason if isinstance(error, Unequal) else None
     return Finding(
@@ -163,7 +163,6 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, place: 
         status="fail" if known is None else "pass",
         message=f"{draw.case.dtype}: {first}" + (f" (known unequal: {known})" if known else ""),
         details=(f"  {'' if reason else 'smallest '}call found: {draw.spelled()}", *(f"  {line}" for line in more[:7])),
-        reproduce=f"memfix check {contract.name} --form {form} --at {draw.spelled()}"
-        + (" --device cuda" if place == "cuda" else ""),
+        reproduce=FormCall(contract, form, draw).command + (" --device cuda" if place == "cuda" else ""),
         known="not equal" if known else "",
     )

@@ -12,8 +12,19 @@ from ..laws import NAIVE, Phase
 from ..meters.base import Meter, Reading
 from .effort import Effort
 from .finding import Finding
-from .outcome import OneMeter, Say, run_checks
-from .plan import LAWS, Check, Found, gate_plan, meter_of, no_memory_passes, place_of, standing_of
+from .plan import (
+    LAWS,
+    Check,
+    Found,
+    OneMeter,
+    Say,
+    gate_plan,
+    meter_of,
+    no_memory_passes,
+    place_of,
+    run_checks,
+    standing_of,
+)
 
 if TYPE_CHECKING:
     from .inputs import Draw
@@ -24,7 +35,7 @@ Where = tuple[str, str, Phase]
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found out about one op."""
+    """Everything that the checks found about one op."""
 
     op: str
     forms: tuple[str, ...]
@@ -43,7 +54,7 @@ def examine(
     forms: Sequence[str] | None = None,
     device: str | None = None,
 ) -> Examination:
-    """Run every check but speed, of ``forms`` or all, in this process. ``say`` is told what is under way."""
+    """Run every check of ``forms``, or of all, but speed, in this process. ``say`` gets progress messages."""
     plan = gate_plan(contract, meter, forms=forms, device=device)
     found = run_checks(contract, plan, OneMeter(meter, effort), {}, say)
     return put_together(contract, plan, found)
@@ -53,9 +64,9 @@ def examine_call(
     contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str
 ) -> Iterator[Finding]:
     """Check equality and every budget without a case at one call. No budget passes for a form that is unequal there."""
+    from .drawn_budgets import measure_and_judge
     from .equality import check_equality_at
     from .form_call import FormCall
-    from .memory import measure_and_judge
 
     meter = meter_of(contract, meter)
     for form in forms:
@@ -71,8 +82,8 @@ def examine_call(
 
 
 def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Examination:
-    """Make one examination of what the checks of ``plan`` found. No memory of an unequal form can pass. Its failures
-    are kept, since the same line may have made it wrong and large.
+    """Make one examination of what the checks of ``plan`` found. No memory check of an unequal form can pass; its
+    failures are kept, since one and the same line may have made it wrong and large.
     """
     from .form_call import FormCall
     from .memory import judge_case

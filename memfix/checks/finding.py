@@ -57,7 +57,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Finding:
-        """A finding from a JSON report; one of an earlier memfix may lack keys that have a default."""
+        """Read a finding of a JSON report; an earlier memfix's may lack keys that have a default."""
         fields = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
         return cls(**{**fields, "details": tuple(data["details"]), "measured": from_figures(data["figures"])})
 
@@ -68,7 +68,7 @@ class Finding:
 
 
 def exit_code_of(findings: Iterable[Finding]) -> int:
-    """Any regression gives its code; else anything that could not be measured; else a pass."""
+    """Return a regression's exit code if anything failed, else that of an error, else a pass."""
     statuses = {finding.status for finding in findings}
     if "fail" in statuses:
         return EXIT_REGRESSION

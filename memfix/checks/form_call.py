@@ -1,29 +1,30 @@
-"""One form at one call: the object that equality and memory checks pass on, instead of a contract with its parts."""
+"""One form at one call: its inputs, what it returns for them, and the steps that a meter measures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..contract import Contract
-from ..laws import NAIVE, Phase
+from ..contract import Contract, Integers
+from ..laws import Phase
+from ..meters.base import Step
+from ..meters.stages import stage
 from .finding import Finding, Status
-from .inputs import Draw, StepOf, call_form, make_inputs, output_tensors, phases_of
+from .inputs import Draw, make_inputs
 
 Tensors = Mapping[str, torch.Tensor]
-_REFUSALS = ("second derivative", "differentiate twice")
-"""What a refusal says where it does not name the op; the second are torch's words for ``once_differentiable``."""
 
 
 @dataclass(frozen=True)
 class FormCall:
     """A form, and the draw that fixes its call.
 
-    In equality checks a quarter of the calls of a dtype come second, after another call of the same shape, so that a
-    cached answer is wrong. Another quarter repeats backward, where the op promises that. Each draw does both, in
+    In equality checks a quarter of a dtype's calls come second: another call of the same shape runs first, so that a
+    cached answer is wrong. Another quarter repeats the backward, where the op promises that. Each draw does both, in
     different dtypes.
     """
 
@@ -39,25 +40,12 @@ class FormCall:
         """The same call of another form."""
         return replace(self, form=form)
 
-    def shortened(self) -> FormCall:
-        """The same call with short axes: a few chunks of two."""
-        contract, case = self.contract, self.draw.case
-        axes = contract.shape_dims()
-
-        def short(dim: str) -> int:
-            spec = contract.dims[dim]
-            wanted = max(1, spec.low) * (4 if dim in axes else 2)
-            return -(-wanted // spec.multiple_of) * spec.multiple_of
-
-        dims = {dim: min(size, short(dim)) for dim, size in case.dims.items()}
-        return replace(self, draw=replace(self.draw, case=replace(case, dims=dims)))
-
     @property
     def phases(self) -> tuple[Phase, ...]:
         return phases_of(self.contract)
 
     def step(self, phase: Phase) -> StepOf:
-        """What a meter measures."""
+        """Return what a meter measures: it builds the step of one phase."""
         return StepOf(self.contract, self.form, self.draw, phase)
 
     def finding(self, check: str, status: Status, message: str, phase: Phase | None = None, **more: Any) -> Finding:
@@ -65,12 +53,18 @@ class FormCall:
         case = self.draw.case.name
         return Finding(check, self.contract.name, self.form, status, message, case, phase, **more)
 
+    @property
+    def command(self) -> str:
+        """The command that checks this call again."""
+        return f"memfix check {self.contract.name} --form {self.form} --at {self.draw.spelled()}"
+
     def inputs(self, device: str, *, other: bool = False, values: bool = True) -> dict[str, torch.Tensor]:
         """The input tensors, or ``other`` ones of the same shape. Without ``values`` they are only laid out."""
         return make_inputs(self.contract, replace(self.draw, seed=self.draw.seed + other), device, values=values)
 
     def result(self, tensors: Tensors) -> Any:
-        return call_form(self.contract, self.form, self.draw, tensors)
+        inputs = (tensors.get(spec.name) for spec in self.contract.inputs)
+        return self.contract.function(self.form)(*inputs, **self.contract.options(self.form, self.draw.case))
 
     def outputs(self, tensors: Tensors) -> list[torch.Tensor]:
         """The form's result as a list, under bfloat16 autocast where the draw says so."""
@@ -97,10 +91,120 @@ class FormCall:
         dtype: torch.dtype = torch.bfloat16 if self.draw.mode == "autocast" else getattr(torch, self.draw.case.dtype)
         return dtype
 
-    def may_refuse_backward(self, number: int, error: RuntimeError) -> bool:
-        """A form may refuse a second backward by the name of the op, unless its contract says that it repeats it."""
-        return number > 0 and not self.contract.repeats_backward_of(self.form) and self.contract.name in str(error)
 
-    def may_refuse_second_derivative(self, error: RuntimeError) -> bool:
-        """A form may, in words. Naive may have none that torch knows: then there is nothing to compare with."""
-        return self.form == NAIVE or any(words in str(error) for words in (self.contract.name, *_REFUSALS))
+def phases_of(contract: Contract) -> tuple[Phase, ...]:
+    """Return the phases that have a step of their own: without gradients only the forward."""
+    return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)
+
+
+def read_to_end(result: Any) -> Any:
+    """Return the result, or None for an iterator, which is read as a loop would: an item lives until the next."""
+    if not isinstance(result, Iterator):
+        return result
+    for _ in result:
+        pass
+    return None
+
+
+def output_tensors(result: Any) -> list[torch.Tensor]:
+    """Return a form's result, a tensor or a tuple of them, as a list."""
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(f"a form must return a tensor or a tuple of tensors, got {type(output).__name__}")
+    return outputs
+
+
+# ---------------------------------------------------------------- what a meter measures
+@dataclass(frozen=True)
+class StepOf:
+    """Builds the step that a meter measures: one form, one case, one phase. Plain data that can be pickled."""
+
+    contract: Contract
+    form: str
+    draw: Draw
+    phase: Phase
+
+    def __call__(self, device: str) -> Step:
+        return _Steps(FormCall(self.contract, self.form, self.draw), device).by_phase()[self.phase]
+
+
+@dataclass(frozen=True)
+class StepsOf:
+    """Builds the steps of several phases on the same fake inputs. Each is run once, without a warm-up.
+
+    A train step marks the point where its forward ends (``HELD``), so that ``held`` needs no run of its own.
+    """
+
+    call: FormCall
+    phases: Sequence[Phase]
+
+    def __call__(self, device: str) -> Iterator[Step]:
+        steps = _Steps(self.call, device)
+        by_phase = {**steps.by_phase(), "train": steps.first_train}
+        for phase in self.phases:
+            yield by_phase[phase]
+            steps.drop_upstreams()  # upstream gradients count as inputs, so they live until the step is measured
+
+
+HELD = "held"
+"""The mark of a train step between its forward and its backward."""
+
+
+class _Steps:
+    """The step of each phase of a form, and the tensors that the steps run on."""
+
+    def __init__(self, call: FormCall, device: str) -> None:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._call = call
+        is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
+        self._tensors = call.inputs(device, values=not is_fake)
+        self._upstreams: list[torch.Tensor] = []
+        self._as_inputs: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        if is_fake:
+            from ..meters.simulated.tracking import counted_as_inputs
+
+            self._as_inputs = counted_as_inputs
+            self._state_ranges_of_integers()
+
+    def by_phase(self) -> dict[Phase, Step]:
+        return {"forward": self.forward, "held": self.held, "train": self.train}
+
+    def forward(self) -> object:
+        with torch.no_grad():
+            return read_to_end(self.held())
+
+    def held(self) -> object:
+        return self._call.result(self._tensors)
+
+    def train(self) -> None:
+        self._backward(output_tensors(self.held()))
+
+    def first_train(self) -> None:
+        outputs = output_tensors(self.held())
+        stage(HELD)
+        self._backward(outputs)
+
+    def drop_upstreams(self) -> None:
+        self._upstreams = []
+
+    def _backward(self, results: list[torch.Tensor]) -> None:
+        """Run the backward. Results without a gradient stay alive as well, as a caller keeps them."""
+        outputs = [tensor for tensor in results if tensor.requires_grad]
+        if not self._upstreams:  # counted as an input, though its shape is only known after the forward
+            with self._as_inputs():
+                self._upstreams = [torch.ones_like(output) for output in outputs]
+        torch.autograd.backward(outputs, self._upstreams)
+        for tensor in self._tensors.values():
+            tensor.grad = None
+
+    def _state_ranges_of_integers(self) -> None:
+        """State the range of real integers to the simulation: results that follow from it are then no assumption."""
+        from ..meters.simulated.tracking import state_range
+
+        draw = self._call.draw
+        for spec in self._call.contract.inputs:
+            is_replaced = spec.sometimes is not None and draw.share
+            if spec.name in self._tensors and isinstance(spec.values, Integers) and not is_replaced:
+                state_range(self._tensors[spec.name], *spec.values.range_at(draw.case.dims))

@@ -1,14 +1,13 @@
-"""The gradients of a call, given an upstream gradient as the rest of a model makes it.
+"""Compute the gradients of a call, for each kind of upstream gradient that the rest of a model gives.
 
-- ``dense``: a number of its own for every element, one after the other in memory;
-- ``transposed``: the same in another order, and behind other numbers, in memory: a part of what a product made;
-- ``expanded``: one number that stands for all of them, as from ``.sum()`` and ``.mean()``;
-- ``masked``: zero in half of the rows, as from a loss that leaves tokens out;
-- ``partial``: of several results one is used, and nothing arrives for the others.
+- ``dense``: random values, contiguous;
+- ``transposed``: the same with transposed strides and a storage offset, like a slice of a product's result;
+- ``expanded``: one value expanded to all elements, as from ``.sum()`` and ``.mean()``;
+- ``masked``: zero in half of the rows, as from a loss that ignores tokens;
+- ``partial``: of several results one is used, and the others get no gradient.
 
-The upstream gradient belongs to whoever made it: another node may be about to read it, so nobody may write into it.
-A second derivative must be naive's, or be refused in words: a gradient that silently has no graph would make a penalty
-on it vanish.
+A form must not write into the upstream gradient, since another node may still read it. A second derivative must equal
+naive's or be refused with an error: if a gradient silently had no graph, a penalty on it would vanish.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..laws import NAIVE
 from .comparing import Unequal, same_bits
 from .form_call import FormCall, Tensors
 from .inputs import Draw, laid_out
@@ -24,11 +24,13 @@ from .inputs import Draw, laid_out
 Change = Callable[[torch.Tensor], torch.Tensor]
 Gradients = dict[str, torch.Tensor | None]
 _SEED = 1000
+_REFUSALS = ("second derivative", "differentiate twice")
+"""Words of a refusal that does not name the op; the second are torch's for ``once_differentiable``."""
 
 
 def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensors, change: Change) -> Gradients:
-    """The gradients of ``wanted``, by what they are called: None for each where no output has a graph. The upstream
-    gradient arrives after ``change``."""
+    """Return the gradients of ``wanted`` by name, each None where no output has a graph. ``change`` is applied to the
+    upstream gradients."""
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable:
         return {f"gradient of {name}": None for name in wanted}
@@ -36,7 +38,7 @@ def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensor
         try:
             return _second_derivatives(differentiable, wanted, call.draw, change)
         except RuntimeError as error:
-            if not call.may_refuse_second_derivative(error):
+            if not _may_refuse_second_derivative(call, error):
                 raise
             return {}
     found: Gradients = {}
@@ -44,7 +46,7 @@ def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensor
         try:
             _backward(outputs, call.draw, number, change, is_last=number + 1 == call.num_backwards)
         except RuntimeError as error:
-            if not call.may_refuse_backward(number, error):
+            if not _may_refuse_backward(call, number, error):
                 raise
             break
         found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
@@ -54,7 +56,7 @@ def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensor
 
 
 def _backward(outputs: Sequence[torch.Tensor], draw: Draw, number: int, change: Change, *, is_last: bool) -> None:
-    """The backward with this number. Of several outputs the one that is used need not depend on what is wanted."""
+    """Run the backward with this number. Of several outputs, the used one need not depend on the wanted inputs."""
     arriving = zip(outputs, upstream_gradients(outputs, draw, number), strict=True)
     used = [(output, gradient) for output, gradient in arriving if output.requires_grad and gradient is not None]
     upstream = [change(gradient) for _, gradient in used]
@@ -66,9 +68,8 @@ def _backward(outputs: Sequence[torch.Tensor], draw: Draw, number: int, change: 
 
 
 def _second_derivatives(outputs: Sequence[torch.Tensor], wanted: Tensors, draw: Draw, change: Change) -> Gradients:
-    """The gradients of ``wanted``, and what a random sum of them gives for ``wanted`` and for what arrived.
-
-    None for a gradient without a graph, as for one that does not depend on a tensor.
+    """Return the gradients of ``wanted``, and the derivatives of a random sum of them by ``wanted`` and by the upstream
+    gradients. A derivative is None where no gradient has a graph, or where none depends on the tensor.
     """
     upstream = [change(gradient) for gradient in upstream_gradients(outputs, draw, 0) if gradient is not None]
     upstream = [gradient.requires_grad_() for gradient in upstream]
@@ -87,11 +88,22 @@ def _second_derivatives(outputs: Sequence[torch.Tensor], wanted: Tensors, draw: 
     return found | dict(zip(named, second, strict=True))
 
 
-# ---------------------------------------------------------------- what arrives
-def upstream_gradients(outputs: Sequence[torch.Tensor], draw: Draw, number: int) -> list[torch.Tensor | None]:
-    """One for each output, None where nothing arrives; others for another ``number``.
+def _may_refuse_backward(call: FormCall, number: int, error: RuntimeError) -> bool:
+    """Whether a second backward may fail: with an error that names the op, unless the contract promises repeats."""
+    contract = call.contract
+    return number > 0 and not contract.repeats_backward_of(call.form) and contract.name in str(error)
 
-    The same for every form and precision: random, and rounded to the working dtype before it is widened.
+
+def _may_refuse_second_derivative(call: FormCall, error: RuntimeError) -> bool:
+    """Whether a second derivative may fail: with words that say so. If naive has none, there is nothing to compare."""
+    return call.form == NAIVE or any(words in str(error) for words in (call.contract.name, *_REFUSALS))
+
+
+# ---------------------------------------------------------------- upstream gradients
+def upstream_gradients(outputs: Sequence[torch.Tensor], draw: Draw, number: int) -> list[torch.Tensor | None]:
+    """Return a random gradient for each output, None for an unused one. Another ``number`` gives others.
+
+    They are the same for every form and precision: they are rounded to the working dtype before they are widened.
     """
     gradients = [_gradient(output, draw, _SEED + draw.seed + number) for output in outputs]
     if draw.upstream != "partial" or len(outputs) == 1:

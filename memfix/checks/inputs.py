@@ -1,22 +1,47 @@
-"""A draw fixes one call of an op: makes its input tensors, calls a form on them, and builds the steps of a meter."""
+"""The draw that fixes one call of an op, and the input tensors that are made of it: layouts, values, patterns.
+
+Rounding errors show where values of different sizes meet: a large sum to which small terms are added, two scores that
+differ by little, a difference of two large sums. They average out among independent elements of one size. So whatever
+the op, a tensor may also have a pattern:
+
+- ``runs``: runs of large rows and of small rows along the longest axis;
+- ``alike``: rows that differ from each other by little, so that their scores compete and their terms add up;
+- for integers both mean the same: a few values are drawn most of the time.
+
+A row is a vector along the last axis.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..contract import LAYOUTS, PATTERNS, WORKING_DTYPES, Case, Contract, Cuts, Integers, Layout, ObjectSpec, Pattern
-from ..errors import UsageError, did_you_mean
-from ..laws import Phase
-from ..meters.base import Step
-from ..meters.stages import stage
-from .values import make_cuts, make_values
+from ..contract import (
+    LAYOUTS,
+    PATTERNS,
+    WORKING_DTYPES,
+    Case,
+    Contract,
+    Cuts,
+    FromFunction,
+    Integers,
+    Layout,
+    LogUniform,
+    Mask,
+    Normal,
+    ObjectSpec,
+    Pattern,
+    TensorSpec,
+    Uniform,
+)
+from ..errors import ContractError, UsageError, did_you_mean
 
 Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
 UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
@@ -27,7 +52,7 @@ MODES: tuple[Mode, ...] = ("plain", "autocast", "twice")
 @dataclass(frozen=True)
 class Draw:
     """A case with everything else that fixes a call: values, their patterns, layouts, frozen inputs, and the gradient
-    that arrives for its results (``upstream.py``).
+    that arrives for its results (``gradients.py``).
 
     ``share`` is the share of elements that a ``sometimes`` value replaces, and of a mask that is True. Without one, as
     at the cases, nothing is replaced: a meter that knows no values and one that does then measure the same step.
@@ -46,12 +71,12 @@ class Draw:
     spoiled: str | None = None
     """An input that has a NaN in every row."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """The dtypes of inputs that do not have their own (``TensorSpec.also_in``)."""
+    """Dtypes of inputs that differ from the declared ones (``TensorSpec.also_in``)."""
     mode: Mode = "plain"
     """``autocast``: the call is made under bfloat16 autocast. ``twice``: its gradients are differentiated again."""
 
     def spelled(self) -> str:
-        """The draw on one line; ``parsed`` reads it back."""
+        """Return the draw as one line, which ``parsed`` reads back."""
         parts = [self.case.spelled(), f"seed={self.seed}"]
         parts += [f"share={self.share:g}"] if self.share is not None else []
         parts += [f"magnitude={self.magnitude:g}"] if self.magnitude != 1 else []
@@ -66,7 +91,7 @@ class Draw:
 
     @staticmethod
     def parsed(contract: Contract, text: str) -> Draw:
-        """The draw that ``--at`` names, as ``spelled`` writes it."""
+        """Read the draw that ``--at`` names, as ``spelled`` writes it."""
         settings: dict[str, Any] = {}
         own: dict[str, Any] = {}
         of_inputs: dict[str, dict[str, Any]] = {"layout": {}, "pattern": {}, "dtype": {}}
@@ -88,7 +113,7 @@ class Draw:
                     frozen.add(value)
                 elif key == "present":
                     present.append(value)
-                elif key == "absent":  # of what a case has
+                elif key == "absent":  # an input that the case has
                     present.remove(value)
                 elif key in _READERS:
                     own[key] = _READERS[key](value)
@@ -114,43 +139,38 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
+# ---------------------------------------------------------------- tensors
 def make_inputs(contract: Contract, draw: Draw, device: str, *, values: bool = True) -> dict[str, Any]:
-    """The inputs by name, without the optional ones that the case leaves out.
+    """Return the inputs by name, without the optional ones that the case leaves out.
 
     Without ``values`` they are only laid out, which is all that a fake device needs. ``Cuts`` have their values either
     way, because shapes follow from them, and lie on the CPU.
     """
     generator = torch.Generator(device).manual_seed(draw.seed) if values else None
-    tensors: dict[str, Any] = {}
-    for spec in contract.inputs:
-        if spec.optional and spec.name not in draw.case.present:
-            continue
-        if isinstance(spec, ObjectSpec):
-            tensors[spec.name] = spec.made(draw.case.dims, draw.seed)
-            continue
-        layout = draw.layouts.get(spec.name, "contiguous")
-        size = spec.size(draw.case.dims)
-        dtype = getattr(torch, draw.dtypes.get(spec.name) or spec.dtype_at(draw.case))
-        if isinstance(spec.values, Cuts):
-            with _disable_current_modes():
-                cuts = make_cuts(size[0], draw.case.dims[spec.values.dim], draw.seed)
-                tensors[spec.name] = laid_out(size, dtype, "cpu", layout).copy_(cuts)
-            continue
-        tensor = laid_out(size, dtype, device, layout)
-        if generator is not None:
-            made = make_values(
-                spec, draw.case, dtype, generator,
-                share=draw.share, magnitude=draw.magnitude, pattern=draw.patterns.get(spec.name, "even"),
-            )  # fmt: skip
-            tensor.copy_(made)
-            if spec.name == draw.spoiled and tensor.numel():
-                (tensor.select(-1, draw.seed % tensor.shape[-1]) if tensor.dim() else tensor).fill_(torch.nan)
-        tensors[spec.name] = tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
-    return tensors
+    present = (spec for spec in contract.inputs if not spec.optional or spec.name in draw.case.present)
+    return {spec.name: make_input(spec, draw, device, generator) for spec in present}
+
+
+def make_input(spec: TensorSpec, draw: Draw, device: str, generator: torch.Generator | None) -> Any:
+    """Make one input of a call. Without a ``generator`` a tensor stays uninitialised, unless it holds ``Cuts``."""
+    if isinstance(spec, ObjectSpec):
+        return spec.made(draw.case.dims, draw.seed)
+    layout, size = draw.layouts.get(spec.name, "contiguous"), spec.size(draw.case.dims)
+    dtype = getattr(torch, draw.dtypes.get(spec.name) or spec.dtype_at(draw.case))
+    if isinstance(spec.values, Cuts):
+        with _disable_current_modes():
+            cuts = _cuts(size[0], draw.case.dims[spec.values.dim], draw.seed)
+            return laid_out(size, dtype, "cpu", layout).copy_(cuts)
+    tensor = laid_out(size, dtype, device, layout)
+    if generator is not None:
+        tensor.copy_(make_values(spec, draw, dtype, generator))
+        if spec.name == draw.spoiled and tensor.numel():
+            (tensor.select(-1, draw.seed % tensor.shape[-1]) if tensor.dim() else tensor).fill_(torch.nan)
+    return tensor.requires_grad_(spec.grad and spec.name not in draw.frozen)
 
 
 def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device, layout: Layout) -> torch.Tensor:
-    """An empty tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
+    """Return an uninitialised tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
     if layout == "transposed" and len(size) > 1:
         return torch.empty(size[::-1], dtype=dtype, device=device).permute(*range(len(size))[::-1])
     if layout == "strided" and size:
@@ -158,124 +178,129 @@ def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.devi
     return torch.empty(size, dtype=dtype, device=device)
 
 
-def call_form(contract: Contract, form: str, draw: Draw, tensors: Mapping[str, torch.Tensor]) -> Any:
-    inputs = (tensors.get(spec.name) for spec in contract.inputs)
-    return contract.function(form)(*inputs, **contract.options(form, draw.case))
+# ---------------------------------------------------------------- values
+_SHARE_OF_A_MASK = 0.3
+_SMALL = 1 / 32  # the size of small rows
+_ROUNDINGS_APART = 1  # what rows that are alike differ by, in roundings of their dtype
+_RUN = 8  # rows, on average
+_LOG_POWER = 8.0  # draws a log-uniform value to the large end of its range; its inverse to the small one
+_INTEGER_POWER = 4  # of 50 values the first then comes up in 4 of 10 places
+_MOST_COMPARED = 1 << 20  # elements of a function's values that are made twice, to see whether they are the same
 
 
-def read_to_end(result: Any) -> Any:
-    """The result, or None after an iterator was read as a loop over batches does: an item lives until the next."""
-    if not isinstance(result, Iterator):
-        return result
-    for _ in result:
-        pass
-    return None
+def make_values(spec: TensorSpec, draw: Draw, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Return the elements of an input, as ``TensorSpec`` and ``Draw`` say; floating ones are not yet rounded."""
+    case, share, pattern = draw.case, draw.share, draw.patterns.get(spec.name, "even")
+    size = spec.size(case.dims)
+    made: dict[str, Any] = {"generator": generator, "device": generator.device}
+    chance = torch.rand(size, **made)
+    values = spec.values
+    if isinstance(values, Mask):
+        return chance < (_SHARE_OF_A_MASK if share is None else share)
+    if isinstance(values, Integers):
+        tensor = _integers(*values.range_at(case.dims), size, dtype, made, pattern)
+    elif isinstance(values, FromFunction):
+        own = torch.Generator().manual_seed(generator.initial_seed() + zlib.crc32(spec.name.encode()))
+        tensor = _from_function(spec, values, size, own, case.dims, dtype).to(generator.device)
+    else:
+        made["dtype"] = torch.float64 if dtype == torch.float64 else torch.float32
+        tensor = _floats(values, case.dims, size, made, draw.magnitude, pattern)
+        if pattern == "alike":
+            tensor = _alike(tensor, _ROUNDINGS_APART * torch.finfo(dtype).eps)
+    if spec.sometimes is not None:
+        value = case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes
+        tensor = tensor.masked_fill(chance < (share or 0), value)
+    return tensor
 
 
-def output_tensors(result: Any) -> list[torch.Tensor]:
-    """A form's result as a list: one tensor, or a tuple of them."""
-    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    for output in outputs:
-        if not isinstance(output, torch.Tensor):
-            raise TypeError(f"a form must return a tensor or a tuple of tensors, got {type(output).__name__}")
-    return outputs
+def _cuts(number: int, total: int, seed: int) -> torch.Tensor:
+    """Return ``number`` sorted integers from 0 to ``total``."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    inner = torch.randint(0, total + 1, (max(0, number - 2),), generator=generator).sort().values
+    return torch.cat([torch.tensor([0]), inner, torch.tensor([total])])
 
 
-@dataclass(frozen=True)
-class StepOf:
-    """Builds the step that a meter measures: one form, one case, one phase. Plain data, so it travels to a child."""
-
-    contract: Contract
-    form: str
-    draw: Draw
-    phase: Phase
-
-    def __call__(self, device: str) -> Step:
-        return _Steps(self.contract, self.form, self.draw, device).by_phase()[self.phase]
+def _integers(
+    low: int, high: int, size: tuple[int, ...], dtype: torch.dtype, made: dict[str, Any], pattern: Pattern
+) -> torch.Tensor:
+    if pattern == "even":
+        return torch.randint(low, high, size, dtype=dtype, **made)
+    place = torch.rand(size, dtype=torch.float64, **made) ** _INTEGER_POWER
+    return (low + place * (high - low)).floor().to(dtype)
 
 
-@dataclass(frozen=True)
-class StepsOf:
-    """Builds the steps of several phases on the same fake inputs. Each is run once, without a warm-up.
-
-    A train step marks the point where its forward ends (``HELD``), so that ``held`` needs no run of its own.
-    """
-
-    contract: Contract
-    form: str
-    draw: Draw
-    phases: Sequence[Phase]
-
-    def __call__(self, device: str) -> Iterator[Step]:
-        steps = _Steps(self.contract, self.form, self.draw, device)
-        by_phase = {**steps.by_phase(), "train": steps.first_train}
-        for phase in self.phases:
-            yield by_phase[phase]
-            steps.drop_upstreams()  # they count as inputs, and so have to live until the step is measured
-
-
-HELD = "held"
-"""The mark of a train step between its forward and its backward."""
+def _floats(
+    values: object, dims: Mapping[str, int], size: tuple[int, ...], made: dict[str, Any], magnitude: float,
+    pattern: Pattern,
+) -> torch.Tensor:  # fmt: skip
+    match values:
+        case Normal(scale, fan_in):
+            deviation = magnitude * (scale if fan_in is None else scale / math.sqrt(dims[fan_in]))
+            return _patterned(deviation * torch.randn(size, **made), 0.0, pattern, made)
+        case Uniform(low, high):
+            drawn = torch.rand(size, **made)
+            return _patterned(low + (high - low) * drawn, min(max(0.0, low), high), pattern, made)
+        case LogUniform(low, high):
+            drawn = torch.rand(size, **made)
+            power: torch.Tensor | float = magnitude
+            if pattern == "runs":
+                power = torch.where(_large_rows(size, made), _LOG_POWER, 1 / _LOG_POWER)
+            return low * (math.log(high / low) * drawn**power).exp()
+    raise AssertionError(f"no values are made for {values!r}")
 
 
-class _Steps:
-    """The step of each phase of a form, and the tensors that the steps run on."""
+def _from_function(
+    spec: TensorSpec, values: FromFunction, size: tuple[int, ...], generator: torch.Generator,
+    dims: Mapping[str, int], dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """Return the function's tensor, if it has the right shape and dtype, and is the same in a second call."""
 
-    def __init__(self, contract: Contract, form: str, draw: Draw, device: str) -> None:
-        from torch._subclasses.fake_tensor import FakeTensor
+    def refuse(reason: str) -> NoReturn:
+        raise ContractError(f"input {spec.name!r}: {values!r} must return {reason}")
 
-        self._contract, self._form, self._draw = contract, form, draw
-        is_fake = isinstance(torch.empty(0, device=device), FakeTensor)
-        self._tensors = make_inputs(contract, draw, device, values=not is_fake)
-        self._upstreams: list[torch.Tensor] = []
-        self._as_inputs: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        if is_fake:
-            from ..meters.simulated.tracking import counted_as_inputs
-
-            self._as_inputs = counted_as_inputs
-            self._state_ranges_of_integers()
-
-    def by_phase(self) -> dict[Phase, Step]:
-        return {"forward": self.forward, "held": self.held, "train": self.train}
-
-    def forward(self) -> object:
-        with torch.no_grad():
-            return read_to_end(self.held())
-
-    def held(self) -> object:
-        return call_form(self._contract, self._form, self._draw, self._tensors)
-
-    def train(self) -> None:
-        self._backward(output_tensors(self.held()))
-
-    def first_train(self) -> None:
-        outputs = output_tensors(self.held())
-        stage(HELD)
-        self._backward(outputs)
-
-    def drop_upstreams(self) -> None:
-        self._upstreams = []
-
-    def _backward(self, results: list[torch.Tensor]) -> None:
-        """Run the backward. Results without a gradient stay alive as well, as a caller keeps them."""
-        outputs = [tensor for tensor in results if tensor.requires_grad]
-        if not self._upstreams:  # counted as an input, though its shape is only known after the forward
-            with self._as_inputs():
-                self._upstreams = [torch.ones_like(output) for output in outputs]
-        torch.autograd.backward(outputs, self._upstreams)
-        for tensor in self._tensors.values():
-            tensor.grad = None
-
-    def _state_ranges_of_integers(self) -> None:
-        """State the range from which real integers would be drawn: what follows from it is then no assumption."""
-        from ..meters.simulated.tracking import state_range
-
-        for spec in self._contract.inputs:
-            is_replaced = spec.sometimes is not None and self._draw.share
-            if spec.name in self._tensors and isinstance(spec.values, Integers) and not is_replaced:
-                state_range(self._tensors[spec.name], *spec.values.range_at(self._draw.case.dims))
+    state = generator.get_state()
+    tensor = values.function(size, generator, dict(dims))
+    if not isinstance(tensor, torch.Tensor) or tensor.shape != size:
+        got = f"shape {[*tensor.shape]}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        refuse(f"a tensor of shape {[*size]}, got {got}")
+    kind = _kind_of(dtype)
+    if _kind_of(tensor.dtype) != kind:
+        refuse(f"{kind} values for an input of {dtype}, got {tensor.dtype}")
+    if kind == "integer" and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor):
+        refuse(f"values that {dtype} can hold, got {tensor.min()} to {tensor.max()}")
+    if tensor.numel() <= _MOST_COMPARED:
+        again = values.function(size, generator.set_state(state), dict(dims))
+        if not torch.allclose(tensor, again, rtol=0, atol=0, equal_nan=True):
+            refuse("the same values for the same seed; take all random numbers from its generator")
+    return tensor.detach()
 
 
-def phases_of(contract: Contract) -> tuple[Phase, ...]:
-    """A contract without gradients has only a forward."""
-    return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)
+def _kind_of(dtype: torch.dtype) -> str:
+    return "bool" if dtype == torch.bool else "floating" if dtype.is_floating_point else "integer"
+
+
+def _patterned(values: torch.Tensor, least: float, pattern: Pattern, made: dict[str, Any]) -> torch.Tensor:
+    """Apply the pattern ``runs``: small rows are near ``least``, the value of smallest magnitude in the range."""
+    if pattern == "runs":
+        return torch.where(_large_rows(tuple(values.shape), made), values, least + _SMALL * (values - least))
+    return values
+
+
+def _alike(values: torch.Tensor, share: float) -> torch.Tensor:
+    """Move all rows towards the first, to a ``share`` of their distance from it."""
+    if not values.numel():
+        return values
+    first = values[(0,) * max(1, values.dim() - 1)] if values.dim() else values
+    return first + share * (values - first)
+
+
+def _large_rows(size: tuple[int, ...], made: dict[str, Any]) -> torch.Tensor:
+    """Return which rows are large, ``[..., 1]``: in runs along the longest axis of rows, other runs in each line."""
+    if not size:
+        return torch.ones(size, dtype=torch.bool, device=made["device"])
+    rows = (*size[:-1], 1) if len(size) > 1 else size
+    axis = max(range(max(1, len(rows) - 1)), key=lambda axis: rows[axis])
+    changes = torch.rand(rows, **made) < 1 / _RUN
+    first = changes.narrow(axis, 0, min(1, rows[axis]))
+    first.copy_(torch.rand(first.shape, **made) < 0.5)
+    return changes.cumsum(axis) % 2 == 0

@@ -1,7 +1,7 @@
-"""A child process in which Triton interprets kernels: so they are compared where there is no GPU.
+"""Run functions in a child process in which Triton interprets kernels, so that they are compared without a GPU.
 
-Triton decides when it is first imported whether it interprets, for all kernels of a process. The other checks need a
-process in which it does not.
+Triton decides at its first import, for all kernels of a process, whether it interprets. The other checks need a process
+in which it does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class CannotInterpret(Exception):
-    """Why kernels cannot be interpreted here."""
+    """Kernels cannot be interpreted here; the message says why."""
 
 
 class InterpreterEnded(Exception):
@@ -49,12 +49,12 @@ def is_interpreting() -> bool:
 
 
 def in_interpreter(function: Callable[[], Result]) -> Result:
-    """``function()`` where kernels are interpreted: in this process if it does so, or else in a child.
+    """Return ``function()``, called where kernels are interpreted: in this process if it interprets, else in a child.
 
-    To a child the function travels by pickle, and back from it the result.
+    The function and its result are pickled on their way to the child and back.
     """
     if is_interpreting():
-        mend()  # where the user set the variable, nobody has done so yet
+        mend()  # where the user set the variable, no other code has called it yet
         return function()
     if reason := _missing_package():
         raise CannotInterpret(reason)
@@ -63,18 +63,18 @@ def in_interpreter(function: Callable[[], Result]) -> Result:
 
 
 def start_interpreter(method: StartMethod = "spawn") -> None:
-    """Start the child now, where other threads will ask for it: until it has started, this whole process looks as if
-    it interpreted, to Triton and to any process that is started meanwhile."""
+    """Start the child now, before other threads use it: while it starts, an environment variable makes Triton, and any
+    process that is started meanwhile, interpret too."""
     if _RUNNING and not _RUNNING[0].is_running():
         _RUNNING.clear()
     if not _RUNNING and not _missing_package():
-        # where Triton is imported, it has decided already
+        # a fork of a process that imported Triton inherits its decision
         _RUNNING.append(_Interpreter("spawn" if "triton" in sys.modules else method))
 
 
 def _missing_package() -> str | None:
-    """The package that Triton's interpreter needs and that is missing, with what to install."""
-    if importlib.util.find_spec("triton") is None:  # not imported: that decides whether this process interprets
+    """Return which package of Triton's interpreter is missing and what to install; None where none is."""
+    if importlib.util.find_spec("triton") is None:  # an import would decide whether this process interprets
         return "triton is not installed; pip install triton"
     try:
         import numpy  # noqa: F401
@@ -97,7 +97,7 @@ def prepare_to_interpret() -> None:
     import numpy
     from triton.runtime import interpreter
 
-    numpy.seterr(all="ignore")  # a GPU says nothing either where it gives inf or nan, and what comes out is compared
+    numpy.seterr(all="ignore")  # as on a GPU, inf and nan give no warning: results are compared
     take_one_core()
     mend()
     hurry()
@@ -105,7 +105,7 @@ def prepare_to_interpret() -> None:
 
 
 class _Interpreter:
-    """A child that calls functions, one at a time. It needs no thread here, so this process may fork others."""
+    """A child that calls functions, one at a time. It needs no thread in this process, which may so fork others."""
 
     def __init__(self, method: StartMethod) -> None:
         context: Any = multiprocessing.get_context(method)
@@ -113,7 +113,7 @@ class _Interpreter:
         self._one_at_a_time = threading.Lock()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = "1"  # a child begins with the environment of this moment
+        os.environ[VARIABLE] = "1"  # a child inherits the environment of this moment
         try:
             self._process.start()
         finally:
@@ -125,7 +125,7 @@ class _Interpreter:
         self._owner = os.getpid()
 
     def is_running(self) -> bool:
-        """False after its end, with the thread that started it, and in a process that was forked from its owner."""
+        """Whether the child runs and belongs to this process. It ends with the thread that started it."""
         return self._owner == os.getpid() and self._process.is_alive()
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -135,7 +135,7 @@ class _Interpreter:
                 result, error = self._ours.recv()
             except (EOFError, ConnectionError):
                 self._process.join()
-                _RUNNING.clear()  # the next check has a new one
+                _RUNNING.clear()  # the next check starts another
                 raise InterpreterEnded(self._process.exitcode) from None
         if error is not None:
             raise error
@@ -143,7 +143,7 @@ class _Interpreter:
 
 
 _RUNNING: list[_Interpreter] = []
-"""One for all checks of this process: it takes seconds to start."""
+"""The child, once started: one for all checks of this process, since it takes seconds to start."""
 
 
 @ends_with_parent

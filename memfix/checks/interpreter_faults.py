@@ -19,7 +19,7 @@ _INCOMPATIBLE = (TypeError, AttributeError, NameError, ImportError, OverflowErro
 
 
 def interpreter_fault(error: BaseException) -> str | None:
-    """What failed in the interpreter, and what to do; None where the kernel or the code around it is at fault."""
+    """Return what failed in the interpreter and what to do, or None if the kernel or the code around it is at fault."""
     causes = _causes(error)
     if not any(_is_interpreter_error(cause) for cause in causes):
         return None
@@ -43,7 +43,7 @@ def interpreter_fault(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it was raised from, the first cause last."""
+    """Return the error and its chain of causes, the first cause last."""
     found = [error]
     while (cause := found[-1].__cause__) is not None:
         found.append(cause)
@@ -51,7 +51,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _is_interpreter_error(error: BaseException) -> bool:
-    """Compares names, because a process that runs no kernel has not imported Triton."""
+    """Compare names, because a process that runs no kernel has not imported Triton."""
     return type(error).__name__ == "InterpreterError" and type(error).__module__.startswith("triton.")
 
 
@@ -67,8 +67,8 @@ _INTERPRETER, _SHORTCUTS = "triton.runtime.interpreter", "quick_interpreter.py"
 
 
 def _calls_the_language(frame: FrameType) -> bool:
-    """A kernel that calls a function of the language with wrong arguments is refused where the interpreter, or our
-    shortcut for that, calls a ``member`` of it."""
+    """Whether the code calls a ``member`` of the language, as the interpreter and our shortcut do: an error there comes
+    from wrong arguments in the kernel."""
     return "member" in (*frame.f_code.co_varnames, *frame.f_code.co_freevars)
 
 

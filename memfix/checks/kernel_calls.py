@@ -1,8 +1,8 @@
-"""The calls at which kernels are compared: every two options meet in every kernel that a form can launch.
+"""Choose calls for kernels until every two options have met in every kernel that a form can launch.
 
-That two options met says nothing about a kernel that the call did not launch: a bias under a sum may be right where
-logits are in memory, and wrong where they never are. To find out which kernels a call launches, the code around them
-runs without them, which takes milliseconds.
+A call with two options tests only the kernels that it launches: a bias under a summed loss may be right where logits
+are in memory, and wrong in a kernel that never stores them. To find out which kernels a call launches, its Python code
+runs and the launches are skipped, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 
 from ..contract import Contract
 from .draws import Drawn, Options, equality_draws, made, options_of, options_taken, pairs, usual_draws
-from .form_call import FormCall
-from .inputs import Draw, output_tensors
+from .form_call import FormCall, output_tensors
+from .inputs import Draw
 from .lowered import lowered_constants
 
 Kernels = frozenset[str]
@@ -33,7 +33,7 @@ _ONE_RESULT = "one result is used"
 
 
 def calls_for_kernels(contract: Contract, form: str, given: Mapping[str, Sequence[Drawn]]) -> dict[str, list[Drawn]]:
-    """The calls to compare beside the ``given`` ones, by dtype."""
+    """Return the calls to compare beside the ``given`` ones, by dtype."""
     launches = _Launches(contract, form)
     compared = list(itertools.chain.from_iterable(given.values()))
     found = [*_drawn(contract, list(given)), *compared]
@@ -66,7 +66,7 @@ class _Launches:
 def _calls_until_options_meet(
     contract: Contract, kernel: str, launches: _Launches, start: Sequence[Drawn], met: set[tuple[str, str]]
 ) -> Iterator[Drawn]:
-    """The calls of ``start`` with other options: of several the one in which most options meet for the first time."""
+    """Yield calls of ``start`` with other options: of several candidates the one in which most new pairs meet."""
     every = {**options_of(contract), _LARGE: (False, True), _ONE_RESULT: (False, True)}
     options: Options = {
         name: [value for value in values if kernel in launches.of(_with(contract, start[0], {name: value}))]
@@ -85,7 +85,7 @@ def _calls_until_options_meet(
 
 
 def _drawn(contract: Contract, dtypes: Sequence[str]) -> Iterator[Drawn]:
-    """Drawn calls of any kind, and usual ones as models have them."""
+    """Yield drawn calls of any kind, and some with the sizes and options that models have."""
     for dtype in dtypes:
         draws = equality_draws(contract, dtype)
         for kind in (draws, usual_draws(draws, contract)):
@@ -114,7 +114,7 @@ def _changed(contract: Contract, chosen: Mapping[str, Any], draw: Draw) -> Draw:
 
 
 def launched(contract: Contract, form: str, draw: Draw) -> Kernels:
-    """The kernels that a call launches. None runs, so what the call returns is no answer."""
+    """Return the kernels that a call launches. None of them runs, so the call's result is ignored."""
     from triton.runtime.interpreter import InterpretedFunction
 
     names: set[str] = set()
@@ -126,7 +126,7 @@ def launched(contract: Contract, form: str, draw: Draw) -> Kernels:
     try:
         with lowered_constants(contract, form):
             _call(contract, form, draw)
-    except Exception:  # it is compared later, and fails there
+    except Exception:  # the same call fails later, when it is compared
         pass
     finally:
         InterpretedFunction.run = run

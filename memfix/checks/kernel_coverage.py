@@ -1,7 +1,7 @@
-"""Coverage of kernels by the calls that are compared: each branch taken, each loop run twice, each mask at an edge.
+"""Measure how the compared calls cover kernels: each branch taken, each loop run twice, each mask partly true.
 
-Equality says nothing about a loop that never runs twice or a mask that never masks anything: the drawn shapes have one
-tile only. The interpreter runs kernels as Python functions, and coverage is counted there.
+If all drawn shapes have one tile only, no loop runs twice and no mask hides an element, so equality does not test them.
+The interpreter runs kernels as Python functions, where coverage is counted.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Place = tuple[str, int]
 
 @dataclass
 class Coverage:
-    """What was run so far, by place."""
+    """What has run so far, by place."""
 
     loops: dict[Place, int] = field(default_factory=dict)
-    """The most rounds of one run."""
+    """The most rounds in one execution of the loop."""
     branches: dict[Place, set[bool]] = field(default_factory=dict)
-    """What the condition has not been yet. It need not be False where nothing is run only then."""
+    """Truth values that the condition has not had. False is not required where no code runs only then."""
     masks: dict[Place, bool] = field(default_factory=dict)
     """Whether it masked some elements and not others."""
 
     def missing(self) -> list[str]:
-        """What no call has run, as sentences in the order of the source."""
+        """Return what no call has covered, as sentences in the order of the source."""
         found = [(place, "no call comes round this loop twice") for place, rounds in self.loops.items() if rounds < 2]
         found += [(place, "no call takes this branch") for place, left in self.branches.items() if True in left]
         found += [(place, "every call takes this branch") for place, left in self.branches.items() if False in left]
@@ -53,7 +53,7 @@ WATCH = Watch()
 
 
 def missing_coverage(function: Callable[..., Any]) -> list[str]:
-    """What no call in this process has run of the form's kernels."""
+    """Return what no call in this process has covered of the form's kernels."""
     return WATCH.by_function.get(function, Coverage()).missing()
 
 
@@ -126,7 +126,7 @@ def _noting_masks(function: Any, position: int, not_kernels: tuple[str, ...]) ->
 
     def noted(builder: Any, *args: Any, **kwargs: Any) -> Any:
         frame: Any = sys._getframe(1)
-        if frame.f_code.co_name not in ("create_load", "create_store"):  # which have no mask, and make one
+        if frame.f_code.co_name not in ("create_load", "create_store"):  # these have no mask, and make one of their own
             while frame.f_code.co_filename.startswith(not_kernels):
                 frame = frame.f_back
             place = (frame.f_code.co_filename, frame.f_lineno)

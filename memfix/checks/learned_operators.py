@@ -1,11 +1,11 @@
-"""Operators of kernels that the interpreter works out once for arguments of the same types.
+"""Cache what the interpreter does for an operator of a kernel, by the types of the arguments.
 
 At every ``a + b`` Triton's interpreter promotes dtypes, makes a tensor of a number, broadcasts shapes and describes the
 result. All of that follows from the types, so it is done once and kept as a recipe: one call of numpy, and the
-attributes of the result. A recipe is kept only if it gives bit by bit what the interpreter gives, also for a probe that
-shows how the interpreter converts a number, in which versions of Triton differ. It is looked for only where numpy's
-rules are Triton's: arithmetic in bfloat16, in unsigned integers, and between integers and floats is left to the
-interpreter.
+attributes of the result. A recipe is kept only if it gives the interpreter's result bit by bit, also for a probe that
+shows how the interpreter converts a number, in which versions of Triton differ. Operators have recipes only where
+numpy's rules equal Triton's: arithmetic in bfloat16, in unsigned integers, and between integers and floats is left to
+the interpreter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 Operator = Callable[..., Any]
 Arrays = Callable[..., Any]
-"""The array of a result, from the arguments of its operator."""
+"""A function from the arguments of an operator to the array of its result."""
 Arguments = tuple[Any, ...]
 
 _FLOATS, _INTEGERS = ("fp16", "fp32", "fp64"), ("int32", "int64")
@@ -38,14 +38,14 @@ _ALL = slice(None)
 
 
 class LearnedOperators:
-    """Makes operators that learn from the interpreter's own."""
+    """Makes operators that learn their recipes from the interpreter's own."""
 
     def __init__(self, interpreter: Any, tl: Any) -> None:
         self._tensor, self._constexpr = tl.core.tensor, tl.core.constexpr
         self._handle, self._semantic = interpreter.TensorHandle, interpreter.interpreter_semantic
 
     def of_tensors(self, name: str, interpreted: Operator) -> Operator:
-        """The operator of tensors called ``name``, of which the interpreter has ``interpreted``."""
+        """Return the tensor operator ``name``. The interpreter's own is ``interpreted``."""
         if name in _BINARY:
             binary = functools.partial(self._binary, name)
             return self._learned(interpreted, self._key_of_two, binary, self._with_the_number)
@@ -54,7 +54,7 @@ class LearnedOperators:
         return self._learned(interpreted, self._key_of_cast, self._cast) if name == "to" else interpreted
 
     def of_language(self, name: str, interpreted: Operator) -> Operator:
-        """The function of the language called ``name``, of which the interpreter has ``interpreted``."""
+        """Return the function ``name`` of the language. The interpreter's own is ``interpreted``."""
         if name == "where":
             return self._learned(interpreted, self._key_of_three, self._chosen, self._with_the_other_side)
         if name == "load":
@@ -68,7 +68,8 @@ class LearnedOperators:
         arrays_of: Callable[..., Arrays | None],
         probe_of: Callable[..., Arguments] | None = None,
     ) -> Operator:
-        """``probe_of`` makes arguments of the same types whose result shows how the interpreter converts a number."""
+        """Return an operator that uses recipes where it has them. ``probe_of`` makes arguments of the same types whose
+        result shows how the interpreter converts a number."""
         recipes: dict[Hashable, Operator | None] = {}
 
         def found(result: Any, *args: Any, **named: Any) -> Operator | None:
@@ -95,7 +96,7 @@ class LearnedOperators:
         return operator
 
     def _recipe(self, arrays: Any, like: Any) -> Operator:
-        """Makes tensors of ``arrays``, in all else like the given one."""
+        """Return a recipe: it makes tensors with the data of ``arrays`` and all other attributes of ``like``."""
         new, tensor, handle = object.__new__, self._tensor, self._handle
         attributes, dtype = vars(like), like.handle.dtype
 
@@ -108,7 +109,7 @@ class LearnedOperators:
 
     # ---------------------------------------------------------------- probes
     def _with_the_number(self, one: Any, other: Any) -> Arguments:
-        """A tensor of which each element is the number that it is compared or multiplied with."""
+        """Return arguments with a tensor full of the number that it is combined with."""
         import numpy as np
 
         if type(other) is self._tensor:
@@ -116,11 +117,11 @@ class LearnedOperators:
         return self._like(one, np.full_like(one.handle.data, getattr(other, "value", other))), other
 
     def _with_the_other_side(self, condition: Any, x: Any, y: Any) -> Arguments:
-        """With the opposite condition, so that the other operand is taken."""
+        """Return arguments with the opposite condition, so that the other operand is taken."""
         return self._like(condition, ~condition.handle.data), x, y
 
     def _with_nothing_there(self, pointer: Any, mask: Any, other: Any = None) -> Arguments:
-        """With a mask that is False everywhere, so that nothing is loaded but ``other``."""
+        """Return arguments with a mask that is False everywhere, so that only ``other`` is loaded."""
         return pointer, self._like(mask, mask.handle.data & False), other
 
     def _like(self, one: Any, data: Any) -> Any:
@@ -128,7 +129,7 @@ class LearnedOperators:
 
     # ---------------------------------------------------------------- keys
     def _key(self, value: Any) -> Hashable:
-        """A tensor by its types, and a number as it is; None for anything else."""
+        """Return a tensor's types, or a number itself; None for anything else."""
         kind = type(value)
         if kind is self._tensor:
             return value.type.name, value.handle.dtype.name
@@ -174,13 +175,13 @@ class LearnedOperators:
         return lambda one, other: compute(one.handle.data, other.handle.data)
 
     def _constant(self, name: str, dtype: Any, number: Any) -> Any:
-        """A number as an array of the other operand's dtype; None where the interpreter computes in another one."""
+        """Return a number as an array of the other operand's dtype; None where the interpreter computes in another."""
         semantic, number = self._semantic, getattr(number, "value", number)
         as_tensor = semantic.to_tensor(number)
         if not any(dtype.name in kind for kind in _kinds_of(name)) or as_tensor.dtype.name not in _NUMBERS:
             return None
         compares, divides = name in _COMPARES, name in _OF_FLOATS or name in _OF_INTEGERS
-        # beside a comparison a number is a tensor like any other
+        # in a comparison a number is promoted like a tensor
         if semantic.computation_type_impl(dtype, False, as_tensor.dtype, not compares, divides) != dtype:
             return None
         return (semantic.cast(as_tensor, dtype) if compares else semantic.scalar_constant(number, dtype)).handle.data
@@ -237,7 +238,7 @@ class LearnedOperators:
 
 
 def _kinds_of(name: str) -> tuple[tuple[str, ...], ...]:
-    """The dtypes that an operator may mix by numpy's rules."""
+    """Return the groups of dtypes that an operator may mix by numpy's rules."""
     if name in _LOGIC:
         return (("int1",),)
     return (_FLOATS,) if name in _OF_FLOATS else (_INTEGERS,) if name in _OF_INTEGERS else (_FLOATS, _INTEGERS)

@@ -12,7 +12,7 @@ from ..units import format_seconds
 BytesAgainst = Literal["budget", "lock", "base"]
 _REFERENCES: dict[BytesAgainst, str] = {"budget": "limit_bytes", "lock": "locked_bytes", "base": "before_bytes"}
 TimedAgainst = Literal["naive", "base", "canary"]
-"""What a form's time is divided by. The canary is the form itself: it must notice a delay that was added on purpose."""
+"""What a form's time is divided by. The canary divides a form slowed on purpose by itself: the clock must notice."""
 Figures = dict[str, float]
 """The numbers of a measurement by their names in JSON."""
 
@@ -110,7 +110,7 @@ Measured = Bytes | Ratio | Growth | SharedMemory | Agreement
 
 
 def from_figures(figures: Mapping[str, float]) -> Measured | None:
-    """What another memfix measured, from the figures in its JSON report: the inverse of ``figures()``."""
+    """Read what another memfix measured from the figures in its JSON report: the inverse of ``figures()``."""
     for against, name in _REFERENCES.items():
         if name in figures:
             used = figures.get("bytes")

@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from ..errors import MemfixError, out_of_memory
+import torch
+
 from ..laws import Phase
 from ..meters import get_meter
-from ..meters.base import Meter, Reading, Simulation
-from ..meters.timeline import Timeline, rounded
-from .form_call import FormCall
-from .inputs import Draw, StepsOf
-from .plan import Outcome
-from .saved import saved_reading
+from ..meters.base import Meter, Reading, Simulation, Step
+from ..meters.timeline import Allocation, Timeline, rounded
+from .form_call import FormCall, StepsOf
+from .inputs import Draw
 
 _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
 
@@ -24,16 +23,11 @@ def measure(call: FormCall, phase: Phase, meter: Meter) -> Reading:
     return meter.measure(call.step(phase))
 
 
-def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
-    """The reading with the lines behind its bytes. The host meter looks them up in a measurement of its own."""
-    return get_meter("host").measure(call.step(phase)) if reading.meter == "host" else reading
-
-
-def measure_case(call: FormCall, meter: Meter) -> Outcome:
-    """The readings of every phase, and a finding for each that has none. A phase that does not fit the GPU is
-    simulated."""
+def measure_case(call: FormCall, meter: Meter) -> tuple[dict[Phase, Reading], dict[Phase, Exception]]:
+    """Return the reading of every phase, and the error of each that could not be measured. A phase that does not fit
+    the GPU is simulated."""
     meter, readings = fitted(meter, call)
-    errors = []
+    errors: dict[Phase, Exception] = {}
     phases = [phase for phase in call.phases if phase not in readings]
     try:
         measured = measure_phases(call, [*phases, *phases_beside(phases)] if phases else [], meter)
@@ -43,25 +37,18 @@ def measure_case(call: FormCall, meter: Meter) -> Outcome:
             try:
                 readings[phase] = measure(call, phase, meter)
             except Exception as error:
-                errors.append(call.finding("memory", "error", not_measured(meter, error), phase))
-    return Outcome(tuple(errors), readings)
-
-
-def not_measured(meter: Meter, error: Exception) -> str:
-    """The message of a finding about a measurement that raised ``error``."""
-    what = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
-    if type(error).__name__ == "OutOfMemoryError":
-        what = out_of_memory(error)
-    return f"could not be measured, meter {meter.name}: {what}"
+                errors[phase] = error
+    return readings, errors
 
 
 def phases_beside(phases: Sequence[Phase]) -> list[Phase]:
-    """The phases that are read along with ``phases``, without a step of their own; entries of 0 bytes are left out."""
+    """Return the phases that are read along with ``phases``, without a step of their own. Callers drop those of 0
+    bytes."""
     return ["saved", "kept"] if "train" in phases else ["kept"]
 
 
 def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> dict[Phase, Reading]:
-    """A reading for each of ``phases``, which may include ``saved`` and ``kept``.
+    """Return a reading for each of ``phases``, which may include ``saved`` and ``kept``.
 
     The simulated meter runs the phases one after the other on the same inputs, without warm-ups, if the form needs none
     and leaks nothing.
@@ -77,17 +64,17 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
         readings = {phase: measure(call, phase, meter) for phase in in_order}
     if "kept" in phases:
         of_kept = [reading.kept_reading() for reading in readings.values()]
-        # max takes the first of equal ones: it was made in this simulation, so its line is known
+        # of equal readings max takes the first: this simulation made it, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     if "saved" in phases:
-        readings["saved"] = saved_reading(call, like=next(iter(readings.values())))
+        readings["saved"] = _saved_reading(call, like=next(iter(readings.values())))
     return readings
 
 
 def fitted(meter: Meter, call: FormCall) -> tuple[Meter, dict[Phase, Reading]]:
-    """The meter for the phases that its GPU can hold, and simulated readings of the others.
+    """Return the meter for the phases that fit its GPU, and simulated readings of the others.
 
-    All are tried where a meter takes no memory, and where a step cannot be simulated.
+    All phases are tried where the meter has no capacity, and where a step cannot be simulated.
     """
     capacity = meter.capacity_bytes()
     if capacity is None:
@@ -112,7 +99,7 @@ def _needs_no_warm_up(call: FormCall, meter: Simulation) -> bool:
     """Whether a first call takes exactly what a second takes, in every phase. Measured once, at a small shape."""
     contract = call.contract
     smallest = min(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
-    small = replace(call, draw=Draw(smallest)).shortened()
+    small = _shortened(replace(call, draw=Draw(smallest)))
     key = (f"{contract.name} {small.draw.spelled()}", contract.function(call.form), meter.gpu.name)
     if key not in _NEEDS_NO_WARM_UP:
         rounds = _in_turn(small, call.phases, meter, rounds=2)
@@ -126,13 +113,13 @@ def _needs_no_warm_up(call: FormCall, meter: Simulation) -> bool:
 def _in_turn(
     call: FormCall, phases: Sequence[Phase], meter: Simulation, *, rounds: int = 1
 ) -> list[dict[Phase, Reading]] | None:
-    """Readings by phase, one dictionary for each round, all on the same inputs.
+    """Return readings by phase, one dictionary for each round, all on the same inputs.
 
     None where a phase cannot be measured; measuring each phase alone then shows which one, and why.
     """
     run = [phase for phase in phases if phase != "held" or "train" not in phases]
     try:
-        readings = meter.measure_first_calls(StepsOf(call.contract, call.form, call.draw, run * rounds))
+        readings = meter.measure_first_calls(StepsOf(call, run * rounds))
     except Exception:
         return None
     by_round = [readings[first : first + len(run)] for first in range(0, len(readings), len(run))]
@@ -140,7 +127,7 @@ def _in_turn(
 
 
 def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[Phase, Reading]:
-    """Readings in the order of ``phases``. ``held`` comes from the train step, which marks the end of its forward."""
+    """Order readings by ``phases``. ``held`` comes from the train step, which marks the end of its forward."""
     found: dict[Phase, Reading] = dict(readings)
     train = readings.get("train")
     if train is not None:
@@ -152,7 +139,7 @@ def _with_held(readings: dict[Phase, Reading], phases: Sequence[Phase]) -> dict[
 
 
 def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> Reading:
-    """The train step's reading up to the end of its forward, with the inputs of ``forward``: no upstream gradient."""
+    """Cut the train step's reading off after its forward. Its inputs are those of ``forward``: no upstream gradient."""
     if forward is not None and forward.timeline is not None:
         inputs = tuple(buffer for buffer in forward.timeline.buffers if not buffer.born)
         made = tuple(buffer for buffer in until_held.buffers if buffer.born)
@@ -168,3 +155,72 @@ def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> R
         stages=(),
         timeline=until_held,
     )
+
+
+# ---------------------------------------------------------------- inputs that a form keeps for backward
+# A saved input costs nothing in a check, whose caller keeps it too. In a model it is an activation that nothing else
+# needs, and saving it doubles what a layer holds. So a small call drops its inputs after the forward: those whose
+# memory is then still in use were saved.
+def _saved_reading(call: FormCall, like: Reading) -> Reading:
+    """Return a reading of the saved inputs. Meter, device and everything else are those of ``like``."""
+    case, saved = call.draw.case, _saved_inputs(call)
+    rows = []
+    for spec in call.contract.inputs:
+        if spec.name in saved:
+            size = math.prod(spec.size(case.dims)) * getattr(torch, spec.dtype_at(case)).itemsize
+            rows.append(Allocation(size, f"input {spec.name}", place=""))
+    total = sum(row.bytes for row in rows)
+    return replace(
+        like, peak_bytes=total, held_bytes=total, leaked_bytes=0, allocated_bytes=total,
+        alive_at_peak=tuple(sorted(rows, key=lambda row: -row.bytes)), kept=(), stages=(), timeline=None,
+    )  # fmt: skip
+
+
+_SAVED: dict[tuple[object, ...], list[str]] = {}
+
+
+def _saved_inputs(call: FormCall) -> list[str]:
+    """Return the inputs whose memory is in use after the forward, when the caller has dropped them. Cached: most cases
+    of a form become the same call when they are shortened."""
+    small = _shortened(call)
+    contract = call.contract
+    key = (contract.name, contract.function(call.form), tuple(contract.inputs), small.draw.spelled())
+    if key not in _SAVED:
+        _SAVED[key] = _measure_saved(small)
+    return _SAVED[key]
+
+
+def _measure_saved(small: FormCall) -> list[str]:
+    found: list[str] = []
+
+    def build(device: str) -> Step:
+        leaves = small.inputs(device, values=False)
+
+        def step() -> object:
+            # results of an operator, because the graph always holds leaves, to which it adds gradients
+            tensors = {name: leaf * 1 if leaf.requires_grad else leaf for name, leaf in leaves.items()}
+            leaves.clear()
+            storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+            result = small.result(tensors)
+            tensors.clear()
+            found.extend(name for name, storage in storages.items() if torch._C._storage_Use_Count(storage._cdata) > 1)
+            return result
+
+        return step
+
+    get_meter("simulated").measure(build, warmup=0)
+    return found
+
+
+def _shortened(call: FormCall) -> FormCall:
+    """Return the same call with short axes: a few chunks of two."""
+    contract, case = call.contract, call.draw.case
+    axes = contract.shape_dims()
+
+    def short(dim: str) -> int:
+        spec = contract.dims[dim]
+        wanted = max(1, spec.low) * (4 if dim in axes else 2)
+        return -(-wanted // spec.multiple_of) * spec.multiple_of
+
+    dims = {dim: min(size, short(dim)) for dim, size in case.dims.items()}
+    return replace(call, draw=replace(call.draw, case=replace(case, dims=dims)))

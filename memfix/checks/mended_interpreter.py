@@ -1,8 +1,8 @@
-"""Patches of Triton's interpreter: it runs with numpy 2.4 and later, and knows bfloat16 as a GPU does.
+"""Patch Triton's interpreter to run with numpy 2.4 and later, and to compute in bfloat16 as a GPU does.
 
 Up to Triton 3.6 the interpreter reads the bound of a loop by ``int(array)`` from an array of one element, which numpy
-2.4 refuses. Of bfloat16 it knows the bits only: it cuts the lower half of a float32 off where a GPU rounds to the
-nearest, adds and multiplies the bits as integers, and has no constants, such as the 2 in ``2 * x``.
+2.4 refuses. It treats bfloat16 as plain bits: it truncates a float32 where a GPU rounds to the nearest, adds and
+multiplies the bits as integers, and has no bfloat16 constants, such as the 2 in ``2 * x``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @functools.cache
 def mend() -> None:
-    """For a process that interprets kernels, before the first one. A Triton that has no such place stays as it is."""
+    """Apply all patches, before the first kernel is interpreted. A patch whose place this Triton lacks is skipped."""
     from triton.runtime import interpreter
 
     for repair in (
@@ -101,7 +101,7 @@ def _compute_bfloat16_in_float32(interpreter: Any) -> None:
 
 
 def _nearest_bfloat16(values: Any) -> Any:
-    """The upper half of every float32, rounded to the nearest even."""
+    """Round every float32 to the nearest bfloat16, ties to even, and return the bits."""
     import numpy as np
 
     bits = values.view(np.uint32)

@@ -15,11 +15,11 @@ from ..meters.simulated.patches import Patch, always, applied
 
 @contextlib.contextmanager
 def poisoned_memory(device: str) -> Iterator[None]:
-    """Inside, every new tensor that is not initialised is filled.
+    """Fill every new uninitialised tensor inside the ``with`` block.
 
-    On the CPU torch itself does so where algorithms must be deterministic, and the algorithms stay the same but for
-    their order. Code that asks for the switch sees it as before. On a GPU other algorithms would run: there a dispatch
-    mode fills new tensors, which takes as long as a small form does.
+    On the CPU torch's deterministic mode does so, and changes algorithms in their order only; code that queries the
+    mode gets its former state. On a GPU that mode would choose other algorithms, so a dispatch mode fills new tensors,
+    which takes as long as a small form.
     """
     if torch.device(device).type != "cpu":
         with _Poison():

@@ -18,6 +18,6 @@ def import_for_meters() -> None:
     import torch._dynamo  # noqa: F401
 
     from ..meters.simulated import composite, environment  # noqa: F401
-    from . import memory  # noqa: F401
+    from . import drawn_budgets  # noqa: F401
 
     composite.native_on_cuda_only()  # reads torch's list of operators, once for all children

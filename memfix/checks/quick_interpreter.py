@@ -1,9 +1,8 @@
-"""Triton's interpreter without what it does over and over for nothing: a quarter of the time, the same answers.
+"""Patch Triton's interpreter to skip repeated and unused work: a quarter of the time, the same answers.
 
-It looks through the whole of ``triton.language`` at every call of a function of a kernel, works out whether sums of
-integers overflow and then does not look at the answer, writes down the type of every shape, and works out anew how two
-blocks go together. Nothing here is needed for a kernel to run; of a Triton in which these places are others, they stay
-as they are.
+At every call of a kernel's function the interpreter patches the whole of ``triton.language``. It computes integer
+overflows that nothing reads, records the type of every shape, and works out each time how two blocks broadcast. A
+kernel runs without these patches too, so a patch whose place another version of Triton lacks is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .learned_operators import LearnedOperators
 
 
 def hurry() -> None:
-    """For a process that interprets kernels, at its start."""
+    """Apply all patches, at the start of a process that interprets kernels."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -174,7 +173,7 @@ def _match_types_that_are_one(interpreter: Any, tl: Any) -> None:
     semantic.binary_op_type_checking_impl = matched
 
 
-_NUM_FLAGS = 4  # may the left be a pointer, and the right; are dtypes to be matched; are they divided
+_NUM_FLAGS = 4  # whether left and right may be pointers, whether to promote dtypes, and whether it is a division
 
 
 def _match_shapes_once(interpreter: Any, tl: Any) -> None:

@@ -1,4 +1,4 @@
-"""The reference of a call: naive in float64, which is the truth, and in the working dtype, which shows its rounding."""
+"""Run naive at a call: in float64, which is the truth, and in the working dtype, which shows its rounding error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MOST_REMEMBERED = 256
 
 
 class NaiveFailed(Exception):
-    """The reference itself raised: nothing can be said of any form."""
+    """Naive itself raised, so no form can be judged."""
 
 
 def reference_at(call: FormCall, device: str) -> Reference:
-    """What naive says of a call. The last ones are cached, since all forms of an op meet the same calls."""
+    """Return naive's results at a call. The last ones are cached, since all forms of an op have the same calls."""
     contract = call.contract
     key = (
         contract.name, contract.naive, tuple(contract.inputs), contract.tolerance, contract.repeats_backward,
@@ -66,7 +66,7 @@ def _run_naive(call: FormCall, device: str) -> Reference:
 
 @dataclass(frozen=True)
 class _Nudge:
-    """Every value off by a factor of ``1 + size`` or ``1 - size``, at random."""
+    """Multiplies every value by ``1 + size`` or ``1 - size``, at random."""
 
     size: float
     seed: int
@@ -87,9 +87,9 @@ def blaming_naive() -> Iterator[None]:
 
 
 def _where_it_counts(call: FormCall, run: Callable[[Tensors], Answer], is_nan: torch.Tensor, truth: Answer) -> Answer:
-    """The truth of a spoiled call, with NaN only in what the spoiled values decide.
+    """Return the truth of a spoiled call, with NaN only in elements that depend on the spoiled values.
 
-    NaN times a weight of zero is NaN in naive as well; a form that skips what it does not see need not repeat that.
+    Naive also gives NaN for a NaN times a weight of zero; a form that skips masked elements need not.
     """
     name = call.draw.spoiled
     assert name is not None
@@ -102,7 +102,7 @@ def _where_it_counts(call: FormCall, run: Callable[[Tensors], Answer], is_nan: t
 
 
 def _off_as_in_float32(run: Callable[[Tensors], Answer], inputs: Tensors, truth: Answer) -> Answer:
-    """Naive in float64, which is the truth itself, off by what naive loses in float32, as much finer as float64 is."""
+    """Return the truth plus naive's error in float32, scaled to float64: in float64 naive is the truth itself."""
     narrow = in_dtype(inputs, torch.float32)
     rounded = run(narrow).tensors
     exact = run(in_dtype(narrow, torch.float64)).tensors
@@ -118,13 +118,13 @@ def _off_as_in_float32(run: Callable[[Tensors], Answer], inputs: Tensors, truth:
 
 
 def _with_narrow_ones_of(rounded: Answer, answer: Answer) -> Answer:
-    """``answer``, with those tensors of ``rounded`` that are narrower than float64: gradients of narrower inputs."""
+    """Return ``answer`` with those tensors of ``rounded`` that are narrower than float64: gradients of such inputs."""
     narrow = {name: t for name, t in rounded.tensors.items() if t is not None and t.dtype != torch.float64}
     return Answer({**answer.tensors, **narrow}, rounded.dtypes)
 
 
 def in_dtype(tensors: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Copies of the floating tensors in ``dtype``, which need a gradient where the originals do; others as they are."""
+    """Return copies of floating tensors in ``dtype``, with gradients where the originals have; others as they are."""
     return {
         name: tensor.detach().to(dtype).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
         for name, tensor in tensors.items()

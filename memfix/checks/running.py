@@ -1,7 +1,7 @@
-"""Run a form at one call: its outputs, its gradients, and whether it changes what is not its own.
+"""Run a form at one call: return its outputs and gradients, and refuse a form that writes into its inputs.
 
-Meanwhile memory that nobody initialised holds NaN, constants are as ``Form.compared_with`` has them, and CUDA kernels
-are emulated on the CPU.
+Meanwhile uninitialised memory holds NaN, constants have the values of ``Form.compared_with``, and CUDA kernels are
+emulated on the CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .poison import poisoned_memory
 
 
 def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
-    """What a form gives for copies of ``inputs``. Raises ``Unequal`` where it writes into them, and whatever the form
-    raises."""
+    """Return a form's answer for copies of ``inputs``. Raise ``Unequal`` where it writes into them, and whatever the
+    form raises."""
     lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
     with poisoned_memory(device), lowered, emulated():
         if call.comes_second:
@@ -38,7 +38,7 @@ def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
 
 
 def copies_of(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Leaves with memory of their own, laid out as ``tensors`` are, gaps included."""
+    """Return leaf tensors with storages of their own and the strides of ``tensors``, gaps included."""
     return {
         name: tensor.new_empty(0)
         .set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -48,7 +48,7 @@ def copies_of(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
-    """What a form gives at one call on the CPU, after another call of the same shape."""
+    """Return a form's answer at one call on the CPU, after another call of the same shape."""
     with poisoned_memory("cpu"), emulated():
         for each in (replace(draw, seed=draw.seed + 1), draw):
             call = FormCall(contract, form, each)
@@ -57,7 +57,7 @@ def answer_at(contract: Contract, form: str, draw: Draw) -> Answer:
 
 
 def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Answer:
-    """Call the form on ``tensors``, and its backward with a random upstream gradient. ``nudge`` changes all of them."""
+    """Call the form and its backward, with a random upstream gradient. ``nudge`` changes that and all ``tensors``."""
     if nudge is not None:
         tensors = {
             name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
@@ -76,5 +76,5 @@ def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], t
 
 
 def _random_state(tensors: Tensors) -> torch.Tensor:
-    """The state of the generator that a call with these tensors would use."""
+    """Return the state of the random generator that a call with these tensors would use."""
     return torch.cuda.get_rng_state() if any(t.is_cuda for t in tensors.values()) else torch.get_rng_state()

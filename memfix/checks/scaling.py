@@ -1,4 +1,4 @@
-"""How the peak grows when one dim is doubled, far beyond every case: the exponent over the upper half of the sizes."""
+"""Measure and judge how the peak grows when dims are doubled far beyond every case."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .finding import Finding, Status
 from .form_call import FormCall
 from .inputs import Draw
 from .measured import Growth
-from .measuring import measure_phases, with_lines
-from .phase_bytes import bytes_of
+from .measuring import measure_phases
+from .memory import bytes_of, with_lines
 
 TOLERATED_EXCESS = 0.05
 
@@ -39,13 +39,13 @@ def measure_growth(contract: Contract, law: Scaling, meter: Meter) -> Grown:
     sizes = [{dim: case.dims[dim] << times for dim in law.dims} for times in doublings]
     calls = [FormCall(contract, law.form, Draw(replace(case, dims={**case.dims, **size}))) for size in sizes]
     readings = [measure_phases(call, [law.phase], meter)[law.phase] for call in calls]
-    grain = readings[0].granularity_bytes  # below it bytes are no growth
+    grain = readings[0].granularity_bytes  # smaller differences are no growth
     first, last = (max(grain, bytes_of(reading, law.phase)) for reading in readings)
     return Grown(calls, readings, math.log2(last / first) / (doublings[1] - doublings[0]))
 
 
 def check_scaling(contract: Contract, law: Scaling, meter: Meter) -> Finding:
-    """Judge the exponent by which a form grows."""
+    """Judge the exponent by which a form's peak grows."""
     grown = measure_growth(contract, law, meter)
     calls, readings, exponent, holds = grown.calls, grown.readings, grown.exponent, grown.holds(law)
     peaks = [bytes_of(reading, law.phase) for reading in readings]

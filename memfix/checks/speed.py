@@ -1,4 +1,4 @@
-"""Fast: the ratio of a form's time to naive's, the two timed alternately in one process."""
+"""Judge the ratio of a form's time to naive's, timed alternately in one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .form_call import FormCall
 from .measured import Ratio
 
 _ENOUGH_S, _MOST_S, _KNOWN_TO = 1.0, 4.0, 0.03
-"""A race may end after a second if its ratio is known to 3 %, and ends after four: naive steps of a second are few."""
+"""A race may end after one second if its ratio is known to 3 %, and ends after four: slow steps of naive are few."""
 _RACES = 3
 """How often a form may race before it is too slow. What slows it down for good does so in every race; other processes
 that keep the CPU busy need not, and the form with more to launch on a GPU suffers more from them."""

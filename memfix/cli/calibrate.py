@@ -19,10 +19,10 @@ SHOWN_MISSES = 40
 
 
 @click.command()
-@click.option("--run", "do_run", is_flag=True, help="Probe this machine's GPU and write its table.")
-@click.option("--only", metavar="TEXT", multiple=True, help="Only probes with this in their name, to update a table.")
-@click.option("--step", metavar="MODULE:FUNCTION", help="Only the convolutions of this step, to update a table.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the table goes.  [default: your own tables]")
+@click.option("--run", "do_run", is_flag=True, help="Measure this machine's GPU and write its table.")
+@click.option("--only", metavar="TEXT", multiple=True, help="Update the table: only probes with TEXT in their name.")
+@click.option("--step", metavar="MODULE:FUNCTION", help="Update the table: only the convolutions of this step.")
+@click.option("--out", type=click.Path(path_type=Path), help="The table's file.  [default: in your own tables]")
 @gpu_option
 @json_option
 def calibrate(
@@ -79,19 +79,19 @@ def _print_run(found: Calibration, console: Console) -> None:
     missed = [seen for seen in found.observations if seen.is_mispredicted]
     unknown = [seen for seen in found.observations if seen.predicted is None and not seen.is_mispredicted]
     for seen in missed[:SHOWN_MISSES]:
-        said = "no rule" if seen.predicted is None else f"rule {seen.predicted:,}"
+        rule = "no rule" if seen.predicted is None else f"its rule says {seen.predicted:,}"
         kept = f", keeps {seen.kept:,} (expected {seen.predicted_kept:,})" if seen.kept != seen.predicted_kept else ""
-        line = f"missed: hides {seen.measured:,} ({said}){kept}  {seen.signature}"
+        line = f"missed: takes {seen.measured:,} bytes of workspace ({rule}){kept}  {seen.signature}"
         console.print(Text(line, style="red"), soft_wrap=True)
     for name, reason in found.failures.items():
         console.print(Text(f"did not run: {name}: {reason}", style="yellow"), soft_wrap=True)
     console.print(
         f"{found.table.gpu.name}: {len(found.observations):,} calls of {len(found.table.operators)} operators: "
-        f"{len(found.observations) - len(missed) - len(unknown):,} as their rule says, {len(missed)} missed, "
-        f"{len(unknown)} without a rule, kept as measured"
+        f"{len(found.observations) - len(missed) - len(unknown):,} agree with their rule, {len(missed)} missed, "
+        f"{len(unknown)} without a rule"
     )
     if found.table.convolutions:
-        console.print(f"{len(found.table.convolutions):,} convolutions of cuDNN, kept as measured")
+        console.print(f"{len(found.table.convolutions):,} convolutions of cuDNN stored as measured")
 
 
 def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
@@ -122,9 +122,8 @@ def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
         for name, standing in standings.items():
             style = "green" if standing.startswith("calibrated") else "red" if standing.startswith("missed") else "dim"
             console.print(Text(f"  {name:<52} {standing}", style=style))
-        as_measured = f"{len(table.measured)} calls that no rule derives"
-        as_measured += f", and {len(table.convolutions):,} convolutions of cuDNN"
-        console.print(f"  {as_measured}, are known as measured")
+        kinds = f"{len(table.measured)} calls without a rule and {len(table.convolutions):,} convolutions of cuDNN"
+        console.print(f"  stored as measured: {kinds}")
     console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
     if json_path is not None:
         report.write_report(json_path, report.as_json({"gpu": gpu.name, "rules": standings}))

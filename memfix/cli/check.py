@@ -12,17 +12,17 @@ from . import options
 
 @click.command()
 @options.ops_argument
-@click.option("--form", "form_name", metavar="FORM", help="Only this form.")
-@click.option("--examples", type=click.IntRange(min=1), help="Drawn calls per form and dtype, other ones every time.")
-@click.option("--at", metavar="N=3,...", help="Only this call, as a failure prints it.")
+@click.option("--form", "form_name", metavar="FORM", help="Check only this form.")
+@click.option("--examples", type=click.IntRange(min=1), help="Calls drawn per form and dtype, different every time.")
+@click.option("--at", metavar="N=3,...", help="Check only this call, as a failure prints it.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
     show_default=True,
-    help="Where equality and speed run.",
+    help="The device of equality and speed.",
 )
-@click.option("--speed", is_flag=True, help="Time forms against naive, too.")
+@click.option("--speed", is_flag=True, help="Also time forms against naive.")
 @options.meter_option
 @options.profile_option
 @options.json_option

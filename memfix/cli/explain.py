@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 @options.case_option
 @options.phase_option
 @options.gpu_option
-@click.option("--against", metavar="FORM", help="Say what this form's peak has that the other's has not.")
-@click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of the table.")
+@click.option("--against", metavar="FORM", help="Also show how the peak differs from that of this form.")
+@click.option("--rows", type=click.IntRange(min=1), default=20, show_default=True, help="The most rows of the table.")
 @options.pictures_option
 @options.json_option
 def explain(

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="OP|INCIDENT")
-@click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: the one with the smallest peak]")
+@click.option("--form", "form_name", metavar="FORM", help="The form.  [default: the one with the smallest peak]")
 @options.case_option
 @options.phase_option
 @click.option(
     "--over",
     metavar="DIM,...|KEY",
-    help="Of an op: the dims to find the largest value of, each in turn. Of an incident: the section.key to grow, or "
-    "world_size, of which the smallest is found.",
+    help="Of an op: the dims to grow, one after another. Of an incident: the section.key to grow, or world_size "
+    "to find the fewest ranks.",
 )
 @click.option(
     "--capacity",
     metavar="24GiB,...",
-    help="Memory to fit in; for an incident also several sizes.  [default: the GPU's memory]",
+    help="The memory to fit in; several sizes only for an incident.  [default: the GPU's memory]",
 )
-@click.option("--high", type=click.IntRange(min=1), help="Try nothing larger.")
+@click.option("--high", type=click.IntRange(min=1), help="The largest value to try.")
 @options.gpu_option
 @options.json_option
 @options.with_step_options
@@ -84,7 +84,7 @@ def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> 
         given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and given:
             spelled = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.make_metavar(context)
-            raise click.UsageError(f"{reason}: {spelled} has no meaning here")
+            raise click.UsageError(f"{reason}: {spelled} does not apply")
 
 
 def _fit_incident(
@@ -134,7 +134,8 @@ def _fit_op(
     gpu: str,
     json_path: str | None,
 ) -> int:
-    from ..checks.inputs import Draw, StepOf
+    from ..checks.form_call import StepOf
+    from ..checks.inputs import Draw
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, MemfixError
     from ..fit import DoesNotFit, Fit, bytes_of_capacity
     from ..fit import fit as largest
@@ -198,7 +199,8 @@ def _bounds(contract: Contract, case: Case, dim: str, high: int | None) -> dict[
 
 def _smallest_form(contract: Contract, case: Case, phase: Phase, gpu: str, say: Say) -> tuple[str, str]:
     """Return the form with the smallest peak at ``case``, and a text with all peaks. Reported forms are left out."""
-    from ..checks.inputs import Draw, StepOf
+    from ..checks.form_call import StepOf
+    from ..checks.inputs import Draw
     from ..errors import MeasurementError
     from ..measure import peak
     from ..units import format_bytes

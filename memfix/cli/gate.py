@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 Paths = tuple[str | None, ...]
 """The paths of the JSON, Markdown, JUnit and SARIF reports."""
 
-DEFAULT_LOCK = Path("benchmarks/memory.lock")
-
 
 @click.command()
 @options.ops_argument
@@ -31,7 +29,7 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
     "--base",
     "base_ref",
     metavar="REF",
-    help="Judge under the naive forms and contracts of this commit too; with --time, compare with its times.",
+    help="Judge with this commit's naive forms and contracts too; with --time, compare with its times.",
 )
 @click.option(
     "--changed",
@@ -39,20 +37,21 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
     metavar="[REF]",
     is_flag=False,
     flag_value="HEAD",
-    help="Only ops with a file that differs from this commit, by default HEAD: uncommitted changes. OPs go before it.",
+    help="Check only ops with a file that differs from this commit; without REF, from HEAD (uncommitted changes). "
+    "Write OPs before this option.",
 )
-@click.option("--time", "on_time", is_flag=True, help="The gate on time: forms against --base, and against naive.")
+@click.option("--time", "on_time", is_flag=True, help="Judge times, not bytes: against --base and against naive.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Where --time runs.  [default: cuda where there is one]",
+    help="The device of --time.  [default: cuda if there is a GPU]",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1, MOST_PROCESSES),
     default=1,
     show_default=True,
-    help="Ask at least so many fresh processes for --time; more are asked until they can tell.",
+    help="Run --time in at least this many fresh processes; more are started until the result is clear.",
 )
 @click.option(
     "--limit",
@@ -60,11 +59,11 @@ DEFAULT_LOCK = Path("benchmarks/memory.lock")
     default=LIMIT_S,
     show_default=True,
     metavar="SECONDS",
-    help="The most seconds of a form in a process of --time on a CPU; a case that takes longer is halved.",
+    help="The most seconds of a form in one process of --time on a CPU; a longer case is halved.",
 )
-@click.option("--update", is_flag=True, help="Write today's bytes to the lock, if all else passes.")
-@click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)
-@click.option("--no-lock", is_flag=True, help="Leave the lock out of it.")
+@click.option("--update", is_flag=True, help="Write today's bytes to the lock, if all other checks pass.")
+@options.lock_option
+@click.option("--no-lock", is_flag=True, help="Judge without the lock.")
 @options.meter_option
 @options.profile_option
 @options.json_option
@@ -98,7 +97,7 @@ def gate(
 
     _refuse_options_of_the_other_gate(on_time)
     if update and no_lock:
-        raise click.UsageError("--update writes the lock and --no-lock leaves it out: give one of them")
+        raise click.UsageError("--update writes the lock and --no-lock ignores it: give one of them")
     paths = json_path, md_path, junit_path, sarif_path
     _require_writable(paths)
     lock = None if no_lock else lock_path
@@ -143,9 +142,7 @@ def _refuse_options_of_the_other_gate(on_time: bool) -> None:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = f"--{name.removesuffix('_path').replace('_', '-')}"
             raise click.UsageError(
-                f"--time reads a clock: {option} is not for it"
-                if on_time
-                else f"{option} is for --time; bytes are read by --meter"
+                f"{option} does not apply to --time" if on_time else f"{option} applies only to --time"
             )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="[NAME]", required=False)
-@click.option("--claim", "claim_names", metavar="ID", multiple=True, help="Judge only this claim; repeatable.")
+@click.option("--claim", "claim_names", metavar="ID", multiple=True, help="Judge only this claim; may be repeated.")
 @click.option("--quick", is_flag=True, help="Leave out claims that need a simulation of the whole model.")
 @json_option
 def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_path: str | None) -> int:
@@ -52,7 +52,7 @@ def _list(json_path: str | None) -> int:
     table.add_row("all", str(len(in_all)), *map(str, counts(in_all).values()))
     console = report_console(to_stderr=json_path == "-")
     console.print(table)
-    console.print(Text("recorded verdicts; memfix incidents NAME computes them again", style="dim"))
+    console.print(Text("these verdicts are recorded; memfix incidents NAME computes them again", style="dim"))
     if json_path is not None:
         rows = [{"name": name, "claims": len(claims[name]), "recorded": recorded[name]} for name in claims]
         report.write_report(json_path, report.as_json({"incidents": rows}))
@@ -71,7 +71,7 @@ def _judge(name: str, claim_names: Sequence[str], quick: bool, json_path: str | 
     chosen = [claim for claim in asked if not (quick and claim.slow)]
     left_out = [claim for claim in asked if claim not in chosen]
     if not chosen:
-        raise UsageError(f"--quick leaves out all chosen claims: {_ids(left_out)}")
+        raise UsageError(f"--quick leaves out every chosen claim: {_ids(left_out)}")
     with progress() as say:
         judged = list(judge_claims(chosen, load_checks(name), say=say))
     console = report_console(to_stderr=json_path == "-")

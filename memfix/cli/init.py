@@ -17,7 +17,7 @@ from .options import echo_commands, profile_option, progress, scaffold_options
     type=click.Path(path_type=Path),
     default=Path("tests/memory"),
     show_default=True,
-    help="Where the test file and the lock go.",
+    help="The folder of the test file and the lock.",
 )
 @profile_option
 def init(
@@ -49,7 +49,7 @@ def init(
     for path in written.files:
         click.echo(f"wrote {path}")
     for path in written.kept:
-        click.echo(f"kept  {path}, which exists already; --force writes it anew")
+        click.echo(f"kept  {path}, which exists already; --force overwrites it")
     click.echo("\n".join(written.notes))
     echo_commands(written.commands(name))
     return 0

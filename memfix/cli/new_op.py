@@ -33,10 +33,10 @@ def new_op(
     click.echo("\n".join([*(f"wrote {path}" for path in files), *notes]))
     echo_commands(
         {
-            f"ci/gate {name} --update": "its entries in the lock, if all else passes",
-            "python ci/tables.py --write": "its rows in the tables of the manual",
-            f"memfix selftest {name}": "plants regressions: which of them would this contract miss?",
-            "ci/test": "the tests; mypy asks for annotations of the functions that were copied",
+            f"ci/gate {name} --update": "adds its entries to the lock, if all other checks pass",
+            "python ci/tables.py --write": "adds its rows to the tables of the manual",
+            f"memfix selftest {name}": "plants regressions in the forms: which does the contract miss?",
+            "ci/test": "runs the tests; mypy needs annotations in the copied functions",
         }
     )
     return 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +38,7 @@ def _read_contracts_from(context: click.Context, parameter: click.Parameter, pat
 
 from_option: Decorator = click.option(
     "--from", metavar="PATH", multiple=True, expose_value=False, callback=_read_contracts_from,
-    help="Only the contracts of this file or folder, such as a test file with a suite.",
+    help="Use only the contracts of this file or folder, such as a test file with memfix.suite.",
 )  # fmt: skip
 
 
@@ -47,29 +48,34 @@ def with_ops(argument: Decorator) -> Decorator:
 
 
 one_op_argument: Decorator = with_ops(click.argument("op", metavar="OP"))
-form_option: Decorator = click.option("--form", "form_name", metavar="FORM", help="Which form.  [default: naive]")
-case_option: Decorator = click.option("--case", "case_name", metavar="CASE", help="Which case.  [default: the first]")
+form_option: Decorator = click.option("--form", "form_name", metavar="FORM", help="The form.  [default: naive]")
+case_option: Decorator = click.option("--case", "case_name", metavar="CASE", help="The case.  [default: the first]")
 phase_option: Decorator = click.option(
-    "--phase", type=click.Choice(["forward", "held", "train"]), default="train", show_default=True
-)
+    "--phase", type=click.Choice(["forward", "held", "train"]), default="train", show_default=True,
+    help="forward: without gradients; train: forward and backward; held: the bytes kept between the two.",
+)  # fmt: skip
 gpu_option: Decorator = click.option(
-    "--gpu", metavar="GPU", default="H200", show_default=True, help="The GPU that is simulated."
+    "--gpu", metavar="GPU", default="H200", show_default=True, help="The GPU to simulate."
 )
 pictures_option: Decorator = click.option(
     "--save", "pictures", metavar="PATH", multiple=True,
-    help="Draw the timeline: .png, .svg, .html, .pickle for PyTorch's memory viewer, .json for Perfetto.",
+    help="Save the timeline as .png, .svg, .html, .pickle (for PyTorch's memory viewer) or .json (for Perfetto).",
 )  # fmt: skip
 ops_argument: Decorator = with_ops(click.argument("ops", nargs=-1, metavar="[OP]..."))
 meter_option: Decorator = click.option(
-    "--meter", type=click.Choice(GPU_METERS), default="simulated", show_default=True, help="What reads the peak."
+    "--meter", type=click.Choice(GPU_METERS), default="simulated", show_default=True, help="What measures the memory."
 )
 profile_option: Decorator = click.option(
     "--profile",
     type=click.Choice(list(PROFILES)),
-    help="How many shapes are drawn.  [default: ci, or $MEMFIX_PROFILE]",
+    help="How many shapes to draw.  [default: ci, or $MEMFIX_PROFILE]",
 )
+lock_option: Decorator = click.option(
+    "--lock", "lock_path", type=click.Path(path_type=Path), default=Path("benchmarks/memory.lock"), show_default=True,
+    help="The lock file.",
+)  # fmt: skip
 overrides_argument: Decorator = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-CONFIG_HELP = "The run, as YAML: a file, or the name of one that comes with the incident."
+CONFIG_HELP = "The run's config: a YAML file, or the name of one that comes with the incident."
 
 # former options -> the config keys that replaced them
 _MOVED = {
@@ -92,7 +98,7 @@ def _refuse_moved(context: click.Context, parameter: click.Parameter, value: Any
     said = option if value is True else f"{option} {value}"
     is_off = option.startswith("--no-")
     now = _RENAMED_VALUES.get(said, str(not is_off).lower() if value is True else value)
-    raise click.UsageError(f"{said} is {_MOVED[option]}={now} now: a key of the config, written as it stands here")
+    raise click.UsageError(f"{said} is now a key of the config; write {_MOVED[option]}={now} instead")
 
 
 json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
@@ -107,7 +113,7 @@ def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=int,
             default=1,
             show_default=True,
-            help="Ranks to shard over with FSDP2; one is simulated.",
+            help="The number of ranks to shard over with FSDP2; one of them is simulated.",
         ),
         overrides_argument,
     ]
@@ -179,16 +185,19 @@ def scaffold_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that a first contract needs: the functions, and an example call."""
     options: list[Decorator] = [
         click.argument("name", metavar="NAME"),
-        click.option("--naive", metavar="MODULE:FUNCTION", callback=_asked_for, help="The function that is right."),
+        click.option(
+            "--naive", metavar="MODULE:FUNCTION", callback=_asked_for, help="The reference: a function that is right."
+        ),
         click.option(
             "--form", "forms", metavar="NAME=MODULE:FUNCTION", multiple=True, callback=_asked_for,
-            help="A function that saves memory.",
+            help="A function that computes the same in less memory.",
         ),
         click.option(
-            "--example", metavar="FILE.py:FUNCTION", callback=_asked_for, help="Returns the arguments of one call."
+            "--example", metavar="FILE.py:FUNCTION", callback=_asked_for,
+            help="A function that returns the arguments of one call.",
         ),
-        click.option("--dtypes", metavar="DTYPE,...", help="In which it has to work.  [default: all four]"),
-        click.option("--force", is_flag=True, help="Write over files that exist."),
+        click.option("--dtypes", metavar="DTYPE,...", help="Dtypes in which the forms must work.  [default: all four]"),
+        click.option("--force", is_flag=True, help="Overwrite files that exist."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("incident", metavar="INCIDENT")
-@click.option("--capacity", metavar="24GiB", help="Memory that the step should fit in.  [default: the report's card]")
+@click.option("--capacity", metavar="24GiB", help="The memory to fit in.  [default: that of the report's GPU]")
 @with_step_options
 @meter_option
 @gpu_option
 @click.option(
-    "--rows",
-    type=click.IntRange(min=0),
-    default=3,
-    show_default=True,
-    help="Lines per stage that say what holds the memory at its peak.",
+    "--rows", type=click.IntRange(min=0), default=3, show_default=True, help="The largest holders shown per stage."
 )
 @pictures_option
 @json_option
@@ -101,7 +97,7 @@ def _print(console: Console, found: Profile, rows: int) -> None:
 
 def _table(found: Profile) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stage", "at its end", "peak", "report", "note"):
+    for name in ("stage", "at its end", "peak", "report", "remark"):
         table.add_column(name, justify="right" if name in ("at its end", "peak") else "left", overflow="fold")
     for row in found.rows:
         table.add_row(*_cells(row, found.capacity_bytes), style="dim" if row.aside else "")

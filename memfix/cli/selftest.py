@@ -12,8 +12,7 @@ from rich.text import Text
 
 from ..checks.effort import get_effort
 from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError, did_you_mean
-from .gate import DEFAULT_LOCK
-from .options import contracts_of, json_option, ops_argument, profile_option, progress, report_console
+from .options import contracts_of, json_option, lock_option, ops_argument, profile_option, progress, report_console
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @ops_argument
-@click.option("--form", "form_name", metavar="FORM", help="Plant in the code of this form only.")
-@click.option("--mutants", type=click.IntRange(min=1), help="Plant at most so many in an op.  [default: all]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which of them, and in which order.")
-@click.option("--limit", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop asking after this time.")
+@click.option("--form", "form_name", metavar="FORM", help="Plant regressions only in the code of this form.")
+@click.option("--mutants", type=click.IntRange(min=1), help="Plant at most this many per op.  [default: all]")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of their random choice and order.")
+@click.option("--limit", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this time.")
 @click.option(
     "--least",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="End with 1 if a smaller share of those caught or missed was caught.",
+    help="Exit with 1 if a smaller share of those caught or missed was caught.",
 )
-@click.option("--lock", "lock_path", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True)
-@click.option("--no-lock", is_flag=True, help="Ask what the contract catches without a lock.")
+@lock_option
+@click.option("--no-lock", is_flag=True, help="Find what the contract catches without a lock.")
 @profile_option
 @json_option
 def selftest(
@@ -63,7 +62,7 @@ def selftest(
     from ..selftest.report import as_data, print_report, share_caught
 
     if not hasattr(os, "fork"):
-        raise UsageError("memfix selftest asks every mutant in a forked process, which this system does not have")
+        raise UsageError("memfix selftest runs every mutant in a forked process, and this system cannot fork")
     report.require_writable(json_path)
     chosen = contracts_of(ops)
     known = [name for contract in chosen for name in contract.forms]
@@ -79,7 +78,8 @@ def selftest(
         )  # fmt: skip
     print_report(outcomes, console)
     if late:
-        console.print(Text(f"the time was over before anything was planted in {', '.join(late)}"), soft_wrap=True)
+        text = f"the time limit was reached before anything was planted in {', '.join(late)}"
+        console.print(Text(text), soft_wrap=True)
     if lock is not None and not {contract.name for contract in chosen} <= {key[0] for key in lock}:
         console.print(Text(f"note: {lock_path} has no entry of some ops: there, only budgets bound their bytes"))
     if json_path is not None:

@@ -18,9 +18,9 @@ from .options import CONFIG_HELP, overrides_argument, report_console
 @click.argument("incident", metavar="INCIDENT")
 @overrides_argument
 @click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help=CONFIG_HELP)
-@click.option("--resume", "resume_path", type=click.Path(path_type=Path), metavar="FILE", help="Resume a saved run.")
+@click.option("--resume", "resume_path", type=click.Path(path_type=Path), metavar="FILE", help="Continue a saved run.")
 @click.option("--json", "json_path", metavar="PATH", help="Write a line of JSON per step; - for standard output.")
-@click.option("--keys", is_flag=True, help="Print every key of a config, with its allowed values, default and meaning.")
+@click.option("--keys", is_flag=True, help="List the keys of a config, with their values and defaults.")
 def train(
     incident: str,
     overrides: tuple[str, ...],
@@ -46,7 +46,7 @@ def train(
     if config_path is None:
         brought = ", ".join(name.removesuffix(".yaml") for name in own_configs(of))
         raise click.UsageError(
-            f"Missing option '--config': {incident} comes with {brought}; --keys prints the keys of a config"
+            f"Missing option '--config': {incident} comes with {brought}; --keys lists the keys of a config"
         )
     config = load_config(of, config_path, overrides)
 

@@ -1,4 +1,4 @@
-"""The sizes of a call: dims, from which sizes are drawn, and cases, which fix all of them."""
+"""The sizes of a call: dims are ranges from which sizes are drawn, cases fix all sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .dtypes import DTYPE_BYTES
 class Dim:
     """The range from which a dimension or a chunk size is drawn for equality; cases may lie above it.
 
-    ``multiple_of``: only multiples of it are sizes that the op takes, such as the even widths of a rotation.
+    ``multiple_of``: the op takes only multiples of it, such as the even widths of a rotation.
     """
 
     low: int

@@ -27,7 +27,7 @@ class Contract:
     """An op: what is true (``naive``), the forms that save memory, and what each of them promises.
 
     A form is called with the inputs in order; a dim or a choice that is one of its keywords
-    (``rows_per_chunk``, ``reduction``) is handed to it by name, so naive need not know of chunks.
+    (``rows_per_chunk``, ``reduction``) is passed by name, so naive need not have chunks.
 
     ``floor`` is called like a form. Without autograd it does only the work that every train step of the op needs, such
     as its matrix products. The time of a form is compared with it where naive's time says little.
@@ -66,7 +66,7 @@ class Contract:
         _validate(self)
 
     def case_of(self, name: str, given: Case | Mapping[str, Any]) -> Case:
-        """A full case from ``{"T": 4096, "dtype": "bfloat16", ...}``; choices left out take their first value."""
+        """Make a full case from ``{"T": 4096, "dtype": "bfloat16", ...}``; choices left out take their first value."""
         if isinstance(given, Case):
             given = {**given.settings, "dtype": given.dtype, "present": given.present}
         settings, where = dict(given), f"{self.name}, case {name!r}"
@@ -118,11 +118,11 @@ class Contract:
         return any(isinstance(spec, ObjectSpec) for spec in self.inputs)
 
     def known_unequal_forms(self) -> list[str]:
-        """Forms that are known to give a wrong answer: caught by equality, and so judged by nothing else."""
+        """Forms that are known to give a wrong answer. Equality shows that they do, and nothing else is judged."""
         return [name for name, form in self.forms.items() if form.known_unequal]
 
     def options(self, form: str, case: Case) -> dict[str, Any]:
-        """The keywords that ``form`` takes from a case."""
+        """Return the keywords that ``form`` takes from a case."""
         accepted = keywords_of(self.function(form), len(self.inputs))
         return {key: value for key, value in case.settings.items() if key in accepted}
 
@@ -145,7 +145,7 @@ class Contract:
         return [budget for budget in self.budgets if budget.form == form and budget.applies_to(case)]
 
     def with_form(self, name: str, function: Callable[..., Any], *, like: str) -> Contract:
-        """This contract with one more form, held to what ``like`` promises, and not to what it is known to break."""
+        """Return this contract with one more form, held to the laws of ``like`` that it is not known to break."""
 
         def promised(laws: Sequence[Any]) -> list[Any]:
             kept = [law for law in laws if law.form == like and not getattr(law, "known_broken", False)]
@@ -159,7 +159,7 @@ class Contract:
         return Contract(self.name, **changed)
 
     def laws(self) -> dict[str, str]:
-        """Everything promised, one short line a law, by a key that stays when only its value changes."""
+        """Return everything promised: a short line for each law, by a key that stays when only its value changes."""
         lines = {"tolerance": self.tolerance.spelled()}
         lines["dtypes"] = ", ".join(self.dtypes)
         lines["repeats backward"] = str(self.repeats_backward).lower()
@@ -179,11 +179,11 @@ class Contract:
         return lines
 
 
-# ---------------------------------------------------------------- what contradicts itself
+# ---------------------------------------------------------------- validation
 def _validate(contract: Contract) -> None:
     if not contract.name or not contract.name.replace("_", "").isalnum():
         raise ContractError(f"a contract's name must be a word of letters, digits and _, got {contract.name!r}")
-    for fault in _faults(contract):  # a later check may rely on an earlier one: only the first fault is looked for
+    for fault in _faults(contract):  # only the first fault is found: a later check may rely on earlier ones
         raise ContractError(f"{contract.name}: {fault}")
 
 
@@ -227,7 +227,7 @@ def _faults_of_parts(contract: Contract) -> Iterator[str]:
             yield f"{word!r} is {what} and cannot be the name of a form"
     for kind, names in (("form", contract.forms), ("case", contract.cases)):
         for word in names:
-            if not re.fullmatch(r"\w+", word):  # the lock file and the tests' names hold it
+            if not re.fullmatch(r"\w+", word):  # it becomes part of lock entries and test names
                 yield f"the name of a {kind} must be a word of letters, digits and _, got {word!r}"
     for dtype in contract.dtypes:
         if dtype not in WORKING_DTYPES:

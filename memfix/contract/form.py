@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..laws import Tolerance
 
-FLOOR = "floor"  # asked for by name like a form, but no form: it is not compared with naive
+FLOOR = "floor"  # selected by name like a form, but not compared with naive
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class BadInput:
 
 
 def setting(**values: Any) -> Callable[[dict[str, Any]], None]:
-    """A ``change`` that gives arguments new values, or what a function makes of the old one."""
+    """Return a ``change`` that sets arguments to new values; a callable is applied to the old value instead."""
 
     def change(arguments: dict[str, Any]) -> None:
         for name, value in values.items():

@@ -13,7 +13,7 @@ from .values import FromFunction
 
 @dataclass(frozen=True)
 class ObjectSpec(TensorSpec):
-    """One argument that is no tensor: what ``make(dims, seed)`` returns, such as a list, or a path to a file.
+    """One argument that is no tensor. ``make(dims, seed)`` returns it, such as a list or a path to a file.
 
     It is read several times, so an iterator is refused. ``shape`` names the dims on which it depends. Results of a form
     with such an input are compared by ``==``; arrays and tensors must have equal dtypes, shapes and values. A form
@@ -35,7 +35,7 @@ class ObjectSpec(TensorSpec):
         object.__setattr__(self, "values", FromFunction(self.make))
 
     def made(self, dims: Mapping[str, int], seed: int) -> Any:
-        """The object at these dims. Refuses what can be read only once."""
+        """Return the object at these dims. Refuse an iterator, which can be read only once."""
         assert self.make is not None
         value = self.make(dims, seed)
         if isinstance(value, Iterator):

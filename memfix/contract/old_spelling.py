@@ -1,4 +1,4 @@
-"""Options of a ``TensorSpec`` that ``values=`` has replaced: each is refused with its new spelling."""
+"""Refuse the options of a ``TensorSpec`` that ``values=`` has replaced, and name their new spelling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLD_OPTIONS = ("low", "high", "scale", "log_uniform", "cumulative", "fan_in")
 
 
 def refuses_old_spelling(cls: type[_T]) -> type[_T]:
-    """Options that ``values=`` has replaced are refused with what to write in their place."""
+    """Decorate a class: its constructor refuses replaced options and says what to write instead."""
     init: Any = cls.__init__
 
     @functools.wraps(init)

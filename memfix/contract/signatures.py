@@ -1,4 +1,4 @@
-"""What a form takes: its tensors, and the dims and choices that it is given by name."""
+"""Read what a form takes: its tensors, and the dims and choices that it gets by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of ``function``; for the ``apply`` of an autograd function those of its ``forward`` after ``ctx``.
+    """Return the parameters of ``function``; for ``apply`` of an autograd function, those of ``forward`` after ``ctx``.
 
-    ``apply`` itself takes anything, or is a builtin without a signature, by the version of torch.
+    Depending on the version of torch, ``apply`` itself takes anything or is a builtin without a signature.
     """
     owner: Any = getattr(function, "__self__", None)
     is_apply = isinstance(owner, type) and function.__name__ == "apply" and hasattr(owner, "setup_context")
@@ -31,13 +31,13 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def keywords_of(function: Callable[..., Any], num_inputs: int) -> set[str]:
-    """The names that ``function`` takes after its tensors."""
+    """Return the names of the parameters that ``function`` takes after its tensors."""
     after_tensors = parameters_of(function)[num_inputs:]
     return {p.name for p in after_tensors if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature, even where an annotation is no name that exists: Python 3.14 would look it up now."""
+    """Return the signature, even if an annotation names nothing that exists: Python 3.14 would evaluate it here."""
     if sys.version_info >= (3, 14):
         import annotationlib
 

@@ -1,4 +1,4 @@
-"""One tensor argument of an op: its shape, its dtype and what it holds."""
+"""One tensor argument of an op: its shape, its dtype and its values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATTERNS: tuple[Pattern, ...] = ("even", "runs", "alike")
 @refuses_old_spelling
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor argument, handed to every form in the order of the contract's ``inputs``.
+    """One tensor argument, passed to every form in the order of the contract's ``inputs``.
 
     ``shape`` names dims: ``"T D"``; a number stands for itself, ``"S+1"`` is one more than S, ``"2*F"`` is twice F,
     ``""`` is a scalar.
@@ -34,8 +34,8 @@ class TensorSpec:
     ``Normal()`` unless it says otherwise, and a bool is a ``Mask()``; an integer input has to say.
     ``sometimes`` is a value that replaces a random share of the elements (none and all of them included), or the name
     of a choice that holds it, such as an ignore index.
-    ``patterns`` are the ways in which the values of a call may go together (``checks/values.py``); leave one out only
-    where every form loses its digits there, naive among them.
+    ``patterns`` are ways in which the values of a call may depend on each other (``checks/inputs.py``); leave one out
+    only where every form, naive included, loses all digits on it.
 
     ``layouts`` are the strides that draws may give it. An ``optional`` input may be None: draws leave it out now and
     then, and a case does unless its ``present`` names it. ``also_in`` are floating dtypes that the input may have
@@ -121,13 +121,13 @@ class TensorSpec:
         return tuple(_axis_size(axis, dims) for axis in self.axes)
 
     def dtype_at(self, case: Case) -> str:
-        """The dtype of this input where a case works in its own."""
+        """Return the dtype of this input at ``case``."""
         if self.dtype == WIDE:
             return case.dtype if DTYPE_BYTES[case.dtype] > DTYPE_BYTES["float32"] else "float32"
         return case.dtype if self.dtype == WORKING else self.dtype
 
     def spelled(self) -> str:
-        """The spec on one line: shape, dtype, grad and values, and whatever else is not at its default."""
+        """Return the spec as one line: shape, dtype, grad and values, and whatever else is not at its default."""
         always = ("shape", "dtype", "grad", "values")
         _, *options = dataclasses.fields(self)
         shown = [f for f in options if f.name in always or getattr(self, f.name) != f.default]

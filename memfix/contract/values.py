@@ -8,7 +8,7 @@
 - ``Cuts(dim)``: sorted integers from 0 to the size of a dim, which cut it into pieces;
 - a function, ``lambda shape, generator, dims: tensor``: everything else.
 
-``checks/values.py`` makes the tensors.
+``checks/inputs.py`` makes the tensors.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .signatures import signature_of
 
 
 class Values:
-    """One kind of values. The ``TensorSpec`` that has it calls ``holds`` and ``suits``: its errors name the input."""
+    """One kind of values. Its ``TensorSpec`` calls ``holds`` and ``suits``, so that errors name the input."""
 
     rule: ClassVar[str] = ""
-    """What its arguments have to be."""
+    """What its arguments must be, for the error message."""
     needs: ClassVar[str] = "a floating dtype"
-    """What an input has to be to hold such values."""
+    """What an input must be to hold such values, for the error message."""
     has_patterns: ClassVar[bool] = True
     """Whether ``TensorSpec.patterns`` apply: runs of large and small rows, rows that are alike."""
     is_complete: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Values:
 
     @property
     def dims(self) -> set[str]:
-        """The dims that the arguments name: whatever is text."""
+        """The dims that the arguments name: all arguments that are strings."""
         return {value for value in vars(self).values() if isinstance(value, str)}
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class Values:
 class Normal(Values):
     """Normal numbers around 0 with standard deviation ``scale``, divided by the root of the dim ``fan_in`` if given.
 
-    With ``fan_in="D"`` a product over D is as large at every size of D.
+    With ``fan_in="D"`` a product over D has the same magnitude at every D.
     """
 
     scale: float = 1.0
@@ -87,7 +87,7 @@ class Uniform(Values):
 
 @dataclass(frozen=True, repr=False)
 class LogUniform(Values):
-    """Numbers between ``low`` and ``high`` of which every power of ten has as many: sizes from tiny to huge."""
+    """Numbers between ``low`` and ``high``, equally many in every power of ten: sizes from tiny to huge."""
 
     low: float
     high: float
@@ -121,7 +121,7 @@ class Integers(Values):
         return dtype in INTEGER_DTYPES
 
     def range_at(self, dims: Mapping[str, int]) -> tuple[int, int]:
-        """``low`` and ``high`` where the dims have these sizes."""
+        """Return ``low`` and ``high`` where the dims have these sizes."""
         low, high = (dims[bound] if isinstance(bound, str) else int(bound or 0) for bound in (self.low, self.high))
         return low, high
 
@@ -145,8 +145,8 @@ class Mask(Values):
 class Cuts(Values):
     """Sorted integers that cut a dim into pieces: the first is 0, the last the dim's size, repeats are allowed.
 
-    The shapes of what a form computes follow from them, so they are drawn even where other inputs have no values, as
-    on the simulated GPU, and they lie on the CPU.
+    Shapes inside a form follow from them, so they have values even where other inputs have none, as on the simulated
+    GPU, and they are on the CPU.
     """
 
     dim: str
@@ -165,7 +165,7 @@ class Cuts(Values):
 
 @dataclass(frozen=True, repr=False)
 class FromFunction(Values):
-    """What a function of the shape, a generator and the sizes of the dims returns.
+    """Values that a function makes from the shape, a generator and the sizes of the dims.
 
     ``function(shape, generator, dims)`` returns a tensor of ``shape``, on the CPU: floating for a floating input, which
     is then rounded to the input's dtype; whole numbers for an integer input; bool for bool. All randomness has to come

@@ -67,7 +67,7 @@ enum class Waits { nobody, warp, block };
 struct Product {
     float (*sums)[4], rows[2][16];
     unsigned at, panel_bytes, swizzle, num_tiles;
-    bool is_turned, adds;
+    bool is_transposed, adds;
 };
 
 // setcontext starts a fiber; later switches use longjmp, which needs no system call.
@@ -135,7 +135,7 @@ template <typename T> class Global {
         int64_t at_;
     };
     Element operator[](int64_t at) const { return {*this, at}; }
-    bool is_there() const { return start_ != nullptr; }
+    bool is_not_null() const { return start_ != nullptr; }
     // one load instruction for several neighbouring elements
     template <typename Bytes> Bytes load_together(int64_t index) const {
         constexpr int64_t number = sizeof(Bytes) / sizeof(T);
@@ -276,13 +276,13 @@ static const char *run(const unsigned *grid, const unsigned *block, unsigned ask
 struct Operands {
     unsigned values[6];
 };
-static std::vector<Operands> left[2];
+static std::vector<Operands> exchange_buffers[2];
 
 static const Operands *exchange(const Operands &mine) {
     size_t me = running, first = me / 32 * 32;
-    for (auto &place : left)
+    for (auto &place : exchange_buffers)
         if (place.size() < fibers.size()) place.resize(fibers.size());
-    auto &place = left[fibers[me].num_exchanges++ % 2];
+    auto &place = exchange_buffers[fibers[me].num_exchanges++ % 2];
     place[me] = mine;
     wait_for(Waits::warp);
     return &place[first];
@@ -311,10 +311,10 @@ template <typename T> static inline void store4(const emulation::Global<T> &to, 
     to.store_together(at, value);
 }
 
-static inline int found_again(int value) { return value; }
-static inline int in_all_lanes(int value) { return value; }
-template <typename T> static inline bool is_there(const emulation::Global<T> &pointer) { return pointer.is_there(); }
-static inline float from_lane(float value, int lane) {
+static inline int opaque(int value) { return value; }
+static inline int uniform(int value) { return value; }
+template <typename T> static inline bool is_not_null(const emulation::Global<T> &pointer) { return pointer.is_not_null(); }
+static inline float shuffle(float value, int lane) {
     return __int_as_float(emulation::exchange({{__float_as_uint(value)}})[lane].values[0]);
 }
 static inline bool any_lane(bool flag) {
@@ -325,12 +325,12 @@ static inline bool any_lane(bool flag) {
 }
 static inline unsigned transposed(unsigned pair) {
     const emulation::Operands *all = emulation::exchange({{pair}});
-    unsigned lane = emulation::running % 32, turned = 0;
+    unsigned lane = emulation::running % 32, column_pair = 0;
     for (unsigned side = 0; side < 2; side++) {
         unsigned row = 2 * (lane % 4) + side, column = lane / 4;
-        turned |= (all[4 * row + column / 2].values[0] >> 16 * (column % 2) & 0xffff) << 16 * side;
+        column_pair |= (all[4 * row + column / 2].values[0] >> 16 * (column % 2) & 0xffff) << 16 * side;
     }
-    return turned;
+    return column_pair;
 }
 // sums[16, 8] += a[16, 16] @ b[16, 8] of bfloat16; each thread has its fragments, as for mma.m16n8k16
 static inline void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -368,25 +368,25 @@ static char *shared_at(unsigned at, size_t bytes) {
              std::to_string(shared_bytes));
     return shared + at;
 }
-template <typename T> static T taken(unsigned at) {
+template <typename T> static T load_shared(unsigned at) {
     T value;
     std::memcpy(&value, shared_at(at, sizeof value), sizeof value);
     return value;
 }
-template <typename T> static void put(unsigned at, const T &value) {
+template <typename T> static void store_shared(unsigned at, const T &value) {
     std::memcpy(shared_at(at, sizeof value), &value, sizeof value);
 }
 } // namespace emulation
-static inline float shared_float(unsigned at) { return emulation::taken<float>(at); }
-static inline void load_matrices(unsigned (&matrices)[4], unsigned at, bool turned = false) {
+static inline float load_shared_float(unsigned at) { return emulation::load_shared<float>(at); }
+static inline void load_matrices(unsigned (&matrices)[4], unsigned at, bool transposes = false) {
     const emulation::Operands *all = emulation::exchange({{at}});
     unsigned lane = emulation::running % 32;
     for (unsigned matrix = 0; matrix < 4; matrix++) {
         matrices[matrix] = 0;
         for (unsigned side = 0; side < 2; side++) {
             unsigned row = lane / 4, column = 2 * (lane % 4) + side;
-            if (turned) std::swap(row, column);
-            uint16_t element = emulation::taken<uint16_t>(all[8 * matrix + row].values[0] + 2 * column);
+            if (transposes) std::swap(row, column);
+            uint16_t element = emulation::load_shared<uint16_t>(all[8 * matrix + row].values[0] + 2 * column);
             matrices[matrix] |= unsigned(element) << 16 * side;
         }
     }
@@ -395,45 +395,45 @@ static inline void store_matrices(unsigned at, const unsigned (&matrices)[4]) {
     const emulation::Operands *all = emulation::exchange({{at}});
     unsigned lane = emulation::running % 32;
     for (unsigned matrix = 0; matrix < 4; matrix++)
-        emulation::put(all[8 * matrix + lane / 4].values[0] + 4 * (lane % 4), matrices[matrix]);
+        emulation::store_shared(all[8 * matrix + lane / 4].values[0] + 4 * (lane % 4), matrices[matrix]);
 }
 static inline void await_warp() { emulation::wait_for(emulation::Waits::warp); }
 static inline void load_transposed(unsigned (&matrices)[4], unsigned at) { load_matrices(matrices, at, true); }
 template <typename T>
-static inline void copy16(unsigned to, const emulation::Global<T> &from, long long at, bool exists = true) {
-    emulation::put(to, exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0});
+static inline void async_copy16(unsigned to, const emulation::Global<T> &from, long long at, bool exists = true) {
+    emulation::store_shared(to, exists ? from.template load_together<uint4>(at) : uint4{0, 0, 0, 0});
 }
-static inline unsigned take4(unsigned at) { return emulation::taken<unsigned>(at); }
-static inline uint2 take8(unsigned at) { return emulation::taken<uint2>(at); }
-static inline uint4 take16(unsigned at) { return emulation::taken<uint4>(at); }
-static inline void put4(unsigned at, unsigned value) { emulation::put(at, value); }
-static inline void put8(unsigned at, uint2 value) { emulation::put(at, value); }
-static inline void put16(unsigned at, uint4 value) { emulation::put(at, value); }
-static inline void publish(const emulation::Global<int> &ready, long long at) {
+static inline unsigned load_shared4(unsigned at) { return emulation::load_shared<unsigned>(at); }
+static inline uint2 load_shared8(unsigned at) { return emulation::load_shared<uint2>(at); }
+static inline uint4 load_shared16(unsigned at) { return emulation::load_shared<uint4>(at); }
+static inline void store_shared4(unsigned at, unsigned value) { emulation::store_shared(at, value); }
+static inline void store_shared8(unsigned at, uint2 value) { emulation::store_shared(at, value); }
+static inline void store_shared16(unsigned at, uint4 value) { emulation::store_shared(at, value); }
+static inline void release_flag(const emulation::Global<int> &ready, long long at) {
     __syncthreads();
     if (threadIdx.x == 0) ready[at] = 1;
 }
 // blocks run one after the other, so waiting for a later block would never end
-static inline void await_published(const emulation::Global<int> &ready, long long at) {
+static inline void acquire_flag(const emulation::Global<int> &ready, long long at) {
     if (threadIdx.x == 0 && ready[at] == 0) emulation::fail("awaits what no block before it has published");
     __syncthreads();
 }
-static inline void end_copies() {}
+static inline void commit_copies() {}
 template <int LATER> static inline void await_copies() {}
 
 // ---------------------------------------------------------------- products of four warps, as Hopper's wgmma
 // A product is computed only when it is awaited, so a kernel that reads the sums too early gets wrong values.
-#define HAS_GROUPS 1
-template <int SWIZZLE> struct Tile {
+#define HAS_WGMMA 1
+template <int SWIZZLE> struct WgmmaOperand {
     unsigned at, panel_bytes;
-    Tile(unsigned at, unsigned panel_bytes = 0) : at(at), panel_bytes(panel_bytes) {}
+    WgmmaOperand(unsigned at, unsigned panel_bytes = 0) : at(at), panel_bytes(panel_bytes) {}
 };
-template <bool TURNED, int SIGN, int N, int SWIZZLE>
-static inline void multiply_group(float (&sums)[N][4], const unsigned (&a)[4], Tile<SWIZZLE> tile, bool adds = true) {
+template <bool TRANSPOSED, int SIGN, int N, int SWIZZLE>
+static inline void wgmma(float (&sums)[N][4], const unsigned (&a)[4], WgmmaOperand<SWIZZLE> b, bool adds = true) {
     if (blockDim.x % 128) emulation::fail("multiplies with other warps, of which there are not four");
     const emulation::Operands *all = emulation::exchange({{a[0], a[1], a[2], a[3]}});
     unsigned lane = emulation::running % 32;
-    emulation::Product product = {sums, {}, tile.at, tile.panel_bytes, SWIZZLE, N, TURNED, adds};
+    emulation::Product product = {sums, {}, b.at, b.panel_bytes, SWIZZLE, N, TRANSPOSED, adds};
     for (unsigned half = 0; half < 2; half++)
         for (unsigned k = 0; k < 16; k++) {
             unsigned both = all[lane / 4 * 4 + k % 8 / 2].values[half + 2 * (k / 8)];
@@ -447,27 +447,27 @@ static float element_of(const Product &product, unsigned row, unsigned column) {
     unsigned bytes = 2 * column, panel = bytes / product.swizzle;
     unsigned at = product.at + panel * product.panel_bytes + row * product.swizzle + bytes % product.swizzle;
     at ^= (at >> 7 & (product.swizzle / 16 - 1)) << 4;
-    return __int_as_float(unsigned(taken<uint16_t>(at)) << 16);
+    return __int_as_float(unsigned(load_shared<uint16_t>(at)) << 16);
 }
-static void make(const Product &product) {
+static void compute(const Product &product) {
     for (unsigned n = 0; n < product.num_tiles; n++)
         for (unsigned side = 0; side < 2; side++) {
             unsigned column = 8 * n + 2 * (running % 4) + side;
             float &upper = product.sums[n][side], &lower = product.sums[n][2 + side];
             if (!product.adds) upper = lower = 0.0f;
             for (unsigned k = 0; k < 16; k++) {
-                float element = product.is_turned ? element_of(product, k, column) : element_of(product, column, k);
+                float element = product.is_transposed ? element_of(product, k, column) : element_of(product, column, k);
                 upper += product.rows[0][k] * element;
                 lower += product.rows[1][k] * element;
             }
         }
 }
 } // namespace emulation
-template <int N, int K> static inline void begin_group(float (&)[N][4], const unsigned (&)[K][4]) {}
-static inline void end_group() { emulation::fibers[emulation::running].groups.emplace_back(); }
-template <int LATER, typename... Sums> static inline void await_groups(Sums &...) {
+template <int N, int K> static inline void begin_wgmma(float (&)[N][4], const unsigned (&)[K][4]) {}
+static inline void commit_wgmma() { emulation::fibers[emulation::running].groups.emplace_back(); }
+template <int LATER, typename... Sums> static inline void await_wgmma(Sums &...) {
     auto &groups = emulation::fibers[emulation::running].groups;
     for (; groups.size() > LATER + 1; groups.erase(groups.begin()))
-        for (auto &product : groups.front()) emulation::make(product);
+        for (auto &product : groups.front()) emulation::compute(product);
 }
-static inline void show_to_groups() {}
+static inline void fence_async_proxy() {}

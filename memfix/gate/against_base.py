@@ -1,4 +1,4 @@
-"""``--base``: hold ops against another commit, each in the checkout of its own package.
+"""``--base``: compare ops with another commit, each in the checkout of its own package.
 
 Memfix's own ops are judged in a copy of memfix, by its checks as they were where these changed (``base.py``). The ops
 of other packages are judged by today's checks (``their_base.py``).
@@ -34,14 +34,14 @@ class Bases:
     notes: tuple[str, ...]
 
     def findings(self, asked: Asked) -> list[Finding]:
-        """What the laws of the base say of today's forms, and how they differ from today's."""
+        """Judge today's forms by the laws of the base, and note how these differ from today's."""
         own = [contract for contract in self.contracts if _is_own(contract)]
         others = [contract for contract in self.contracts if not _is_own(contract)]
         rows = _under_own_laws(self.own, own, asked) if self.own else []
         return [*rows, *under_their_laws(self.theirs, others, asked)]
 
     def lock_changes(self, path: Path, lock: dict[Key, int]) -> list[Finding]:
-        """How the lock differs from that of the base, if one of the checkouts holds it."""
+        """Note how the lock differs from that of the base, if one of the checkouts contains it."""
         commits = [*([self.own] if self.own else []), *self.theirs.commits.values()]
         for commit in commits:
             if path.resolve().is_relative_to(commit.root.resolve()):
@@ -49,13 +49,13 @@ class Bases:
         return []
 
     def bytes_findings(self, examinations: Sequence[Examination], asked: Asked) -> list[Finding]:
-        """How the bytes of other packages' forms differ from those at the base."""
+        """Compare the bytes of other packages' forms with those at the base."""
         return list(bytes_against_base(self.theirs, self.contracts, examinations, asked))
 
 
 @contextmanager
 def bases_of(ref: str, contracts: Sequence[Contract]) -> Iterator[Bases]:
-    """The commit ``ref`` of every package that declares ``contracts``. One without it is noted, and refused alone."""
+    """Find the commit ``ref`` in every package of ``contracts``. One without it is noted, or refused if alone."""
     own_ops = [contract.name for contract in contracts if _is_own(contract)]
     others = [contract for contract in contracts if not _is_own(contract)]
     own, notes, theirs = None, list[str](), BaseCheckouts()
@@ -84,7 +84,7 @@ def _is_own(contract: Contract) -> bool:
 
 
 def _under_own_laws(base: Base, contracts: Sequence[Contract], asked: Asked) -> list[Finding]:
-    """What the base's laws say of today's forms, and how the two laws differ."""
+    """Judge today's forms by the base's laws, and note how the two laws differ."""
     by_name = {contract.name: contract for contract in contracts}
     rows = base.gone_ops("law")
     changed = [op for op in base.ops_with_other_laws() if op in by_name]
@@ -101,7 +101,7 @@ def _under_own_laws(base: Base, contracts: Sequence[Contract], asked: Asked) -> 
                 rows += law_changes(by_name[op], laws_under(overlay, [op])[op], base.ref)
                 found = examine_under(overlay, [op], asked.effort.name, asked.meter.name)["findings"]
             except MemfixError as error:
-                if base.has_moved(op):  # its old contract need not go together with today's forms: a reader compares
+                if base.has_moved(op):  # its old contract need not fit today's forms: a reader must compare
                     rows.append(Finding("law", op, "", "note", f"was declared elsewhere at {base.ref}: {error}"))
                 else:
                     rows.append(Finding("base law", op, "", "error", str(error)))
@@ -113,7 +113,7 @@ def _under_own_laws(base: Base, contracts: Sequence[Contract], asked: Asked) -> 
 def _under_checks_of(
     base: Base, contracts: Mapping[str, Contract], changed: Sequence[str], asked: Asked
 ) -> list[Finding]:
-    """What the base's checks say of today's forms under its laws, and how the laws of ``changed`` ops differ."""
+    """Judge today's forms by the base's checks and laws, and note how the laws of ``changed`` ops differ."""
     ops = [op for op in contracts if op in base.ops_here() and not base.is_new(op)]
     asked.say(f"today's forms under the checks and laws of {base.ref}")
     rows: list[Finding] = []
@@ -124,6 +124,6 @@ def _under_checks_of(
                 rows += law_changes(contracts[op], laws[op], base.ref)
             found = examine_under(overlay, ops, asked.effort.name, asked.meter.name)["findings"]
         except MemfixError as error:
-            # a change of memfix's own house; the rows say where to read
+            # memfix's own code has changed; the rows name the files to read
             return [*rows, Finding("law", "memfix", "", "note", f"not judged by the checks of {base.ref}: {error}")]
     return rows + under_laws_of(base.ref, list(map(Finding.from_dict, found)))

@@ -58,7 +58,7 @@ class Base(Commit):
         return base
 
     def ops_with_other_laws(self) -> list[str]:
-        """Ops of the working tree whose naive form or contract reads differently at the base, or is elsewhere there."""
+        """Return the working tree's ops whose naive form or contract has another text at the base, or another place."""
         return [
             op
             for op, contract in self._contracts_here().items()
@@ -66,7 +66,7 @@ class Base(Commit):
         ]
 
     def gone_ops(self, check: str) -> list[Finding]:
-        """A note of ``check`` for each op that the base has and the working tree has not."""
+        """Return a note of ``check`` for each op that only the base has."""
         gone = sorted(self._contracts_at_base().keys() - self._contracts_here().keys())
         return [Finding(check, op, "", "note", f"the op is there at {self.ref} and gone now") for op in gone]
 
@@ -80,7 +80,7 @@ class Base(Commit):
 
     @contextmanager
     def laid_over(self, ops: list[str]) -> Iterator[Path]:
-        """A copy of the working tree's package with the base's laws for ``ops``, and for the ops of the same folders:
+        """Copy the working tree's package, with the base's laws for ``ops`` and for the other ops of the same folders:
         their contracts import each other.
         """
         here, there = self._contracts_here(), self._contracts_at_base()
@@ -101,14 +101,14 @@ class Base(Commit):
             yield target
 
     def judges_changed(self) -> list[str]:
-        """Files that judge a form, contracts aside, and differ from the base's."""
+        """Return files other than contracts that judge forms and differ from the base's."""
         differ = git(self.root, "diff", "--name-only", self.commit, "--", *JUDGES)
         new = git(self.root, "ls-files", "--others", "--exclude-standard", "--", *JUDGES)
         return sorted({*differ.splitlines(), *new.splitlines()})
 
     @contextmanager
     def with_todays_forms(self) -> Iterator[Path]:
-        """The base's package with its checks and laws, and with the working tree's forms of the ops that it has."""
+        """Copy the base's package, checks and laws included, with the working tree's forms of its ops."""
         with tempfile.TemporaryDirectory(prefix="memfix-base-") as folder:
             target = Path(folder)
             export_package(self.root, self.commit, self.root / "memfix", target)
@@ -137,7 +137,7 @@ class Base(Commit):
 
 
 def _contracts_among(files: Iterable[PurePath]) -> dict[str, PurePosixPath]:
-    """The file that declares each op, by op, in alphabetical order."""
+    """Return the file that declares each op, by op, in alphabetical order."""
     found = {op: PurePosixPath(file.as_posix()) for file in files if (op := op_declared_in(file)) is not None}
     return dict(sorted(found.items()))
 
@@ -147,18 +147,18 @@ def _is_law(file: PurePath) -> bool:
 
 
 def examine_under(overlay: Path, ops: list[str], profile: str, meter: str) -> dict[str, Any]:
-    """Run the gate in ``overlay`` in a child process; its JSON report."""
+    """Run the gate in ``overlay`` in a child process; return its JSON report."""
     return _child(overlay, "gate", *ops, "--profile", profile, "--meter", meter, "--no-lock", "--json", "-")
 
 
 def laws_under(overlay: Path, ops: list[str]) -> dict[str, dict[str, str]]:
-    """The base's laws by op, as ``Contract.laws`` spells them."""
+    """Return the base's laws by op, as ``Contract.laws`` spells them."""
     listed = _child(overlay, "list", *ops, "--json", "-")
     return {op["name"]: op["laws"] for op in listed["ops"]}
 
 
 def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list[Finding]:
-    """One note for each law that this change adds, removes or rewrites."""
+    """Return a note for each law that this change adds, removes or rewrites."""
     here = contract.laws()
     rows = []
     for key in dict.fromkeys([*base_laws, *here]):
@@ -179,7 +179,7 @@ def law_changes(contract: Contract, base_laws: dict[str, str], ref: str) -> list
 
 
 def judge_changes(files: Sequence[str], ref: str) -> list[Finding]:
-    """One note for each folder with files that judge a form and differ from the base's."""
+    """Return a note for each folder with files that judge forms and differ from the base's."""
     by_folder: dict[str, list[str]] = {}
     for file in files:
         folder, _, name = file.rpartition("/")
@@ -191,7 +191,7 @@ def judge_changes(files: Sequence[str], ref: str) -> list[Finding]:
 
 
 def lock_at(commit: Commit, path: Path) -> dict[Key, int]:
-    """The entries of the lock file at a commit; none where ``path`` is not in its checkout."""
+    """Return the entries of the lock file at a commit; none where ``path`` is not in its checkout."""
     try:
         relative = path.resolve().relative_to(commit.root.resolve())
     except ValueError:
@@ -201,7 +201,7 @@ def lock_at(commit: Commit, path: Path) -> dict[Key, int]:
 
 
 def lock_changes(before: dict[Key, int], now: dict[Key, int], ref: str) -> list[Finding]:
-    """One note for each entry that this change raises or lowers, and one for each form whose entries come or go."""
+    """Return a note for each entry that this change raises or lowers, and for each form with new or removed entries."""
     rows = []
     for key in sorted(now.keys() & before.keys()):
         if now[key] != before[key]:

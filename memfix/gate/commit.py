@@ -16,7 +16,7 @@ _SHORT = 12
 
 
 class NoBase(UsageError):
-    """A package has no such commit."""
+    """The package's checkout has no such commit."""
 
 
 class NotInGit(NoBase):
@@ -25,7 +25,7 @@ class NotInGit(NoBase):
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of the checkout ``root``. ``ref`` is what the user called it."""
+    """One commit of the checkout ``root``. ``ref`` is the user's name for it."""
 
     root: Path
     commit: str
@@ -58,7 +58,7 @@ class Commit:
         return cls(root, commit, ref[:_SHORT] if ref == commit else ref)
 
     def notes(self, *judged: str) -> list[str]:
-        """A sentence about uncommitted changes to the ``judged`` paths, bytecode aside, if there are any."""
+        """Return a note about uncommitted changes to the ``judged`` paths, except bytecode, if there are any."""
         changed = git(self.root, "status", "--porcelain", "--", *judged, ":(exclude)*__pycache__*").splitlines()
         if not changed:
             return []
@@ -66,13 +66,13 @@ class Commit:
         return [f"the working tree has uncommitted changes, and they are judged too: {names}"]
 
     def changed_files(self) -> dict[Path, str]:
-        """The files that differ in the working tree, untracked ones included: by path, the name from the root."""
+        """Return, by path, the names from the root of files that differ in the working tree or are untracked."""
         differ = git(self.root, "diff", "--name-only", "--no-renames", "-z", self.commit, "--")
         new = git(self.root, "ls-files", "--others", "--exclude-standard", "-z")
         return {(self.root / name).resolve(): name for name in f"{differ}{new}".split("\0") if name}
 
     def file(self, path: str) -> str | None:
-        """The text of a file at this commit; None where it has no such file."""
+        """Return the text of a file at this commit; None where it has no such file."""
         try:
             return git(self.root, "show", f"{self.commit}:{path}")
         except UsageError:
@@ -86,7 +86,7 @@ def is_tracked(root: Path, path: Path | None) -> bool:
 
 
 def export_package(root: Path, commit: str, package: Path, folder: Path) -> Path:
-    """Write ``package`` as it was at a commit of the checkout ``root`` into ``folder``; its path there."""
+    """Write ``package`` as it was at a commit of the checkout ``root`` into ``folder``; return its path there."""
     path, archive = package.resolve().relative_to(root.resolve()).as_posix(), folder / "package.tar"
     try:
         git(root, "archive", "--format=tar", f"--output={archive}", commit, path)
@@ -99,7 +99,7 @@ def export_package(root: Path, commit: str, package: Path, folder: Path) -> Path
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """The output of a git command in ``folder``."""
+    """Return the output of a git command in ``folder``."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where forms and contracts are defined: the line of a finding that has no better one."""
+"""Find the lines that define forms and contracts, for findings without a better line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .module_graph import find_module
 
 
 def definition_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The module and the name of a form's function; for ``apply`` of an autograd function, ``forward``."""
+    """Return the module and the name of a form's function; for ``apply`` of an autograd function, ``forward``."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type):
         return owner.__module__, "forward"
@@ -29,7 +29,7 @@ def definition_of(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def with_definitions(verdict: Verdict, contracts: Iterable[Contract]) -> Verdict:
-    """``verdict`` in which each failure without a line points to the form that failed, or else to its contract."""
+    """Return ``verdict``; each failure without a line gets that of the failed form, or else of its contract."""
     by_name = {contract.name: contract for contract in contracts}
 
     def placed(finding: Finding) -> Finding:
@@ -42,7 +42,7 @@ def with_definitions(verdict: Verdict, contracts: Iterable[Contract]) -> Verdict
 
 
 def _line_of(contract: Contract, form: str) -> str:
-    """``loss.py:41``; empty where neither the form nor the contract is in a file."""
+    """Return ``loss.py:41``; empty where neither the form nor the contract is in a file."""
     try:
         function = contract.function(form)
         code = getattr(_unwrapped(getattr(getattr(function, "__self__", None), "forward", function)), "__code__", None)
@@ -57,7 +57,7 @@ def _line_of(contract: Contract, form: str) -> str:
 
 
 def _line_of_contract(source: Source, op: str) -> str:
-    """The line of ``Contract("op", ...)`` in its module, or else the first."""
+    """Return the line of ``Contract("op", ...)`` in its module, or else the first line."""
     spec = find_module(source.module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return ""

@@ -1,4 +1,4 @@
-"""Findings, readings and the lock make a verdict. Pure: imports no torch and runs nothing."""
+"""Make a verdict of findings, readings and the lock. Pure: imports no torch and runs nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..checks.examine import Examination
 from ..checks.finding import Finding, Status, exit_code_of
 from ..checks.measured import Bytes
-from ..checks.phase_bytes import bytes_of, explained
+from ..checks.memory import bytes_of, explained
 from ..errors import EXIT_PASS, EXIT_REGRESSION
 from ..meters.base import Reading
 from ..meters.difference import Change, changes
@@ -73,12 +73,12 @@ def readings_by_key(examinations: Sequence[Examination]) -> dict[Any, Reading]:
 
 
 def lockable_readings(examinations: Sequence[Examination]) -> dict[Any, Reading]:
-    """The readings that have an entry in the lock: not those of the host, which depend on the version of Python."""
+    """Return the readings that belong in the lock: not those of the host, which depend on the version of Python."""
     return {key: reading for key, reading in readings_by_key(examinations).items() if reading.meter != "host"}
 
 
 def not_run(examinations: Sequence[Examination], meter: str) -> dict[tuple[str, str, str], Reading]:
-    """The forms and cases that ``meter``'s GPU cannot hold, each with the largest of its simulated readings."""
+    """Return the forms and cases that do not fit the meter's GPU, each with its largest simulated reading."""
     largest: dict[tuple[str, str, str], Reading] = {}
     for (op, form, case, _), reading in readings_by_key(examinations).items():
         if reading.meter == "simulated" != meter:
@@ -109,7 +109,7 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
     """Compare every reading with its entry: above fails, below is a note, missing and stale entries fail, and an op
     without any entry fails once.
 
-    A form that is not equal to naive is reported only where it is above its entry: nobody should lock its bytes.
+    A form that is not equal to naive is reported only if it is above its entry, since nobody should lock its bytes.
     """
     readings = lockable_readings(examinations)
     judged_ops = {examination.op for examination in examinations}
@@ -171,7 +171,7 @@ def judge_entry(
 
 
 def judge_against_base(key: Key, now: Reading, then: Reading, ref: str) -> Finding:
-    """Compare one reading with that of the same form at the commit ``ref``. Growth fails: no lock was there to ask."""
+    """Compare one reading with that of the same form at the commit ``ref``. Growth fails, as no lock allows it."""
     phase: Any = key[3]
     used, before = bytes_of(now, phase), bytes_of(then, phase)
     finding = judge_entry(key, used, before, now, then.alive_at_peak)
@@ -184,7 +184,7 @@ def judge_against_base(key: Key, now: Reading, then: Reading, ref: str) -> Findi
 
 
 def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[Change]:
-    """The allocations at this peak that are new or larger than at the locked one, largest first."""
+    """Return the allocations that are new at this peak or larger than at the locked one, largest first."""
     if not alive_then:
         return []
     # the file of peaks keeps only the largest rows: a smaller row may have been there too
@@ -198,12 +198,12 @@ def _what_grew(reading: Reading, alive_then: Sequence[Allocation]) -> list[Chang
 
 
 def _first_line(rows: Sequence[Allocation]) -> str:
-    """``memfix/ops/loss/chunked.py:41`` of the first row that knows its line."""
+    """Return ``memfix/ops/loss/chunked.py:41`` of the first row that has a line."""
     return next((row.place.split(" in ")[0] for row in rows if row.place), "")
 
 
 def _with_sources(findings: Sequence[Finding], readings: Mapping[Any, Reading]) -> tuple[Finding, ...]:
-    """Give a broken budget the line that grew above the lock there, or else the largest allocation at its peak.
+    """Give a broken budget the line that grew above the lock, or else that of the largest allocation at its peak.
 
     A drawn shape has neither: it gets the line that grew at a case of the same form.
     """
@@ -241,7 +241,7 @@ def _lock_finding(
 
 
 def _nothing_measured(examinations: Sequence[Examination]) -> list[Finding]:
-    """An error for each op without a reading: a gate that measured nothing must not pass."""
+    """Return an error for each op without a reading: a gate that measured nothing must not pass."""
     if not examinations:
         return [Finding("memory", "gate", "", "error", "no op was examined: nothing was measured")]
     return [

@@ -1,4 +1,4 @@
-"""The lock: the exact bytes of the last accepted commit, one entry on each line, so that its diff reads like code.
+"""Read and write the lock: exact bytes of the last accepted commit, one entry on each line, so that diffs are readable.
 
 An empty line separates entries, so that git can merge two branches that change neighbouring ones. Every entry ends in
 the word ``bytes``, so that a file cut off within a number is noticed.
@@ -31,7 +31,7 @@ def spelled(key: Key) -> str:
 
 
 def read_lock(path: Path) -> dict[Key, int]:
-    """The entries of a lock file. A missing file is an empty lock."""
+    """Return the entries of a lock file. A missing file is an empty lock."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def read_lock(path: Path) -> dict[Key, int]:
 
 
 def parse_lock(text: str, path: str) -> dict[Key, int]:
-    """The entries in the text of a lock file; errors name its ``path``."""
+    """Return the entries in the text of a lock file; errors name its ``path``."""
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(_CONFLICT):
             raise LockConflict(

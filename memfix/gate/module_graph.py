@@ -1,4 +1,4 @@
-"""Which files of a checkout a module depends on. Reads source and imports nothing, torch least of all."""
+"""Find the files of a checkout on which a module depends, by reading source: nothing is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def package_of(module: str) -> Path | None:
-    """The folder of the top-level package of ``module``, or its file where it is a single module; None if not found."""
+    """Return the folder of ``module``'s top-level package, or the file of a single module; None if it is not found."""
     spec = find_module(module.partition(".")[0])
     if spec is None:
         return None
@@ -21,7 +21,7 @@ def package_of(module: str) -> Path | None:
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """The spec of a module, without importing the packages above it."""
+    """Return the spec of a module, without importing the packages above it."""
     return _found(name, tuple(sys.path))
 
 
@@ -34,21 +34,21 @@ def _found(name: str, _: tuple[str, ...]) -> ModuleSpec | None:
         above = find_module(parent)
         folders = above.submodule_search_locations if above else None
         return PathFinder.find_spec(name, list(folders)) if folders else None
-    except (ImportError, ValueError):  # of a broken finder, or of __main__
+    except (ImportError, ValueError):  # raised by a broken finder, or for __main__
         return None
 
 
 def files_used(
     modules: Iterable[str], is_ours: Callable[[str], bool], not_through: Set[str] = frozenset()
 ) -> set[Path]:
-    """The files of ``modules`` and of all that they import, directly or through others, from packages that are ours.
+    """Return the files of ``modules`` and of all modules of our packages that they import, directly or indirectly.
 
-    The ``__init__.py`` of a folder on the way counts as well, but what it imports does not: it often imports
-    everything. A module that is imported and missing counts as the files in which it could be: one was just deleted.
-    Modules in ``not_through`` are not followed.
+    The ``__init__.py`` of a folder on the way counts as well, but not what it imports, which is often everything. A
+    module that is imported and missing counts as the files where it could be, since one may have been deleted. Modules
+    in ``not_through`` are not followed.
     """
     waiting, seen, files = [*modules], {*not_through}, set[Path]()
-    for name in waiting:  # the list grows meanwhile
+    for name in waiting:  # the loop appends to the list
         if name in seen or not is_ours(name.partition(".")[0]):
             continue
         seen.add(name)
@@ -65,13 +65,13 @@ def files_used(
 def _imports_of(name: str, path: Path) -> tuple[str, ...]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except (OSError, SyntaxError, ValueError):  # the file itself counts, and running the op says what is wrong
+    except (OSError, SyntaxError, ValueError):  # the file itself counts, and running the op reports the error
         return ()
     return tuple(dict.fromkeys(imported_by(tree, name, is_package=path.name == "__init__.py")))
 
 
 def imported_by(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[str]:
-    """Absolute names of all that a module imports; ``from a import b`` may mean ``a`` or ``a.b``."""
+    """Yield the absolute names of all imports of a module; ``from a import b`` may mean ``a`` or ``a.b``."""
     parts = module.split(".")
     depth = len(parts) + is_package
     for node in ast.walk(tree):
@@ -95,7 +95,7 @@ def _files_of_parents(name: str) -> set[Path]:
 
 
 def _where_it_could_be(name: str) -> set[Path]:
-    """Empty where ``name`` is no module but a name in one."""
+    """Return the paths that a missing module could have; none where ``name`` is a name in a module."""
     parent, _, last = name.rpartition(".")
     spec = find_module(parent) if parent else None
     folders = [Path(folder).resolve() for folder in (spec.submodule_search_locations or ())] if spec else []

@@ -1,4 +1,4 @@
-"""The file of what was alive at each locked peak. It judges nothing; failures use it to name what grew."""
+"""Read and write the file of allocations at each locked peak. It decides nothing; failures use it to name growth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def peaks_path(lock_path: Path) -> Path:
 
 
 def read_peaks(path: Path) -> Peaks:
-    """The allocations in the file; none where it is missing or unreadable, since it only explains."""
+    """Return the allocations in the file; none where it is missing or unreadable, since it only explains."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return {key: tuple(map(_allocation, rows)) for key, rows in data.items()}

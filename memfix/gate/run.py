@@ -1,4 +1,4 @@
-"""The gate's course: examine every op, hold it against lock and base, and judge."""
+"""Run the gate: examine every op, compare it with the lock and the base, and judge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ..checks.effort import Effort
 from ..checks.examine import Examination
 from ..checks.finding import Finding
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import LockConflict
 from ..meters import usable_meter
@@ -36,7 +36,7 @@ def run_gate(
     whole: bool = True,
     say: Say = lambda _: None,
 ) -> Verdict:
-    """Judge ``contracts``. ``whole``: they are all there are, so lock entries of other ops are stale."""
+    """Judge ``contracts``. ``whole``: they are all contracts, so lock entries of other ops are stale."""
     lock, trouble = _read_lock(lock_path, rewrites=update and whole) if lock_path else ({}, "")
     meter, fallback = usable_meter(meter_name)
     lock_speaks = lock_path is not None and meter.simulation is not None
@@ -74,7 +74,7 @@ def run_gate(
 
 
 def _read_lock(path: Path, *, rewrites: bool) -> tuple[dict[Key, int], str]:
-    """The entries, and why there are none to judge by. A lock that is rewritten whole need not be readable before."""
+    """Return the entries, and a message if there are none to judge by. A lock that is rewritten whole may be broken."""
     try:
         lock = read_lock(path)
     except LockConflict as conflict:
@@ -90,7 +90,7 @@ def _read_lock(path: Path, *, rewrites: bool) -> tuple[dict[Key, int], str]:
 
 
 def _estimates(examinations: Sequence[Examination]) -> list[str]:
-    """Readings that are not exact say so, once for each form and reason."""
+    """Return a note for each form and reason whose readings are estimates."""
     said = {
         f"{op}/{form}: an estimate: {note}": None
         for (op, form, _, _), reading in readings_by_key(examinations).items()
@@ -101,7 +101,7 @@ def _estimates(examinations: Sequence[Examination]) -> list[str]:
 
 
 def _not_run(examinations: Sequence[Examination], meter: str) -> list[str]:
-    """Says of forms that the meter's GPU cannot hold what they would take."""
+    """Return a note for each form that does not fit the meter's GPU, with the bytes that it would take."""
     return [
         f"{op}/{form} [{case}] was not run: it would take {format_bytes(reading.peak_bytes)} above "
         f"{format_bytes(reading.base_bytes)} of inputs and does not fit this GPU; its bytes are simulated"
@@ -110,14 +110,14 @@ def _not_run(examinations: Sequence[Examination], meter: str) -> list[str]:
 
 
 def _updated_lock(lock: dict[Key, int], examinations: Sequence[Examination], whole: bool) -> dict[Key, int]:
-    """Today's readings; entries of ops that were not examined stay, unless all were."""
+    """Return today's readings as entries. Entries of other ops stay, unless all ops were examined."""
     judged = {examination.op for examination in examinations}
     kept = {} if whole else {key: size for key, size in lock.items() if key[0] not in judged}
     return kept | {key: bytes_of(reading, key[3]) for key, reading in lockable_readings(examinations).items()}
 
 
 def _updated_peaks(peaks: Peaks, lock: dict[Key, int], examinations: Sequence[Examination]) -> Peaks:
-    """What is alive at today's peaks, for the entries of the lock that are peaks."""
+    """Return what is alive at today's peaks, for those entries of the lock that are peaks."""
     readings = lockable_readings(examinations)
     of_today = {spelled(key): reading.alive_at_peak for key, reading in readings.items()}
     kept = {spelled(key) for key in lock if key[3] != "held"}

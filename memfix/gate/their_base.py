@@ -15,8 +15,7 @@ from typing import Any
 from ..checks.effort import Effort
 from ..checks.examine import Examination, put_together
 from ..checks.finding import Finding
-from ..checks.outcome import OneMeter, run_checks
-from ..checks.plan import gate_plan
+from ..checks.plan import OneMeter, gate_plan, run_checks
 from ..contract import Contract
 from ..laws import NAIVE
 from ..meters.base import Meter, Reading
@@ -34,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """What forms are examined with."""
+    """Meter, effort and progress callback of an examination."""
 
     meter: Meter
     effort: Effort
@@ -42,7 +41,7 @@ class Asked:
 
 
 def under_their_laws(base: BaseCheckouts, contracts: Sequence[Contract], asked: Asked) -> Iterator[Finding]:
-    """How the laws of ``contracts`` differ from those at the base, and what the base's say of today's forms."""
+    """Note how the laws of ``contracts`` differ from the base's, and judge today's forms by the base's."""
     sources = {contract.name: source_of(contract.name) for contract in contracts if contract.name in base.folders}
     for contract in contracts:
         source = sources.get(contract.name)
@@ -69,7 +68,7 @@ def bytes_against_base(
     today = lockable_readings(examinations)
     for contract in contracts:
         if contract.name not in base.folders or isinstance(then := _at_base(base, contract.name), Finding):
-            continue  # said where the laws are compared
+            continue  # reported where the laws are compared
         asked.say(f"{contract.name}: the bytes of its forms at {base.ref}")
         before = _readings(then, [form for form in then.forms if form in contract.forms], asked)
         for key, reading in before.items():
@@ -78,7 +77,7 @@ def bytes_against_base(
 
 
 def under_laws_of(ref: str, found: Sequence[Finding]) -> list[Finding]:
-    """The findings under the base's laws, without their commands: these would run under today's laws."""
+    """Return the findings under the base's laws, without their commands, which would run under today's laws."""
     return [
         replace(f, check="base law", message=f"under the laws of {ref}: {f.check}: {f.message}", reproduce="")
         for f in found
@@ -87,7 +86,7 @@ def under_laws_of(ref: str, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _laws_may_differ(base: BaseCheckouts, contract: Contract, source: Source) -> bool:
-    """Whether a file changed that the contract or naive uses, those of the forms left out."""
+    """Whether a file has changed that the contract or naive uses, files of forms aside."""
     laws = {source.module, definition_of(contract.naive)[0]}
     forms = {definition_of(form.function)[0] for form in contract.forms.values()} - laws
     package, top = package_of(source.module), source.module.partition(".")[0]
@@ -97,7 +96,7 @@ def _laws_may_differ(base: BaseCheckouts, contract: Contract, source: Source) ->
 
 
 def _at_base(base: BaseCheckouts, op: str) -> Contract | Finding:
-    """The contract at the base, or why there is none."""
+    """Return the contract at the base, or a finding that says why there is none."""
     try:
         then: Contract = contract_at_base(base.folders[op], source_of(op), op)
     except NotAtBase as reason:
@@ -112,7 +111,7 @@ def _at_base(base: BaseCheckouts, op: str) -> Contract | Finding:
 
 
 def _shared_function(base: BaseCheckouts, today: Contract, then: Contract) -> str:
-    """A function of both contracts that comes from another package of the checkout, and so was not exported."""
+    """Name a function that both contracts share: one from another package of the checkout, which is not exported."""
     for name in (NAIVE, *(form for form in then.forms if form in today.forms)):
         module, function = definition_of(today.function(name))
         package = package_of(module) if then.function(name) is today.function(name) else None
@@ -124,7 +123,7 @@ def _shared_function(base: BaseCheckouts, today: Contract, then: Contract) -> st
 def _ops_then(folder: Path, source: Source) -> list[str]:
     try:
         return ops_at_base(folder, source)
-    except Exception:  # said where its laws are compared
+    except Exception:  # reported where its laws are compared
         return []
 
 
@@ -136,7 +135,7 @@ def _source(contract: Contract) -> str:
 
 
 def _with_forms_of(then: Contract, today: Contract) -> Contract:
-    """The laws of ``then`` for the forms that are still there, as they are ``today``."""
+    """Return the contract ``then`` with today's functions, for the forms that still exist."""
     forms = {
         name: replace(form, function=today.forms[name].function)
         for name, form in then.forms.items()
@@ -152,7 +151,7 @@ def _with_forms_of(then: Contract, today: Contract) -> Contract:
 
 
 def _under_laws(ref: str, contract: Contract, asked: Asked) -> Iterator[Finding]:
-    """What the contract of the commit ``ref`` says of today's forms."""
+    """Judge today's forms by the contract of the commit ``ref``."""
     plan = gate_plan(contract, asked.meter)
     # the process that interprets kernels cannot import the base's package
     left_out = [check for check in plan if check.place == "interpreter"]

@@ -1,7 +1,7 @@
-"""``--changed``: the ops whose files differ from a commit.
+"""``--changed``: find the ops whose files differ from a commit.
 
 An op depends on the modules that its contract, naive and forms import from packages of the same checkout, on other
-files that lie beside these, and on its entries in the lock. Sources are read, not run: where no op is touched, not even
+files in the same folders, and on its entries in the lock. Sources are read, not run: where no op is touched, not even
 torch is imported.
 """
 
@@ -25,14 +25,14 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Touched:
-    """The ops that a change touches, and a sentence about them."""
+    """The ops that a change touches, and a note that says why."""
 
     ops: tuple[str, ...]
     note: str
 
 
 def touched_ops(ref: str, lock_path: Path | None, among: Sequence[str] = ()) -> Touched:
-    """The ops, of those named or of all, with a file that differs between ``ref`` and the working tree."""
+    """Return the ops, ``among`` those named or all, with a file that differs between ``ref`` and the working tree."""
     checkout = _Checkout.here()
     declared = [source for source in sources() if checkout.tracks(source.module.partition(".")[0])]
     if not declared:
@@ -83,7 +83,7 @@ def _is_judge(name: str) -> bool:
 def _ops_of(
     declared: Iterable[Source], changed: dict[Path, str], is_ours: Callable[[str], bool]
 ) -> Iterator[tuple[str, str]]:
-    """The ops that depend on a changed file, each with its first one."""
+    """Yield the ops that depend on changed files, each with the first of these files."""
     modules = {path: name for path, name in changed.items() if path.suffix == ".py"}
     files = {source: files_used([source.module], is_ours) for source in declared}
     folders = {path.parent for used in files.values() for path in used}
@@ -103,25 +103,25 @@ def _ops_of(
 
 
 def _modules_of(op: str) -> set[str]:
-    """The modules that define naive and the forms of ``op``."""
+    """Return the modules that define naive and the forms of ``op``."""
     contract = all_contracts()[op]
     functions = [contract.naive, *(form.function for form in contract.forms.values())]
     return {definition_of(function)[0] for function in functions} - {""}
 
 
 def _first(used: set[Path], modules: dict[Path, str], beside: dict[Path, str]) -> str:
-    """The first changed file among the ``used`` ones, or in one of their folders."""
+    """Return the first changed file among the ``used`` ones, or in one of their folders."""
     names = [modules[path] for path in used if path in modules]
     return min(names or [beside[path.parent] for path in used if path.parent in beside], default="")
 
 
 def _nearest(path: Path, folders: set[Path]) -> Path | None:
-    """The folder of a file that is no module, or the nearest one above it, in which there are modules of an op."""
+    """Return the folder of a file that is no module, or the nearest parent, that contains modules of an op."""
     return next((folder for folder in path.parents if folder in folders), None)
 
 
 def _ops_in_lock(commit: Commit, changed: dict[Path, str], lock_path: Path | None) -> Iterator[tuple[str, str]]:
-    """The ops whose entries in the lock differ from those at the commit."""
+    """Yield the ops whose entries in the lock differ from those at the commit."""
     if lock_path is None or lock_path.resolve() not in changed:
         return
     name = changed[lock_path.resolve()]

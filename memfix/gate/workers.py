@@ -1,4 +1,4 @@
-"""The checks of a gate side by side, one process a core."""
+"""Run the checks of a gate in parallel, one process for each core."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ..checks.children import StartMethod, start_method, start_worker, take_one_
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import Examination, examine, put_together
 from ..checks.interpreter import start_interpreter
-from ..checks.outcome import OneMeter, Say, run_check, run_checks
-from ..checks.plan import Check, Found, gate_plan, is_due
+from ..checks.plan import Check, Found, OneMeter, Say, gate_plan, is_due, run_check, run_checks
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..meters import get_meter
@@ -27,7 +26,7 @@ from ..registry import all_contracts
 
 @dataclass(frozen=True)
 class Batch:
-    """Checks of one op that one process runs one after the other. It travels to a worker, and what was found back."""
+    """Checks of one op that one process runs in turn. A batch is pickled to a worker, and what it found back."""
 
     op: str
     kind: str
@@ -40,14 +39,14 @@ class Batch:
 
     def run(self, effort: Effort) -> Found:
         contract, tools = all_contracts()[self.op], OneMeter(get_meter(self.meter), effort)
-        if tools.meter.simulation is None:  # due, by what others found
+        if tools.meter.simulation is None:  # examine_all chose the checks that are due
             return {check: run_check(check, contract, tools) for check in self.checks}
         return run_checks(contract, self.checks, tools, {})
 
 
 def batches_of(checks: Iterable[Check], meter: str = "simulated") -> list[Batch]:
-    """Forms are compared at the same calls in a dtype, so they stay together. Kernels on a real GPU are compiled for
-    every call, which takes minutes: each of them in each dtype is a batch of its own.
+    """Group checks into batches. Forms stay together, since they are compared at the same calls in a dtype. Kernels on
+    a real GPU are compiled for every call, which takes minutes: each form in each dtype is a batch of its own.
     """
     batches: dict[tuple[str, ...], list[Check]] = {}
     for check in checks:
@@ -56,7 +55,7 @@ def batches_of(checks: Iterable[Check], meter: str = "simulated") -> list[Batch]
 
 
 def _batch_of(check: Check) -> tuple[str, ...]:
-    """The kind of the batch, and what tells it from others of the kind."""
+    """Return the kind of a check's batch, and what distinguishes the batch from others of its kind."""
     if check.kind == "bad input":
         return ("bad inputs",)
     if check.kind != "equality":
@@ -67,10 +66,10 @@ def _batch_of(check: Check) -> tuple[str, ...]:
 
 
 def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say: Say) -> list[Examination]:
-    """Every check but speed of ``contracts``, in their order.
+    """Run every check but speed of ``contracts``; return their examinations in the same order.
 
-    A contract that is not the registry's own cannot be found in another process, and where little is asked a worker
-    takes longer to start: these are examined here.
+    All run in this process if a contract is not the registry's own, which workers could not find, or if there is less
+    to do than it takes to start workers.
     """
     registered = all_contracts()
     travels = all(registered.get(c.name) is c for c in contracts)
@@ -93,11 +92,11 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
 
 
 def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say: Say) -> dict[str, Found]:
-    """What was found, by op."""
+    """Run all batches; return what was found, by op."""
     if not batches:
         return {}
     registered = all_contracts()
-    # what takes longest first, so that the last to end is not one that began late
+    # the longest first, so that none of them begins late and ends last
     batches = sorted(batches, key=lambda batch: (_ORDER.index(batch.kind), -len(registered[batch.op].forms)))
     collected = _Collected(batches, say)
     method = _prepare_processes(batches, effort)
@@ -117,15 +116,15 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
 
     with (
         _started_pool(num_workers - 1, method) as workers,
-        # kernels are interpreted in a child of this process, one after the other: it takes as long to start as to work
+        # kernels are interpreted in turn, in one child of this process: it takes as long to start as to work
         ThreadPoolExecutor(1) as waiting_for_child,
     ):
 
-        def ask_worker() -> None:  # what a worker is not asked yet this process may do itself
+        def ask_worker() -> None:  # one batch at a time, so that this process may run the rest itself
             if (batch := left.next()) is not None:
                 ask(workers, batch, then=ask_worker)
 
-        for _ in range(num_workers):  # one more than there are workers, so that none waits for this process
+        for _ in range(num_workers):  # one more batch than workers, so that no worker waits for this process
             ask_worker()
         for batch in batches:
             if batch.kind == _INTERPRETED:
@@ -148,7 +147,7 @@ def _run_batches(batches: Sequence[Batch], effort: Effort, num_workers: int, say
 
 
 def _prepare_processes(batches: Sequence[Batch], effort: Effort) -> StartMethod:
-    """Do what comes before the first worker starts; how workers are started."""
+    """Prepare this process before its first worker starts; return how workers are started."""
     method = start_method()
     if method == "fork":
         import_for_equality()
@@ -161,7 +160,7 @@ def _prepare_processes(batches: Sequence[Batch], effort: Effort) -> StartMethod:
 
 
 class _Collected:
-    """What was found so far, by op. Says so when the last batch of an op has ended."""
+    """Collects what was found, by op, and reports when the last batch of an op has ended."""
 
     def __init__(self, batches: Sequence[Batch], say: Say) -> None:
         self._waiting = Counter(batch.op for batch in batches)
@@ -177,7 +176,7 @@ class _Collected:
 
 
 class _Left:
-    """The batches that nobody has begun, in order."""
+    """The batches that no process has begun, in order."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = list(batches)
@@ -197,7 +196,7 @@ def _fits_here(batch: Batch) -> bool:
 
 
 def _found_by(future: Future[Found] | None) -> Found | None:
-    """What a worker found; None if it was killed, or its answer could not be read: either ends the whole pool."""
+    """Return what a worker found; None if it was killed or its answer was unreadable, which breaks the whole pool."""
     try:
         return None if future is None else future.result()
     except BrokenExecutor:
@@ -205,7 +204,7 @@ def _found_by(future: Future[Found] | None) -> Found | None:
 
 
 def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:
-    """Draw the calls before this process forks: its children find them in the cache."""
+    """Draw the calls before this process forks, so that its children have them in the cache."""
     from ..checks.calls import drawn_calls
 
     for op in {batch.op for batch in batches if batch.kind == "equality"}:
@@ -214,7 +213,7 @@ def _draw_once(batches: Sequence[Batch], effort: Effort) -> None:
 
 
 def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
-    """A pool whose processes, if they are forked, are there before this process has another thread."""
+    """Return a pool whose processes, if forked, exist before this process has another thread."""
     context = multiprocessing.get_context(method)
     pool = ProcessPoolExecutor(num_workers, context, initializer=start_worker, initargs=(num_workers + 1,))
     pool.submit(os.getpid)

@@ -19,7 +19,7 @@ import torch
 from ..checks.form_call import FormCall
 from ..checks.inputs import Draw
 from ..checks.measuring import measure_phases
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..checks.plan import meter_of
 from ..contract import Case, Contract
 from ..formula import Formula

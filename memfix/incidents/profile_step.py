@@ -89,7 +89,7 @@ def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:
     if config.training.gradient_accumulation_steps > 2:
         return ()
     from ..meters.clock import Rounds, take_turns
-    from ..meters.cuda import gpu_to_ourselves
+    from ..meters.gpu_sharing import gpu_to_ourselves
 
     def failed(_: str, error: Exception) -> None:
         raise error

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import math
 import multiprocessing
-import os
-import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import MeasurementError, MeterUnavailable
 from ..orphans import ends_with_parent
 from ..units import format_bytes
 from .base import Reading, Step, StepBuilder
 from .garbage import free_last_gradients, only_our_own_cycles
+from .gpu_sharing import ALL_PARTS, free_cycles, gpu_capacity_bytes, gpu_for_bytes, in_parts_of_gpu, parts_for
 from .stages import Stage, listening
 
-if TYPE_CHECKING:
-    from .process_lock import ProcessLock, SharedParts
-
 _CHILD_TIMEOUT_S = 600
-_USABLE_SHARE = 0.9
-"""The share of a GPU's memory that steps may use; the rest is for contexts, fragmentation and workspaces."""
-_ALL_PARTS = 32
-"""The number of equal parts of a GPU's memory, which processes that measure bytes reserve and release."""
 _BESIDE_A_STEP_BYTES = 1 << 30
 """The margin added to the bytes that a step is expected to take, for workspaces and fragmentation."""
 
@@ -46,163 +36,6 @@ def gpu_unavailable_reason() -> str | None:
     if backend != "native":
         return "the allocator is cudaMallocAsync, which keeps no peak of requested bytes; unset PYTORCH_CUDA_ALLOC_CONF"
     return None
-
-
-def gpu_capacity_bytes() -> int:
-    """The bytes that a step may take: free GPU memory, less a share for fragmentation and workspaces."""
-    import torch
-
-    room_bytes = _room_bytes(torch.cuda.current_device())
-    torch.cuda.empty_cache()
-    return int(_USABLE_SHARE * (room_bytes - torch.cuda.memory_reserved()))
-
-
-@functools.cache
-def _room_bytes(device: int) -> int:
-    """The memory that this process may have in all: what is free now or reserved by torch here, and the parts that
-    other processes hold to measure, which they will release."""
-    import torch
-
-    held_by_others = _parts_of_gpu(_uuid()).num_taken()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return int(min(total, free + torch.cuda.memory_reserved(device) + held_by_others * total // _ALL_PARTS))
-
-
-@contextlib.contextmanager
-def gpu_to_ourselves() -> Iterator[None]:
-    """Hold the GPU exclusively, for timing: other processes of this user wait until the block ends. May be nested.
-
-    On exit, the allocator's cached memory is returned to the device for the next process.
-    """
-    with _held(alone=True):
-        yield
-
-
-@contextlib.contextmanager
-def gpu_beside_others() -> Iterator[None]:
-    """Share the GPU with other processes that run small untimed steps, but never with one that times a step."""
-    with _held(alone=False):
-        yield
-
-
-@contextlib.contextmanager
-def gpu_for_bytes(parts: int = _ALL_PARTS) -> Iterator[None]:
-    """Hold parts of the GPU's memory to measure bytes, while other processes hold other parts, or run small steps.
-
-    The allocator counts only its own process, so steps in other processes do not disturb it. With exclusive access, the
-    GPU tests on an H200 spent nine tenths of their time waiting, because each process compiles kernels for seconds.
-    """
-    with _held(alone=False), _parts_of_gpu(_uuid()).taken(parts), _memory_given_back():
-        yield
-
-
-@contextlib.contextmanager
-def _in_parts_of_gpu(parts: int) -> Iterator[None]:
-    """Hold parts of the GPU's memory, with torch's memory capped at these parts.
-
-    A step that needs more raises ``OutOfMemoryError``. If the step catches the error, the end of the block raises one.
-    """
-    import torch
-
-    def failures() -> int:
-        return torch.cuda.memory_stats().get("num_ooms", 0)
-
-    with gpu_for_bytes(parts):
-        before = failures()
-        torch.cuda.set_per_process_memory_fraction(_USABLE_SHARE * parts / _ALL_PARTS)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-        if failures() > before:
-            raise torch.OutOfMemoryError("the step went on without the memory that it wanted")
-
-
-def _parts_for(size: int) -> int:
-    """The number of parts of this GPU's memory that hold ``size`` bytes."""
-    import torch
-
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return min(_ALL_PARTS, math.ceil(size / (_USABLE_SHARE * total / _ALL_PARTS)))
-
-
-@contextlib.contextmanager
-def _held(*, alone: bool) -> Iterator[None]:
-    with _lock_of_gpu().held(alone=alone), _memory_given_back():
-        yield
-
-
-@contextlib.contextmanager
-def _memory_given_back() -> Iterator[None]:
-    """At the end of the block, return the allocator's unused memory to the device for the next process.
-
-    An ``OutOfMemoryError`` refers to the step's frames, and these to its tensors. The frames are cleared, as otherwise
-    the next process would run out too, although it waited for all of the memory.
-    """
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
-    finally:
-        _give_back_memory()
-
-
-def make_way_on_gpu() -> None:
-    """Let a process that waits for exclusive access go first. Long shared runs call this between two steps."""
-    _lock_of_gpu().make_way(_give_back_memory)
-
-
-def _give_back_memory() -> None:
-    import torch
-
-    _free_cycles()
-    torch.cuda.empty_cache()
-
-
-_allocated_after_cycles = 0
-
-
-def _free_cycles() -> None:
-    """Free tensors that only reference cycles hold. No collection runs if no more memory is allocated than after the
-    last call: it would visit every object of torch, which takes longer than a small step."""
-    global _allocated_after_cycles
-    import torch
-
-    if torch.cuda.memory_allocated() > _allocated_after_cycles:
-        gc.collect()
-    _allocated_after_cycles = torch.cuda.memory_allocated()
-
-
-def _lock_of_gpu() -> ProcessLock:
-    return _lock_of(_uuid())
-
-
-def _uuid() -> str:
-    import torch
-
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
-@functools.cache
-def _lock_of(uuid: str) -> ProcessLock:
-    from .process_lock import ProcessLock
-
-    return ProcessLock(_file_of("gpu", uuid))
-
-
-@functools.cache
-def _parts_of_gpu(uuid: str) -> SharedParts:
-    from .process_lock import SharedParts
-
-    return SharedParts(_file_of("bytes", uuid), _ALL_PARTS)
-
-
-def _file_of(purpose: str, uuid: str) -> str:
-    return os.path.join(tempfile.gettempdir(), f"memfix-{purpose}-{os.getuid()}-{uuid}.lock")
 
 
 @dataclass
@@ -267,17 +100,17 @@ class CudaMeter:
         import torch
 
         self._require()
-        _free_cycles()  # before the GPU is locked; later collections visit only the step's objects
+        free_cycles()  # before the GPU is locked; later collections visit only the step's objects
         if self.num_processes > 1:
-            with contextlib.suppress(torch.OutOfMemoryError), _in_parts_of_gpu(self._parts_first()):
+            with contextlib.suppress(torch.OutOfMemoryError), in_parts_of_gpu(self._parts_first()):
                 return self._measured(build, warmup)
         with gpu_for_bytes():
             return self._measured(build, warmup)
 
     def _parts_first(self) -> int:
         if self._expected_bytes is not None:
-            return _parts_for(self._expected_bytes + self._expected_bytes // 4 + _BESIDE_A_STEP_BYTES)
-        return max(1, _ALL_PARTS // (2 * self.num_processes))
+            return parts_for(self._expected_bytes + self._expected_bytes // 4 + _BESIDE_A_STEP_BYTES)
+        return max(1, ALL_PARTS // (2 * self.num_processes))
 
     def _measured(self, build: StepBuilder, warmup: int) -> Reading:
         import torch
@@ -322,7 +155,7 @@ class CudaMeter:
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=_run_capped, args=(sender, build, capacity_bytes, warmup), daemon=True)
-        with gpu_for_bytes(_parts_for(capacity_bytes)):
+        with gpu_for_bytes(parts_for(capacity_bytes)):
             try:
                 child.start()
             except (AttributeError, TypeError, ValueError, ImportError) as error:

@@ -27,7 +27,7 @@ from ..units import KiB, MiB, format_bytes
 from .base import Reading, Step, StepBuilder
 from .garbage import only_our_own_cycles
 from .resident import PAGE_BYTES, resident_growth
-from .timeline import Allocation, Line
+from .timeline import METERS_FOLDER, Allocation, Line
 
 if TYPE_CHECKING:
     from .host_tensors import CpuTensors
@@ -274,11 +274,8 @@ def _sums(tensors: CpuTensors | None) -> dict[tuple[str, Line | None], list[int]
 def _user_line(frames: tuple[tuple[str, int], ...]) -> Line | None:
     """The innermost line outside libraries, or else the innermost line; None for the meters' own allocations."""
     for file, number in frames:
-        if file.startswith(_METERS):
+        if file.startswith(METERS_FOLDER):
             return None
         if not file.startswith((*_LIBRARIES, "<")):
             return Line(file, number, "")
     return Line(*frames[0], "")
-
-
-_METERS = __file__.rpartition("host.py")[0]

@@ -16,7 +16,8 @@ from typing import Any
 from ..errors import MeasurementError, MeterUnavailable
 from ..units import MiB
 from .base import Reading, StepBuilder
-from .cuda import gpu_capacity_bytes, gpu_to_ourselves, gpu_unavailable_reason
+from .cuda import gpu_unavailable_reason
+from .gpu_sharing import current_gpu_uuid, gpu_capacity_bytes, gpu_to_ourselves
 
 GRANULARITY_BYTES = 2 * MiB
 SAMPLE_PERIOD_S = 0.0005
@@ -108,11 +109,10 @@ class _Device:
 
     def __enter__(self) -> _Device:
         import pynvml
-        import torch
 
         self._nvml: Any = pynvml
         pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        uuid = current_gpu_uuid()
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         self.counts = "this process" if self._own_bytes() is not None else "the whole device (other processes included)"
         return self

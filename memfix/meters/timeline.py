@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from ..units import format_bytes
 
 KEPT = ", kept for backward"
+METERS_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+"""The folder of the meters, whose lines are not the user's."""
 _ALLOCATION_UNIT = 512
 
 

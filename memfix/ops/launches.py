@@ -36,9 +36,20 @@ class _Compiled:
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
 ) -> None:
-    """Launch ``kernel[grid](*arguments, **constants)``. ``arguments`` are tensors, tensor descriptors, numbers or None;
-    ``constants`` are the constexprs by name."""
-    key = _key_of(kernel, arguments, (num_warps, num_stages, *constants.values()))
+    """Launch ``kernel[grid](*arguments, **constants)`` on the tensors' device, which need not be the current one.
+
+    ``arguments`` are tensors or tensor descriptors, at least one, numbers or None; ``constants`` are the constexprs by
+    name. In Triton's interpreter, and while a graph is traced, this calls ``kernel`` and does nothing else.
+    """
+    if is_interpreted() or torch.compiler.is_compiling():
+        kernel[grid](*arguments, **constants, num_warps=num_warps, num_stages=num_stages)
+        return
+    device = _device_of(arguments)
+    if device != torch.cuda.current_device():  # on which Triton launches
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, num_warps=num_warps, num_stages=num_stages, **constants)
+        return
+    key = _key_of(kernel, arguments, (device, num_warps, num_stages, *constants.values()))
     found = None if key is None else _compiled.get(key)
     if found is not None:
         found.launch(grid, arguments)
@@ -65,12 +76,18 @@ def num_tiles(length: int, of_size: int) -> int:
     return -(-length // of_size)
 
 
+def _device_of(arguments: tuple[Any, ...]) -> int:
+    for value in arguments:
+        tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", None)
+        if tensor is not None:
+            return int(tensor.get_device())
+    raise AssertionError("a kernel is launched without a tensor")
+
+
 def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ...]) -> tuple[object, ...] | None:
-    """Return everything that decides which compiled kernel runs, or None where Triton must see the launch itself: in
-    its interpreter, while a graph is traced, and for tensor subclasses such as those of the simulated meter."""
-    if is_interpreted() or torch.compiler.is_compiling():
-        return None
-    key: list[object] = [id(kernel), torch.cuda.current_device(), *constants]
+    """Return everything that decides which compiled kernel runs, or None where Triton must see the launch itself: for
+    tensor subclasses such as those of the simulated meter."""
+    key: list[object] = [id(kernel), *constants]
     append = key.append
     for value in arguments:
         kind = type(value)

@@ -12,7 +12,7 @@ import torch
 from ..checks.draws import memory_calls
 from ..checks.form_call import FormCall
 from ..checks.measuring import measure_phases
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..checks.scaling import check_scaling
 from ..contract import Contract
 from ..formula import Formula

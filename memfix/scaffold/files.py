@@ -12,7 +12,7 @@ from ..errors import UsageError
 def refuse_files_that_exist(paths: list[Path], force: bool) -> None:
     there = [str(path) for path in paths if path.exists()]
     if there and not force:
-        raise UsageError(f"{', '.join(there)} exists already; --force writes it anew")
+        raise UsageError(f"{', '.join(there)} exists already; --force overwrites it")
 
 
 def write_files(files: Mapping[Path, str]) -> None:

@@ -11,8 +11,7 @@ import torch
 from ..checks.effort import Effort
 from ..checks.examine import Examination, put_together
 from ..checks.finding import Finding, exit_code_of
-from ..checks.outcome import OneMeter, run_checks
-from ..checks.plan import gate_plan
+from ..checks.plan import OneMeter, gate_plan, run_checks
 from ..contract import WORKING_DTYPES, Contract
 from ..errors import MemfixError, UsageError, did_you_mean
 from ..meters.base import Meter
@@ -50,7 +49,7 @@ class Asked:
         for form in forms:
             word, equals, reference = form.partition("=")
             if not equals or word in named:
-                raise UsageError(f"--form must be NAME=MODULE:FUNCTION, each with a name of its own, got {form!r}")
+                raise UsageError(f"--form must be NAME=MODULE:FUNCTION, with a different NAME each time, got {form!r}")
             named[word] = reference
         chosen = tuple(dtypes.split(",")) if dtypes else WORKING_DTYPES
         for dtype in chosen:
@@ -92,7 +91,7 @@ def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = silent
     examination = judged(contract)
     if exit_code_of(examination.findings):
         contract = widened(contract)
-        notes.append("  a formula did not hold at every drawn shape: all were given half as much again")
+        notes.append("  a formula did not hold at every drawn shape: all formulas were multiplied by 1.5")
         examination = judged(contract)
         require_pass(examination.findings, asked)
     return First(contract, tuple(notes), examination)
@@ -109,7 +108,7 @@ def require_pass(findings: Sequence[Finding], asked: Asked) -> None:
     first = min(bad, key=lambda finding: finding.status != "fail")
     if first.check == "equality" and first.form in asked.forms:
         what = f"{asked.forms[first.form]} is not equal to {asked.naive}"
-        only = "  where it has to be equal in some dtypes only, name them: --dtypes float32,bfloat16"
+        only = "  if it has to be equal only in some dtypes, name them: --dtypes float32,bfloat16"
         first = replace(first, details=(*first.details, only))
     else:
         what = f"{first.check} fails" if first.status == "fail" else f"{first.check} could not be judged"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..checks.effort import Effort
 from ..checks.examine import Examination
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import UsageError
 from ..gate.judge import lockable_readings
@@ -38,12 +38,12 @@ class Written:
         """Return the commands to run next, each with what it does."""
         judged = f"--from {self.folder} --lock {self.lock}"
         commands = {
-            f"python -m pytest {self.folder}": "the contract as tests",
-            f"memfix gate {judged}": "the same and every byte, as the workflow runs it",
-            f"memfix selftest {name} {judged}": "plants regressions in your forms: which would this contract miss?",
+            f"python -m pytest {self.folder}": "runs the contract as tests",
+            f"memfix gate {judged}": "checks it and the lock, as the workflow does",
+            f"memfix selftest {name} {judged}": "plants regressions in the forms: which does it miss?",
         }
         if WORKFLOW in self.files:
-            commands[f"git add {self.folder} {WORKFLOW}"] = f"and put memfix's owner for OWNER in {WORKFLOW.name}"
+            commands[f"git add {self.folder} {WORKFLOW}"] = f"replace OWNER in {WORKFLOW.name} by memfix's owner first"
         return commands
 
 
@@ -52,7 +52,7 @@ def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = 
     test, lock = folder / f"test_{asked.name}.py", folder / "memory.lock"
     refuse_files_that_exist([test], force)
     if not force and any(key[0] == asked.name for key in read_lock(lock)):
-        raise UsageError(f"{lock} has entries of {asked.name} already; --force writes them anew")
+        raise UsageError(f"{lock} has entries of {asked.name} already; --force overwrites them")
     meter, _ = usable_meter("simulated")
     first = first_contract(asked, meter, effort, say)
     _write_lock(lock, first.examination)

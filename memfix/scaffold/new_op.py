@@ -50,9 +50,7 @@ def op_files(asked: Asked, contract: Contract) -> dict[str, str]:
     used = names_used(source)
     modules = {"naive.py": as_a_file(contract.naive, functions[NAIVE])}
     modules |= {f"{form}.py": as_a_file(contract.function(form), functions[form]) for form in forms}
-    titles = {"naive.py": f"What is true about {name}."} | {
-        f"{form}.py": f"The form {form} of {name}." for form in forms
-    }
+    titles = {"naive.py": f"The reference of {name}."} | {f"{form}.py": f"The form {form} of {name}." for form in forms}
     inputs = [spec.name for spec in contract.inputs]
     options = [p.name for p in parameters_of(contract.function(forms[0]))[len(inputs) :]]
     return {

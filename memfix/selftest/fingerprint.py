@@ -22,7 +22,7 @@ from ..checks.equality import check_equality_at
 from ..checks.form_call import FormCall
 from ..checks.inputs import Draw
 from ..checks.measuring import measure_phases, phases_beside
-from ..checks.phase_bytes import bytes_of
+from ..checks.memory import bytes_of
 from ..checks.plan import place_of
 from ..checks.running import answer_at
 from ..contract import Contract
@@ -147,5 +147,5 @@ def compare_fingerprints(contract: Contract, form: str, before: Fingerprint, now
         return "undecided", "takes fewer bytes at some shapes"
     calls, shapes = f"{len(now.answers)} more calls", f"{len(now.bytes)} more shapes"
     if not (before.is_whole and now.is_whole):
-        return "undecided", f"the same at {calls} and {shapes}; then the time was over"
+        return "undecided", f"the same at {calls} and {shapes}; then the time limit was reached"
     return "equal", f"the same bits in {calls} and the same bytes at {shapes}"

@@ -109,7 +109,8 @@ class ForkServer:
             received = self.connection.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            raise MeasurementError(f"the process that asks mutants ended with {self._process.exitcode}") from None
+            code = self._process.exitcode
+            raise MeasurementError(f"the process that checks mutants ended with exit code {code}") from None
         if isinstance(received, MemfixError):
             raise received
         return received
@@ -171,7 +172,7 @@ def _baseline(judge: Judge, contract: Contract, setup: Setup) -> dict[Group, Cov
         baseline[group], found, judge.naive = _run_in_child(run) if is_memory(group) else run()
         if found is not None:
             raise MeasurementError(
-                f"{contract.name} fails with nothing planted, so that nothing can be learnt from it; run memfix gate "
+                f"{contract.name} fails with nothing planted, so a self-test would show nothing; run memfix gate "
                 f"{contract.name}: {found.subject}: {found.check}: {found.message}"
             )
     return baseline
@@ -271,7 +272,7 @@ class _Server:
             return Reply("fingerprint", fingerprint=now)
         verdict, why = compare_fingerprints(contract, request.form, request.before, now)
         if verdict == "equal" and path and line not in ran.lines[path]:
-            verdict, why = "not reached", f"its condition was never met, nor in {len(now.answers)} more calls"
+            verdict, why = "not reached", f"its condition was never met, not even in {len(now.answers)} more calls"
         return Reply(verdict, why=why)
 
 
@@ -291,5 +292,5 @@ def _reply_of_exit(exit_code: int) -> Reply:
     if exit_code == -signal.SIGALRM:
         return Reply("caught", "limit on time", "it ran past its time")
     if exit_code in (0, -signal.SIGKILL):
-        return Reply("caught", "limit on memory", "the system ended it, or it could not even answer")
+        return Reply("caught", "limit on memory", "the system ended it, or it could not reply")
     return Reply("caught", "crash", f"it ended its process with {exit_code}")

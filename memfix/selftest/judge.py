@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from ..checks.effort import Effort
 from ..checks.examine import put_together
 from ..checks.finding import Finding
-from ..checks.outcome import OneMeter, run_check, run_checks
-from ..checks.plan import Check, Found, Outcome, gate_plan
+from ..checks.plan import Check, Found, OneMeter, Outcome, gate_plan, run_check, run_checks
 from ..contract import Contract
 from ..gate.judge import judge_lock
 from ..gate.lock import Key

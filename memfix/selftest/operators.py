@@ -17,8 +17,8 @@ Plant = tuple[ast.AST, *tuple[Edit, ...]]
 Planted = Iterator[Plant]
 Operator = Callable[[Function], Planted]
 
-_KEPT_FOR_GOOD = "it keeps a tensor for good, of which no meter counts a view or what is on the CPU"
-_OTHER_REFUSAL = "it changes what is refused, and no bad input of the contract is at that edge"
+_KEPT_FOREVER = "it keeps a tensor forever, which no meter counts if the tensor is a view or on the CPU"
+_OTHER_REFUSAL = "it changes which inputs are refused, and no bad input of the contract is at that boundary"
 _UPSTREAM = re.compile(r"^(d|grad|upstream)(_|$)|upstream|grad_out")
 _METADATA = {"shape", "dtype", "device", "ndim", "stride", "dim", "size", "numel", "requires_grad", "is_contiguous"}
 _IN_PLACE = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
@@ -72,7 +72,7 @@ def mutants_of(file: SourceFile, known: Known, *, skip: Sequence[tuple[int, int]
             if changed in found or changed == file.text or not _compiles(changed):
                 continue
             must_run = lines[0] + 1 if kind in _CONDITIONS else None
-            doubt = _KEPT_FOR_GOOD if "globals()" in edits[0].new else ""
+            doubt = _KEPT_FOREVER if "globals()" in edits[0].new else ""
             if isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body):
                 doubt = _OTHER_REFUSAL
             found[changed] = Mutant(kind, file.module, changed, file.diff(changed), lines, doubt, must_run)
@@ -97,7 +97,7 @@ def _compiles(text: str) -> bool:
 
 # ---------------------------------------------------------------- memory
 def keep_alive(f: Function) -> Planted:
-    """Keep every chunk's tensor until the loop ends, the old value of a name, or one tensor for good."""
+    """Keep every chunk's tensor until the loop ends, the old value of a name, or one tensor forever."""
     bound = {parameter.arg for parameter in f.parameters}
     assignments = [*f.assignments()]
     for statement, name in assignments:

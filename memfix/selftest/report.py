@@ -76,7 +76,8 @@ def print_report(outcomes: Sequence[Outcome], console: Console) -> None:
     if said := ", ".join(f"{check} {number}" for check, number in caught_by(outcomes).items()):
         console.print(Text(f"caught by: {said}"), soft_wrap=True)
     if not_asked := counts(outcomes)["not asked"]:
-        console.print(Text(f"the time was over: {not_asked} of {len(outcomes)} were not asked"), soft_wrap=True)
+        text = f"the time limit was reached: {not_asked} of {len(outcomes)} were not checked"
+        console.print(Text(text), soft_wrap=True)
     if not outcomes:
         console.print(Text("nothing was planted: no operator finds a place in the forms"))
 

@@ -169,7 +169,7 @@ def _outcomes(
             number, reply = by_connection[connection].receive()
             due.append((*pending.pop(number), reply))
     for mutant in [*(mutant for mutant, _ in pending.values()), *waiting]:
-        yield Outcome(contract.name, mutant, "not asked", why="the time was over")
+        yield Outcome(contract.name, mutant, "not asked", why="the time limit was reached")
 
 
 def _steps(contract: Contract, mutant: Mutant, file: SourceFile, servers: Sequence[ForkServer]) -> Steps:

@@ -6,6 +6,7 @@ import json
 import math
 import pkgutil
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -504,7 +505,8 @@ def test_on_a_gpu_peaks_are_the_cuda_meters_and_short_steps_are_timed_in_batches
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ci_script("tables")
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys.modules["manual.stored"], "RESULTS", tmp_path)
+    (tmp_path / "h200").mkdir()
     return module
 
 
@@ -520,13 +522,13 @@ def filled_in(path: Path) -> None:
 
 def test_the_losss_tables_are_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
     for name in ("tokens", "sizes"):
-        path = tmp_path / f"linear_cross_entropy_{name}.json"
+        path = tmp_path / "h200" / f"linear_cross_entropy_{name}.json"
         options = ("--case", "small", "N=16", "D=8", "V=50", "--forms", "naive,recompute", "--peers", "torch")
         assert run("linear_cross_entropy", *options, "--rounds", "2", "--json", str(path)).exit_code == 0
         filled_in(path)
     rows = ["| `naive`", "| `recompute`"]
-    assert [line.split(" | ")[0] for line in tables.loss_speed_table()[5:7]] == rows
-    assert [line.split(" | ")[0] for line in tables.loss_sizes_table()[3:5]] == rows
+    assert [line.split(" | ")[0] for line in tables.speed.loss_speed_table()[5:7]] == rows
+    assert [line.split(" | ")[0] for line in tables.speed.loss_sizes_table()[3:5]] == rows
 
 
 def test_the_losss_frontier_is_drawn_from_what_was_measured(tmp_path: Path, tables: ModuleType) -> None:
@@ -537,13 +539,13 @@ def test_the_losss_frontier_is_drawn_from_what_was_measured(tmp_path: Path, tabl
 
     entries = [entry(512, triton_rows=1.3, auto=1.1, cce=4.0), entry(8192, triton_rows=1.05, liger_rows=1.4)]
     for name in ("frontier", "small_vocabulary"):
-        (tmp_path / f"linear_cross_entropy_{name}.json").write_text(json.dumps({"speed": entries}))
-    (line,) = tables.loss_frontier()
+        (tmp_path / "h200" / f"linear_cross_entropy_{name}.json").write_text(json.dumps({"speed": entries}))
+    (line,) = tables.pictures.loss_frontier()
     assert line.endswith("8,192 tokens](../pictures/loss_frontier_8192.svg)")
-    svg = tables.pictures()["docs/pictures/loss_frontier_8192.svg"]()
+    svg = tables.pictures.all_pictures()["docs/pictures/loss_frontier_8192.svg"]()
     for shown in (">triton</text>", ">Liger</text>", "1.05x, 8.00 GiB", ">512</text>", "1.40x"):
         assert shown in svg
-    assert tables.loss_small_vocabulary_table()[2:] == [
+    assert tables.speed.loss_small_vocabulary_table()[2:] == [
         "| triton_rows, 512 rows | 1.30x, 512.00 MiB |",
         "| auto | 1.10x, 512.00 MiB |",
         "| cce | 4.00x, 512.00 MiB |",
@@ -553,20 +555,20 @@ def test_the_losss_frontier_is_drawn_from_what_was_measured(tmp_path: Path, tabl
 
 
 def test_ropes_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
-    path = tmp_path / "rope_shapes.json"
+    path = tmp_path / "h200" / "rope_shapes.json"
     (contract,) = contracts(["rope"])
     comparing = Comparing(Contenders.of(contract, "cpu").chosen("naive,shared_table", "formula"), path, add=False)
     entry = Entry("tiny", "B=1 T=20 H=2 D=8 positions_per_chunk=8 dtype=float32")
     comparing.measure(entry, Table([entry]), ["train", "forward"], TWO)
     filled_in(path)
-    found = tables.rope_speed_table()
+    found = tables.speed.rope_speed_table()
     assert found[2] == "| | B1 T20 H2 d8 | largest error |"
     assert [line.split(" | ")[0] for line in found[5:7]] == ["| `naive`", "| `shared_table`"]
     assert found[7].startswith("| formula, torch ")
 
 
 def test_nsas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
-    path = tmp_path / "nsa_shapes.json"
+    path = tmp_path / "h200" / "nsa_shapes.json"
     (contract,) = contracts(["nsa"])
     comparing = Comparing(Contenders.of(contract, "cpu").chosen("chunked", "none"), path, add=False)
     entry = Entry(
@@ -574,7 +576,7 @@ def test_nsas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables:
     )
     comparing.measure(entry, Table([entry]), ["train", "forward"], TWO)
     filled_in(path)
-    *_, heading, _, chunked = tables.nsa_speed_table()
+    *_, heading, _, chunked = tables.speed.nsa_speed_table()
     assert heading == "| | two branches, T64 H6 over 2, d8 | largest error |"
     assert chunked.startswith("| `chunked` | ")
     assert chunked.count("<br>") == 1
@@ -592,13 +594,13 @@ def test_liger_gets_the_smallest_factor_with_as_many_rows(tokens: int, asked: in
 
 def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables: ModuleType) -> None:
     for name in ("shapes", "weak_gates", "strong_gates", "steep_gates", "chunks"):
-        path = tmp_path / f"kda_{name}.json"
+        path = tmp_path / "h200" / f"kda_{name}.json"
         (contract,) = contracts(["kda"])
         comparing = Comparing(Contenders.of(contract, "cpu").chosen("naive,streamed", "none"), path, add=False)
         entry = Entry("tiny", "B=1 T=20 H=2 K=8 V=8 chunk_size=64")
         comparing.measure(entry, Table([entry], values=("mild",)), ["train", "forward"], TWO)
         filled_in(path)
-    found = tables.kda_speed_table()
+    found = tables.speed.kda_speed_table()
     assert "float32, gates above -0.05 | " in found[2]
     assert [line.split(" | ")[0] for line in found[4:6]] == ["| `naive`", "| `streamed`"]
     assert found[4].count("<br>") == 4  # forward behind train, for each kind of gates
@@ -610,7 +612,7 @@ def test_kdas_table_is_made_from_what_the_command_writes(tmp_path: Path, tables:
 )
 def test_a_peer_that_cannot_is_told_from_one_that_is_wrong(tables: ModuleType, trouble: str, cell: str) -> None:
     rows = {"rows": {"peer": {"trouble": trouble}}}
-    assert tables._times_and_peaks({"phases": {"train": rows, "forward": rows}}, "peer") == cell
+    assert tables.speed._times_and_peaks({"phases": {"train": rows, "forward": rows}}, "peer") == cell
 
 
 def test_a_contender_that_is_left_out_somewhere_has_an_empty_cell(tmp_path: Path, tables: ModuleType) -> None:
@@ -632,8 +634,8 @@ def test_a_contender_that_is_left_out_somewhere_has_an_empty_cell(tmp_path: Path
                   liger=timed(0.48, 1.06, 5 * 2**29)),
         ],
     }  # fmt: skip
-    (tmp_path / "linear_cross_entropy_tokens.json").write_text(json.dumps(data))
-    assert tables.loss_speed_table() == [
+    (tmp_path / "h200" / "linear_cross_entropy_tokens.json").write_text(json.dumps(data))
+    assert tables.speed.loss_speed_table() == [
         "bfloat16, width 2,560, vocabulary 151,936, on NVIDIA H200 (torch 2.11.0, 2026-11-15); gradient errors are "
         "against float64.",
         "",

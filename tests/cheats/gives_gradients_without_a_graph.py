@@ -7,16 +7,16 @@ import functools
 import torch
 
 from memfix.ops.rope import default_tables
-from memfix.ops.rope.shared_table import _Turn, shared_table_rope
+from memfix.ops.rope.shared_table import _Rotation, shared_table_rope
 
 OP, LIKE, CAUGHT_BY = "rope", "shared_table", "equality"
 
 
-class _WithoutGraph(_Turn):
+class _WithoutGraph(_Rotation):
     @staticmethod
     def backward(ctx, grad):
         with torch.no_grad():
-            return _Turn.backward(ctx, grad)
+            return _Rotation.backward(ctx, grad)
 
 
 @functools.wraps(shared_table_rope)

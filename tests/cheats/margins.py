@@ -33,13 +33,14 @@ from memfix.atomic_write import write_whole
 from memfix.checks.bad_inputs import check_bad_input
 from memfix.checks.calls import equality_calls
 from memfix.checks.children import start_worker
+from memfix.checks.drawn_budgets import measure_and_judge
 from memfix.checks.draws import Drawn, memory_calls
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import compare_once
 from memfix.checks.form_call import FormCall
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.measuring import measure_phases
-from memfix.checks.memory import judge_kept, judge_leak, measure_and_judge
+from memfix.checks.memory import judge_kept, judge_leak
 from memfix.checks.plan import meter_of, place_of
 from memfix.checks.reference import NaiveFailed
 from memfix.checks.scaling import measure_growth

@@ -8,6 +8,6 @@ from memfix.ops.kda.cuda import cuda_kda
 from tests.altered_kernel import altered_kda
 
 OP, LIKE, CAUGHT_BY = "kda_wide", "cuda", "equality"
-HONEST, ALTERED = "        await_groups<0>(sums, grad);\n", ""
+HONEST, ALTERED = "        await_wgmma<0>(sums, grad);\n", ""
 
-form = functools.wraps(cuda_kda)(altered_kda(HONEST, ALTERED, "there_and_back"))
+form = functools.wraps(cuda_kda)(altered_kda(HONEST, ALTERED, "scan_both_ways"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 
 from memfix.ops.rope import default_tables
-from memfix.ops.rope.triton import _Turn, triton_rope
+from memfix.ops.rope.triton import _Rotation, triton_rope
 
 OP, LIKE, CAUGHT_BY = "rope", "triton", "equality"
 
 
-class _OneWay(_Turn):
+class _OneWay(_Rotation):
     @staticmethod
     def backward(ctx, grad):
         table, positions_BT = ctx.saved_tensors
-        return _Turn.apply(grad, table, positions_BT, ctx.turns_back), None, None, None
+        return _Rotation.apply(grad, table, positions_BT, ctx.is_inverse), None, None, None
 
 
 @functools.wraps(triton_rope)

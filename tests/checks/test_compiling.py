@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
-from memfix.checks import compiling_triton
+from memfix.checks import compilers
 from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
 from memfix.checks.finding import Finding
-from memfix.checks.inputs import Draw, StepOf
-from memfix.checks.outcome import OneMeter, run_check
-from memfix.checks.plan import gate_plan
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw
+from memfix.checks.plan import OneMeter, gate_plan, run_check
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu
@@ -137,7 +137,7 @@ def test_what_calls_will_launch_is_compiled_before_them() -> None:
     def steps_of(form: Form) -> list[StepOf]:
         return [StepOf(contract_of(form), "kernel", draw, "train") for draw in draws]
 
-    with compiling_triton.compiling_for(gpu):
+    with compilers.compiling_for(gpu):
         double.device_caches.clear()
         compile_ahead(steps_of(form_of(double)))
         ((kernels, *_),) = double.device_caches.values()
@@ -218,14 +218,15 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_kernel(monkeypatch: p
 
 
 def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling_triton.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
     found = compiled(form_of(double))
     assert (found.status, found.message) == ("note", "kernels not compiled for H200: triton is not installed")
 
 
 INTERPRETING = """
 from memfix.checks.compiling import check_compiles, compile_ahead
-from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu

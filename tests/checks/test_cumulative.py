@@ -11,7 +11,8 @@ import torch
 from memfix import Contract, Cuts, Dim, LogUniform, Normal, TensorSpec
 from memfix.checks.draws import drawn, equality_draws, memory_draws
 from memfix.checks.equality import check_equality
-from memfix.checks.inputs import Draw, StepOf, make_inputs
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw, make_inputs
 from memfix.contract import WIDE
 from memfix.errors import ContractError
 from memfix.meters import get_meter

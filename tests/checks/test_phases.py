@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from memfix import Budget, Contract, Dim, Integers, TensorSpec
-from memfix.checks import measuring, memory
+from memfix.checks import drawn_budgets, measuring
+from memfix.checks.drawn_budgets import check_drawn_budgets, measure_and_judge
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import examine
-from memfix.checks.form_call import FormCall
-from memfix.checks.inputs import Draw, phases_of
+from memfix.checks.form_call import FormCall, phases_of
+from memfix.checks.inputs import Draw
 from memfix.checks.measuring import measure, measure_phases
-from memfix.checks.memory import check_drawn_budgets, limit_of, measure_and_judge
-from memfix.checks.phase_bytes import bytes_of
+from memfix.checks.memory import bytes_of, limit_of
 from memfix.checks.scaling import check_scaling
 from memfix.gate.judge import judge_lock
 from memfix.laws import Scaling
@@ -318,7 +318,7 @@ def test_a_meter_that_really_runs_the_steps_is_asked_at_small_shapes_until_its_t
             return METER.measure(build, warmup=warmup)
 
     meter: Any = Real()
-    monkeypatch.setattr(memory.time, "monotonic", lambda: meter.now_s)
+    monkeypatch.setattr(drawn_budgets.time, "monotonic", lambda: meter.now_s)
     made = contract(square, budgets=[Budget("form", phase="forward", bytes="1 MiB")])
     for one, said in ((meter, "held at 3 drawn shapes each"), (METER, "held at 8 drawn shapes each")):
         found = check_drawn_budgets(made, "form", one, examples=8)

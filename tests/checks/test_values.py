@@ -13,8 +13,8 @@ import torch
 from memfix import Contract, Dim, Integers, LogUniform, TensorSpec, Uniform
 from memfix.checks.draws import drawn, equality_draws
 from memfix.checks.equality import check_equality
-from memfix.checks.inputs import Draw, StepOf, make_inputs
-from memfix.checks.values import make_values
+from memfix.checks.form_call import StepOf
+from memfix.checks.inputs import Draw, make_inputs, make_values
 from memfix.contract import PATTERNS, WIDE, Case, Pattern
 from memfix.errors import ContractError
 from memfix.meters import get_meter
@@ -23,7 +23,7 @@ from memfix.meters import get_meter
 def values(spec: TensorSpec, pattern: Pattern, dtype: torch.dtype = torch.float32, **dims: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     case = Case("drawn", dims)
-    return make_values(spec, case, dtype, generator, share=0.0, magnitude=1.0, pattern=pattern)
+    return make_values(spec, Draw(case, share=0.0, patterns={spec.name: pattern}), dtype, generator)
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -51,7 +51,7 @@ def test_each_rule_says_whether_it_was_measured(memfix: Any) -> None:
     assert standings["mm"] == "missed 2 of 4 calls"
     assert standings["bmm"] == "assumed"
     assert standings["topk"] == "assumed"
-    assert measured == "  1 calls that no rule derives, and 0 convolutions of cuDNN, are known as measured"
+    assert measured == "  stored as measured: 1 calls without a rule and 0 convolutions of cuDNN"
     assert counts == f"1 calibrated, 1 missed, {len(rows) - 2} assumed"
 
 
@@ -161,8 +161,7 @@ def test_a_run_writes_the_users_own_table(memfix: Any, found: Any, own_tables: P
     path = own_tables / "h200.json"
     assert ended == Ended(
         0,
-        "H200: 2 calls of 2 operators: 1 as their rule says, 0 missed, 1 without a rule, kept as measured\n"
-        f"wrote {path}\n",
+        f"H200: 2 calls of 2 operators: 1 agree with their rule, 0 missed, 1 without a rule\nwrote {path}\n",
         "",
     )
     table = read_table(path)
@@ -194,7 +193,7 @@ def test_the_convolutions_of_a_step_are_measured_and_kept_beside_the_others(
     ended = memfix("calibrate", "--run", "--step", "own_train.py:build")
     assert (ended.exit_code, ended.err) == (0, "")
     assert measured == ["forward float32 5,3,9,9 8,3,3,3", "weight float32 5,3,9,9 8,3,3,3"]
-    assert "2 convolutions of cuDNN, kept as measured" in ended.out.splitlines()
+    assert "2 convolutions of cuDNN stored as measured" in ended.out.splitlines()
     kept = read_table(own_tables / "h200.json").convolutions
     assert kept[measured[0]] == kept[measured[1]] == 7
     assert len(kept) > 10_000
@@ -205,9 +204,9 @@ def test_a_miss_ends_with_1_and_is_printed(memfix: Any, found: Any, tmp_path: Pa
     ended = memfix("calibrate", "--run", "--out", "tables/mine.json")
     assert ended.exit_code == 1
     assert ended.out.splitlines() == [
-        "missed: hides 1,024 (rule 0), keeps 16 (expected 8)  mm(2)",
+        "missed: takes 1,024 bytes of workspace (its rule says 0), keeps 16 (expected 8)  mm(2)",
         "did not run: sort_rows[rows=1]: RuntimeError: no",
-        "H200: 2 calls of 1 operators: 1 as their rule says, 1 missed, 0 without a rule, kept as measured",
+        "H200: 2 calls of 1 operators: 1 agree with their rule, 1 missed, 0 without a rule",
         "wrote tables/mine.json",
     ]
     assert read_table(tmp_path / "tables/mine.json").operators == {"aten.mm": Standing(2, missed=1)}
@@ -218,8 +217,8 @@ def test_a_call_that_is_missed_and_has_no_rule_is_counted_once(memfix: Any, foun
     ended = memfix("calibrate", "--run", "--only", "sort")
     assert ended.exit_code == 1
     assert ended.out.splitlines() == [
-        "missed: hides 0 (no rule), keeps 9 (expected 8)  stft(2)",
-        "H200: 2 calls of 2 operators: 1 as their rule says, 1 missed, 0 without a rule, kept as measured",
+        "missed: takes 0 bytes of workspace (no rule), keeps 9 (expected 8)  stft(2)",
+        "H200: 2 calls of 2 operators: 1 agree with their rule, 1 missed, 0 without a rule",
         f"wrote {own_tables / 'h200.json'}",
     ]
 

@@ -75,7 +75,7 @@ def test_an_unknown_profile_of_the_environment_ends_with_4(memfix: Any, monkeypa
 def test_update_without_the_lock_is_refused(memfix: Any) -> None:
     ended = memfix("gate", "--update", "--no-lock")
     assert ended.exit_code == 4
-    assert "Error: --update writes the lock and --no-lock leaves it out: give one of them" in ended.err
+    assert "Error: --update writes the lock and --no-lock ignores it: give one of them" in ended.err
 
 
 @pytest.mark.usefixtures("_no_measuring")

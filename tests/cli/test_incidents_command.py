@@ -53,7 +53,7 @@ def test_incidents_are_listed_with_their_verdicts(memfix: Any) -> None:
         ["scent_decoder", "44", "23", "17", "4"],
         ["all", "214", "123", "76", "15"],
     ]
-    assert note == "recorded verdicts; memfix incidents NAME computes them again"
+    assert note == "these verdicts are recorded; memfix incidents NAME computes them again"
 
 
 def test_a_claim_says_what_the_report_says_and_what_is_true(memfix: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_check_that_breaks_ends_with_1(memfix: Any, monkeypatch: pytest.Monkey
         (["long_context_loss", "--claim", "LOG12"], "no claim 'LOG12'; did you mean 'LOG-12'?"),
         (
             ["long_context_loss", "--quick", "--claim", "LOG-33", "--claim", "LOG-48"],
-            "--quick leaves out all chosen claims: LOG-33, LOG-48",
+            "--quick leaves out every chosen claim: LOG-33, LOG-48",
         ),
     ],
 )

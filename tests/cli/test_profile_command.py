@@ -38,7 +38,7 @@ def test_stages_holders_and_pictures_of_one_run(memfix: Any, tmp_path: Path) -> 
     assert lines[0] == (
         "long_context_loss report, tiny, dense, 512 tokens, loss recompute, checkpointed, pure_bfloat16, H200"
     )
-    assert lines[2].split() == ["stage", "at", "its", "end", "peak", "report", "note"]
+    assert lines[2].split() == ["stage", "at", "its", "end", "peak", "report", "remark"]
     data = json.loads((tmp_path / "step.json").read_text())
     assert lines[1].startswith(f"peak of the step: {format_bytes(data['peak_bytes'])}, ")
     assert lines[1].endswith("; fits in 139.80 GiB")
@@ -149,7 +149,7 @@ def test_the_fewest_ranks_are_found_for_each_capacity(memfix: Any) -> None:
     assert [row["fits"] for row in some["tried"]] == [False, False, True]
     assert "1.00 GiB: 1 ranks" in ended.err
     assert memfix(*arguments, "--world-size", "2").err.endswith(
-        "--over world_size searches the number of ranks: --world-size has no meaning here\n"
+        "--over world_size searches the number of ranks: --world-size does not apply\n"
     )
 
 
@@ -263,11 +263,11 @@ def test_without_a_gpu_the_cuda_meter_ends_with_2(memfix: Any, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase has no meaning"),
+        (["fit", "long_context_loss", "--phase", "train"], "long_context_loss is an incident: --phase does not apply"),
         (["fit", "embedding", "--over", "N", "--world-size", "2"], "embedding is an op, not an incident: --world-size"),
         (
             ["fit", "embedding", "model.layers=2", "--over", "N"],
-            "embedding is an op, not an incident: [SECTION.KEY=VALUE]... has no meaning here",
+            "embedding is an op, not an incident: [SECTION.KEY=VALUE]... does not apply",
         ),
         (["profile", "long_context_loss", "--rows", "-1"], "-1 is not in the range x>=0"),
     ],
@@ -281,21 +281,21 @@ def test_options_of_something_else_end_with_4(memfix: Any, arguments: list[str],
 @pytest.mark.usefixtures("_no_measuring")
 @pytest.mark.parametrize("command", ["profile", "fit"])
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("option", "now"),
     [
-        (["--model-size", "tiny"], "--model-size tiny is model.size=tiny now"),
-        (["--attention-type", "dense"], "--attention-type dense is model.attention_type=dense now"),
-        (["--context-length", "512"], "--context-length 512 is data.context_length=512 now"),
-        (["--gradient-checkpointing"], "--gradient-checkpointing is training.gradient_checkpointing=true now"),
-        (["--no-gradient-checkpointing"], "--no-gradient-checkpointing is training.gradient_checkpointing=false now"),
-        (["--batch-size", "2"], "--batch-size 2 is training.batch_size=2 now"),
-        (["--loss", "recompute"], "--loss recompute is model.loss_form=recompute now"),
-        (["--precision", "bfloat16"], "--precision bfloat16 is training.precision=pure_bfloat16 now"),
-        (["--precision", "mixed"], "--precision mixed is training.precision=autocast now"),
+        (["--model-size", "tiny"], "model.size=tiny"),
+        (["--attention-type", "dense"], "model.attention_type=dense"),
+        (["--context-length", "512"], "data.context_length=512"),
+        (["--gradient-checkpointing"], "training.gradient_checkpointing=true"),
+        (["--no-gradient-checkpointing"], "training.gradient_checkpointing=false"),
+        (["--batch-size", "2"], "training.batch_size=2"),
+        (["--loss", "recompute"], "model.loss_form=recompute"),
+        (["--precision", "bfloat16"], "training.precision=pure_bfloat16"),
+        (["--precision", "mixed"], "training.precision=autocast"),
     ],
 )
-def test_options_that_became_keys_say_which(memfix: Any, command: str, option: list[str], message: str) -> None:
+def test_options_that_became_keys_say_which(memfix: Any, command: str, option: list[str], now: str) -> None:
     ended = memfix(command, "long_context_loss", *option)
     assert (ended.exit_code, ended.out) == (4, "")
-    assert f"{message}: a key of the config" in ended.err
+    assert f"{' '.join(option)} is now a key of the config; write {now} instead" in ended.err
     assert option[0] not in memfix(command, "--help").out

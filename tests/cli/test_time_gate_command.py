@@ -10,12 +10,12 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--time", "--update"), "--time reads a clock: --update is not for it"),
-        (("--time", "--meter", "cuda"), "--time reads a clock: --meter is not for it"),
-        (("--time", "--lock", "x"), "--time reads a clock: --lock is not for it"),
-        (("--device", "cpu"), "--device is for --time; bytes are read by --meter"),
-        (("--processes", "3"), "--processes is for --time; bytes are read by --meter"),
-        (("--limit", "3"), "--limit is for --time; bytes are read by --meter"),
+        (("--time", "--update"), "--update does not apply to --time"),
+        (("--time", "--meter", "cuda"), "--meter does not apply to --time"),
+        (("--time", "--lock", "x"), "--lock does not apply to --time"),
+        (("--device", "cpu"), "--device applies only to --time"),
+        (("--processes", "3"), "--processes applies only to --time"),
+        (("--limit", "3"), "--limit applies only to --time"),
         (("--time", "--limit", "0"), "0.0 is not in the range x>0"),
         (("--time", "--processes", "0"), "0 is not in the range 1<=x<=8"),
     ],

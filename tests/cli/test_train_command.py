@@ -179,7 +179,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_trained(m
 def test_without_a_config_it_says_which_there_are(memfix: Any) -> None:
     ended = memfix("train", "scent_decoder", "training.steps=300")
     assert ended.exit_code == 4
-    words = "Missing option '--config': scent_decoder comes with config, small; --keys prints the keys of a config"
+    words = "Missing option '--config': scent_decoder comes with config, small; --keys lists the keys of a config"
     assert words in ended.err
 
 

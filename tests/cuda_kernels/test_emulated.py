@@ -43,40 +43,41 @@ extern "C" __global__ void ends_before_the_barrier(const float* x, float* out) {
 extern "C" __global__ void sums_of_warps(const float* x, float* out, int steps) {
     float sum = x[threadIdx.x];
     const int lane = threadIdx.x % 32;
-    for (int step = 1; step < (threadIdx.x < 32 ? 32 : steps); step *= 2) sum += from_lane(sum, lane ^ step);
+    for (int step = 1; step < (threadIdx.x < 32 ? 32 : steps); step *= 2) sum += shuffle(sum, lane ^ step);
     __syncthreads();
     out[threadIdx.x] = sum;
 }
 extern "C" __global__ void parts_a_warp(const float* x, float* out) {
-    if (threadIdx.x % 4 == 0) out[threadIdx.x] = from_lane(x[threadIdx.x], 0);
+    if (threadIdx.x % 4 == 0) out[threadIdx.x] = shuffle(x[threadIdx.x], 0);
 }
 extern "C" __global__ void copies_four(const float* x, float* out) {
-    copy16(16 * threadIdx.x, x, 4 * threadIdx.x);
-    store16(out, 4 * threadIdx.x, take16(16 * threadIdx.x));
+    async_copy16(16 * threadIdx.x, x, 4 * threadIdx.x);
+    store16(out, 4 * threadIdx.x, load_shared16(16 * threadIdx.x));
 }
 // a[64, 16] @ b[32, :16]^T, or @ b[:16, 32]
-extern "C" __global__ void multiplies_in_groups(const float* a, const bfloat16* b, float* out, int turned, int awaits) {
+extern "C" __global__ void multiplies_by_wgmma(
+    const float* a, const bfloat16* b, float* out, int is_transposed, int awaits) {
     const int row = threadIdx.x / 4, part = threadIdx.x % 4, first = threadIdx.x / 32 * 16 + row % 8;
-    copy16(row * 64 + (part ^ (row >> 1 & 3)) * 16, b, row * 32 + part * 8);
+    async_copy16(row * 64 + (part ^ (row >> 1 & 3)) * 16, b, row * 32 + part * 8);
     unsigned operand[1][4];
     for (int i = 0; i < 4; ++i) {
         const int at = (first + i % 2 * 8) * 16 + i / 2 * 8 + 2 * part;
         operand[0][i] = pack(a[at], a[at + 1]);
     }
     float sums[4][4] = {};
-    show_to_groups();
+    fence_async_proxy();
     __syncthreads();
-    begin_group(sums, operand);
-    if (turned)
-        multiply_group<true, 1>(sums, operand[0], Tile<64>(0));
+    begin_wgmma(sums, operand);
+    if (is_transposed)
+        wgmma<true, 1>(sums, operand[0], WgmmaOperand<64>(0));
     else
-        multiply_group<false, 1>(sums, operand[0], Tile<64>(0));
-    end_group();
-    if (awaits) await_groups<0>(sums);
+        wgmma<false, 1>(sums, operand[0], WgmmaOperand<64>(0));
+    commit_wgmma();
+    if (awaits) await_wgmma<0>(sums);
     for (int n = 0; n < 4; ++n)
         for (int e = 0; e < 4; ++e) out[(first + e / 2 * 8) * 32 + 8 * n + 2 * part + e % 2] = sums[n][e];
 }
-extern "C" __global__ void fills(float* out, const float* x) { out[threadIdx.x] = is_there(x) ? float(x[0]) : 7.0f; }
+extern "C" __global__ void fills(float* out, const float* x) { out[threadIdx.x] = is_not_null(x) ? float(x[0]) : 7.0f; }
 """
 
 
@@ -213,13 +214,13 @@ def test_shared_memory_that_the_launch_has_not_is_a_fault(kernel: Named) -> None
 
 
 @needs_compiler
-@pytest.mark.parametrize("turned", [False, True])
-def test_four_warps_multiply_together_and_their_product_is_there_once_awaited(kernel: Named, turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_four_warps_multiply_together_and_their_product_is_there_once_awaited(kernel: Named, transposed: bool) -> None:
     a, b, out = torch.randn(64, 16).bfloat16(), torch.randn(32, 32).bfloat16(), torch.zeros(64, 32)
     with emulated():
-        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 1, shared_bytes=2048)
-        torch.testing.assert_close(out, a.float() @ (b[:16] if turned else b[:, :16].T).float())
-        kernel("multiplies_in_groups").launch((1,), (128,), a.float(), b, out, int(turned), 0, shared_bytes=2048)
+        kernel("multiplies_by_wgmma").launch((1,), (128,), a.float(), b, out, int(transposed), 1, shared_bytes=2048)
+        torch.testing.assert_close(out, a.float() @ (b[:16] if transposed else b[:, :16].T).float())
+        kernel("multiplies_by_wgmma").launch((1,), (128,), a.float(), b, out, int(transposed), 0, shared_bytes=2048)
         assert not out.any()
 
 
@@ -227,7 +228,7 @@ def test_four_warps_multiply_together_and_their_product_is_there_once_awaited(ke
 def test_warps_that_are_not_four_cannot_multiply_together(kernel: Named) -> None:
     a, b, out = torch.zeros(64, 16), torch.zeros(32, 32).bfloat16(), torch.zeros(64, 32)
     with emulated(), pytest.raises(KernelFault, match="multiplies with other warps, of which there are not four"):
-        kernel("multiplies_in_groups").launch((1,), (64,), a, b, out, 0, 1, shared_bytes=2048)
+        kernel("multiplies_by_wgmma").launch((1,), (64,), a, b, out, 0, 1, shared_bytes=2048)
 
 
 @needs_compiler

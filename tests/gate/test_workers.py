@@ -17,8 +17,7 @@ from forked_python import forked_python
 from memfix.checks.effort import Effort, get_effort
 from memfix.checks.examine import Examination, examine, put_together
 from memfix.checks.interpreter import in_interpreter, is_interpreting, start_interpreter
-from memfix.checks.outcome import OneMeter, run_checks
-from memfix.checks.plan import Check, Found, gate_plan, place_of
+from memfix.checks.plan import Check, Found, OneMeter, gate_plan, place_of, run_checks
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from memfix.gate import run, workers
 from memfix.gate.judge import judge

@@ -265,7 +265,7 @@ def test_readings_are_those_of_each_phase_alone() -> None:
     from memfix.checks.form_call import FormCall
     from memfix.checks.inputs import Draw
     from memfix.checks.measuring import measure
-    from memfix.checks.phase_bytes import bytes_of
+    from memfix.checks.memory import bytes_of
 
     evidence = KdaEvidence()
     case = evidence.contract().case_of("incident", SMALL)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memfix.meters import cuda, process_lock
+from memfix.meters import gpu_sharing, process_lock
 from memfix.meters.process_lock import ProcessLock, SharedParts
 
 PARTS = 4
@@ -224,24 +224,24 @@ def test_memory_is_given_back_before_the_parts_that_it_is_in(
     monkeypatch: pytest.MonkeyPatch, lock: ProcessLock, tmp_path: Path
 ) -> None:
     parts, taken_then = SharedParts(str(tmp_path / "parts"), PARTS), []
-    monkeypatch.setattr(cuda, "_uuid", lambda: "")
-    monkeypatch.setattr(cuda, "_lock_of_gpu", lambda: lock)
-    monkeypatch.setattr(cuda, "_parts_of_gpu", lambda _: parts)
-    monkeypatch.setattr(cuda, "_give_back_memory", lambda: taken_then.append(len(parts._ours)))
-    with cuda.gpu_for_bytes(PARTS - 1):
+    monkeypatch.setattr(gpu_sharing, "current_gpu_uuid", lambda: "")
+    monkeypatch.setattr(gpu_sharing, "_lock_of_gpu", lambda: lock)
+    monkeypatch.setattr(gpu_sharing, "_parts_of_gpu", lambda _: parts)
+    monkeypatch.setattr(gpu_sharing, "_give_back_memory", lambda: taken_then.append(len(parts._ours)))
+    with gpu_sharing.gpu_for_bytes(PARTS - 1):
         pass
     assert taken_then[0] == PARTS - 1
 
 
 def test_a_step_that_ran_out_of_memory_keeps_none_while_its_error_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, then = [], []
-    monkeypatch.setattr(cuda, "_give_back_memory", lambda: then.append(tensors[0]()))
+    monkeypatch.setattr(gpu_sharing, "_give_back_memory", lambda: then.append(tensors[0]()))
 
     def step() -> None:
         tensor = torch.ones(3)
         tensors.append(weakref.ref(tensor))
         raise torch.OutOfMemoryError("no more")
 
-    with pytest.raises(torch.OutOfMemoryError, match="no more"), cuda._memory_given_back():
+    with pytest.raises(torch.OutOfMemoryError, match="no more"), gpu_sharing._cache_emptied_after():
         step()
     assert then == [None]

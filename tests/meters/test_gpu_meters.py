@@ -10,7 +10,7 @@ import torch
 
 import memfix
 from memfix.errors import MeasurementError, MeterUnavailable
-from memfix.meters import cuda
+from memfix.meters import gpu_sharing
 from memfix.meters.cuda import CudaMeter
 from memfix.meters.nvml import GRANULARITY_BYTES, NvmlMeter
 from memfix.units import GiB, MiB
@@ -27,11 +27,11 @@ def test_python_collects_only_where_more_is_allocated_than_after_the_last_time(m
         collections.append(allocated[0])
         allocated[0] -= allocated[0] % 10  # the cycles' share
 
-    monkeypatch.setattr(cuda, "_allocated_after_cycles", 0)
+    monkeypatch.setattr(gpu_sharing, "_allocated_after_cycles", 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
-    monkeypatch.setattr(cuda.gc, "collect", collect)
+    monkeypatch.setattr(gpu_sharing.gc, "collect", collect)
     for allocated[0] in (0, 13, 10, 5, 5, 11):
-        cuda._free_cycles()
+        gpu_sharing.free_cycles()
     assert collections == [13, 11]
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memfix.checks.form_call import FormCall
-from memfix.checks.inputs import Draw, StepOf
+from memfix.checks.drawn_budgets import measure_and_judge
+from memfix.checks.form_call import FormCall, StepOf
+from memfix.checks.inputs import Draw
 from memfix.checks.interpreter import in_interpreter
-from memfix.checks.memory import measure_and_judge
 from memfix.cuda_kernels import CudaKernel
 from memfix.cuda_kernels.emulated import cannot_emulate, emulated
 from memfix.meters import get_meter
@@ -28,9 +28,10 @@ from memfix.ops.kda.chunk_layout import MOST_ROWS, rows_per_chunk
 from memfix.ops.kda.contract import contract
 from memfix.ops.kda.cuda import cuda_kda
 from memfix.ops.kda.naive import naive_kda
+from memfix.ops.kda.passes import Chunks, Terms
 from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
-from memfix.ops.kda.triton import Chunks, Terms, triton_kda
+from memfix.ops.kda.triton import triton_kda
 from memfix.ops.kda.wy import wy_kda
 from memfix.registry import all_contracts
 
@@ -482,7 +483,7 @@ def test_segments_begin_as_if_the_sequence_was_whole(
     monkeypatch: pytest.MonkeyPatch, gates: tuple[float, float], has_long_keys: bool, cuts: list[int] | None, V: int
 ) -> None:
     """Weak gates hand a state on, strong ones forget it, and long keys make it grow whatever the gates."""
-    monkeypatch.setattr(cuda, "JOINED", 1)
+    monkeypatch.setattr(cuda, "JOINED_SEGMENTS", 1)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 230, 1, width, generator=generator) for width in (64, 64, V))
     g = torch.empty(1, 230, 1, 64).uniform_(*gates, generator=generator)
@@ -550,7 +551,7 @@ def test_cuda_kernels_run_where_a_block_has_room_for_them(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     rows = SimpleNamespace(dtype=torch.bfloat16, shape=(1, 64, 2, 128), is_cuda=True, device="cuda")
     gates = SimpleNamespace(dtype=torch.float32)
-    assert cuda._suits(SimpleNamespace(inputs=(rows, rows, rows, gates, rows))) is takes_them
+    assert cuda._is_supported(SimpleNamespace(inputs=(rows, rows, rows, gates, rows))) is takes_them
 
 
 @pytest.mark.parametrize(
@@ -561,6 +562,6 @@ def test_few_long_sequences_are_cut_into_segments(
     batch: int, length: int, heads: int, forward: int, backward: int
 ) -> None:
     chunks = Chunks(heads, 128, 128, batch, batch * length // 32, length, DEFAULT_CHUNK_SIZE)
-    passes = [cuda._Segments.of(chunks, torch.empty(0, device="meta"), joined) for joined in (1, cuda.JOINED)]
+    passes = [cuda._Segments.of(chunks, torch.empty(0, device="meta"), joined) for joined in (1, cuda.JOINED_SEGMENTS)]
     assert [segments.number for segments in passes] == [forward, backward]
     assert [segments.number * segments.joined for segments in passes] == [forward, forward]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +46,7 @@ class Compiled:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(launches, "is_interpreted", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # the "device" of tensors on the CPU
     monkeypatch.setattr(launches, "_compiled", {})
     return Kernel()
 
@@ -98,6 +102,39 @@ def test_tensors_that_stand_for_others_and_interpreted_kernels_are_always_looked
         assert [call(kernel, fake), call(kernel, fake)] == ["looked at"] * 2
     monkeypatch.setattr(launches, "is_interpreted", lambda: True)
     assert [call(kernel, torch.zeros(8)), call(kernel, torch.zeros(8))] == ["looked at"] * 2
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        kernel.calls.append(("enters", index))
+        yield
+        current.pop()
+        kernel.calls.append(("leaves", index))
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    with FakeTensorMode():
+        call(kernel, torch.empty(8, device="cuda:1"))
+    assert kernel.calls == [("enters", 1), ("looked at", (3,), 8, 4), ("leaves", 1)]
+
+
+def test_every_op_launches_its_triton_kernels_by_launch() -> None:
+    """``kernel[grid](...)`` would launch on the current device, which may not be that of the tensors."""
+    folder = Path(launches.__file__).parent
+    for path in folder.rglob("*.py"):
+        tree = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imported = {
+            alias.asname or alias.name for node in tree if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        for node in tree:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                called = node.func.value
+                assert not isinstance(called, ast.Attribute), f"{path}:{node.lineno}"
+                assert not isinstance(called, ast.Name) or called.id not in imported, f"{path}:{node.lineno}"
 
 
 def test_launches_with_ever_new_sizes_are_forgotten(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,10 @@ def test_what_init_writes_passes_and_is_never_overwritten(folder: Path) -> None:
     assert "3 passed" in tested.stdout
     refused = memfix(folder, "init", *ASKED)
     assert refused.returncode == 4
-    assert refused.stderr == "memfix: tests/memory/test_rows_of.py exists already; --force writes it anew\n"
+    assert refused.stderr == "memfix: tests/memory/test_rows_of.py exists already; --force overwrites it\n"
     (folder / "tests/memory/test_rows_of.py").unlink()
     assert (
-        "memory.lock has entries of rows_of already; --force writes them anew" in memfix(folder, "init", *ASKED).stderr
+        "memory.lock has entries of rows_of already; --force overwrites them" in memfix(folder, "init", *ASKED).stderr
     )
 
 

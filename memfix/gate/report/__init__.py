@@ -1,4 +1,4 @@
-"""Reports for people and machines: terminal, Markdown, JUnit, JSON, GitHub; and where they are written."""
+"""Reports for people and machines: terminal, Markdown, JUnit, JSON, GitHub; and functions that write them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def require_writable(target: str | None) -> None:
         with path.open("a", encoding="utf-8"):
             pass
         if not was_there:
-            path.unlink(missing_ok=True)  # another process that asks may have removed it first
+            path.unlink(missing_ok=True)  # another process may have removed it first
     except OSError as error:
         raise UsageError(f"cannot write the report {target}: {error.strerror or error}") from None
 

@@ -1,4 +1,4 @@
-"""What changed, one row for each form, case and phase: bytes before and now, or the ratio of times; and the line."""
+"""Rows of what changed, by form, case and phase: bytes before and now, or the ratio of times; and the source line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PREFERENCE = ("lock", "base", "budget")
 
 
 def changed_rows(verdict: Verdict) -> list[ChangedRow]:
-    """Everything that failed, could not be measured, or differs from the lock or the base; what grew most first."""
+    """Return what failed, could not be measured, or differs from the lock or the base; what grew most first."""
     return [_row(block) for block in heaviest_first(finding for finding in verdict.findings if _is_change(finding))]
 
 
 def heaviest_first(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """One block for each subject's bytes and one for each time; what failed and grew most comes first."""
+    """Return a block for each subject's bytes and one for each time; what failed and grew most comes first."""
     findings = list(findings)
     times = [[finding] for finding in findings if isinstance(finding.measured, Ratio)]
     others = by_subject(finding for finding in findings if not isinstance(finding.measured, Ratio))
@@ -41,7 +41,7 @@ def _is_change(finding: Finding) -> bool:
 
 
 def _weight(block: Sequence[Finding]) -> tuple[int, float]:
-    """Failures first, then what could not be measured; within each, by bytes, then by time."""
+    """Sort key: failures first, then what could not be measured; within each, by bytes, then by time."""
     statuses = {finding.status for finding in block}
     first = 0 if "fail" in statuses else 1 if "error" in statuses else 2
     measured = _shown(block)
@@ -49,7 +49,7 @@ def _weight(block: Sequence[Finding]) -> tuple[int, float]:
 
 
 def _shown(block: Sequence[Finding]) -> Bytes | Ratio | None:
-    """What a block's row shows: a time; or bytes, compared with the lock, else the base, else a budget."""
+    """Return what a block's row shows: a time, or bytes compared with the lock, else the base, else a budget."""
     if isinstance(block[0].measured, Ratio):
         return block[0].measured
     sizes = [finding.measured for finding in block if isinstance(finding.measured, Bytes)]
@@ -64,13 +64,13 @@ def _row(block: Sequence[Finding]) -> ChangedRow:
 
 
 def _times(ratio: Ratio) -> tuple[str, str, str]:
-    """The other time, the form's, and their ratio with its interval."""
+    """Return the other time, the form's, and their ratio with its interval."""
     before = f"{ratio.against} {format_seconds(ratio.other_s)}"
     return before, format_seconds(ratio.seconds), f"{ratio.ratio:.3f}x {interval(ratio)}".rstrip()
 
 
 def _sizes(size: Bytes | None) -> tuple[str, str, str]:
-    """Before, now, and the exact change; for a broken budget the budget stands before."""
+    """Return bytes before, now, and the exact change; a broken budget shows the budget as before."""
     if size is None:
         return "", "", ""
     if size.reference is None:
@@ -93,7 +93,7 @@ def _word(block: Sequence[Finding]) -> str:
 
 
 def _short(finding: Finding) -> str:
-    """The verdict column of a note."""
+    """Return the verdict column of a note."""
     if finding.check == "lock":
         return "below the lock: run memfix gate --update"
     if finding.check == "base":

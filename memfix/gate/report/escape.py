@@ -1,4 +1,4 @@
-"""Text of others inside Markdown and logs: names, messages and paths that come out of the code that is judged.
+"""Escape untrusted text in Markdown and logs: names, messages and paths from the code that is judged.
 
 GitHub acts on such text in two passes. Its Markdown parser knows emphasis, links, images, HTML and tables; filters that
 run on the parsed text then find mentions, issues, commits, addresses, emoji and formulas, however these were escaped.
@@ -16,7 +16,7 @@ _ACTIVE = re.compile(
     r":\S"  # https://, :emoji:, the definition of a link
     r"|\][(\[:]"  # a link
     r"|//|www\."
-    r"|\b_|_\b"  # emphasis; within a word it is none
+    r"|\b_|_\b"  # emphasis, except within a word
     r"|[a-z]-\d"  # GH-1, or a ticket of another system
     r"|[0-9a-f]{7}",  # a commit
     re.IGNORECASE,
@@ -70,5 +70,5 @@ def _one_line(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A space for whatever has no picture of its own: ends of lines, and marks that turn the direction of text."""
+    """Replace unprintable characters by spaces, such as line ends and marks that turn the direction of text."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

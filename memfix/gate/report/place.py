@@ -1,4 +1,4 @@
-"""Where the line of a finding is in the repository, as code hosts want to be told."""
+"""Locate the line of a finding in the repository, in the form that code hosts want."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def place_in_repository(source: str) -> tuple[str, int] | None:
-    """The path from the root of the repository, and the line, of ``loss.py:41``; None for a line elsewhere."""
+    """Return the path from the repository's root, and the line, of ``loss.py:41``; None for a line elsewhere."""
     name, _, line = source.rpartition(":")
     root, path = repository_root(), Path(name).resolve()
     if not (name and line.isdecimal() and path.is_file() and path.is_relative_to(root)):

@@ -1,6 +1,6 @@
-"""A verdict from a JSON report that somebody else sent, such as the artifact of a fork's run.
+"""Read a verdict from an untrusted JSON report, such as the artifact of a fork's run.
 
-Nothing of it is believed: a report is refused in one sentence where it is too large, has a key or a type that memfix
+Nothing in it is trusted: a report is refused in one sentence where it is too large, has a key or a type that memfix
 does not write, or a verdict that does not follow from its findings.
 """
 
@@ -36,7 +36,7 @@ _OF_READING = {field.name for field in dataclasses.fields(Reading)}
 
 
 def received_verdict(data: Any) -> Verdict:
-    """The verdict that ``memfix gate --json`` wrote as ``data``."""
+    """Return the verdict that ``memfix gate --json`` wrote as ``data``."""
     if isinstance(data, dict) and data.keys() == {"readings", "notes"}:
         raise UsageError("it is pytest's report, which has no verdict; memfix gate --json writes one")
     report = checked(data, _REPORT)
@@ -50,7 +50,7 @@ def received_verdict(data: Any) -> Verdict:
 
 
 def _examinations(findings: Sequence[Finding], rows: Sequence[Mapping[str, Any]]) -> tuple[Examination, ...]:
-    """One for each op. There are none where no bytes were read, as by the time gate."""
+    """Return one for each op, or none where no bytes were measured, as by the time gate."""
     readings: dict[str, dict[Where, Reading]] = defaultdict(dict)
     forms: dict[str, dict[str, None]] = defaultdict(lambda: {NAIVE: None})
     for row in rows:
@@ -58,6 +58,6 @@ def _examinations(findings: Sequence[Finding], rows: Sequence[Mapping[str, Any]]
         readings[row["op"]][row["form"], row["case"], row["phase"]] = reading
         forms[row["op"]][row["form"]] = None
     for finding in findings:
-        if finding.form and finding.check != "lock":  # a form that only the lock knows is gone
+        if finding.form and finding.check != "lock":  # a form in lock findings alone no longer exists
             forms[finding.op][finding.form] = None
     return tuple(Examination(op, tuple(forms[op]), (), readings[op], frozenset()) for op in forms) if rows else ()

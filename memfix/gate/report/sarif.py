@@ -1,4 +1,4 @@
-"""The verdict as SARIF 2.1.0: what failed stands on its line in a code review.
+"""The verdict as SARIF 2.1.0: a code review shows each failure on its line.
 
 GitHub refuses a whole file if one result has no place in the repository. So a finding whose line is elsewhere, as in an
 installed package, is put at the first line of the file that registers ops: ``pyproject.toml``.
@@ -63,7 +63,7 @@ def _rule(check: str) -> dict[str, Any]:
 
 
 def _result(finding: Finding, checks: list[str], seen: Counter[str]) -> dict[str, Any]:
-    # neither the line nor the bytes: the same failure is the same alert after the next commit
+    # without line or bytes, so that the same failure is the same alert after the next commit
     subject = f"{finding.check}: {finding.subject}"
     seen[subject] += 1
     fingerprint = f"{hashlib.sha256(subject.encode()).hexdigest()[:16]}:{seen[subject]}"
@@ -73,7 +73,7 @@ def _result(finding: Finding, checks: list[str], seen: Counter[str]) -> dict[str
         "ruleId": _rule_id(finding.check),
         "ruleIndex": checks.index(finding.check),
         "level": _LEVELS[finding.status],
-        # brackets before parentheses would be a link
+        # a bracket followed by a parenthesis would be a link
         "message": {"text": printable(finding.text()).replace("](", "] (")},
         # GitHub reads the first name only
         "partialFingerprints": {"primaryLocationLineHash": fingerprint, "memfixFinding/v1": fingerprint},

@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote, checked against types: what is too large, unknown or of another type is refused."""
+"""Check untrusted JSON against types: what is too large, unknown or of another type is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_ENTRIES = 10_000
 
 
 def parsed(content: bytes) -> Any:
-    """The data of a JSON file."""
+    """Parse a JSON file."""
     if len(content) > MOST_BYTES:
         raise UsageError(f"it must have at most {MOST_BYTES:,} bytes, and has more")
     try:
@@ -31,7 +31,7 @@ def parsed(content: bytes) -> Any:
 
 
 def checked(value: Any, kind: Any, where: str = "") -> Any:
-    """``value`` as ``kind``: a type, a dataclass, or the kinds of an object by key. A list becomes a tuple."""
+    """Return ``value`` as ``kind``: a type, a dataclass, or the kinds of an object by key. A list becomes a tuple."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, Mapping):
         return _checked_object(value, kind, where)
@@ -56,7 +56,7 @@ def checked(value: Any, kind: Any, where: str = "") -> Any:
 
 @functools.cache
 def kinds_of(kind: type) -> dict[str, Any]:
-    """The kinds of a dataclass's fields. JSON may leave out what has a default."""
+    """Return the kinds of a dataclass's fields. JSON may leave out fields with a default."""
     hints = get_type_hints(kind)
     return {
         field.name: hints[field.name] if field.default is dataclasses.MISSING else NotRequired[hints[field.name]]
@@ -65,7 +65,7 @@ def kinds_of(kind: type) -> dict[str, Any]:
 
 
 def _checked_object(value: Any, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An object with these keys and no others."""
+    """Check an object, which must have these keys and no others."""
     if type(value) is not dict:
         _refuse(where, "an object", value)
     for key in value:

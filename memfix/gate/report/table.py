@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...checks.finding import Finding
 from ...checks.measured import Bytes, Ratio
-from ...checks.phase_bytes import bytes_of
+from ...checks.memory import bytes_of
 from ...laws import NAIVE, Phase
 from ...units import format_bytes
 from ..judge import Verdict, not_run
@@ -30,7 +30,7 @@ class Row:
 
 
 def table_rows(verdict: Verdict) -> Iterator[Row]:
-    """One row for each form and case: its three figures, how far below naive it trains, and its verdict.
+    """Yield a row for each form and case: three figures, how far its train peak is below naive's, and the verdict.
 
     A form that was not measured, because it is not equal to naive, has one row without figures.
     """
@@ -68,7 +68,7 @@ def _row(here: Sequence[Finding], op: str, form: str, case: str, figures: Sequen
 
 
 def _word_without_failure(findings: Sequence[Finding]) -> str:
-    """The verdict on findings none of which failed; empty for a plain pass."""
+    """Return the verdict on findings none of which failed; empty for a plain pass."""
     if any(finding.status == "error" for finding in findings):
         return "not measured"
     if known := next((finding.known for finding in findings if finding.known), ""):
@@ -78,7 +78,7 @@ def _word_without_failure(findings: Sequence[Finding]) -> str:
 
 
 def time_rows(verdict: Verdict) -> Iterator[Row]:
-    """Every ratio of times that was measured, but for the canary's, passed or not."""
+    """Yield a row for every measured ratio of times but the canary's, passed or not."""
     for finding in verdict.findings:
         ratio = finding.measured
         if isinstance(ratio, Ratio) and ratio.against != "canary":

@@ -17,7 +17,7 @@ from .text import block_lines, by_subject, checks_of, summary_line
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
-    """Print the verdict; in a log of GitHub's without lines that its runner would take for commands."""
+    """Print the verdict; in a GitHub log without lines that its runner would take for commands."""
     if not on_github():
         _print_all(verdict, console)
         return

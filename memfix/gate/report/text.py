@@ -10,7 +10,7 @@ from . import counted
 
 
 def summary_line(verdict: Verdict) -> str:
-    """The last line: the verdict in one sentence."""
+    """Return the last line: the verdict in one sentence."""
     if not verdict.examinations and not verdict.findings:
         return f"memfix gate: {verdict.word}: nothing to judge"
     ops, forms = _judged(verdict)
@@ -22,7 +22,7 @@ def summary_line(verdict: Verdict) -> str:
 
 
 def _judged(verdict: Verdict) -> tuple[int, int]:
-    """The numbers of ops and forms. The time gate's verdict has no examinations: its findings are counted."""
+    """Return the numbers of ops and forms. The time gate has no examinations, so its findings are counted."""
     if verdict.examinations:
         return len(verdict.examinations), sum(len(e.forms) - 1 for e in verdict.examinations)
     forms = {(finding.op, finding.form) for finding in verdict.findings if finding.form}
@@ -30,7 +30,7 @@ def _judged(verdict: Verdict) -> tuple[int, int]:
 
 
 def by_subject(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """Findings of one subject as one block, the lock's first: budgets and the lock often fail on the same reading."""
+    """Group findings by subject, the lock's first: budgets and the lock often fail on the same reading."""
     blocks: dict[str, list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.check != "lock"):
         blocks.setdefault(finding.subject, []).append(finding)
@@ -43,7 +43,7 @@ def checks_of(findings: Sequence[Finding]) -> str:
 
 
 def block_lines(findings: Sequence[Finding]) -> list[str]:
-    """The messages of one subject's findings, then their details, without repeating a line."""
+    """Return the messages of one subject's findings, then their details, without repeating a line."""
     first, *others = dict.fromkeys(finding.message for finding in findings)
     lines = [f"{findings[0].subject}: {first}", *(f"  {message}" for message in others)]
     lines += dict.fromkeys(line for finding in findings for line in finding.details)
@@ -51,5 +51,5 @@ def block_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """``text`` without what XML and code hosts cannot show, such as the escape codes of a coloured message."""
+    """Return ``text`` without characters that XML and code hosts cannot show, such as terminal colour codes."""
     return "".join(letter for letter in text if letter.isprintable() or letter in "\n\t")

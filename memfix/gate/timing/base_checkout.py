@@ -1,4 +1,4 @@
-"""The packages that declare ops, as they were at the base commit: each in a folder, under another name."""
+"""Export the packages that declare ops as they were at the base commit, each to a folder, under another name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_BASE = "_at_base"
 
 @dataclass
 class BaseCheckouts:
-    """The base's copy of each package, where it has one; empty without a base."""
+    """The base's copy of each package that the base has; empty without a base."""
 
     ref: str = ""
     folders: dict[str, Path] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class BaseCheckouts:
     notes: list[str] = field(default_factory=list)
 
     def gone_ops(self) -> list[Finding]:
-        """A note for each op of memfix itself that is gone. Other packages do not say which ops they had."""
+        """Return a note for each op of memfix itself that is gone. The former ops of other packages are unknown."""
         own = self.commits.get(Path(__file__).resolve().parents[2])
         return Base(own.root, own.commit, own.ref).gone_ops("time") if own else []
 
@@ -40,10 +40,10 @@ class BaseCheckouts:
 def check_out_base(
     ref: str, contracts: Sequence[Contract], *, otherwise: str = "held against naive only"
 ) -> Iterator[BaseCheckouts]:
-    """The packages of ``contracts`` at the commit ``ref``.
+    """Export the packages of ``contracts`` at the commit ``ref``.
 
-    An installed package, and one in a checkout without that commit, has no base: it is noted with what is done
-    ``otherwise``, and refused where no other has one. A package that was not there yet is noted too.
+    An installed package, and one in a checkout without that commit, has no base: a note says what is done
+    ``otherwise``, and it is an error if no package has a base. A package that did not exist yet is noted too.
     """
     by_package: dict[Path, list[str]] = {}
     for contract in contracts:

@@ -29,7 +29,7 @@ class NotAtBase(Exception):
 
 
 def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[..., Any]:
-    """The function of ``form`` in the base's copy of the package, which lies in ``folder``."""
+    """Return the function of ``form`` in the base's copy of the package, which is in ``folder``."""
     contract = contract_at_base(folder, source, op)
     if form not in contract.forms:
         raise NotAtBase("the form is new")
@@ -38,13 +38,13 @@ def form_at_base(folder: Path, source: Source, op: str, form: str) -> Callable[.
 
 
 def ops_at_base(folder: Path, source: Source) -> list[str]:
-    """The ops that ``source`` declares in the base's copy of the package."""
+    """Return the ops that ``source`` declares in the base's copy of the package."""
     _make_importable(folder)
     return [contract.name for contract in _declared_at_base(folder, source)]
 
 
 def contract_at_base(folder: Path, source: Source, op: str) -> Any:
-    """The contract of ``op`` in the base's copy of the package, which lies in ``folder``.
+    """Return the contract of ``op`` in the base's copy of the package, which is in ``folder``.
 
     The op may have had a folder of its own there.
     """
@@ -65,7 +65,7 @@ def contract_at_base(folder: Path, source: Source, op: str) -> Any:
 
 @functools.cache
 def _declared_at_base(folder: Path, source: Source) -> list[Any]:
-    """The copy's contracts. Cached: a module is executed only once."""
+    """Return the copy's contracts. Cached, since a module is executed only once."""
     top, dot, rest = source.module.partition(".")
     module = f"{top}{AT_BASE}{dot}{rest}"
     with _recorded_namespaces(_SHARED_NAMESPACES[folder]):
@@ -75,7 +75,7 @@ def _declared_at_base(folder: Path, source: Source) -> list[Any]:
             if error.name is not None and f"{module}.".startswith(f"{error.name}."):
                 return []
             raise
-        except ContractError as error:  # the contract of another package, in the spelling of an earlier memfix
+        except ContractError as error:  # another package's contract, written for an earlier memfix
             raise NotAtBase(f"this memfix cannot read the contract at the base: {error}") from None
 
 
@@ -117,7 +117,7 @@ class _RenameImports(ast.NodeTransformer):
         for alias in node.names:
             renamed = self._renamed(alias.name)
             names.append(ast.alias(renamed, alias.asname))
-            if renamed != alias.name and alias.asname is None:  # such an import binds the package's name
+            if renamed != alias.name and alias.asname is None:  # an import without "as" binds the package's name
                 names.append(ast.alias(self._new, self._old))
         node.names = names
         return node
@@ -134,7 +134,7 @@ _SHARED_NAMESPACES: defaultdict[Path, set[str]] = defaultdict(set)
 
 @contextmanager
 def _recorded_namespaces(shared: set[str]) -> Iterator[None]:
-    """Add to ``shared`` the namespaces that had operators before the ``with`` block, and get more inside of it."""
+    """Add to ``shared`` the namespaces that have operators before the ``with`` block and get more in it."""
     import torch
 
     original, taken = torch.library.Library.__init__, _namespaces_of_operators()

@@ -1,4 +1,4 @@
-"""The time gate: forms are timed in fresh processes until these decide, and timed again before the gate fails."""
+"""The time gate: forms are timed in new processes until these decide, and timed again before the gate fails."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def run_time_gate(
 ) -> Verdict:
     """Judge the times of ``contracts``: against naive by their budgets, and with ``base_ref`` against that commit.
 
-    At least ``processes`` are asked. On a CPU a case that takes one of them longer than ``limit_s`` is halved until it
-    fits. With ``needs_idle_gpu`` a GPU that others use is refused. ``timed_forms`` by op
-    replace those of the contracts; ``slower_by`` slows today's forms, each by a share, to test the gate.
+    At least ``processes`` time each form. On a CPU a case that takes one of them longer than ``limit_s`` is halved
+    until it fits. With ``needs_idle_gpu`` a GPU that others use is refused. ``timed_forms`` by op replace those of the
+    contracts; ``slower_by`` slows today's forms, each by a share, to test the gate.
     """
     _require_device(device, needs_idle_gpu)
     findings: list[Finding] = []
@@ -84,10 +84,10 @@ class _OpTimer:
     limit_s: float
     workers: WorkerPool
     notes: list[str] = field(default_factory=list)
-    """Which cases were too large, and what was timed instead."""
+    """Notes on cases that were too large, and what was timed instead."""
 
     def findings(self, comparisons: Sequence[Comparison]) -> Iterator[Finding]:
-        """One finding for each comparison. What fails is measured a second time, and the second time counts."""
+        """Yield one finding for each comparison. What fails is measured a second time, and that result counts."""
         first = self._measure(comparisons)
         smaller = self._smaller([results[-1] for results in first.values() if results[-1].is_too_large])
         first |= self._measure(list(smaller.values()))
@@ -98,7 +98,7 @@ class _OpTimer:
             yield self._finding(comparison, first[comparison], second.get(comparison))
 
     def _smaller(self, too_large: Sequence[TimingResult]) -> dict[Comparison, Comparison]:
-        """For each comparison at a case that is too large, the same at a smaller size, where there is one that fits.
+        """Return a smaller size for each comparison at a case that is too large, where one fits.
 
         A budget beside naive is declared for its own case: it is not judged at another.
         """
@@ -118,7 +118,7 @@ class _OpTimer:
 
     @functools.cache  # noqa: B019 (as long as its op is timed)
     def _fitting(self, timed: TimedForm, *others: str) -> tuple[TimedForm, float] | None:
-        """The largest size of the case at which a step of the form, and of ``others``, is quick enough; its seconds."""
+        """Return the largest size at which a step of the form, and of ``others``, is quick enough, and its seconds."""
         sizes = timed.smaller(self.contract)
         return self.workers.largest_within(self._step_s, sizes, (timed.form, *others)) if sizes else None
 
@@ -127,14 +127,14 @@ class _OpTimer:
         return self.limit_s / STEPS_OF_LIMIT
 
     def _sizes(self, timed: TimedForm) -> str:
-        """The dims that differ from those of the case."""
+        """Return the dims that differ from those of the case, as text."""
         full = self.contract.cases[timed.case].dims
         return ", ".join(
             f"{dim}={size}" for dim, size in timed.case_in(self.contract).dims.items() if size != full[dim]
         )
 
     def _measure(self, comparisons: Sequence[Comparison]) -> dict[Comparison, list[TimingResult]]:
-        """Ask one process after the other for each comparison, until they decide it."""
+        """Time each comparison in one process after the other, until they decide it."""
         found: dict[Comparison, list[TimingResult]] = {comparison: [] for comparison in comparisons}
         open_ones, number = list(comparisons), 0
         while open_ones and number < MOST_PROCESSES:
@@ -146,12 +146,12 @@ class _OpTimer:
         return found
 
     def _decision(self, comparison: Comparison, results: Sequence[TimingResult]) -> Decision | None:
-        """None where a process could not time it."""
+        """Return the decision, or None where a process could not time the comparison."""
         spread = _spread(results)
         return None if spread is None else decide(spread, allowed(comparison, self.device, spread))
 
     def _fails(self, comparison: Comparison, results: Sequence[TimingResult]) -> bool:
-        """A form fails that is over its limit, and a canary that is not."""
+        """Whether a comparison fails: a form over its limit, or a canary within it."""
         return self._decision(comparison, results) == ("within" if comparison.against == "canary" else "over")
 
     def _finding(
@@ -213,10 +213,10 @@ class _OpTimer:
 _CHECKS: dict[str, tuple[str, Status]] = {
     "base": ("time", "fail"), "naive": ("speed", "fail"), "canary": ("canary", "error"),
 }  # fmt: skip
-"""By what a form is compared with: the name of the check, and the status of a failure."""
+"""The check's name and the status of a failure, by what a form is compared with."""
 
 
 def _spread(results: Sequence[TimingResult]) -> Spread | None:
-    """None where a process could not time it."""
+    """Return all races, or None where a process could not time the comparison."""
     races = tuple(result.race for result in results if result.race is not None)
     return Spread(races) if len(races) == len(results) else None

@@ -1,4 +1,4 @@
-"""Which forms of an op are timed, and at which sizes. Plain data; imports no torch."""
+"""Plan which forms of an op are timed, and at which sizes. Plain data; imports no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimedForm:
         return halved(contract, contract.cases[self.case], self.halvings)
 
     def smaller(self, contract: Contract) -> list[TimedForm]:
-        """The same form at halved sizes, the smallest first; empty where all dims are within their range already."""
+        """Return the form at halved sizes, the smallest first; none where all dims are within their range already."""
         case = contract.cases[self.case]
         most = next(
             times for times in itertools.count() if _largest_dim(contract, halved(contract, case, times)) is None
@@ -51,11 +51,11 @@ class Comparison(NamedTuple):
 
 
 def forms_to_time(contract: Contract, device: str) -> list[TimedForm]:
-    """Every form with a speed budget on ``device``, at the budget's case; the other forms at the smallest case.
+    """Return every form with a speed budget on ``device``, at the budget's case, and others at the smallest case.
 
     Without a budget these are left out: reported forms, forms that are known to be unequal, kernels on a CPU (they are
-    interpreted), and, where other forms have a budget on the GPU, forms without kernels there: at the smallest case
-    they wait for launches, which a CPU times with less noise.
+    interpreted), and, on a GPU where other forms have a budget, forms without kernels: at the smallest case they are
+    bound by launches, which a CPU times with less noise.
     """
     laws = [law for law in contract.speed if law.device == device]
     timed = [TimedForm(law.form, law.case, law.phase, law.times_naive) for law in laws]
@@ -70,7 +70,7 @@ def forms_to_time(contract: Contract, device: str) -> list[TimedForm]:
 
 
 def comparisons_of(contract: Contract, timed: Sequence[TimedForm], *, with_base: bool) -> list[Comparison]:
-    """Every form against the base and, where it has a budget, naive; and, as the canary, one form against itself.
+    """Plan to compare every form with the base, those with a budget with naive, and one, as the canary, with itself.
 
     Reported forms are compared with naive only: they are kept as the report shipped them.
     """
@@ -80,9 +80,9 @@ def comparisons_of(contract: Contract, timed: Sequence[TimedForm], *, with_base:
 
 
 def halved(contract: Contract, case: Case, times: int) -> Case:
-    """The case after so many halvings, each of the dim that is then the largest.
+    """Halve the largest dim of the case ``times`` times.
 
-    No dim becomes smaller than the largest size that equality draws of it.
+    No dim becomes smaller than the largest size that equality draws.
     """
     for _ in range(times):
         if (dim := _largest_dim(contract, case)) is not None:
@@ -93,13 +93,13 @@ def halved(contract: Contract, case: Case, times: int) -> Case:
 
 
 def _largest_dim(contract: Contract, case: Case) -> str | None:
-    """The largest of the dims that are larger than equality draws them."""
+    """Return the largest of the dims that are above the sizes that equality draws."""
     above = {dim: size for dim, size in case.dims.items() if size > contract.dims[dim].high}
     return max(above, key=above.__getitem__, default=None)
 
 
 def smallest_case(contract: Contract) -> Case:
-    """The case whose inputs have the fewest elements."""
+    """Return the case whose inputs have the fewest elements."""
 
     def elements(case: Case) -> int:
         return sum(math.prod(spec.size(case.dims)) for spec in contract.inputs)

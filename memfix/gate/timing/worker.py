@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ...checks.children import take_one_core
-from ...checks.inputs import Draw, StepOf
+from ...checks.form_call import StepOf
+from ...checks.inputs import Draw
 from ...contract import Contract
 from ...errors import MeasurementError, MemfixError
 from ...laws import NAIVE
 from ...meters.base import Step
 from ...meters.clock import Race, race, slowed
-from ...meters.cuda import gpu_beside_others, gpu_to_ourselves
+from ...meters.gpu_sharing import gpu_beside_others, gpu_to_ourselves
 from ...orphans import ends_with_parent
 from ...registry import contracts, source_of
 from .import_base import NotAtBase, form_at_base
@@ -70,14 +71,14 @@ class TimingTask:
 
 @dataclass(frozen=True)
 class SizingTask:
-    """Asks how long one step takes at each of ``sizes``, the slowest of ``forms``."""
+    """Measures a step of the slowest of ``forms`` at each of ``sizes``."""
 
     sizes: tuple[TimedForm, ...]
     forms: tuple[str, ...]
 
     def answers(self, contract: Contract, config: WorkerConfig) -> Iterator[float | None]:
-        """The seconds at each size; None where a form refuses it."""
-        self._seconds_at(self.sizes[0], contract, config.device)  # a first step loads and fills caches
+        """Yield the seconds at each size; None where a form refuses it."""
+        self._seconds_at(self.sizes[0], contract, config.device)  # the first step loads libraries, fills caches
         return (self._seconds_at(timed, contract, config.device) for timed in self.sizes)
 
     def _seconds_at(self, timed: TimedForm, contract: Contract, device: str) -> float | None:
@@ -144,13 +145,13 @@ def _timed(contract: Contract, comparison: Comparison, config: WorkerConfig, bas
     except MemfixError as error:
         return TimingResult(comparison, None, str(error))
     except Exception as error:
-        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # as torch says it on a CPU
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # torch's error on a CPU
             return TimingResult(comparison, None, "it needs more memory than there is", is_too_large=True)
         return TimingResult(comparison, None, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _steps(contract: Contract, comparison: Comparison, config: WorkerConfig, base_first: bool) -> Sequence[Step]:
-    """Today's step and the one that it is compared with."""
+    """Return today's step and the one that it is compared with."""
     timed, against = comparison
     device, draw = config.device, Draw(timed.case_in(contract))
 

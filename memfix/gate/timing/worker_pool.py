@@ -1,4 +1,4 @@
-"""A pool of fresh processes, each of which times once. On a GPU several start together, before the first one times."""
+"""A pool of new processes, each of which times once. On a GPU several start together, before the first one times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Say = Callable[[str], object]
 
 
 class WorkerPool:
-    """Gives each request to a new process; leaving the ``with`` block ends those that were not used.
+    """Gives each request to a new process; unused processes end with the ``with`` block.
 
     A process that takes longer than ``limit_s`` for one answer is ended. ``say`` is called with progress messages.
     """
@@ -39,7 +39,7 @@ class WorkerPool:
             worker.stop()
 
     def time(self, comparisons: Sequence[Comparison], *, base_first: bool) -> list[TimingResult]:
-        """One result for each comparison, all from the next process; after one that ended, the rest from another."""
+        """Return a result for each comparison from the next process. If it ends early, another takes the rest."""
         results: dict[Comparison, TimingResult] = {}
         while left := [one for one in comparisons if one not in results]:
             worker = self._next([comparison.timed for comparison in left])
@@ -49,7 +49,7 @@ class WorkerPool:
                 try:
                     results[comparison] = next(answers)
                 except NoAnswer as error:
-                    # naive may be what is too large; the form's own step is part of all its comparisons
+                    # naive alone may be too large; the form's own step is in all its comparisons
                     of_form = error.is_too_large and comparison.against != NAIVE
                     results |= {
                         one: TimingResult(one, None, str(error), is_too_large=error.is_too_large)
@@ -63,7 +63,7 @@ class WorkerPool:
     def largest_within(
         self, step_s: float, sizes: Sequence[TimedForm], forms: Sequence[str]
     ) -> tuple[TimedForm, float] | None:
-        """The last of ``sizes`` at which no form takes longer than ``step_s`` for a step, and the seconds it takes.
+        """Return the last of ``sizes`` at which no form's step takes longer than ``step_s``, and the seconds it takes.
 
         The sizes grow, and the first that takes longer ends the search.
         """
@@ -112,7 +112,7 @@ class _Worker:
             self._connection.recv()
 
     def answers(self, task: TimingTask | SizingTask, limit_s: float | None) -> Iterator[Any]:
-        """The answers to a task as they come; raises ``NoAnswer`` in place of one that does not come in time."""
+        """Yield the answers to a task as they come; raise ``NoAnswer`` in place of one that does not come in time."""
         try:
             self._connection.send(task)
             while self._connection.poll(limit_s):
@@ -121,7 +121,7 @@ class _Worker:
             self._process.join(_EXIT_S)  # the exit code is known only after it has ended
             code = self._process.exitcode
             message = f"the process that was to time it ended with {code}"
-            raise NoAnswer(message, is_too_large=code == -signal.SIGKILL) from None  # as Linux does without memory
+            raise NoAnswer(message, is_too_large=code == -signal.SIGKILL) from None  # from Linux when memory runs out
         raise NoAnswer(f"it took longer than {limit_s:g} s", is_too_large=True)
 
     def stop(self) -> None:

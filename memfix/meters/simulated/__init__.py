@@ -13,7 +13,7 @@ bytes. Modules:
 - ``fake_execution``, ``fake_result_cache``: make the fake results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
 - ``prebuilt``: moves real weights to the simulated GPU and back
-- ``values``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
+- ``values``, ``value_operators``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
 - ``assumptions``, ``decisions``, ``peers``: answer reads of unknown values; ``refusals`` explains what is not supported
 - ``ledger``, ``source_lines``, ``gpus``: count the bytes, find the source lines behind them, describe the GPUs
 """

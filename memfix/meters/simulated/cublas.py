@@ -12,6 +12,7 @@ import torch
 
 from .gpus import GPU
 from .ledger import Entry, Ledger
+from .running_phase import is_in_backward
 
 aten = torch.ops.aten
 _PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot, aten.vdot}
@@ -37,7 +38,7 @@ class CublasWorkspaces:
         """Before an operator runs, count the workspaces that it allocates again for its thread after ``give_back``."""
         if not self._were_given_back or func.overloadpacket not in _PRODUCTS:
             return
-        thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        thread = "backward" if is_in_backward() else "forward"
         self._take(thread, self._bytes, of_lt=False)
         if func.overloadpacket is aten.addmm and args[0].dim() == 1:
             self._take(thread, _LT_BYTES, of_lt=True)

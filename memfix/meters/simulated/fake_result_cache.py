@@ -23,6 +23,7 @@ aten = torch.ops.aten
 NOT_HANDLED = object()
 """What a function returns in place of a result if it cannot run the given call."""
 
+Size = Sequence[int]
 Tensors = Sequence[torch.Tensor]
 """The tensors among the arguments of a call, in order."""
 Recipe = Callable[["FakeResultCache", Tensors], Any]
@@ -183,6 +184,21 @@ class FakeResultCache:
         """Whether another dispatch mode is active, or inference mode, in which new tensors have other dispatch keys."""
         return torch._C._len_torch_dispatch_stack() != self._num_modes or torch.is_inference_mode_enabled()
 
+    def new_memory(self, size: Size, stride: Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A fake tensor with memory of its own."""
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty_strided(size, stride, dtype=dtype, device=_META)
+        return self.fake(memory, device)
+
+    def same_memory(
+        self, base: torch.Tensor, size: Size, stride: Size, offset: Any, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A fake tensor with the memory of ``base``. The offset is that in the storage."""
+        with torch._C._DisableTorchDispatch():
+            view = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
+            view.set_(base.untyped_storage(), offset, size, stride)
+        return self.fake(view, device)
+
     def fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Turn a meta tensor into a fake one on ``device``, like FakeTensor's constructor but without its checks."""
         made = torch.Tensor._make_subclass(
@@ -296,33 +312,13 @@ def _recipe_of(result: Any, places: _Places, *, is_view: bool) -> Recipe | None:
     if type(result) is not FakeTensor or result.requires_grad or not _is_plain(result):
         return None
     shared = places.of_storage.get(result.untyped_storage()._cdata)
-    if shared is not None:
-        return _same_memory(shared, result) if is_view else None  # other operators' keys have no storage offset
-    return _new_memory(result)
-
-
-def _same_memory(place: int, result: torch.Tensor) -> Recipe:
-    offset, size, stride = result.storage_offset(), tuple(result.shape), result.stride()
-    dtype, device = result.dtype, result.device
-
-    def make(cache: FakeResultCache, given: Tensors) -> Any:
-        with torch._C._DisableTorchDispatch():
-            view = torch.empty_strided((0,), (1,), dtype=dtype, device=_META)
-            view.set_(given[place].untyped_storage(), offset, size, stride)
-        return cache.fake(view, device)
-
-    return make
-
-
-def _new_memory(result: torch.Tensor) -> Recipe:
     size, stride, dtype, device = tuple(result.shape), result.stride(), result.dtype, result.device
-
-    def make(cache: FakeResultCache, given: Tensors) -> Any:
-        with torch._C._DisableTorchDispatch():
-            memory = torch.empty_strided(size, stride, dtype=dtype, device=_META)
-        return cache.fake(memory, device)
-
-    return make
+    if shared is None:
+        return lambda cache, given: cache.new_memory(size, stride, dtype, device)
+    if not is_view:  # its key has no storage offset
+        return None
+    place, offset = shared, result.storage_offset()
+    return lambda cache, given: cache.same_memory(given[place], size, stride, offset, dtype, device)
 
 
 def _are_alike(result: Any, again: Any) -> bool:

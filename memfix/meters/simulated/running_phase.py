@@ -18,7 +18,7 @@ class RunningPhase:
     def name(self) -> str:
         if self._num_optimizers:
             return "optimizer"
-        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        return "backward" if is_in_backward() else "forward"
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -36,3 +36,8 @@ class RunningPhase:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def is_in_backward() -> bool:
+    """Whether the autograd engine is running on this thread."""
+    return torch._C._current_graph_task_id() != -1

@@ -9,12 +9,11 @@ from types import CodeType, FrameType
 
 import torch
 
-from ..timeline import Line
+from ..timeline import METERS_FOLDER, Line
 
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 """The folder of torch."""
-_METERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MEASURE = os.path.join(os.path.dirname(os.path.dirname(_METERS)), "measure.py")
+_MEASURE = os.path.join(os.path.dirname(os.path.dirname(METERS_FOLDER)), "measure.py")
 _ENGINE_ENTRY = "_engine_run_backward"
 GENERATED_CODE = "memfix-inductor-"
 """The prefix of the names of folders with code that Inductor generated."""
@@ -57,7 +56,7 @@ def _innermost_user_site() -> Site | None:
         if code.co_filename.startswith(TORCH):
             if code.co_name == _ENGINE_ENTRY:
                 return None
-        elif not (code.co_filename.startswith(_METERS) or _is_generated(code)):
+        elif not (code.co_filename.startswith(METERS_FOLDER) or _is_generated(code)):
             return code, frame.f_lineno
         frame = frame.f_back
     return None
@@ -76,6 +75,6 @@ def line_of(site: Site | None) -> Line | None:
 def line_of_error(error: BaseException) -> Line | None:
     """The innermost line outside torch and the meters in the traceback of ``error``."""
     frames = [(frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    ours = (TORCH, _METERS, _MEASURE)
+    ours = (TORCH, METERS_FOLDER, _MEASURE)
     theirs = [site for site in frames if not (site[0].co_filename.startswith(ours) or _is_generated(site[0]))]
     return line_of(theirs[-1]) if theirs else None

@@ -29,7 +29,8 @@ from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
-from .values import UNKNOWN, Values
+from .value_operators import UNKNOWN
+from .values import Values
 from .workspace import Call, Workspace, hides_nothing
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
@@ -110,8 +111,8 @@ class StorageTracker(TorchDispatchMode):
         if types and not _are_plain(types):
             return _left_to_subclass(types)
         kwargs = kwargs or {}
-        if func.namespace == "prim":
-            return _metadata(func, args, kwargs)
+        if func.namespace == "prim":  # FakeTensorMode answers a query for metadata, which allocates nothing
+            return func(*args, **kwargs)
         if func.namespace == "profiler":  # names of ranges, without tensors; FakeTensorMode would only take time
             with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs)
@@ -266,9 +267,7 @@ class StorageTracker(TorchDispatchMode):
         return value
 
     def _new(self, func: Any, size: tuple[int, ...], stride: Any, dtype: torch.dtype, like: torch.Tensor) -> Any:
-        with torch._C._DisableTorchDispatch():
-            memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        made = self.cache.fake(memory, like.device)
+        made = self.cache.new_memory(size, stride, dtype, like.device)
         self.storages.add_result(made, func, self.lines.current(), None)
         return made
 
@@ -418,11 +417,6 @@ def _without_masks(indices: Any) -> list[Any]:
 def _are_plain(types: tuple[type, ...]) -> bool:
     """Whether all tensor classes of a call are FakeTensor, Parameter or plain Tensor (real tensors)."""
     return all(kind in (FakeTensor, torch.Tensor) or issubclass(kind, _PLAIN) for kind in types)
-
-
-def _metadata(func: Any, args: Any, kwargs: Any) -> Any:
-    """Let FakeTensorMode answer a query for strides or other metadata, which allocates nothing."""
-    return args[0].fake_device if func is _DEVICE else func(*args, **kwargs)
 
 
 def _left_to_subclass(types: Any) -> Any:

@@ -13,7 +13,6 @@ such as a norm or a loss, is assumed too, so that all values computed from the s
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import weakref
@@ -26,8 +25,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import peers
+from . import value_operators as operators
 from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, Pool, formula_that_reads
 from .fake_result_cache import NOT_HANDLED
+from .value_operators import UNKNOWN
 from .workspace.rules import tensors_in
 
 aten = torch.ops.aten
@@ -37,9 +38,6 @@ MORE_FLOATS, MOST_WORK, MOST_BYTES = 2**22, 2**32, 2**30
 """The limits after ``keep_more``: floats per storage; multiply-adds and bytes of all storages. They take seconds."""
 _CPU = torch.device("cpu")
 _NOTHING: frozenset[str] = frozenset()
-UNKNOWN = object()
-"""What stands for a result whose values are not known."""
-_DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
 
 
 @dataclass
@@ -137,7 +135,7 @@ class Values:
 
     def computed(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
         """The result of an operator on known values, or ``UNKNOWN``. In-place operators update the known values."""
-        real = _empty_outs(operator, kwargs)
+        real = operators.empty_outs(operator, kwargs)
         for tensor in given:
             if id(tensor) not in real:
                 value = self.of(tensor)
@@ -146,7 +144,7 @@ class Values:
                 real[id(tensor)] = value
         if self._keeps_more and not self._affords(operator, given):
             return UNKNOWN
-        return _run(operator, args, kwargs, real)
+        return operators.run_on_cpu(operator, args, kwargs, real)
 
     def real_result(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> Any:
         """The result of an operator as real tensors, if it has small results on the CPU; else ``NOT_HANDLED``."""
@@ -159,9 +157,8 @@ class Values:
         assumed = self._assumed_by(operator, given)
         if assumed or self._keeps_more:
             self._answers.are_most &= DRAWN not in assumed
-            written = [tensor for tensor in _written(operator, args, kwargs) if not isinstance(tensor, FakeTensor)]
-            for tensor in (*tensors_in(value), *written):
-                if operator.overloadpacket in _DRAWS_UP_TO_1 and tensor.numel() == 1:
+            for tensor in (*tensors_in(value), *_real_written(operator, args, kwargs)):
+                if operator.overloadpacket in operators.DRAWS_UP_TO_1 and tensor.numel() == 1:
                     self._answers.replace_draw(tensor)
                 self._remember(tensor, _Known(assumed=assumed, num_bytes=tensor.untyped_storage().nbytes()))
         return value
@@ -169,7 +166,7 @@ class Values:
     def _filled(self, operator: Any, args: Any, kwargs: Any, results: list[Any]) -> Any:
         """Fill real memory with assumed values in place of unknown ones: a copy of integers to the CPU, or a real
         tensor that an operator writes into. User code may read both without the dispatcher."""
-        real = [tensor for tensor in _written(operator, args, kwargs) if not isinstance(tensor, FakeTensor)]
+        real = _real_written(operator, args, kwargs)
         for tensor in real:
             self._fill(tensor)
         if real and len(results) == 1:
@@ -188,7 +185,7 @@ class Values:
 
     def _affords(self, operator: Any, given: list[torch.Tensor]) -> bool:
         """Subtract an operator's work from what is left. If nothing is left, go back to the usual limits for good."""
-        self._work_left -= _work_of(operator, given)
+        self._work_left -= operators.work_of(operator, given)
         if self._work_left > 0 and self._bytes_left > 0:
             return True
         self._most_floats = MOST_FLOATS
@@ -264,17 +261,17 @@ class Values:
     def follow(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]) -> None:
         """After an operator ran on fake tensors, record its results if they are known, else forget what it wrote."""
         is_number = len(results) == 1 and results[0].dim() == 0
-        if not (is_number or _can_be_known(operator) or any(map(self._is_known, given))):
+        if not (is_number or operators.can_be_known(operator) or any(map(self._is_known, given))):
             return
         packet = operator.overloadpacket
         if operator.namespace in peers.NAMESPACES:
             self._receive(operator, args, given, results)
             return
-        if packet in _BLANK:
+        if packet in operators.BLANK:
             if self.is_small(results[0]):
                 self._remember(results[0], _Known(is_blank=True))
             return
-        if not (results or _writes(operator)):
+        if not (results or operators.writes(operator)):
             return
         if packet is aten.resize_:
             self.resized(args[0].untyped_storage())
@@ -282,16 +279,16 @@ class Values:
         if packet is aten._amp_foreach_non_finite_check_and_unscale_:  # in a healthy step it leaves its flag as it was
             operator, args = aten._foreach_mul_.Tensor, (args[0], args[2])
             given = tensors_in(args)
-        overwrites = packet in _OVERWRITES or (packet in _ADD_PRODUCTS and kwargs.get("beta", 1) == 0)
+        overwrites = packet in operators.OVERWRITES or (packet in operators.ADD_PRODUCTS and kwargs.get("beta", 1) == 0)
         if overwrites and self.of(args[0]) is None and not self._gave_memory(args[0], given):
             self.forget([args[0]])
             self._overwrite(operator, args, kwargs, given)
             return
-        if packet in _FILLS:
-            filled = _FILLS[packet]
+        if packet in operators.FILLS:
+            filled = operators.FILLS[packet]
             self.keep(results[0], _scalar(args[-1] if filled is None else filled))
             return
-        healthy = healthy_results(operator, args)
+        healthy = operators.healthy_results(operator, args)
         is_assumed = bool(healthy) and self.are_undecided(given)
         if (
             operator.namespace == "aten"
@@ -303,7 +300,7 @@ class Values:
         ):
             return
         was_zero = packet is aten.scatter_ and self._is_zero(args[0])
-        self.forget(_written(operator, args, kwargs))
+        self.forget(operators.written_tensors(operator, args, kwargs))
         if was_zero and isinstance(args[3], int) and args[3] == 1:  # a one-hot mask
             _, dim, index = args[:3]
             share = index.shape[dim] / args[0].shape[dim]
@@ -321,11 +318,11 @@ class Values:
         if values is UNKNOWN:
             return False
         assumed = self._assumed_by(operator, given)
-        for known in map(self._at, _written(operator, args, kwargs)):
+        for known in map(self._at, operators.written_tensors(operator, args, kwargs)):
             if known is not None:
                 known.assumed |= assumed
         for fake, value in zip(results, tensors_in(values), strict=False):
-            is_new = _has_out_arguments(operator) or self._at(fake) is None  # else written in place, or a view
+            is_new = operators.has_out_arguments(operator) or self._at(fake) is None  # else written in place, or a view
             if is_new and fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
                 fake.constant = None  # FakeTensorMode's own record of values, which covers fewer tensors
@@ -334,8 +331,8 @@ class Values:
     def _follow_shared(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
         """Follow an operator on tensors whose elements all share one value, if its result's elements do too."""
         packet = operator.overloadpacket
-        singles: dict[int, Any] = _empty_outs(operator, kwargs)
-        if (_writes(operator) and not singles) or len(results) != 1 or not given:
+        singles: dict[int, Any] = operators.empty_outs(operator, kwargs)
+        if (operators.writes(operator) and not singles) or len(results) != 1 or not given:
             return False
         for tensor in given:
             if id(tensor) not in singles:
@@ -343,13 +340,13 @@ class Values:
         if any(single is None for single in singles.values()):
             return False
         (result,) = results
-        if packet in _REDUCES:
-            value = _run(packet, (args[0],), {}, singles)
+        if packet in operators.REDUCES:
+            value = operators.run_on_cpu(packet, (args[0],), {}, singles)
             if packet is aten.sum and value is not UNKNOWN:
                 with torch._C._DisableTorchDispatch():
                     value = value * (args[0].numel() // max(1, result.numel()))
-        elif torch.Tag.pointwise in operator.tags or packet in _COPIES:
-            value = _run(operator, args, kwargs, singles)
+        elif torch.Tag.pointwise in operator.tags or packet in operators.COPIES:
+            value = operators.run_on_cpu(operator, args, kwargs, singles)
         else:
             return False
         if value is UNKNOWN or value.numel() != 1:
@@ -361,16 +358,16 @@ class Values:
         """Record what can be said about the result of an operator on unknown values: a share, a count or a scalar."""
         packet = operator.overloadpacket
         first = args[0]
-        if packet in _ALWAYS_HOLDS:
+        if packet in operators.ALWAYS_HOLDS:
             stated = known.range if (known := self._at(first)) is not None else None
-            if stated is not None and isinstance(args[1], int) and _ALWAYS_HOLDS[packet](*stated, args[1]):
+            if stated is not None and isinstance(args[1], int) and operators.ALWAYS_HOLDS[packet](*stated, args[1]):
                 self.keep(result, _scalar(True))
-        elif packet in _KEEPS_SHARE:
+        elif packet in operators.KEEPS_SHARE:
             share = self.share_of(first)
             if share is not None:
                 known = self._at(first)
                 self._remember(result, _Known(share=share, pool=known.pool if known else None))
-        elif packet in _COUNTS and result.numel() and self.is_small(result):
+        elif packet in operators.COUNTS and result.numel() and self.is_small(result):
             share = self.share_of(first)
             if share is not None and formula_that_reads() is None:
                 note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
@@ -401,11 +398,11 @@ class Values:
         if any(value is None for value in sources.values()):
             return
         is_whole = self.is_small(target)
-        if not is_whole and (operator.overloadpacket not in _SHARES or any(t.numel() > 1 for t in others)):
+        if not is_whole and (operator.overloadpacket not in operators.SHARES or any(t.numel() > 1 for t in others)):
             return
         with torch._C._DisableTorchDispatch():
             room = torch.empty(target.shape if is_whole else (), dtype=target.dtype, device=_CPU)
-        if _run(operator, args, kwargs, {**sources, id(target): room}) is not UNKNOWN:
+        if operators.run_on_cpu(operator, args, kwargs, {**sources, id(target): room}) is not UNKNOWN:
             self.keep(target, room, self._assumed_by(operator, others))
 
     def _receive(self, operator: Any, args: Any, given: list[torch.Tensor], results: list[Any]) -> None:
@@ -442,7 +439,7 @@ class Values:
             return value is not None and not value.any()
 
     def _assumed_by(self, operator: Any, given: Iterable[torch.Tensor]) -> frozenset[str]:
-        if operator.overloadpacket in _FILLS:  # ones_like and others take a shape, not values
+        if operator.overloadpacket in operators.FILLS:  # ones_like and others take a shape, not values
             return _NOTHING
         draws = torch.Tag.nondeterministic_seeded in operator.tags
         return self.assumed_of(given) | ({DRAWN} if draws else _NOTHING)
@@ -455,32 +452,10 @@ def is_small(tensor: torch.Tensor, most_floats: int = MOST_FLOATS) -> bool:
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most * dtype.itemsize
 
 
-@functools.cache
-def _can_be_known(operator: Any) -> bool:
-    """Whether something can be known about an operator's results although nothing is known about its arguments."""
-    packet = operator.overloadpacket
-    from_nothing = not any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
-    return from_nothing or packet in _FROM_UNKNOWN
-
-
-def healthy_results(operator: Any, args: Any) -> dict[int, int]:
-    """The results of an operator that report failures: result number -> the value of its elements without a failure.
-
-    A step is assumed to be healthy: all its numbers are finite, and all factorisations succeed.
-    """
-    packet = operator.overloadpacket
-    if packet in (aten.ne, aten.eq):
-        is_inf = isinstance(args[1], float) and math.isinf(args[1])
-        if is_inf or args[0] is args[1]:  # x == inf, x != x
-            return {0: (packet is aten.ne) == is_inf}
-        return {}
-    return _HEALTHY.get(packet, {})
-
-
-def _work_of(operator: Any, given: list[torch.Tensor]) -> float:
-    """An operator's work: the elements that it reads; for a product its multiply-adds, as if matrices were square."""
-    sizes = sorted((float(tensor.numel()) for tensor in given), reverse=True)
-    return sizes[0] * math.sqrt(sizes[:2][-1]) if operator.overloadpacket in _PRODUCTS else sum(sizes)
+def _real_written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The real tensors that an operator writes into."""
+    written = operators.written_tensors(operator, args, kwargs)
+    return [tensor for tensor in written if not isinstance(tensor, FakeTensor)]
 
 
 def _has_own_storage(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
@@ -497,99 +472,3 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
 def _scalar(value: complex | float | int | bool) -> torch.Tensor:
     with torch._C._DisableTorchDispatch():
         return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None, device=_CPU)
-
-
-def _run(operator: Any, args: Any, kwargs: Any, real: dict[int, Any]) -> Any:
-    """Run an operator on the CPU, with a real tensor in place of each fake one."""
-    try:
-        with torch._C._DisableTorchDispatch():
-            named = {name: _on_cpu(value, real) for name, value in kwargs.items() if name != "pin_memory"}
-            return operator(*_on_cpu(args, real), **named)
-    except Exception:  # the CPU has no such kernel, or the user's values are invalid, which the fake kernel reports
-        return UNKNOWN
-
-
-def _on_cpu(value: Any, real: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return real[id(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(item, real) for item in value)
-    return _CPU if isinstance(value, torch.device) else value
-
-
-def _written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that an operator writes into."""
-    writes = _writes(operator)
-    if not writes:
-        return []
-    positional = [argument for place, argument in enumerate(args) if place in writes]
-    return tensors_in([*positional, *(argument for name, argument in kwargs.items() if name in writes)])
-
-
-@functools.cache
-def _has_out_arguments(operator: Any) -> bool:
-    """Whether the operator writes its results into ``out=`` arguments."""
-    return any(argument.is_out for argument in operator._schema.arguments)
-
-
-def _empty_outs(operator: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
-    """Empty real tensors in place of fake ``out=`` arguments, by ``id``: their old values do not matter."""
-    if not _has_out_arguments(operator):
-        return {}
-    names = [argument.name for argument in operator._schema.arguments if argument.is_out]
-    with torch._C._DisableTorchDispatch():
-        given = tensors_in([kwargs.get(name) for name in names])
-        fakes = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
-        return {id(tensor): torch.empty(0, dtype=tensor.dtype, device=_CPU) for tensor in fakes}
-
-
-@functools.cache
-def _writes(operator: Any) -> frozenset[int | str]:
-    """The positions and names of the arguments that an operator writes into."""
-    written = [
-        (place, argument.name)
-        for place, argument in enumerate(operator._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return frozenset(key for keys in written for key in keys)
-
-
-def _packets(names: str) -> frozenset[Any]:
-    return frozenset(getattr(aten, name) for name in names.split())
-
-
-_BLANK = _packets("empty empty_like empty_strided new_empty new_empty_strided empty_permuted")
-"""Operators that allocate memory without writing it."""
-_OVERWRITES = _packets("fill_ zero_ copy_ random_ uniform_ normal_ bernoulli_ exponential_")
-_ADD_PRODUCTS = _packets("addmv_ addmm_ addbmm_ baddbmm_ addr_")
-"""Operators that overwrite their first argument if ``beta`` is 0."""
-_SHARES = _packets("fill_ zero_ copy_")
-_FILLS: dict[Any, int | None] = {
-    **dict.fromkeys(_packets("zeros zeros_like new_zeros"), 0),
-    **dict.fromkeys(_packets("ones ones_like new_ones"), 1),
-    **dict.fromkeys(_packets("full full_like new_full")),
-}
-"""Operators that fill a new tensor with one value -> the value; None if it is the last argument."""
-_COPIES = _packets("_to_copy clone")
-_PRODUCTS = _packets(
-    "mm addmm bmm baddbmm convolution convolution_backward _cdist_forward linalg_solve_triangular triangular_solve "
-    "linalg_cholesky_ex linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_solve_ex _linalg_svd _linalg_eigh "
-    "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
-)
-"""Products and factorisations, whose work is the number of multiply-adds."""
-_REDUCES = _packets("all any sum amax amin max min mean")
-_COUNTS = _packets("all any sum count_nonzero")
-_KEEPS_SHARE = _packets("_to_copy clone index index_select gather")
-_ALWAYS_HOLDS: dict[Any, Callable[[int, int, int], bool]] = {
-    aten.ne: lambda low, high, number: not low <= number < high,
-    aten.ge: lambda low, high, number: number <= low,
-    aten.lt: lambda low, high, number: high <= number,
-}
-_HEALTHY: dict[Any, dict[int, int]] = {
-    **{packet: {0: 0} for packet in _packets("isnan isinf isposinf isneginf")},
-    **{packet: {1: 0} for packet in _packets("linalg_cholesky_ex linalg_inv_ex")},
-    **{packet: {2: 0} for packet in _packets("linalg_lu_factor_ex linalg_ldl_factor_ex")},
-    **{packet: {3: 0} for packet in _packets("_linalg_solve_ex")},
-}
-_FROM_UNKNOWN = frozenset((*_OVERWRITES, *_FILLS, *_BLANK, *_COUNTS, *_KEEPS_SHARE, *_ALWAYS_HOLDS, aten.eq, *_HEALTHY))
-"""Operators whose results may be known although nothing is known about their arguments."""

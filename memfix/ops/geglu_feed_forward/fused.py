@@ -54,9 +54,7 @@ def fused_geglu_feed_forward(tensors: FeedForwardTensors, options: ChunkOptions)
     """
     hidden = tensors.hidden
     runs_kernels = triton_is_there() and (hidden.is_cuda or is_interpreted())
-    # kernels launch on the current device; in backward autograd makes it that of the tensors
-    with torch.cuda.device_of(hidden):
-        return chunked_feed_forward(tensors, options, BY_KERNELS if runs_kernels else IN_BLOCKS)
+    return chunked_feed_forward(tensors, options, BY_KERNELS if runs_kernels else IN_BLOCKS)
 
 
 def _forward(product_CH: torch.Tensor, out_CF: torch.Tensor, activation: str) -> None:

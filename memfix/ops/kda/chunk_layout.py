@@ -15,6 +15,7 @@ from itertools import accumulate
 
 import torch
 
+from ..launches import largest_power_of_two, next_power_of_two
 from .arguments import Span
 
 MOST_ROWS = 64
@@ -23,8 +24,7 @@ MOST_ROWS = 64
 
 def rows_per_chunk(chunk_size: int, longest: int) -> int:
     """The largest power of two that is at most ``chunk_size`` and ``MOST_ROWS``, and no more than ``longest`` needs."""
-    rows = 1 << (min(chunk_size, MOST_ROWS).bit_length() - 1)
-    return min(rows, 1 << (longest - 1).bit_length())
+    return min(largest_power_of_two(min(chunk_size, MOST_ROWS)), next_power_of_two(longest))
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,11 @@ ROUNDS_OPERANDS = Tolerance(ulps=2, rms_factor=3, operand_ulps=1)
 the float32 states, naive has no such rounding error to compare with."""
 
 _KERNELS = f"{__package__}.triton"
-_CUT = ("PREPARE", "SCAN", "THERE_AND_BACK", "PAIRS", "CHANNELS")
+_TILES = ("PREPARE", "SCAN", "BOTH_WAYS", "PAIRS", "CHANNELS")
 _SMALL_TILES = {
-    f"{_KERNELS}.TOKENS_PER_CHUNK": 16,
+    f"{__package__}.passes.TOKENS_PER_CHUNK": 16,
     f"{_KERNELS}.WIDEST": 10,
-    **{f"{_KERNELS}.{name}": Tiles(k=8, v=8, stages=2, warps=4) for name in _CUT},
+    **{f"{_KERNELS}.{name}": Tiles(k=8, v=8, stages=2, warps=4) for name in _TILES},
 }
 
 FORMS = {
@@ -108,7 +108,6 @@ contract = Contract(
         Budget("streamed", phase="train", case="incident", bytes="384 MiB"),
         Budget("wy", phase="forward", case="incident", times_below_naive=4),
         Budget("wy", phase="train", case="incident", times_below_naive=4),
-        Budget("wy", phase="train", case="incident", bytes="768 MiB"),
         Budget("wy", phase="train", case="incident", bytes="200 MiB"),
         Budget("triton", phase="forward", case="incident", times_below_naive=4),
         Budget("triton", phase="train", case="incident", times_below_naive=4),

@@ -19,7 +19,8 @@ import torch
 from ...cuda_kernels import CudaKernel
 from ..launches import largest_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
-from .triton import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by, triton_kda
+from .passes import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by
+from .triton import triton_kda
 
 WIDTHS = (64, 128)
 """Widths of keys. The width of values is any multiple of 32 up to ``MOST_VALUES``, the limit of shared memory."""
@@ -27,12 +28,13 @@ MOST_VALUES = 512
 STAGES_OF_SCAN, _SLOT, _ALIGNED_BYTES = 3, 512, 1024  # as in kda.cu
 BLOCKS_AT_ONCE = 264
 """Thread blocks of a scan that fill an H200 (132 SMs, two blocks each)."""
-JOINED = 4
+JOINED_SEGMENTS = 4
 """Forward segments that a backward pass scans as one: it scans both ways at once, and is short of bandwidth. Forward
 cuts sequences only if there can be at least this many segments."""
 LEAST_CHUNKS = 4
 """The length of the shortest segment, in chunks of the ``chunk_size`` that the caller asked for."""
-_HOPPER, _TOO_SMALL = (9, 0), (12, 0)  # compute capabilities; a block has only 99 KiB of shared memory from 12.0 on
+# compute capabilities; from 12.0 on a block has only 99 KiB of shared memory
+_HOPPER, _CONSUMER_BLACKWELL = (9, 0), (12, 0)
 _SOURCE = Path(__file__).with_name("kda.cu")
 
 
@@ -41,18 +43,18 @@ def values_of_block(width_v: int) -> int:
     return 64 if width_v % 64 == 0 else 32
 
 
-def stages_there_and_back(chunks: Chunks) -> int:
+def stages_both_ways(chunks: Chunks) -> int:
     """How many chunks a block of a backward scan buffers in shared memory. Two are faster where blocks share an SM."""
     return 3 if _may_be_cut(chunks) else 2
 
 
 def kernel(name: str, chunks: Chunks) -> CudaKernel:
-    return _kernel(name, chunks.width_k, values_of_block(chunks.width_v) // 16, stages_there_and_back(chunks))
+    return _kernel(name, chunks.width_k, values_of_block(chunks.width_v) // 16, stages_both_ways(chunks))
 
 
 @functools.cache
 def _kernel(name: str, width: int, warps: int, stages: int) -> CudaKernel:
-    constants = ("WIDTH", width), ("WARPS", warps), ("STAGES_THERE_AND_BACK", stages)
+    constants = ("WIDTH", width), ("WARPS", warps), ("STAGES_BOTH_WAYS", stages)
     return CudaKernel(_SOURCE, f"kda_{name}", constants)
 
 
@@ -63,7 +65,7 @@ def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
     Hopper and data-center Blackwell; all other inputs use the form ``triton``.
     """
-    if _suits(tensors):
+    if _is_supported(tensors):
         return kda_by(_PASSES, tensors, options)
     return triton_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
 
@@ -73,7 +75,7 @@ def _wide_or_narrow(beta_BTH: torch.Tensor) -> tuple[torch.Tensor | None, torch.
     return (None, beta_BTH) if beta_BTH.dtype == torch.bfloat16 else (beta_BTH.float(), None)
 
 
-def _suits(tensors: KdaTensors) -> bool:
+def _is_supported(tensors: KdaTensors) -> bool:
     q_BTHK, _, v_BTHV, g_BTHK, _ = tensors.inputs
     return (
         q_BTHK.dtype == torch.bfloat16
@@ -81,7 +83,7 @@ def _suits(tensors: KdaTensors) -> bool:
         and q_BTHK.shape[3] in WIDTHS
         and v_BTHV.shape[3] % 32 == 0
         and v_BTHV.shape[3] <= MOST_VALUES
-        and (not q_BTHK.is_cuda or _HOPPER <= torch.cuda.get_device_capability(q_BTHK.device) < _TOO_SMALL)
+        and (not q_BTHK.is_cuda or _HOPPER <= torch.cuda.get_device_capability(q_BTHK.device) < _CONSUMER_BLACKWELL)
     )
 
 
@@ -113,19 +115,19 @@ def _scan(
         out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
         length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES_OF_SCAN * segments.stage_bytes,
     )  # fmt: skip
-    return segments.ends_GSHKV if segments.number > JOINED else None
+    return segments.ends_GSHKV if segments.number > JOINED_SEGMENTS else None
 
 
-def _there_and_back(terms: Terms, chunks: Chunks, walk: Walk) -> None:
-    (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED)
-    kernel("there_and_back", chunks).launch(
+def _scan_both_ways(terms: Terms, chunks: Chunks, walk: Walk) -> None:
+    (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED_SEGMENTS)
+    kernel("scan_both_ways", chunks).launch(
         (*segments.blocks, 2 * segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, walk.initial_SHKV, walk.ends_GSHKV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV, segments.ends_GSHKV, segments.ready,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
         segments.joined, length, per_sequence, chunks.num_heads, chunks.width_v,
-        shared_bytes=stages_there_and_back(chunks) * segments.stage_bytes
+        shared_bytes=stages_both_ways(chunks) * segments.stage_bytes
         + 2 * values_of_block(chunks.width_v) * chunks.width_k,
     )  # fmt: skip
 
@@ -171,7 +173,7 @@ def _num_segments(chunks: Chunks) -> int:
 
 
 def _may_be_cut(chunks: Chunks) -> bool:
-    return 0 < _num_blocks(chunks) * JOINED <= BLOCKS_AT_ONCE
+    return 0 < _num_blocks(chunks) * JOINED_SEGMENTS <= BLOCKS_AT_ONCE
 
 
 def _num_blocks(chunks: Chunks) -> int:
@@ -197,4 +199,4 @@ def _gradients(
     return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, grad_beta_BTH.to(beta_BTH.dtype)
 
 
-_PASSES = Passes(_prepare, _scan, _there_and_back, _gradients, bounds_growth=True)
+_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, bounds_growth=True)

@@ -6,7 +6,7 @@
 // operands of the tensor cores as they are, because a product may sum over channels in any order. Of a group of 32 values
 // it holds the 8 from 8*(lane%4) on. The four lanes that hold the same rows are a quad.
 //
-// The source is compiled for a WIDTH of keys, the number of WARPS in a block of a scan, and STAGES_THERE_AND_BACK, the
+// The source is compiled for a WIDTH of keys, the number of WARPS in a block of a scan, and STAGES_BOTH_WAYS, the
 // number of chunks that such a block buffers in shared memory in a backward pass.
 
 #define TOKENS 32     // per chunk
@@ -30,8 +30,8 @@ __device__ uint4 as_bits(float a, float b, float c, float d) {
 __device__ int least(int a, int b) { return a < b ? a : b; }
 // the sum of value over the four lanes of a quad
 __device__ float sum_over_quads(float value, int lane) {
-    value += from_lane(value, lane ^ 1);
-    return value + from_lane(value, lane ^ 2);
+    value += shuffle(value, lane ^ 1);
+    return value + shuffle(value, lane ^ 2);
 }
 
 // ---------------------------------------------------------------- tiles
@@ -48,48 +48,49 @@ __device__ bool meet(int i, int j, int level) { return (i >> level) == (j >> lev
 
 // sums += x @ y for 16 x 16 matrices of two tiles each; y is given transposed. Accumulators serve as operands, so that the
 // product sums over the even columns of x first
-__device__ void multiply_blocks(float (&sums)[2][4], const float (&x)[2][4], const float (&y_turned)[2][4]) {
+__device__ void multiply_blocks(float (&sums)[2][4], const float (&x)[2][4], const float (&y_transposed)[2][4]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int k = 0; k < 2; ++k)
-            multiply_floats(sums[n], x[k][0], x[k][2], x[k][1], x[k][3], y_turned[k][2 * n], y_turned[k][2 * n + 1]);
+            multiply_floats(sums[n], x[k][0], x[k][2], x[k][1], x[k][3], y_transposed[k][2 * n], y_transposed[k][2 * n + 1]);
 }
 
-// solved = the inverse of I + lower, 16 x 16, and turned = its transpose: blocks of 2^level tokens are inverted, and each
-// level joins two of them
-__device__ void invert_block(const float (&lower)[2][4], float (&solved)[2][4], float (&turned)[2][4], int lane) {
+// solved = the inverse of I + lower, 16 x 16, beside its transpose: blocks of 2^level tokens are inverted, and each level
+// joins two of them
+__device__ void invert_block(const float (&lower)[2][4], float (&solved)[2][4], float (&solved_transposed)[2][4],
+                             int lane) {
     const int r = lane >> 2, q = lane & 3;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int i = row_of(0, e, r), j = column_of(n, e, q);
-            const float below = from_lane(lower[n][e & 2], (lane + 4) & 31);  // the element of row i + 1, column 8*n + 2*q
+            const float below = shuffle(lower[n][e & 2], (lane + 4) & 31);  // the element of row i + 1, column 8*n + 2*q
             solved[n][e] = i == j ? 1.0f : meet(i, j, 0) ? -lower[n][e] : 0.0f;
-            turned[n][e] = i == j ? 1.0f : meet(j, i, 0) ? -below : 0.0f;
+            solved_transposed[n][e] = i == j ? 1.0f : meet(j, i, 0) ? -below : 0.0f;
         }
 #pragma unroll
     for (int level = 1; level < 4; ++level) {
-        float joining[2][4], product[2][4] = {}, change[2][4] = {}, change_turned[2][4] = {};
+        float joining[2][4], product[2][4] = {}, change[2][4] = {}, change_transposed[2][4] = {};
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 joining[n][e] = meet(row_of(0, e, r), column_of(n, e, q), level) ? lower[n][e] : 0.0f;
-        multiply_blocks(product, turned, joining);  // (joining @ solved), transposed
+        multiply_blocks(product, solved_transposed, joining);  // (joining @ solved), transposed
         multiply_blocks(change, solved, product);
-        multiply_blocks(change_turned, product, solved);
+        multiply_blocks(change_transposed, product, solved);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) solved[n][e] -= change[n][e], turned[n][e] -= change_turned[n][e];
+            for (int e = 0; e < 4; ++e) solved[n][e] -= change[n][e], solved_transposed[n][e] -= change_transposed[n][e];
     }
 }
 
 // the inverse of I + lower, 32 x 32, in three blocks of 16 x 16: upper left, lower left and lower right
 __device__ void invert(float (&blocks)[3][2][4], const float (&lower)[TILES][4], int lane) {
-    float parts[3][2][4], turned[2][4], second_turned[2][4], product[2][4] = {}, joining[2][4] = {};
+    float parts[3][2][4], first_transposed[2][4], second_transposed[2][4], product[2][4] = {}, joining[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -98,9 +99,9 @@ __device__ void invert(float (&blocks)[3][2][4], const float (&lower)[TILES][4],
             parts[1][n][e] = lower[tile(1, n)][e];
             parts[2][n][e] = lower[tile(1, 2 + n)][e];
         }
-    invert_block(parts[0], blocks[0], turned, lane);
-    invert_block(parts[2], blocks[2], second_turned, lane);
-    multiply_blocks(product, turned, parts[1]);  // (joining @ first), transposed
+    invert_block(parts[0], blocks[0], first_transposed, lane);
+    invert_block(parts[2], blocks[2], second_transposed, lane);
+    multiply_blocks(product, first_transposed, parts[1]);  // (joining @ first), transposed
     multiply_blocks(joining, blocks[2], product);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -114,7 +115,7 @@ __device__ void strengthen(float (&blocks)[3][2][4], const float (&strength)[ROW
     for (int n = 0; n < ROWS; ++n)
 #pragma unroll
         for (int side = 0; side < 2; ++side) {
-            const float of_token = from_lane(strength[n], 4 * (2 * q + side));
+            const float of_token = shuffle(strength[n], 4 * (2 * q + side));
 #pragma unroll
             for (int e = side; e < 4; e += 2) {
                 if (n < 2) blocks[0][n][e] *= of_token;
@@ -144,13 +145,13 @@ struct Inverse {
 __device__ void solve(const Inverse& inverse, const unsigned (&rows)[ROWS][4], unsigned (&solved)[ROWS][4]) {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-        unsigned turned[ROWS];
+        unsigned columns[ROWS];
 #pragma unroll
-        for (int m = 0; m < ROWS; ++m) turned[m] = transposed(rows[m][p]);
+        for (int m = 0; m < ROWS; ++m) columns[m] = transposed(rows[m][p]);
         float upper[4] = {}, lower[4] = {};
-        multiply(upper, inverse.first, turned[0], turned[1]);
-        multiply(lower, inverse.joining, turned[0], turned[1]);
-        multiply(lower, inverse.second, turned[2], turned[3]);
+        multiply(upper, inverse.first, columns[0], columns[1]);
+        multiply(lower, inverse.joining, columns[0], columns[1]);
+        multiply(lower, inverse.second, columns[2], columns[3]);
         solved[0][p] = pack(upper[0], upper[1]);
         solved[1][p] = pack(upper[2], upper[3]);
         solved[2][p] = pack(lower[0], lower[1]);
@@ -194,12 +195,13 @@ template <int PARTS, int NUM_ROWS = TOKENS> __device__ unsigned at_part(int row,
     return (row * PARTS + (part ^ (PARTS == 8 ? row & 7 : row >> 1 & 3))) * 16;
 }
 
-__device__ void take_rows(unsigned (&values)[ROWS][4], unsigned slots) {
+__device__ void load_row(unsigned (&row)[4], unsigned at) {
+    const uint4 four = load_shared16(at);
+    row[0] = four.x, row[1] = four.y, row[2] = four.z, row[3] = four.w;
+}
+__device__ void load_rows(unsigned (&rows)[ROWS][4], unsigned slots) {
 #pragma unroll
-    for (int m = 0; m < ROWS; ++m) {
-        const uint4 four = take16(slots + m * SLOT);
-        values[m][0] = four.x, values[m][1] = four.y, values[m][2] = four.z, values[m][3] = four.w;
-    }
+    for (int m = 0; m < ROWS; ++m) load_row(rows[m], slots + m * SLOT);
 }
 
 // a token's strength, stored in float32 or in bfloat16: one of the pointers is null
@@ -207,19 +209,19 @@ template <typename Wide, typename Narrow>
 __device__ float strength_of(Wide wide, Narrow narrow, const Chunk& chunk, int token) {
     if (!chunk.has(token)) return 0.0f;
     const long long at = chunk.at(token, 1);
-    if (is_there(wide)) return wide[at];
+    if (is_not_null(wide)) return wide[at];
     const bfloat16 rounded = narrow[at];
     return low_of(rounded.bits);
 }
 template <typename Wide, typename Narrow> __device__ void store_either(Wide wide, Narrow narrow, long long at, float value) {
-    if (is_there(wide))
+    if (is_not_null(wide))
         wide[at] = value;
     else
         narrow[at] = bfloat16{(unsigned short)pack(value, 0.0f)};
 }
-__device__ void take_strengths(float (&strength)[ROWS], unsigned strengths, int r) {
+__device__ void load_strengths(float (&strength)[ROWS], unsigned strengths, int r) {
 #pragma unroll
-    for (int m = 0; m < ROWS; ++m) strength[m] = shared_float(strengths + 4 * (r + 8 * m));
+    for (int m = 0; m < ROWS; ++m) strength[m] = load_shared_float(strengths + 4 * (r + 8 * m));
 }
 
 // The stage of a part in shared memory holds its queries and keys in bfloat16, or its gates in float32. A lane copies 16
@@ -232,14 +234,14 @@ __device__ void copy_part(unsigned stage, Tensor q, Tensor k, const Chunk& chunk
     for (int i = 0; i < 2; ++i) {
         const int token = (lane >> 1) + 16 * i;
         const long long at = chunk.at(token, WIDTH) + PART * part + 8 * (lane & 1);
-        copy16(stage + i * SLOT + 16 * lane, q, at, chunk.has(token));
-        copy16(stage + PART_KEYS + i * SLOT + 16 * lane, k, at, chunk.has(token));
+        async_copy16(stage + i * SLOT + 16 * lane, q, at, chunk.has(token));
+        async_copy16(stage + PART_KEYS + i * SLOT + 16 * lane, k, at, chunk.has(token));
     }
 }
-__device__ void take_part(unsigned (&rows)[ROWS][2], unsigned stage, int lane) {
+__device__ void load_part(unsigned (&rows)[ROWS][2], unsigned stage, int lane) {
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
-        const uint2 two = take8(stage + m * (SLOT / 2) + 8 * lane);
+        const uint2 two = load_shared8(stage + m * (SLOT / 2) + 8 * lane);
         rows[m][0] = two.x, rows[m][1] = two.y;
     }
 }
@@ -252,14 +254,15 @@ __device__ void copy_gates(unsigned stage, Gates g, const Chunk& chunk, int part
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int token = token_of_gate(2 * i + (lane >> 4), lane >> 2 & 3);
-        copy16(stage + i * SLOT + 16 * lane, g, chunk.at(token, WIDTH) + PART * part + 4 * (lane & 3), chunk.has(token));
+        const long long at = chunk.at(token, WIDTH) + PART * part + 4 * (lane & 3);
+        async_copy16(stage + i * SLOT + 16 * lane, g, at, chunk.has(token));
     }
 }
 // loads gates and converts them to exponents of 2
-__device__ void take_gates(float (&gates)[8][2], unsigned stage, int lane) {
+__device__ void load_gates(float (&gates)[8][2], unsigned stage, int lane) {
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
-        const uint2 two = take8(stage + t * (SLOT / 2) + 64 * (lane & 3) + 8 * (lane >> 2));
+        const uint2 two = load_shared8(stage + t * (SLOT / 2) + 64 * (lane & 3) + 8 * (lane >> 2));
         gates[t][0] = __int_as_float(two.x) * LOG2_E, gates[t][1] = __int_as_float(two.y) * LOG2_E;
     }
 }
@@ -296,7 +299,7 @@ __device__ bool find_middle(float (&middle)[CHANNELS], const float (&sums)[ROWS]
     bool is_steep = false;
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
-        middle[c] = from_lane(sums[1][c], 28 + q);
+        middle[c] = shuffle(sums[1][c], 28 + q);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) is_steep |= !(fabsf(sums[m][c] - middle[c]) <= STEEPEST);
     }
@@ -319,7 +322,7 @@ __device__ int clean(float (&gates)[8][2], int q) {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         const int lane = threadIdx.x & 31;
-        first_nan = least(first_nan, int(from_lane(float(first_nan), lane ^ step)));
+        first_nan = least(first_nan, int(shuffle(float(first_nan), lane ^ step)));
     }
     return first_nan;
 }
@@ -360,7 +363,7 @@ __device__ float distance_of(const float (&sums)[ROWS][CHANNELS], int m, int c, 
     const int token = (lane >> 2) + 8 * m, border = (token >> (level + 1) << (level + 1)) + (1 << level) - 1;
     // the border is row border/8 of its lanes; an index into registers must be known at compile time
     const float there = level < 3 ? sums[m][c] : level == 3 ? sums[m & ~1][c] : sums[1][c];
-    const float distance = sums[m][c] - from_lane(there, (border & 7) * 4 + (lane & 3));
+    const float distance = sums[m][c] - shuffle(there, (border & 7) * 4 + (lane & 3));
     return token > border ? distance : -distance;
 }
 
@@ -445,14 +448,14 @@ struct Growth {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float most[4];
-            const uint4 before = take16(slots + half * SLOT);
+            const uint4 before = load_shared16(slots + half * SLOT);
             const unsigned bits[4] = {before.x, before.y, before.z, before.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 most[i] = fmaxf(gates[4 * half + i][0], gates[4 * half + i][1]);
                 if (!is_first) most[i] = fmaxf(most[i], __int_as_float(bits[i]));
             }
-            put16(slots + half * SLOT, as_bits(most[0], most[1], most[2], most[3]));
+            store_shared16(slots + half * SLOT, as_bits(most[0], most[1], most[2], most[3]));
         }
     }
     // |k|^2 is on the diagonal of overlaps; its factors have eight binary digits, hence times 1.02
@@ -461,9 +464,9 @@ struct Growth {
         float sum = 0.0f, longer = 1.0f;
 #pragma unroll
         for (int t = 0; t < 8; ++t) {
-            float most = shared_float(slots + (t >> 2) * SLOT + 4 * (t & 3));
+            float most = load_shared_float(slots + (t >> 2) * SLOT + 4 * (t & 3));
 #pragma unroll
-            for (int step = 4; step < 32; step *= 2) most = fmaxf(most, from_lane(most, lane ^ step));
+            for (int step = 4; step < 32; step *= 2) most = fmaxf(most, shuffle(most, lane ^ step));
             sum += most;
         }
 #pragma unroll
@@ -475,7 +478,7 @@ struct Growth {
         }
         float stretched = log2f(longer);
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) stretched += from_lane(stretched, lane ^ step);
+        for (int step = 1; step < 32; step *= 2) stretched += shuffle(stretched, lane ^ step);
         sum = sum_over_quads(sum, lane) + stretched;
         return sum == sum ? sum : INFINITE;
     }
@@ -495,7 +498,7 @@ template <bool STEEP> struct DecayedPart {
         float end[CHANNELS], from_start[CHANNELS], to_end[CHANNELS];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
-            end[c] = from_lane(sums[3][c], 28 + (lane & 3));
+            end[c] = shuffle(sums[3][c], 28 + (lane & 3));
             from_start[c] = STEEP ? 1.0f : power_of_two(middle[c]);
             to_end[c] = STEEP ? 1.0f : power_of_two(end[c] - middle[c]);
         }
@@ -524,10 +527,10 @@ template <bool STEEP> struct DecayedPart {
                 of_key[p] = pack(fall[0] * to_end[2 * p], fall[1] * to_end[2 * p + 1]);
                 of_weight[p] = pack(b[0] * whole[2 * p], b[1] * whole[2 * p + 1]);
             }
-            const long long at = (chunk.index * TOKENS + found_again(r) + 8 * m) * WIDTH + column;
+            const long long at = (chunk.index * TOKENS + opaque(r) + 8 * m) * WIDTH + column;
             store8(queries, at, uint2{of_query[0], of_query[1]});
             store8(keys, at, uint2{of_key[0], of_key[1]});
-            put8(to_solve + m * SLOT, uint2{of_weight[0], of_weight[1]});
+            store_shared8(to_solve + m * SLOT, uint2{of_weight[0], of_weight[1]});
             if (m == 3 && r == 7)
                 store16(decay, chunk.index * WIDTH + column, as_bits(whole[0], whole[1], whole[2], whole[3]));
         }
@@ -543,9 +546,9 @@ __device__ int prepare_part(float (&overlaps)[TILES][4], float (&weighed)[TILES]
     const int r = lane >> 2, quad = lane & 3, column = PART * part + CHANNELS * quad;
     float gates[8][2], sums[ROWS][CHANNELS], middle[CHANNELS];
     unsigned query[ROWS][2], key[ROWS][2];
-    take_part(query, stage, lane);
-    take_part(key, stage + PART_KEYS, lane);
-    take_gates(gates, stage + PART_STAGE, lane);
+    load_part(query, stage, lane);
+    load_part(key, stage + PART_KEYS, lane);
+    load_gates(gates, stage + PART_STAGE, lane);
     growth.add_gates(gates, part == 0);
     sum_gates(sums, gates, r, quad);
     if (!any_lane(find_middle(middle, sums, quad))) {
@@ -589,17 +592,17 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     // prefetches item i: the parts of the channels come first, then the values
     const auto fetch = [&](int i) {
         if (i < parts) {
-            copy_part(stage_of(i), q, k, chunk, i, found_again(lane));
-            copy_gates(stage_of(i) + PART_STAGE, g, chunk, i, found_again(lane));
+            copy_part(stage_of(i), q, k, chunk, i, opaque(lane));
+            copy_gates(stage_of(i) + PART_STAGE, g, chunk, i, opaque(lane));
         } else {
             const int column = PREPARE_VALUES * (i - parts) + 8 * (lane & 7), token = lane >> 3;
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                copy16(stage_of(i) + at_part<8>(token + 4 * j, lane & 7), v,
-                       chunk.at(token + 4 * j, found_again(width_v)) + column,
+                async_copy16(stage_of(i) + at_part<8>(token + 4 * j, lane & 7), v,
+                       chunk.at(token + 4 * j, opaque(width_v)) + column,
                        chunk.has(token + 4 * j) && column < width_v);
         }
-        end_copies();
+        commit_copies();
     };
     Growth growing = {to_solve + WIDTH / GROUP * ROWS * SLOT};
     fetch(0);
@@ -618,11 +621,11 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     }
     store_pairs(scores, chunk, weighed, scale, lane);
     // chunk_of runs again: its result, kept during the loop, would take registers that the parts need
-    const Chunk same = chunk_of(bounds, length, chunks_per_sequence, found_again(heads));
+    const Chunk same = chunk_of(bounds, length, chunks_per_sequence, opaque(heads));
     const float own_strength = strength_of(beta, narrow_beta, same, lane);
     float strength[ROWS];
 #pragma unroll
-    for (int m = 0; m < ROWS; ++m) strength[m] = from_lane(own_strength, r + 8 * m);
+    for (int m = 0; m < ROWS; ++m) strength[m] = shuffle(own_strength, r + 8 * m);
     const float bound = growing.bound(overlaps, strength, lane);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -635,13 +638,13 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
                                               : 0.0f;
     float blocks[3][2][4];
     invert(blocks, overlaps, lane);
-    if (is_there(inverse_out)) store_inverse(inverse_out, chunk, Inverse(blocks), lane);
+    if (is_not_null(inverse_out)) store_inverse(inverse_out, chunk, Inverse(blocks), lane);
     strengthen(blocks, strength, quad);
     const Inverse inverse(blocks);
     unsigned rows[ROWS][4], solved[ROWS][4];
 #pragma unroll 1
     for (int group = 0; group < WIDTH / GROUP; ++group) {
-        take_rows(rows, start_of_shared() + 4 * PART_STAGE + 16 * found_again(lane) + group * ROWS * SLOT);
+        load_rows(rows, start_of_shared() + 4 * PART_STAGE + 16 * opaque(lane) + group * ROWS * SLOT);
         solve(inverse, rows, solved);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
@@ -650,7 +653,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
             store8(weights, at + PART, uint2{solved[m][2], solved[m][3]});
         }
     }
-    float nothing[4] = {};  // zeros times values: NaN if a value is NaN or infinite, else 0
+    float nan_probe[4] = {};  // zeros times values: NaN if a value is NaN or infinite, else 0
 #pragma unroll 1
     for (int group = 0; group * GROUP < width_v; ++group) {
         const int item = parts + group / 2;
@@ -663,24 +666,21 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
             await_warp();
         }
 #pragma unroll
-        for (int m = 0; m < ROWS; ++m) {
-            const uint4 four = take16(stage_of(item) + at_part<8>(r + 8 * m, group % 2 * 4 + quad));
-            rows[m][0] = four.x, rows[m][1] = four.y, rows[m][2] = four.z, rows[m][3] = four.w;
-        }
+        for (int m = 0; m < ROWS; ++m) load_row(rows[m], stage_of(item) + at_part<8>(r + 8 * m, group % 2 * 4 + quad));
         solve(inverse, rows, solved);
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             const unsigned zeros[4] = {};
-            multiply(nothing, zeros, rows[0][p], rows[1][p]);
-            multiply(nothing, zeros, rows[2][p], rows[3][p]);
+            multiply(nan_probe, zeros, rows[0][p], rows[1][p]);
+            multiply(nan_probe, zeros, rows[2][p], rows[3][p]);
         }
 #pragma unroll
         for (int m = 0; m < ROWS; ++m)
             store16(values, (chunk.index * TOKENS + r + 8 * m) * width_v + GROUP * group + 8 * quad,
                     uint4{solved[m][0], solved[m][1], solved[m][2], solved[m][3]});
     }
-    const bool is_odd = any_lane(nothing[0] != nothing[0] || nothing[1] != nothing[1]);
-    if (lane == 0) growth[chunk.index] = first_nan < TOKENS ? __int_as_float(WIDE_NAN) : is_odd ? INFINITE : bound;
+    const bool has_nonfinite = any_lane(nan_probe[0] != nan_probe[0] || nan_probe[1] != nan_probe[1]);
+    if (lane == 0) growth[chunk.index] = first_nan < TOKENS ? __int_as_float(WIDE_NAN) : has_nonfinite ? INFINITE : bound;
     if (first_nan < TOKENS) spread_nan(queries, decay, chunk, first_nan, lane);
 }
 
@@ -694,13 +694,13 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
 #define STAGES_OF_SCAN 3
 #define FORGOTTEN -40.0f  // growth, as an exponent of 2, below which a state is left out: float32 has 24 digits
 #define VALUES (16 * WARPS)  // per block
-#define IN_GROUPS (HAS_GROUPS && WARPS % 4 == 0)  // whether four warps multiply together
+#define USES_WGMMA (HAS_WGMMA && WARPS % 4 == 0)  // whether four warps multiply together
 
-// offsets in the stage of a chunk in shared memory. TURNED holds its values, or the gradients of its outputs: matrices
+// offsets in the stage of a chunk in shared memory. TRANSPOSED holds its values, or the gradients of its outputs: matrices
 // [tokens, values] that are read transposed
 struct Stage {
-    static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, TURNED = 3 * QUERIES;
-    static const int SCORES = TURNED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
+    static const int WEIGHTS = 0, QUERIES = TOKENS * WIDTH * 2, KEYS = 2 * QUERIES, TRANSPOSED = 3 * QUERIES;
+    static const int SCORES = TRANSPOSED + TOKENS * VALUES * 2, DECAY = SCORES + TOKENS * TOKENS * 2;
     static const int BYTES = (DECAY + WIDTH * 4 + 1023) / 1024 * 1024;
 };
 
@@ -717,7 +717,7 @@ __device__ void copy_rows(unsigned to, Tensor from, long long at, long long row_
     for (int i = 0; i < TOKENS / rows; ++i)
 #pragma unroll
         for (int j = 0; j < PARTS / beside; ++j)
-            copy16(to + i * rows * beside * 16 + j * PANEL_BYTES, from, at + i * rows * row_width + j * 64,
+            async_copy16(to + i * rows * beside * 16 + j * PANEL_BYTES, from, at + i * rows * row_width + j * 64,
                    row + i * rows < num_rows);
 }
 template <typename In> __device__ void copy_keys(unsigned to, In from, long long chunk) {
@@ -725,24 +725,24 @@ template <typename In> __device__ void copy_keys(unsigned to, In from, long long
 }
 template <typename Decay> __device__ void copy_decay(unsigned stage, Decay decay, long long chunk) {
     if (threadIdx.x < WIDTH / 4)
-        copy16(stage + Stage::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
+        async_copy16(stage + Stage::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
 }
 
 // The work of a warp in a scan: 16 values of one sequence and head, through the chunks of one segment. In a backward pass
 // a segment joins several of forward's.
-template <typename Bounds> struct Way {
+template <typename Bounds> struct SegmentScan {
     Bounds bounds;
     int length, heads, width_v, num_chunks, segment, joined, first, end, lane, r, q, value;
     long long sequence, head, begin;
 
-    __device__ Way(Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence, int heads, int width_v,
+    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence, int heads, int width_v,
                    int segment, int num_segments, int joined = 1)
         : bounds(bounds), length(length), heads(heads), width_v(width_v), segment(segment), joined(joined) {
         lane = threadIdx.x & 31, r = lane >> 2, q = lane & 3;
         value = blockIdx.y * VALUES + 16 * (threadIdx.x >> 5);
         sequence = blockIdx.x / heads, head = blockIdx.x % heads;
         begin = length == 0 ? first_chunk[sequence] : sequence * chunks_per_sequence;
-        num_chunks = in_all_lanes(length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence);
+        num_chunks = uniform(length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence);
         const int num_parts = num_segments * joined, per_segment = (num_chunks + num_parts - 1) / num_parts * joined;
         first = least(segment * per_segment, num_chunks), end = least(first + per_segment, num_chunks);
     }
@@ -759,10 +759,10 @@ template <typename Bounds> struct Way {
     }
     // whether no bound on growth is NaN or infinite in the chunks from `from` to the sequence's end in this direction
     template <typename Floats> __device__ bool is_finite(Floats growth, int from, int direction) const {
-        bool is_odd = false;
+        bool has_nonfinite = false;
         for (int i = lane; i < (direction < 0 ? from + 1 : num_chunks - from); i += 32)
-            is_odd |= !(growth[chunk(from + direction * i)] < INFINITE);
-        return !any_lane(is_odd);
+            has_nonfinite |= !(growth[chunk(from + direction * i)] < INFINITE);
+        return !any_lane(has_nonfinite);
     }
     // how many chunks, from `from` on in this direction, leave next to nothing of a state; 0 if more chunks than a segment
     // has would be needed, or if a bound in this direction is NaN or infinite
@@ -774,14 +774,14 @@ template <typename Bounds> struct Way {
             float sum = exists ? growth[chunk(from + direction * (done + lane))] : INFINITE;
 #pragma unroll
             for (int step = 1; step < 32; step *= 2) {
-                const float earlier = from_lane(sum, lane - step & 31);
+                const float earlier = shuffle(sum, lane - step & 31);
                 sum += lane < step ? 0.0f : earlier;
             }
             int found = sum + before <= FORGOTTEN ? lane : 32;
 #pragma unroll
-            for (int step = 1; step < 32; step *= 2) found = least(found, int(from_lane(float(found), lane ^ step)));
+            for (int step = 1; step < 32; step *= 2) found = least(found, int(shuffle(float(found), lane ^ step)));
             if (found < 32) return is_finite(growth, from, direction) ? done + found + 1 : 0;
-            before += from_lane(sum, 31);
+            before += shuffle(sum, 31);
         }
         return 0;
     }
@@ -793,30 +793,30 @@ template <typename Bounds> struct Way {
     __device__ long long element_at(int n, int e) const { return (long long)column_of(n, e, q) * width_v + 8 * (e >> 1); }
 };
 
-template <typename Walk, typename In>
-__device__ void take_state(float (&state)[WIDTH / 8][4], const Walk& way, In from, long long number) {
+template <typename Scan, typename In>
+__device__ void load_state(float (&state)[WIDTH / 8][4], const Scan& scan, In from, long long number) {
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state[n][e] = from[way.state_at(number) + way.element_at(n, e)];
+        for (int e = 0; e < 4; ++e) state[n][e] = from[scan.state_at(number) + scan.element_at(n, e)];
 }
-template <typename Walk, typename Out>
-__device__ void give_state(Out to, const Walk& way, long long number, const float (&state)[WIDTH / 8][4]) {
+template <typename Scan, typename Out>
+__device__ void store_state(Out to, const Scan& scan, long long number, const float (&state)[WIDTH / 8][4]) {
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) to[way.state_at(number) + way.element_at(n, e)] = state[n][e];
+        for (int e = 0; e < 4; ++e) to[scan.state_at(number) + scan.element_at(n, e)] = state[n][e];
 }
 // returns how many chunks a block scans before its segment, which begins at from, and leaves the zeros in state; or awaits
 // and loads the state of the neighbouring segment, and returns 0
-template <typename Walk, typename Floats, typename States, typename Flags>
-__device__ int find_state(float (&state)[WIDTH / 8][4], const Walk& way, Floats growth, States states, Flags ready, int from,
-                          int direction) {
-    const int num_before = way.num_to_forget(growth, from + direction, direction);
+template <typename Scan, typename Floats, typename States, typename Flags>
+__device__ int warm_up_or_await_state(float (&state)[WIDTH / 8][4], const Scan& scan, Floats growth, States states,
+                                      Flags ready, int from, int direction) {
+    const int num_before = scan.num_to_forget(growth, from + direction, direction);
     if (num_before == 0) {
-        const int border = direction < 0 ? way.segment - 1 : way.segment;
-        await_published(ready, way.flag_of(border));
-        take_state(state, way, states, way.number_of(border));
+        const int border = direction < 0 ? scan.segment - 1 : scan.segment;
+        acquire_flag(ready, scan.flag_of(border));
+        load_state(state, scan, states, scan.number_of(border));
     }
     return num_before;
 }
@@ -824,21 +824,21 @@ __device__ int find_state(float (&state)[WIDTH / 8][4], const Walk& way, Floats 
 // calls step(stage, chunk) for num_chunks chunks from `from` on, in this direction; copies the next chunks to the other
 // stages meanwhile
 template <int STAGES, typename Copy, typename Step>
-__device__ void walk(int from, int num_chunks, int direction, Copy copy, Step step) {
+__device__ void for_each_chunk(int from, int num_chunks, int direction, Copy copy, Step step) {
     const auto stage_of = [](int i) { return start_of_shared() + i % STAGES * Stage::BYTES; };
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
         if (ahead < num_chunks) copy(stage_of(ahead), from + direction * ahead);
-        end_copies();
+        commit_copies();
     }
 #pragma unroll 1
     for (int i = 0; i < num_chunks; ++i) {
         await_copies<STAGES - 2>();
-        show_to_groups();
+        fence_async_proxy();
         __syncthreads();
         const int ahead = i + STAGES - 1;
         if (ahead < num_chunks) copy(stage_of(ahead), from + direction * ahead);
-        end_copies();
+        commit_copies();
         step(stage_of(i), from + direction * i);
     }
 }
@@ -854,16 +854,16 @@ template <int N> __device__ void as_operands(unsigned (&operands)[N / 2][4], con
 }
 
 // Products of the 16 values of each warp by a matrix that all warps read. On Hopper four warps multiply together (wgmma),
-// straight from shared memory, which each of them would else load for itself; the sums are ready after await_groups.
+// straight from shared memory, which each of them would else load for itself; the sums are ready after await_wgmma.
 
 // sums[values, tokens] = operand[values, channels] @ rows[tokens, channels]^T
 __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[WIDTH / 16][4], unsigned rows, int lane) {
-#if IN_GROUPS
-    begin_group(sums, operand);
+#if USES_WGMMA
+    begin_wgmma(sums, operand);
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
-        multiply_group<false, 1>(sums, operand[k], Tile<128>(rows + k / 4 * PANEL_BYTES + k % 4 * 32), k > 0);
-    end_group();
+        wgmma<false, 1>(sums, operand[k], WgmmaOperand<128>(rows + k / 4 * PANEL_BYTES + k % 4 * 32), k > 0);
+    commit_wgmma();
 #else
     const unsigned at = rows + at_part<WIDTH / 8>(lane & 7, lane >> 3);
 #pragma unroll
@@ -884,11 +884,11 @@ __device__ void multiply_by_rows(float (&sums)[4][4], const unsigned (&operand)[
 // state[values, channels] += SIGN * operand[values, tokens] @ rows[tokens, channels]
 template <int SIGN = 1>
 __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned (&operand)[2][4], unsigned rows, int lane) {
-#if IN_GROUPS
-    begin_group(state, operand);
+#if USES_WGMMA
+    begin_wgmma(state, operand);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) multiply_group<true, SIGN>(state, operand[k], Tile<128>(rows + k * 2048, PANEL_BYTES));
-    end_group();
+    for (int k = 0; k < 2; ++k) wgmma<true, SIGN>(state, operand[k], WgmmaOperand<128>(rows + k * 2048, PANEL_BYTES));
+    commit_wgmma();
 #else
     const unsigned at = rows + at_part<WIDTH / 8>(lane, 0), sign = SIGN < 0 ? 0x80008000u : 0u;
     unsigned signed_operand[2][4];
@@ -905,19 +905,20 @@ __device__ void multiply_by_columns(float (&state)[WIDTH / 8][4], const unsigned
     }
 #endif
 }
-// sums[values, tokens] += operand[values, tokens] @ scores, or with TURNED @ scores transposed
-template <bool TURNED>
+// sums[values, tokens] += operand[values, tokens] @ scores, or with TRANSPOSED @ scores transposed
+template <bool TRANSPOSED>
 __device__ void multiply_by_scores(float (&sums)[4][4], const unsigned (&operand)[2][4], unsigned scores, int lane) {
-#if IN_GROUPS
-    begin_group(sums, operand);
+#if USES_WGMMA
+    begin_wgmma(sums, operand);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) multiply_group<!TURNED, 1>(sums, operand[k], Tile<64>(scores + k * (TURNED ? 32 : 1024)));
-    end_group();
+    for (int k = 0; k < 2; ++k)
+        wgmma<!TRANSPOSED, 1>(sums, operand[k], WgmmaOperand<64>(scores + k * (TRANSPOSED ? 32 : 1024)));
+    commit_wgmma();
 #else
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
         unsigned b[4];
-        if (TURNED)
+        if (TRANSPOSED)
             load_matrices(b, scores + at_part<TOKENS / 8>(8 * n + (lane & 7), lane >> 3));
         else
             load_transposed(b, scores + at_part<TOKENS / 8>(lane, n));
@@ -929,7 +930,7 @@ __device__ void multiply_by_scores(float (&sums)[4][4], const unsigned (&operand
 __device__ void decay_state(float (&state)[WIDTH / 8][4], unsigned stage, int q) {
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; ++n) {
-        const uint2 kept = take8(stage + Stage::DECAY + 4 * column_of(n, 0, q));
+        const uint2 kept = load_shared8(stage + Stage::DECAY + 4 * column_of(n, 0, q));
         state[n][0] *= __int_as_float(kept.x), state[n][2] *= __int_as_float(kept.x);
         state[n][1] *= __int_as_float(kept.y), state[n][3] *= __int_as_float(kept.y);
     }
@@ -940,8 +941,8 @@ __device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const flo
                          int lane) {
     const int part = 2 * (threadIdx.x >> 5);
     unsigned upper[4], lower[4];
-    load_transposed(upper, stage + Stage::TURNED + at_part<VALUES / 8>(lane, part));
-    load_transposed(lower, stage + Stage::TURNED + at_part<VALUES / 8>(lane, part + 1));
+    load_transposed(upper, stage + Stage::TRANSPOSED + at_part<VALUES / 8>(lane, part));
+    load_transposed(lower, stage + Stage::TRANSPOSED + at_part<VALUES / 8>(lane, part + 1));
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
         sums[n][0] = low_of(upper[n]) - known[n][0], sums[n][1] = high_of(upper[n]) - known[n][1];
@@ -952,7 +953,7 @@ __device__ void find_new(unsigned (&fresh)[2][4], float (&sums)[4][4], const flo
 
 // stores sums[values, tokens] transposed: a row per token
 template <typename Out>
-__device__ void store_turned(Out out, long long at, long long row_width, int num_tokens, const float (&sums)[4][4],
+__device__ void store_transposed(Out out, long long at, long long row_width, int num_tokens, const float (&sums)[4][4],
                              int lane) {
     const int r = lane >> 2;
     at += r * row_width + 2 * (lane & 3);
@@ -970,56 +971,58 @@ extern "C" __global__ void kda_scan(
     const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
     const float* decay, const float* growth, const float* initial, float* final, float* ends, int* ready, bfloat16* out,
     const long long* bounds, const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
-    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v, blockIdx.z, gridDim.z);
-    if (way.is_empty()) return;
-    const int lane = way.lane;
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, chunks_per_sequence, heads, width_v, blockIdx.z,
+                                             gridDim.z);
+    if (scan.is_empty()) return;
+    const int lane = scan.lane;
     float state[WIDTH / 8][4] = {};
     int num_before = 0;
-    if (!way.is_first())
-        num_before = find_state(state, way, growth, ends, ready, way.first, -1);
-    else if (is_there(initial))
-        take_state(state, way, initial, blockIdx.x);
+    if (!scan.is_first())
+        num_before = warm_up_or_await_state(state, scan, growth, ends, ready, scan.first, -1);
+    else if (is_not_null(initial))
+        load_state(state, scan, initial, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(step);
+        const long long chunk = scan.chunk(step);
         copy_keys(stage + Stage::WEIGHTS, weights, chunk);
         copy_keys(stage + Stage::KEYS, keys, chunk);
-        copy_rows<VALUES / 8>(stage + Stage::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
+        copy_rows<VALUES / 8>(stage + Stage::TRANSPOSED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
         copy_decay(stage, decay, chunk);
-        if (step < way.first) return;
+        if (step < scan.first) return;
         copy_keys(stage + Stage::QUERIES, queries, chunk);
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
     };
-    walk<STAGES_OF_SCAN>(way.first - num_before, way.end - way.first + num_before, 1, copy, [&](unsigned stage, int step) {
+    const int num_steps = scan.end - scan.first + num_before;
+    for_each_chunk<STAGES_OF_SCAN>(scan.first - num_before, num_steps, 1, copy, [&](unsigned stage, int step) {
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         as_operands<WIDTH / 8>(operand, state);
         float known[4][4], sums[4][4], answer[4][4];
-        decay_state(state, stage, way.q);
+        decay_state(state, stage, scan.q);
         multiply_by_rows(known, operand, stage + Stage::WEIGHTS, lane);
-        await_groups<0>(known);
+        await_wgmma<0>(known);
         find_new(fresh, sums, known, stage, lane);
         multiply_by_columns(state, fresh, stage + Stage::KEYS, lane);
         multiply_by_rows(answer, operand, stage + Stage::QUERIES, lane);
         multiply_by_scores<true>(answer, fresh, stage + Stage::SCORES, lane);
-        await_groups<0>(state, answer);
-        if (step < way.first) return;  // before the segment: no queries and scores were copied, and no output is stored
+        await_wgmma<0>(state, answer);
+        if (step < scan.first) return;  // before the segment: no queries and scores were copied, and no output is stored
         int num_tokens;
-        const long long first = way.first_token(step, num_tokens);
-        store_turned(out, (first * heads + way.head) * width_v + way.value, (long long)heads * width_v, num_tokens, answer,
-                     lane);
+        const long long first = scan.first_token(step, num_tokens);
+        store_transposed(out, (first * heads + scan.head) * width_v + scan.value, (long long)heads * width_v, num_tokens,
+                         answer, lane);
     });
-    if (way.is_last()) {
-        give_state(final, way, blockIdx.x, state);
+    if (scan.is_last()) {
+        store_state(final, scan, blockIdx.x, state);
     } else {
-        give_state(ends, way, way.number_of(way.segment), state);
-        publish(ready, way.flag_of(way.segment));
+        store_state(ends, scan, scan.number_of(scan.segment), state);
+        release_flag(ready, scan.flag_of(scan.segment));
     }
 }
 
-// ---------------------------------------------------------------- there and back, for a backward pass
+// ---------------------------------------------------------------- both ways, for a backward pass
 // stores 16 values of a state in rows of channels, via shared memory that only this warp uses
 template <typename Out>
 __device__ void keep_state(Out states, long long at, const unsigned (&operand)[WIDTH / 16][4], int lane) {
-    const unsigned mine = start_of_shared() + STAGES_THERE_AND_BACK * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
+    const unsigned mine = start_of_shared() + STAGES_BOTH_WAYS * Stage::BYTES + (threadIdx.x >> 5) * (16 * WIDTH * 2);
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
         store_matrices(mine + at_part<WIDTH / 8, 16>(lane & 15, 2 * k + (lane >> 4)), operand[k]);
@@ -1028,117 +1031,117 @@ __device__ void keep_state(Out states, long long at, const unsigned (&operand)[W
 #pragma unroll
     for (int i = 0; i < 16 / rows; ++i) {
         const int row = i * rows + lane / parts, part = lane % parts;
-        store16(states, at + row * WIDTH + part * 8, take16(mine + at_part<parts, 16>(row, part)));
+        store16(states, at + row * WIDTH + part * 8, load_shared16(mine + at_part<parts, 16>(row, part)));
     }
     await_warp();
 }
 
 // scans a segment forward: stores each chunk's first state, and overwrites its values with V'
-template <typename Walk, typename In, typename Floats, typename Out>
-__device__ void go_there(const Walk& way, In weights, Out values, In keys, Floats decay, Floats initial, Floats ends,
+template <typename Scan, typename In, typename Floats, typename Out>
+__device__ void scan_forward(const Scan& scan, In weights, Out values, In keys, Floats decay, Floats initial, Floats ends,
                          Out states) {
-    const int lane = way.lane, width_v = way.width_v;
+    const int lane = scan.lane, width_v = scan.width_v;
     float state[WIDTH / 8][4] = {};
-    if (!way.is_first())
-        take_state(state, way, ends, way.number_of(way.segment * way.joined - 1));
-    else if (is_there(initial))
-        take_state(state, way, initial, blockIdx.x);
+    if (!scan.is_first())
+        load_state(state, scan, ends, scan.number_of(scan.segment * scan.joined - 1));
+    else if (is_not_null(initial))
+        load_state(state, scan, initial, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(step);
+        const long long chunk = scan.chunk(step);
         copy_keys(stage + Stage::WEIGHTS, weights, chunk);
         copy_keys(stage + Stage::KEYS, keys, chunk);
-        copy_rows<VALUES / 8>(stage + Stage::TURNED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
+        copy_rows<VALUES / 8>(stage + Stage::TRANSPOSED, values, chunk * TOKENS * width_v + blockIdx.y * VALUES, width_v);
         copy_decay(stage, decay, chunk);
     };
-    walk<STAGES_THERE_AND_BACK>(way.first, way.end - way.first, 1, copy, [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(step);
+    for_each_chunk<STAGES_BOTH_WAYS>(scan.first, scan.end - scan.first, 1, copy, [&](unsigned stage, int step) {
+        const long long chunk = scan.chunk(step);
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         float known[4][4], sums[4][4];
         as_operands<WIDTH / 8>(operand, state);
-        decay_state(state, stage, way.q);
+        decay_state(state, stage, scan.q);
         multiply_by_rows(known, operand, stage + Stage::WEIGHTS, lane);
-        keep_state(states, (chunk * width_v + way.value) * WIDTH, operand, lane);
-        await_groups<0>(known);
+        keep_state(states, (chunk * width_v + scan.value) * WIDTH, operand, lane);
+        await_wgmma<0>(known);
         find_new(fresh, sums, known, stage, lane);
         multiply_by_columns(state, fresh, stage + Stage::KEYS, lane);
-        await_groups<0>(state);
-        store_turned(values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
+        await_wgmma<0>(state);
+        store_transposed(values, chunk * TOKENS * width_v + scan.value, width_v, TOKENS, sums, lane);
     });
 }
 
 // scans a segment backward: stores the gradients of each chunk's last state and of its V'
-template <typename Walk, typename In, typename Floats, typename Wide, typename Flags, typename Out>
-__device__ void go_back(const Walk& way, In weights, In queries, In keys, In scores, Floats decay, Floats growth,
+template <typename Scan, typename In, typename Floats, typename Wide, typename Flags, typename Out>
+__device__ void scan_backward(const Scan& scan, In weights, In queries, In keys, In scores, Floats decay, Floats growth,
                         In grad_out, Floats grad_final, Wide grad_initial, Wide grad_ends, Flags ready, Out grad_values,
                         Out grad_states) {
-    const int lane = way.lane, width_v = way.width_v;
+    const int lane = scan.lane, width_v = scan.width_v;
     float grad[WIDTH / 8][4] = {};
     int num_before = 0;
-    if (!way.is_last())
-        num_before = find_state(grad, way, growth, grad_ends, ready, way.end - 1, 1);
-    else if (is_there(grad_final))
-        take_state(grad, way, grad_final, blockIdx.x);
+    if (!scan.is_last())
+        num_before = warm_up_or_await_state(grad, scan, growth, grad_ends, ready, scan.end - 1, 1);
+    else if (is_not_null(grad_final))
+        load_state(grad, scan, grad_final, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(step);
+        const long long chunk = scan.chunk(step);
         int num_tokens;
-        const long long first = way.first_token(step, num_tokens);
+        const long long first = scan.first_token(step, num_tokens);
         copy_keys(stage + Stage::WEIGHTS, weights, chunk);
         copy_keys(stage + Stage::QUERIES, queries, chunk);
         copy_keys(stage + Stage::KEYS, keys, chunk);
-        copy_rows<VALUES / 8>(stage + Stage::TURNED, grad_out,
-                              (first * way.heads + way.head) * width_v + blockIdx.y * VALUES,
-                              (long long)way.heads * width_v, num_tokens);
+        copy_rows<VALUES / 8>(stage + Stage::TRANSPOSED, grad_out,
+                              (first * scan.heads + scan.head) * width_v + blockIdx.y * VALUES,
+                              (long long)scan.heads * width_v, num_tokens);
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
         copy_decay(stage, decay, chunk);
     };
-    const int num_steps = way.end - way.first + num_before;
-    walk<STAGES_THERE_AND_BACK>(way.end - 1 + num_before, num_steps, -1, copy, [&](unsigned stage, int step) {
-        const long long chunk = way.chunk(step);
+    const int num_steps = scan.end - scan.first + num_before;
+    for_each_chunk<STAGES_BOTH_WAYS>(scan.end - 1 + num_before, num_steps, -1, copy, [&](unsigned stage, int step) {
+        const long long chunk = scan.chunk(step);
         unsigned operand[WIDTH / 16][4], of_out[2][4], of_values[2][4];
         float sums[4][4];
         as_operands<WIDTH / 8>(operand, grad);
 #pragma unroll
         for (int k = 0; k < 2; ++k)
-            load_transposed(of_out[k], stage + Stage::TURNED +
+            load_transposed(of_out[k], stage + Stage::TRANSPOSED +
                                            at_part<VALUES / 8>(16 * k + 8 * (lane >> 4) + (lane & 7),
                                                                2 * (threadIdx.x >> 5) + (lane >> 3 & 1)));
-        decay_state(grad, stage, way.q);
+        decay_state(grad, stage, scan.q);
         multiply_by_rows(sums, operand, stage + Stage::KEYS, lane);
         multiply_by_scores<false>(sums, of_out, stage + Stage::SCORES, lane);
         multiply_by_columns(grad, of_out, stage + Stage::QUERIES, lane);
-        if (step < way.end) keep_state(grad_states, (chunk * width_v + way.value) * WIDTH, operand, lane);
-        await_groups<0>(sums, grad);
+        if (step < scan.end) keep_state(grad_states, (chunk * width_v + scan.value) * WIDTH, operand, lane);
+        await_wgmma<0>(sums, grad);
         as_operands<4>(of_values, sums);
         multiply_by_columns<-1>(grad, of_values, stage + Stage::WEIGHTS, lane);
-        await_groups<0>(grad);
-        if (step < way.end)
-            store_turned(grad_values, chunk * TOKENS * width_v + way.value, width_v, TOKENS, sums, lane);
+        await_wgmma<0>(grad);
+        if (step < scan.end)
+            store_transposed(grad_values, chunk * TOKENS * width_v + scan.value, width_v, TOKENS, sums, lane);
     });
-    if (!way.is_first()) {
-        give_state(grad_ends, way, way.number_of(way.segment - 1), grad);
-        publish(ready, way.flag_of(way.segment - 1));
-    } else if (is_there(grad_initial)) {
-        give_state(grad_initial, way, blockIdx.x, grad);
+    if (!scan.is_first()) {
+        store_state(grad_ends, scan, scan.number_of(scan.segment - 1), grad);
+        release_flag(ready, scan.flag_of(scan.segment - 1));
+    } else if (is_not_null(grad_initial)) {
+        store_state(grad_initial, scan, blockIdx.x, grad);
     }
 }
 
 // half of the blocks scan forward and half backward: neither needs the results of the other
-extern "C" __global__ void kda_there_and_back(
+extern "C" __global__ void kda_scan_both_ways(
     const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
     const float* decay, const float* growth, const float* initial, const float* ends, bfloat16* states,
     const bfloat16* grad_out, const float* grad_final, float* grad_initial, float* grad_ends, int* ready,
     bfloat16* grad_values, bfloat16* grad_states, const long long* bounds, const long long* first_chunk, int joined,
     int length, int chunks_per_sequence, int heads, int width_v) {
-    const int num_segments = gridDim.z / 2, nth = blockIdx.z / 2;
-    const bool goes_there = blockIdx.z % 2 == 1;
-    const Way<decltype(bounds)> way(bounds, first_chunk, length, chunks_per_sequence, heads, width_v,
-                                    goes_there ? nth : num_segments - 1 - nth, num_segments, joined);
-    if (way.is_empty()) return;
-    if (goes_there)
-        go_there(way, weights, values, keys, decay, initial, ends, states);
+    const int num_segments = gridDim.z / 2, order = blockIdx.z / 2;
+    const bool is_forward = blockIdx.z % 2 == 1;
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, chunks_per_sequence, heads, width_v,
+                                    is_forward ? order : num_segments - 1 - order, num_segments, joined);
+    if (scan.is_empty()) return;
+    if (is_forward)
+        scan_forward(scan, weights, values, keys, decay, initial, ends, states);
     else
-        go_back(way, weights, queries, keys, scores, decay, growth, grad_out, grad_final, grad_initial, grad_ends, ready,
-                grad_values, grad_states);
+        scan_backward(scan, weights, queries, keys, scores, decay, growth, grad_out, grad_final, grad_initial, grad_ends,
+                      ready, grad_values, grad_states);
 }
 
 // ---------------------------------------------------------------- gradients inside a chunk
@@ -1166,12 +1169,13 @@ struct StateRows {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int place = (lane >> 1) + 16 * i;
-            copy16(stage + i * SLOT + 16 * lane, states, at + (8 * (place & 3) + (place >> 2)) * WIDTH + 8 * (lane & 1));
+            async_copy16(stage + i * SLOT + 16 * lane, states,
+                         at + (8 * (place & 3) + (place >> 2)) * WIDTH + 8 * (lane & 1));
         }
     }
-    __device__ void take(unsigned stage, int lane) {
+    __device__ void load(unsigned stage, int lane) {
 #pragma unroll
-        for (int t = 0; t < 8; ++t) rows[t] = take4(stage + 128 * t + 32 * (lane & 3) + 4 * (lane >> 2));
+        for (int t = 0; t < 8; ++t) rows[t] = load_shared4(stage + 128 * t + 32 * (lane & 3) + 4 * (lane >> 2));
     }
     // one channel of rows t and t + 1
     __device__ unsigned pair(int t, int channel) const {
@@ -1181,9 +1185,9 @@ struct StateRows {
 };
 
 // the inverse of a chunk's triangular system, transposed, in blocks of 16 x 16: upper left, upper right and lower right
-struct TurnedInverse {
+struct TransposedInverse {
     unsigned first[4], joining[4], second[4];
-    __device__ TurnedInverse(unsigned matrix, int lane) {
+    __device__ TransposedInverse(unsigned matrix, int lane) {
         const int row = (lane & 7) + 8 * (lane >> 4), part = lane >> 3 & 1;
         load_transposed(first, matrix + at_part<TOKENS / 8>(row, part));
         load_transposed(joining, matrix + at_part<TOKENS / 8>(16 + row, part));
@@ -1191,12 +1195,12 @@ struct TurnedInverse {
     }
     // upper and lower += inverse transposed @ rows, for values 2*p and 2*p + 1 of a thread and all its rows
     __device__ void solve(float (&upper)[4], float (&lower)[4], const unsigned (&rows)[ROWS][4], int p) const {
-        unsigned turned[ROWS];
+        unsigned columns[ROWS];
 #pragma unroll
-        for (int m = 0; m < ROWS; ++m) turned[m] = transposed(rows[m][p]);
-        multiply(upper, first, turned[0], turned[1]);
-        multiply(upper, joining, turned[2], turned[3]);
-        multiply(lower, second, turned[2], turned[3]);
+        for (int m = 0; m < ROWS; ++m) columns[m] = transposed(rows[m][p]);
+        multiply(upper, first, columns[0], columns[1]);
+        multiply(upper, joining, columns[2], columns[3]);
+        multiply(lower, second, columns[2], columns[3]);
     }
 };
 
@@ -1207,7 +1211,7 @@ struct Sums {
     // += rows[tokens, values] @ state[values, channels]
     __device__ void add_product(unsigned slots, const StateRows& state) {
         unsigned rows[ROWS][4];
-        take_rows(rows, slots);
+        load_rows(rows, slots);
 #pragma unroll
         for (int k = 0; k < 2; ++k)
 #pragma unroll
@@ -1222,18 +1226,18 @@ struct Sums {
 
 // multiplies by a 32 x 32 matrix of pairs in shared memory, of which only the pairs of levels first to end - 1 count
 struct Levels {
-    unsigned corner, turned_corner;  // masks of the pairs that a thread keeps in 8 x 8 blocks on the diagonal
+    unsigned corner, transposed_corner;  // masks of the pairs that a thread keeps in 8 x 8 blocks on the diagonal
     bool joins_eights, joins_halves;
 
     __device__ Levels(int first, int end, int lane) {
         const int r = lane >> 2, q = lane & 3;
-        corner = turned_corner = 0u;
+        corner = transposed_corner = 0u;
         for (int level = first; level < least(end, 3); ++level)
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 const unsigned half = side ? 0xffff0000u : 0xffffu;
                 if (meet(r, 2 * q + side, level)) corner |= half;
-                if (meet(2 * q + side, r, level)) turned_corner |= half;
+                if (meet(2 * q + side, r, level)) transposed_corner |= half;
             }
         joins_eights = first <= 3 && 3 < end, joins_halves = end > 4;
     }
@@ -1255,15 +1259,15 @@ struct Levels {
         multiply(lower, a, rows[0], rows[1]);
     }
     // the same with the matrix transposed
-    __device__ void multiply_turned(float (&upper)[4], float (&lower)[4], unsigned matrix, const unsigned (&rows)[ROWS],
-                                    int lane) const {
+    __device__ void multiply_by_transposed(float (&upper)[4], float (&lower)[4], unsigned matrix,
+                                           const unsigned (&rows)[ROWS], int lane) const {
         const int row = (lane & 7) + 8 * (lane >> 4), part = lane >> 3 & 1;
         unsigned a[4];
         load_transposed(a, matrix + at_part<TOKENS / 8>(row, part));
-        keep_turned(a);
+        keep_transposed(a);
         multiply(upper, a, rows[0], rows[1]);
         load_transposed(a, matrix + at_part<TOKENS / 8>(16 + row, 2 + part));
-        keep_turned(a);
+        keep_transposed(a);
         multiply(lower, a, rows[2], rows[3]);
         if (!joins_halves) return;
         load_transposed(a, matrix + at_part<TOKENS / 8>(16 + row, part));
@@ -1272,13 +1276,13 @@ struct Levels {
     __device__ void keep(unsigned (&a)[4]) const {
         a[0] &= corner, a[1] = joins_eights ? a[1] : 0u, a[2] = 0u, a[3] &= corner;
     }
-    __device__ void keep_turned(unsigned (&a)[4]) const {
-        a[0] &= turned_corner, a[1] = 0u, a[2] = joins_eights ? a[2] : 0u, a[3] &= turned_corner;
+    __device__ void keep_transposed(unsigned (&a)[4]) const {
+        a[0] &= transposed_corner, a[1] = 0u, a[2] = joins_eights ? a[2] : 0u, a[3] &= transposed_corner;
     }
 };
 
 __device__ float diagonal_of(unsigned matrix, int token) {
-    const uint4 eight = take16(matrix + at_part<TOKENS / 8>(token, token >> 3));
+    const uint4 eight = load_shared16(matrix + at_part<TOKENS / 8>(token, token >> 3));
     const unsigned two = token & 4 ? (token & 2 ? eight.w : eight.z) : (token & 2 ? eight.y : eight.x);
     return token & 1 ? high_of(two) : low_of(two);
 }
@@ -1288,7 +1292,7 @@ __device__ float from_rows(const float (&rows)[ROWS], int m, int half) { return 
 
 // channels 2*p and 2*p + 1 of row m of a thread, from the stage of a part
 __device__ unsigned pair_in(unsigned stage, int m, int p, int lane) {
-    return take4(stage + m * (SLOT / 2) + 8 * lane + 4 * p);
+    return load_shared4(stage + m * (SLOT / 2) + 8 * lane + 4 * p);
 }
 
 // calls use(row, side, sum) for the accumulators of two channels and all rows of a thread
@@ -1300,10 +1304,10 @@ template <typename Use> __device__ void for_each(const float (&halves)[2][4], Us
 }
 
 // adds what pairs contribute to the gradients. exponent(m, c) gives the factor of a token that is later in a pair; as the
-// earlier one, its exponent is multiplied by turn
+// earlier one, its exponent is multiplied by sign
 template <typename Exponent>
 __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_strength)[ROWS],
-                          unsigned queries, unsigned keys, Exponent exponent, float turn, const Levels& levels,
+                          unsigned queries, unsigned keys, Exponent exponent, float sign, const Levels& levels,
                           unsigned pairs, int lane) {
     const unsigned scores = pairs, overlaps = pairs + PAIR_BYTES, weighed = pairs + 2 * PAIR_BYTES;
 #pragma unroll
@@ -1316,7 +1320,7 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
             for (int side = 0; side < 2; ++side) {
                 const float of_later = exponent(m, 2 * p + side);
                 rise[m][side] = power_of_two(of_later);
-                fall[m][side] = power_of_two(of_later * turn);
+                fall[m][side] = power_of_two(of_later * sign);
             }
             query[m] = pair_in(queries, m, p, lane), later[m] = pair_in(keys, m, p, lane);
             earlier[m] = pack(low_of(later[m]) * fall[m][0], high_of(later[m]) * fall[m][1]);
@@ -1340,10 +1344,10 @@ __device__ void add_pairs(Sums& of_query, Sums& of_key, Sums& z, float (&of_stre
         for_each(unweighed, [&](int m, int side, float b) { of_strength[m] += half_of(later[m], side) * b; });
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) columns[m] = transposed(later[m]);
-        levels.multiply_turned(to_earlier[0], to_earlier[1], weighed, columns, lane);
+        levels.multiply_by_transposed(to_earlier[0], to_earlier[1], weighed, columns, lane);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) columns[m] = transposed(query[m]);
-        levels.multiply_turned(to_earlier[0], to_earlier[1], scores, columns, lane);
+        levels.multiply_by_transposed(to_earlier[0], to_earlier[1], scores, columns, lane);
         for_each(to_earlier, [&](int m, int side, float d) {
             z.at(m, 2 * p + side) -= half_of(earlier[m], side) * d;
             of_key.at(m, 2 * p + side) += d * fall[m][side];
@@ -1368,7 +1372,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     // prefetches an item of a part: 32 values of the first state and of the last state's gradient at a time, then queries
     // and keys, then gates
     const auto fetch = [&](int item) {
-        const int nth = item < per_part ? 0 : 1, i = item - nth * per_part, part = 2 * warp + nth;
+        const int part_of_warp = item < per_part ? 0 : 1, part = 2 * warp + part_of_warp;
+        const int i = item - part_of_warp * per_part;
         if (i < groups) {
             const long long at = (chunk.index * width_v + GROUP * i) * WIDTH + PART * part;
             StateRows::copy(stage_of(item), states, at, lane);
@@ -1378,7 +1383,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         } else if (i == groups + 1) {
             copy_gates(stage_of(item), g, chunk, part, lane);
         }
-        end_copies();
+        commit_copies();
     };
     for (int i = warp; i < 2 * groups; i += warps) {
         const int group = i >> 1, of_value = GROUP * group + 8 * quad;
@@ -1387,33 +1392,33 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             const int token = r + 8 * m;
             const long long at = (i & 1 ? chunk.at(token, width_v) : (chunk.index * TOKENS + token) * width_v) + of_value;
             if (i & 1) {
-                copy16(slots_of(OUTPUTS, group) + m * SLOT, grad_out, at, chunk.has(token));
-                copy16(slots_of(OLD_VALUES, group) + m * SLOT, v, at, chunk.has(token));
+                async_copy16(slots_of(OUTPUTS, group) + m * SLOT, grad_out, at, chunk.has(token));
+                async_copy16(slots_of(OLD_VALUES, group) + m * SLOT, v, at, chunk.has(token));
             } else {
-                copy16(slots_of(NEW_VALUES, group) + m * SLOT, values, at);
-                copy16(slots_of(WRITTEN, group) + m * SLOT, grad_values, at);
+                async_copy16(slots_of(NEW_VALUES, group) + m * SLOT, values, at);
+                async_copy16(slots_of(WRITTEN, group) + m * SLOT, grad_values, at);
             }
         }
     }
     for (int i = threadIdx.x; i < TOKENS * 4; i += WIDTH)  // each 16 bytes of a row
-        copy16(solver + at_part<TOKENS / 8>(i >> 2, i & 3), inverse, chunk.index * (TOKENS * TOKENS) + i * 8);
-    end_copies();
+        async_copy16(solver + at_part<TOKENS / 8>(i >> 2, i & 3), inverse, chunk.index * (TOKENS * TOKENS) + i * 8);
+    commit_copies();
 #pragma unroll
     for (int item = 0; item < RING; ++item) fetch(item);
-    if (warp == 0) put4(strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
+    if (warp == 0) store_shared4(strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
     const float grown = growth[chunk.index], poison = grown != grown ? grown : 0.0f;
     float strength[ROWS], of_strength[ROWS] = {};
     await_copies<RING>();
     __syncthreads();
-    take_strengths(strength, strengths, r);
+    load_strengths(strength, strengths, r);
 
     // values: the gradient of V' becomes that of the triangular system's right side, which contains beta*v
-    const TurnedInverse solved(solver, lane);
+    const TransposedInverse solved(solver, lane);
 #pragma unroll 1
     for (int group = warp; group < groups; group += warps) {
         unsigned rows[ROWS][4], old[ROWS][4], written[ROWS][4], given[ROWS][4];
-        take_rows(rows, slots_of(WRITTEN, group));
-        take_rows(old, slots_of(OLD_VALUES, group));
+        load_rows(rows, slots_of(WRITTEN, group));
+        load_rows(old, slots_of(OLD_VALUES, group));
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             float halves[2][4] = {};
@@ -1428,7 +1433,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         }
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
-            put16(slots_of(WRITTEN, group) + m * SLOT, uint4{written[m][0], written[m][1], written[m][2], written[m][3]});
+            store_shared16(slots_of(WRITTEN, group) + m * SLOT,
+                           uint4{written[m][0], written[m][1], written[m][2], written[m][3]});
             if (chunk.has(r + 8 * m))
                 store16(grad_v, chunk.at(r + 8 * m, width_v) + GROUP * group + 8 * quad,
                         uint4{given[m][0], given[m][1], given[m][2], given[m][3]});
@@ -1444,7 +1450,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         float sums[4] = {};
         for (int group = 0; group < groups; ++group) {
             const unsigned left = slots_of(is_score ? OUTPUTS : WRITTEN, group) + 2 * m * SLOT;
-            const uint4 x = take16(left), y = take16(left + SLOT), z = take16(slots_of(NEW_VALUES, group) + n * SLOT);
+            const uint4 x = load_shared16(left), y = load_shared16(left + SLOT);
+            const uint4 z = load_shared16(slots_of(NEW_VALUES, group) + n * SLOT);
             const unsigned first[4] = {x.x, y.x, x.y, y.y}, second[4] = {x.z, y.z, x.w, y.w};
             multiply(sums, first, z.x, z.y);
             multiply(sums, second, z.z, z.w);
@@ -1455,15 +1462,15 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             const float a = sums[2 * half] * times, b = sums[2 * half + 1] * times;
             const unsigned at = pairs + at_part<TOKENS / 8>(row_of(m, 2 * half, r), n) + 4 * quad;
             const float weight = from_rows(strength, m, half);
-            put4(is_score ? at : at + PAIR_BYTES, pack(a, b));
-            if (!is_score) put4(at + 2 * PAIR_BYTES, pack(a * weight, b * weight));
+            store_shared4(is_score ? at : at + PAIR_BYTES, pack(a, b));
+            if (!is_score) store_shared4(at + 2 * PAIR_BYTES, pack(a * weight, b * weight));
         }
     }
     __syncthreads();
 
 #pragma unroll 1
-    for (int nth = 0; nth < 2; ++nth) {
-        const int first = nth * per_part;
+    for (int part_of_warp = 0; part_of_warp < 2; ++part_of_warp) {
+        const int first = part_of_warp * per_part;
         Sums of_query, of_key, z;  // z first holds the negated gradient of weighed keys
         float of_decay[2] = {};
 #pragma unroll 1
@@ -1472,8 +1479,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             await_warp();
             const unsigned stage = stage_of(first + group);
             StateRows state, grad_state;
-            state.take(stage, lane);
-            grad_state.take(stage + PART_STAGE / 2, lane);
+            state.load(stage, lane);
+            grad_state.load(stage + PART_STAGE / 2, lane);
 #pragma unroll
             for (int t = 0; t < 8; ++t)
 #pragma unroll
@@ -1488,7 +1495,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         float gates[8][2], sums[ROWS][CHANNELS], middle[CHANNELS], own[ROWS];
         await_copies<RING - 2>();
         await_warp();
-        take_gates(gates, stage_of(first + groups + 1), lane);
+        load_gates(gates, stage_of(first + groups + 1), lane);
         sum_gates(sums, gates, r, quad);
         const bool is_steep = any_lane(find_middle(middle, sums, quad));
         if (is_steep) {
@@ -1497,7 +1504,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         }
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) own[m] = diagonal_of(pairs, r + 8 * m);
-        take_strengths(strength, strengths, r);
+        load_strengths(strength, strengths, r);
 #pragma unroll
         for (int c = 0; c < 2; ++c) of_decay[c] = sum_over_quads(of_decay[c], lane);
 #pragma unroll
@@ -1508,7 +1515,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
 #pragma unroll
             for (int side = 0; side < 2; ++side) {
                 const int c = 2 * p + side;
-                const float end = from_lane(sums[3][c], 28 + quad);
+                const float end = shuffle(sums[3][c], 28 + quad);
                 float of_last = 0.0f;  // the term of the last state for all gates, added to Z of the last token
 #pragma unroll
                 for (int m = 0; m < ROWS; ++m) {
@@ -1524,8 +1531,8 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
                     of_key.at(m, c) = grad_key + grad_weighed * strength[m] + own[m] * a;
                 }
 #pragma unroll
-                for (int step = 4; step < 32; step *= 2) of_last += from_lane(of_last, lane ^ step);
-                of_last += power_of_two(end) * from_lane(of_decay[c & 1], 4 * (2 * quad + (c >> 1)));
+                for (int step = 4; step < 32; step *= 2) of_last += shuffle(of_last, lane ^ step);
+                of_last += power_of_two(end) * shuffle(of_decay[c & 1], 4 * (2 * quad + (c >> 1)));
                 z.at(ROWS - 1, c) += r == 7 ? of_last : 0.0f;
             }
         }
@@ -1546,11 +1553,11 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
             for (int step = 1; step < 8; step *= 2)
 #pragma unroll
                 for (int m = 0; m < ROWS; ++m) {
-                    const float later = from_lane(z.at(m, c), lane + 4 * step & 31);
+                    const float later = shuffle(z.at(m, c), lane + 4 * step & 31);
                     z.at(m, c) += r + step < 8 ? later : 0.0f;
                 }
 #pragma unroll
-            for (int m = ROWS - 2; m >= 0; --m) z.at(m, c) += from_lane(z.at(m + 1, c), quad);
+            for (int m = ROWS - 2; m >= 0; --m) z.at(m, c) += shuffle(z.at(m + 1, c), quad);
         }
         await_warp();
         fetch(first + groups + RING);
@@ -1558,7 +1565,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
             if (!chunk.has(r + 8 * m)) continue;
-            const long long at = chunk.at(r + 8 * m, WIDTH) + PART * (2 * warp + nth) + CHANNELS * quad;
+            const long long at = chunk.at(r + 8 * m, WIDTH) + PART * (2 * warp + part_of_warp) + CHANNELS * quad;
             const auto pair_of = [&](Sums& sums, int p) {
                 return pack(sums.at(m, 2 * p) + poison, sums.at(m, 2 * p + 1) + poison);
             };
@@ -1572,12 +1579,12 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) {
         of_strength[m] = sum_over_quads(of_strength[m], lane);
-        if (quad == 0) put4(of_strengths + 4 * (TOKENS * warp + r + 8 * m), __float_as_uint(of_strength[m]));
+        if (quad == 0) store_shared4(of_strengths + 4 * (TOKENS * warp + r + 8 * m), __float_as_uint(of_strength[m]));
     }
     __syncthreads();
     if (warp > 0 || !chunk.has(lane)) return;
     float all = poison;
 #pragma unroll
-    for (int i = 0; i < warps; ++i) all += shared_float(of_strengths + 4 * (TOKENS * i + lane));
+    for (int i = 0; i < warps; ++i) all += load_shared_float(of_strengths + 4 * (TOKENS * i + lane));
     store_either(grad_beta, narrow_grad_beta, chunk.at(lane, 1), all);
 }

@@ -317,7 +317,7 @@ def scan(
 
 
 @triton.jit
-def _go_there(
+def _scan_forward(
     weights, values, keys, decay, initial, states, first_chunk, NUM_CHUNKS, H, K, V,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
@@ -344,7 +344,7 @@ def _go_there(
 
 
 @triton.jit
-def _go_back(
+def _scan_backward(
     weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states, bounds,
     first_chunk, T, NUM_CHUNKS, H, K, V,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
@@ -379,25 +379,25 @@ def _go_back(
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def scan_there_and_back(
+def scan_both_ways(
     weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
     grad_states, bounds, first_chunk,
     T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """Run both scans of a backward pass: half of the programs go there, half go back, independent of each other."""
+    """Run both scans of a backward pass: half of the programs scan forward and half backward."""
     if FIXED_K:
         K = FIXED_K
     if FIXED_V:
         V = FIXED_V
     if tl.program_id(2) == 0:
-        _go_there(
+        _scan_forward(
             weights, values, keys, decay, initial, states, first_chunk, NUM_CHUNKS, H, K, V,
             C, BLOCK_K, BLOCK_V, STAGES, PACKED, HAS_INITIAL,
         )  # fmt: skip
     else:
-        _go_back(
+        _scan_backward(
             weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states,
             bounds, first_chunk, T, NUM_CHUNKS, H, K, V,
             C, BLOCK_K, BLOCK_V, STAGES, PACKED, HAS_FINAL, WANTS_INITIAL,
@@ -494,8 +494,8 @@ def _gradients_from_the_middle(query, key, sums, strength, of_scores, of_overlap
     of_query = product(here, raised_key)
     of_sums = decayed_query.to(tl.float32) * of_query + decayed_key.to(tl.float32) * of_decayed
     of_sums -= raised_key.to(tl.float32) * of_raised
-    turned = _from_the_middle(j, i, query.shape[0])
-    of_gate = _sums(turned, of_sums, dtype) + _sums(turned, of_sums - of_sums.to(dtype).to(tl.float32), dtype)
+    transposed = _from_the_middle(j, i, query.shape[0])
+    of_gate = _sums(transposed, of_sums, dtype) + _sums(transposed, of_sums - of_sums.to(dtype).to(tl.float32), dtype)
     return of_query * factor, of_decayed * factor + of_raised * inverse, of_gate, of_strength
 
 

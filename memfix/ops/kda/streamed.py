@@ -80,7 +80,7 @@ class _Scan:
     """The scan over all chunks, with the two buffers that they share."""
 
     inputs: tuple[torch.Tensor, ...]
-    pieces: list[tuple[slice, slice]]  # the slice of T of each chunk, and the slice of S of its sequences
+    chunk_slices: list[tuple[slice, slice]]  # the slice of T of each chunk, and the slice of S of its sequences
     scale: float
     num_states: int
     transitions_CZKK: torch.Tensor
@@ -147,7 +147,7 @@ class _Scan:
         return self.states_CZKV.new_zeros(self.num_states, num_heads, *self.states_CZKV.shape[2:])
 
     def _chunks(self, backwards: bool = False) -> Iterator[_Chunk]:
-        for tokens, states in reversed(self.pieces) if backwards else self.pieces:
+        for tokens, states in reversed(self.chunk_slices) if backwards else self.chunk_slices:
             q, k, v, g, beta = (_taken(tensor, tokens, self.states_CZKV.dtype) for tensor in self.inputs)
             yield _Chunk(tokens, states, q, k, v, g.exp(), beta.unsqueeze(-1))
 

@@ -59,6 +59,5 @@ def token_log_probabilities(
     flat = (as_rows(hidden), weight, token.reshape(-1), bias)
     tensors = LossTensors.checked(*flat, target_name="token")
     strategy = KERNELS if form == "triton" else ChunkStrategy(TiledPass)
-    with torch.cuda.device_of(hidden):
-        nll_N = chunked_linear_cross_entropy(tensors, options, strategy, loss_dtype=sum_dtype(hidden.dtype))
+    nll_N = chunked_linear_cross_entropy(tensors, options, strategy, loss_dtype=sum_dtype(hidden.dtype))
     return -nll_N.reshape(token.shape)

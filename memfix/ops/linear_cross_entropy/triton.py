@@ -56,9 +56,7 @@ def triton_linear_cross_entropy(tensors: LossTensors, options: Options) -> torch
     Peak above inputs in a bfloat16 train step, ``C = rows_per_chunk``: ``2*N*D + 2*V*D + 2*C*V + 6*C*D`` bytes and
     ``C*V/64 + V*D/64`` for sums and scales. Other dtypes take as much as in ``recompute``.
     """
-    # kernels launch on the current device; in backward autograd makes it that of the tensors
-    with torch.cuda.device_of(tensors.hidden_ND):
-        return chunked_linear_cross_entropy(tensors, options, KERNELS)
+    return chunked_linear_cross_entropy(tensors, options, KERNELS)
 
 
 def _kernel_pass(head: Head, rows_per_chunk: int, wants_gradient: bool) -> ExponentialsPass | LogitsPass:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ...cuda_kernels import CudaKernel
+from ..launches import num_tiles
 
 SOURCE = Path(__file__).with_name("matmul.cu")
 TILE = 16
@@ -23,7 +24,7 @@ def product_by(kernel: CudaKernel, left_MK: torch.Tensor, right_KN: torch.Tensor
     if M > TILE * MOST_BLOCKS:
         raise ValueError(f"the product must have at most {TILE * MOST_BLOCKS:,} rows, got {M:,}; use torch.matmul")
     out_MN = left_MK.new_empty(M, N)
-    grid = (-(-N // TILE), -(-M // TILE))
+    grid = num_tiles(N, TILE), num_tiles(M, TILE)
     if out_MN.numel():
         kernel.launch(
             grid, (TILE, TILE), left_MK, right_KN, out_MN, M, N, K, *left_MK.stride(), *right_KN.stride()

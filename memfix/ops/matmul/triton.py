@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..dispatch import require_kernels
+from ..launches import launch, num_tiles
 from .differentiable import differentiable_product
 
 
@@ -37,7 +38,8 @@ def _multiply(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
     (M, K), N = left_MK.shape, right_KN.shape[1]
     out_MN = left_MK.new_empty(M, N)
     if out_MN.numel():
-        product_tile[(-(-N // TILE.columns), -(-M // TILE.rows))](
+        launch(
+            product_tile, (num_tiles(N, TILE.columns), num_tiles(M, TILE.rows)),
             left_MK, right_KN, out_MN, M, N, K, *left_MK.stride(), *right_KN.stride(),
             ROWS=TILE.rows, COLUMNS=TILE.columns, TERMS=TILE.terms,
         )  # fmt: skip

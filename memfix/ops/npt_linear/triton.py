@@ -48,8 +48,7 @@ def triton_npt_linear(
     tensors = NptTensors(hidden, weight, a, b, modulation).checked()
     require_kernels(tensors.hidden, instead="factored")
     has_kernels = tensors.hidden.itemsize == 2 and a.shape[1] <= _LARGEST_RANK
-    with torch.cuda.device_of(tensors.hidden):  # kernels launch on the current device
-        return apply_factored(KERNELS if has_kernels else TORCH, tensors)
+    return apply_factored(KERNELS if has_kernels else TORCH, tensors)
 
 
 def _project_down(

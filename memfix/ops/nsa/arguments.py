@@ -11,6 +11,7 @@ import torch
 
 from ..arguments import require_at_least_one, require_floating, require_same, require_shape, require_size
 from ..call import takes
+from ..launches import num_tiles
 
 NUM_BRANCHES = 3  # in the order of the gates: compressed, selected, window
 
@@ -20,7 +21,7 @@ MOST_HEADS = 64
 """Query heads per key-value head."""
 MOST_SHARED = 256
 """Tokens that a compressed and a selection block have in common: larger counts are not exact in bfloat16."""
-MOST_MET = 512
+MOST_OVERLAPPING = 512
 """Compressed blocks that share tokens with one selection block."""
 
 
@@ -49,7 +50,7 @@ class Blocks:
 
     def num_selectable(self, num_tokens: int) -> int:
         """How many selection blocks have begun after ``num_tokens``."""
-        return -(-num_tokens // self.select_block)
+        return num_tiles(num_tokens, self.select_block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +123,11 @@ def takes_kernels(q_BTGRD: torch.Tensor, blocks: Blocks) -> bool:
     """Whether the kernels support this call; if not, the form ``triton`` runs ``chunked``."""
     heads, width = q_BTGRD.shape[3:]
     shared = min(blocks.compress_block, blocks.select_block)
-    met = blocks.compress_block + blocks.select_block
+    overlapping = blocks.compress_block + blocks.select_block
     return (
         q_BTGRD.dtype != torch.float64
         and width <= WIDEST
         and heads <= MOST_HEADS
         and shared <= MOST_SHARED
-        and met <= MOST_MET * blocks.compress_stride
+        and overlapping <= MOST_OVERLAPPING * blocks.compress_stride
     )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..derivatives import first_derivative_only
+from ..launches import num_tiles
 from .arguments import NUM_BRANCHES, Blocks, NsaOptions, NsaTensors, nsa_form, scale_of
 from .branches import Branch, CompressedBranch, SelectedBranch, WindowBranch, as_batch
 from .compression import add_gradient_of_places, add_gradient_of_tokens, compress, place_weights
@@ -110,10 +111,10 @@ class _Call:
         if not blocks.num_compressed(tokens.stop):
             return None
         # all that overlap a selection block up to the last query's, complete or not: selection indexes them
-        met = slice(-(-blocks.num_selectable(tokens.stop) * blocks.select_block // blocks.compress_stride))
-        hidden_XM = self.end_M[met] > chunk.query_X[:, None]
+        overlapping = slice(num_tiles(blocks.num_selectable(tokens.stop) * blocks.select_block, blocks.compress_stride))
+        hidden_XM = self.end_M[overlapping] > chunk.query_X[:, None]
         none_complete = tokens.start < blocks.compress_block - 1
-        return CompressedBranch(self.k_NMD[:, met], self.v_NMD[:, met], hidden_XM, none_complete)
+        return CompressedBranch(self.k_NMD[:, overlapping], self.v_NMD[:, overlapping], hidden_XM, none_complete)
 
     def token_branches(self, chunk: _Chunk, selected_NCn: torch.Tensor) -> Iterator[tuple[int, Branch]]:
         yield SELECTED, SelectedBranch(self.k_BTGD, self.v_BTGD, selected_NCn, chunk.query_C, self.blocks)
@@ -192,8 +193,8 @@ def _selected(
     if compressed is None:
         scores_NCS = q_NXD.new_zeros(q_NXD.shape[0], num_queries, num_selectable, dtype=torch.float64)
     else:
-        met = slice(compressed.k.shape[1])
-        weights_NXM = probabilities_in_float64(q_NXD, selecting_k_NMD[:, met], compressed.hidden, call.scale)
+        overlapping = slice(compressed.k.shape[1])
+        weights_NXM = probabilities_in_float64(q_NXD, selecting_k_NMD[:, overlapping], compressed.hidden, call.scale)
         weights_NCM = weights_NXM.unflatten(1, (num_queries, -1)).sum(2)
         del weights_NXM
         scores_NCS = shared.scores(weights_NCM, num_selectable)

@@ -51,7 +51,7 @@ _IN_FLOAT64 = (
 )
 
 _KERNELS = f"{__package__}.triton"
-_CUT = (
+_TILES = (
     "COMPRESSED", "WINDOW", "SELECTED", "SCORE", "EXACT", "COMPRESSED_BACKWARD", "WINDOW_BACKWARD",
     "SELECTED_BACKWARD", "COMPRESSED_KEYS", "TOKEN_KEYS",
 )  # fmt: skip
@@ -59,7 +59,7 @@ _SMALL_TILES = {
     f"{_KERNELS}.CHOSEN_AT_ONCE": 16,
     f"{_KERNELS}.SETTLED_AT_ONCE": 8,
     f"{_KERNELS}.FIRST_SEGMENT": 6,
-    **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=2) for name in _CUT},
+    **{f"{_KERNELS}.{name}": Tiles(rows=64, keys=32, stages=1, warps=2) for name in _TILES},
 }
 
 

@@ -15,9 +15,9 @@ import triton.language as tl
 
 from ..kernels import power_of_two, product
 
-COMPRESSED = tl.constexpr(0)
-SELECTED = tl.constexpr(1)
-WINDOW = tl.constexpr(2)
+COMPRESSED_BRANCH = tl.constexpr(0)
+SELECTED_BRANCH = tl.constexpr(1)
+WINDOW_BRANCH = tl.constexpr(2)
 NO_BLOCK = tl.constexpr(2**31 - 1)
 
 COUNTS = (
@@ -42,7 +42,7 @@ def of_item(tensor, item, num_rows, width):
 
 
 @triton.jit
-def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+def vectors(of, at, exists, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     """Load the vectors of rows, zeros where masked: ``[X, D]``, or two such tiles where ``BLOCK_E`` is not 0.
 
     A tile has a power of two of channels. 80 channels are a tile of 64 and one of 16: one tile of 128 would take 1.6
@@ -50,23 +50,23 @@ def vectors(of, at, is_there, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_
     """
     begin = (of + at.to(tl.int64) * WIDTH)[:, None]
     channel = tl.arange(0, BLOCK_D)
-    first = tl.load(begin + channel[None, :], mask=is_there[:, None] & (channel < WIDTH)[None, :], other=0.0)
+    first = tl.load(begin + channel[None, :], mask=exists[:, None] & (channel < WIDTH)[None, :], other=0.0)
     tiles = (first,)
     if BLOCK_E > 0:
         channel = BLOCK_D + tl.arange(0, BLOCK_E)
-        mask = is_there[:, None] & (channel < WIDTH)[None, :]
+        mask = exists[:, None] & (channel < WIDTH)[None, :]
         tiles = (first, tl.load(begin + channel[None, :], mask=mask, other=0.0))
     return tiles
 
 
 @triton.jit
-def write_vectors(to, at, is_there, tiles, WIDTH: tl.constexpr):
+def write_vectors(to, at, exists, tiles, WIDTH: tl.constexpr):
     begin = (to + at.to(tl.int64) * WIDTH)[:, None]
     for i in tl.static_range(len(tiles)):
         channel = tl.arange(0, tiles[i].shape[1])
         if i == 1:
             channel += tiles[0].shape[1]
-        mask = is_there[:, None] & (channel < WIDTH)[None, :]
+        mask = exists[:, None] & (channel < WIDTH)[None, :]
         tl.store(begin + channel[None, :], tiles[i].to(to.dtype.element_ty), mask=mask)
 
 
@@ -143,20 +143,20 @@ def num_complete(token, compress_block, compress_stride):
 
 # ---------------------------------------------------------------- softmax, a tile of keys at a time
 @triton.jit
-def nothing_yet(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr):
+def empty_state(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr):
     """Return the state of an online softmax before the first key: the largest score, the sum of weights, and weighted
     sums. Forward sums values. Backward sums the gradients of weights, keys times these minus their mean, and keys."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = zeros(ROWS, BLOCK_D, BLOCK_E)
-    known = (top, total, sums)
+    state = (top, total, sums)
     if BACKWARD:
-        known = (top, total, tl.zeros([ROWS], tl.float32), sums, zeros(ROWS, BLOCK_D, BLOCK_E))
-    return known
+        state = (top, total, tl.zeros([ROWS], tl.float32), sums, zeros(ROWS, BLOCK_D, BLOCK_E))
+    return state
 
 
 @triton.jit
-def weigh(scores, top):
+def relative_weights(scores, top):
     """Return the largest score so far, a tile's weights relative to it, and the factor for all weights before."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     above = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -164,22 +164,28 @@ def weigh(scores, top):
 
 
 @triton.jit
-def absorb(scores, values, known):
-    top, total, sums = known
-    top, weights, kept = weigh(scores, top)
-    return top, total * kept + tl.sum(weights, 1), plus_product(times(sums, kept[:, None]), weights, values)
+def with_keys(state, scores, keys, values, up_XD, BACKWARD: tl.constexpr):
+    """Return the state with a tile of keys added."""
+    if BACKWARD:
+        state = _with_gradients(state, scores, inner(up_XD, values), keys)
+    else:
+        top, total, sums = state
+        top, weights, kept = relative_weights(scores, top)
+        total = total * kept + tl.sum(weights, 1)
+        state = (top, total, plus_product(times(sums, kept[:, None]), weights, values))
+    return state
 
 
 @triton.jit
-def absorb_gradient(scores, grad_weights, keys, known):
-    """Add a tile of keys to the state. A score's gradient is its weight times (the weight's gradient - their mean).
+def _with_gradients(state, scores, grad_weights, keys):
+    """Do so in backward: a score's gradient is its weight times (the weight's gradient - their mean).
 
     The mean is known only at the end. So keys are summed with the mean so far, and the sum is corrected as the mean
     moves. A difference of two sums would be simpler, but loses its digits where one key has nearly all weight.
     """
-    top, total, moment, sums, keys_sum = known
+    top, total, moment, sums, keys_sum = state
     before = mean_of(moment, total)
-    top, weights, kept = weigh(scores, top)
+    top, weights, kept = relative_weights(scores, top)
     total = total * kept + tl.sum(weights, 1)
     # an unseen key has weight 0 and adds nothing, even if its value is infinite or NaN
     moment = moment * kept + tl.sum(tl.where(weights > 0, weights * grad_weights, weights), 1)
@@ -202,7 +208,7 @@ def logarithm(top, total):
 
 @triton.jit
 def write_rows(
-    known, to, gates, grad_gates, stats, branch, at, is_there, rows_of_item, num_rows, natural_scale, item,
+    state, to, gates, grad_gates, stats, branch, at, exists, rows_of_item, num_rows, natural_scale, item,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BACKWARD: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """Write, or with ``ADDS`` add, the output of a branch times its gate, zeros where nothing is seen. In backward do
@@ -210,23 +216,23 @@ def write_rows(
     weights' gradients, which is the gate's gradient, and the gate in float32: 16-bit loads are not prefetched."""
     to = of_item(to, item, rows_of_item, WIDTH)
     gates = of_item(gates, item, rows_of_item, 3)
-    gate = tl.load(gates + at * 3 + branch, mask=is_there, other=0.0).to(tl.float32)
+    gate = tl.load(gates + at * 3 + branch, mask=exists, other=0.0).to(tl.float32)
     if BACKWARD:
-        top, total, moment, sums, _ = known
+        top, total, moment, sums, _ = state
         mean = mean_of(moment, total)
         grad_gates = of_item(grad_gates, item, rows_of_item, 3)
         of_branch = of_item(stats, item, rows_of_item, 1) + branch * 3 * num_rows + at
-        tl.store(of_branch, logarithm(top, total), mask=is_there)
-        tl.store(of_branch + num_rows, mean, mask=is_there)
-        tl.store(of_branch + 2 * num_rows, gate, mask=is_there)
-        tl.store(grad_gates + at * 3 + branch, mean.to(grad_gates.dtype.element_ty), mask=is_there)
+        tl.store(of_branch, logarithm(top, total), mask=exists)
+        tl.store(of_branch + num_rows, mean, mask=exists)
+        tl.store(of_branch + 2 * num_rows, gate, mask=exists)
+        tl.store(grad_gates + at * 3 + branch, mean.to(grad_gates.dtype.element_ty), mask=exists)
         gate *= natural_scale
     else:
-        top, total, sums = known
+        top, total, sums = state
     sums = times(sums, (gate / tl.where(total == 0, 1.0, total))[:, None])
     if ADDS:
-        sums = plus(sums, vectors(to, at, is_there, WIDTH, BLOCK_D, BLOCK_E))
-    write_vectors(to, at, is_there, sums, WIDTH)
+        sums = plus(sums, vectors(to, at, exists, WIDTH, BLOCK_D, BLOCK_E))
+    write_vectors(to, at, exists, sums, WIDTH)
 
 
 # ---------------------------------------------------------------- rows: output, or gradients of q and of the gates
@@ -241,14 +247,14 @@ def rows_of_tile(
     item, group = tl.program_id(1) // groups, tl.program_id(1) % groups
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     token = begin + row // BLOCK_HEADS
-    at, is_there = rows_of(token, row % BLOCK_HEADS, token < stop, group, num_tokens, groups, HEADS)
+    at, exists = rows_of(token, row % BLOCK_HEADS, token < stop, group, num_tokens, groups, HEADS)
     q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    q_XD = vectors(q, at, exists, WIDTH, BLOCK_D, BLOCK_E)
     up_XD = q_XD
     if BACKWARD:
         upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-        up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-    return token, at, is_there, q_XD, up_XD
+        up_XD = vectors(upstream, at, exists, WIDTH, BLOCK_D, BLOCK_E)
+    return token, at, exists, q_XD, up_XD
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -269,11 +275,11 @@ def compressed_rows(
         low = of_item(low, n, num_compressed, WIDTH)
     compressed_v = of_item(compressed_v, n, num_compressed, WIDTH)
     begin = first + (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_TOKENS
-    token, at, is_there, q_XD, up_XD = rows_of_tile(
+    token, at, exists, q_XD, up_XD = rows_of_tile(
         begin, stop, q, upstream, num_tokens, groups,
         WIDTH, HEADS, BACKWARD, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
     )  # fmt: skip
-    known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
+    state = empty_state(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
     seen = num_complete(token, compress_block, compress_stride)
     last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
@@ -285,15 +291,12 @@ def compressed_rows(
             products = plus_inner(products, q_XD, vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E))
         scores = tl.where(block[None, :] < seen[:, None], products * scale, float("-inf"))
         values = vectors(compressed_v, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
-        if BACKWARD:
-            known = absorb_gradient(scores, inner(up_XD, values), keys, known)
-        else:
-            known = absorb(scores, values, known)
+        state = with_keys(state, scores, keys, values, up_XD, BACKWARD)
     if not BACKWARD:
         at_lse = (n * (stop - first) + token - first) * HEADS + at % HEADS
-        tl.store(lse + at_lse, logarithm(known[0], known[1]), mask=is_there)
+        tl.store(lse + at_lse, logarithm(state[0], state[1]), mask=exists)
     write_rows(
-        known, to, gates, grad_gates, stats, COMPRESSED, at, is_there, num_tokens * groups * HEADS, num_rows,
+        state, to, gates, grad_gates, stats, COMPRESSED_BRANCH, at, exists, num_tokens * groups * HEADS, num_rows,
         natural_scale, n // groups, WIDTH, BLOCK_D, BLOCK_E, BACKWARD, False,
     )  # fmt: skip
 
@@ -312,11 +315,11 @@ def window_rows(
     k = of_item(k, item, num_tokens * groups, WIDTH)
     v = of_item(v, item, num_tokens * groups, WIDTH)
     begin = first + tl.program_id(0) * BLOCK_TOKENS
-    token, at, is_there, q_XD, up_XD = rows_of_tile(
+    token, at, exists, q_XD, up_XD = rows_of_tile(
         begin, stop, q, upstream, num_tokens, groups,
         WIDTH, HEADS, BACKWARD, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
     )  # fmt: skip
-    known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
+    state = empty_state(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
     last = tl.minimum(begin + BLOCK_TOKENS, stop) - 1
     for start in range(tl.maximum(begin - window + 1, 0), last + 1, BLOCK_KEYS):
         key = start + tl.arange(0, BLOCK_KEYS)
@@ -324,12 +327,9 @@ def window_rows(
         age = token[:, None] - key[None, :]
         scores = tl.where((age >= 0) & (age < window), inner(q_XD, keys) * scale, float("-inf"))
         values = vectors(v, key * groups + group, key <= last, WIDTH, BLOCK_D, BLOCK_E)
-        if BACKWARD:
-            known = absorb_gradient(scores, inner(up_XD, values), keys, known)
-        else:
-            known = absorb(scores, values, known)
+        state = with_keys(state, scores, keys, values, up_XD, BACKWARD)
     write_rows(
-        known, to, gates, grad_gates, stats, WINDOW, at, is_there, num_tokens * groups * HEADS, num_rows,
+        state, to, gates, grad_gates, stats, WINDOW_BRANCH, at, exists, num_tokens * groups * HEADS, num_rows,
         natural_scale, item, WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
     )  # fmt: skip
 
@@ -359,11 +359,11 @@ def selected_rows(
     k = of_item(k, item, num_tokens * groups, WIDTH)
     v = of_item(v, item, num_tokens * groups, WIDTH)
     begin = first + tl.program_id(0) * BLOCK_TOKENS
-    token, at, is_there, q_XD, up_XD = rows_of_tile(
+    token, at, exists, q_XD, up_XD = rows_of_tile(
         begin, stop, q, upstream, num_tokens, groups,
         WIDTH, HEADS, BACKWARD, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
     )  # fmt: skip
-    known = nothing_yet(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
+    state = empty_state(BLOCK_TOKENS * BLOCK_HEADS, BLOCK_D, BLOCK_E, BACKWARD)
 
     listed, slot = begin + tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_SELECTED)
     at_listed = (n * num_listed + listed - offset).to(tl.int64)[:, None] * NUM_SELECTED + slot[None, :]
@@ -385,13 +385,10 @@ def selected_rows(
         seen = (has[:, None] > 0) & (key[None, :] <= token[:, None]) & is_key[None, :]
         scores = tl.where(seen, inner(q_XD, keys) * scale, float("-inf"))
         values = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
-        if BACKWARD:
-            known = absorb_gradient(scores, inner(up_XD, values), keys, known)
-        else:
-            known = absorb(scores, values, known)
+        state = with_keys(state, scores, keys, values, up_XD, BACKWARD)
         block = tl.where(step % PARTS == PARTS - 1, next_block(blocks, block), block)
     write_rows(
-        known, to, gates, grad_gates, stats, SELECTED, at, is_there, num_tokens * groups * HEADS, num_rows,
+        state, to, gates, grad_gates, stats, SELECTED_BRANCH, at, exists, num_tokens * groups * HEADS, num_rows,
         natural_scale, item, WIDTH, BLOCK_D, BLOCK_E, BACKWARD, True,
     )  # fmt: skip
 
@@ -399,18 +396,18 @@ def selected_rows(
 # ---------------------------------------------------------------- gradients of keys and values
 @triton.jit
 def plus_gradients(
-    grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, branch, at, is_there, seen_KX, num_rows, scale,
+    grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, branch, at, exists, seen_KX, num_rows, scale,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Add what rows contribute in a branch to the gradients of keys, which lack the natural scale, and of values."""
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
-    up_XD = vectors(upstream, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    q_XD = vectors(q, at, exists, WIDTH, BLOCK_D, BLOCK_E)
+    up_XD = vectors(upstream, at, exists, WIDTH, BLOCK_D, BLOCK_E)
     of_branch = stats + branch * 3 * num_rows + at
-    lse = tl.load(of_branch, mask=is_there, other=float("inf"))
-    mean = tl.load(of_branch + num_rows, mask=is_there, other=0.0)
-    gate = tl.load(of_branch + 2 * num_rows, mask=is_there, other=0.0)
+    lse = tl.load(of_branch, mask=exists, other=float("inf"))
+    mean = tl.load(of_branch + num_rows, mask=exists, other=0.0)
+    gate = tl.load(of_branch + 2 * num_rows, mask=exists, other=0.0)
     weights_KX = power_of_two(inner(k_KD, q_XD) * scale - lse[None, :]) * gate[None, :]
-    weights_KX = tl.where(seen_KX & is_there[None, :], weights_KX, 0.0)
+    weights_KX = tl.where(seen_KX & exists[None, :], weights_KX, 0.0)
     grad_scores_KX = tl.where(weights_KX == 0, 0.0, weights_KX * (inner(v_KD, up_XD) - mean[None, :]))
     return plus_product(grad_k_KD, grad_scores_KX, q_XD), plus_product(grad_v_KD, weights_KX, up_XD)
 
@@ -444,9 +441,9 @@ def gradients_of_compressed(
     grad_v_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
     for begin in range(tl.min(last, 0), num_tokens, BLOCK_TOKENS):
         token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-        at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
+        at, exists = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
         grad_k_KD, grad_v_KD = plus_gradients(
-            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, COMPRESSED, at, is_there,
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, COMPRESSED_BRANCH, at, exists,
             last[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
     write_vectors(grad_k, block, is_block, times(grad_k_KD, natural_scale), WIDTH)
@@ -480,9 +477,9 @@ def gradients_of_first_block(
     stop = tl.minimum((segment + 1) * segment_tokens, num_tokens)
     for begin in range(segment * segment_tokens, stop, BLOCK_TOKENS):
         token, head = begin + row // BLOCK_HEADS, row % BLOCK_HEADS
-        at, is_there = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
+        at, exists = rows_of(token, head, token < stop, group, num_tokens, groups, HEADS)
         grad_k_KD, grad_v_KD = plus_gradients(
-            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED, at, is_there,
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED_BRANCH, at, exists,
             key[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
     at_sum = (n * tl.num_programs(2) + segment) * SELECT_BLOCK + key
@@ -537,9 +534,9 @@ def gradients_of_tokens(
     for begin in range(tl.where(is_summed, end, tl.load(at_bounds)), end, BLOCK_TOKENS):
         entry = begin + row // BLOCK_HEADS
         token = tl.load(listed + entry, mask=entry < end, other=0) // NUM_SELECTED
-        at, is_there = rows_of(token, head, entry < end, group, num_tokens, groups, HEADS)
+        at, exists = rows_of(token, head, entry < end, group, num_tokens, groups, HEADS)
         grad_k_KD, grad_v_KD = plus_gradients(
-            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED, at, is_there,
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED_BRANCH, at, exists,
             key[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
     for segment in range(0, tl.where(is_summed, num_segments, 0)):
@@ -550,10 +547,10 @@ def gradients_of_tokens(
     first_key = selectable * SELECT_BLOCK + part * BLOCK_KEYS
     for begin in range(first_key, tl.minimum(first_key + BLOCK_KEYS + window - 1, num_tokens), BLOCK_TOKENS):
         token = begin + row // BLOCK_HEADS
-        at, is_there = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
+        at, exists = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
         age = token[None, :] - key[:, None]
         grad_k_KD, grad_v_KD = plus_gradients(
-            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, WINDOW, at, is_there,
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, WINDOW_BRANCH, at, exists,
             (age >= 0) & (age < window), num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
         )  # fmt: skip
     grad_k_KD = times(grad_k_KD, natural_scale)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from ..launches import num_tiles
 from .arguments import Blocks
 
 _LARGEST = 2**31 - 1
@@ -30,7 +31,7 @@ class SharedTokens:
     def __init__(self, blocks: Blocks, num_tokens: int, device: torch.device) -> None:
         block, stride, size = blocks.compress_block, blocks.compress_stride, blocks.select_block
         start_S1 = torch.arange(blocks.num_selectable(num_tokens), device=device)[:, None] * size
-        offset_O = torch.arange(-(-(block + size) // stride), device=device)
+        offset_O = torch.arange(num_tiles(block + size, stride), device=device)
         block_SO = (start_S1 - block).div(stride, rounding_mode="floor") + 1 + offset_O
         first_SO = torch.maximum(block_SO * stride, start_S1)
         end_SO = torch.minimum(block_SO * stride + block, start_S1 + size)

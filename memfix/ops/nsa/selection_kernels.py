@@ -36,7 +36,7 @@ HIGHEST = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def first_met(selectable, compress_block, compress_stride, select_block):
+def first_overlapping(selectable, compress_block, compress_stride, select_block):
     """Return the first compressed block that ends behind the first token of a selection block."""
     return tl.maximum(selectable * select_block - compress_block + compress_stride, 0) // compress_stride
 
@@ -94,10 +94,10 @@ def exact_totals(
         place = tile * BLOCK_TOKENS + row // BLOCK_HEADS
         local, counts = queries_at(place, doubtful, number, n, num_queries, True)
         token = first + local
-        at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
+        at, exists = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
         seen = num_complete(token, compress_block, compress_stride)
         most = tl.minimum(tl.max(tl.where(counts, seen, 0), 0), num_compressed)
-        q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+        q_XD = vectors(q, at, exists, WIDTH, BLOCK_D, BLOCK_E)
         top = tl.full([BLOCK_TOKENS * BLOCK_HEADS], LEAST, tl.float64)
         total = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float64)
         of_part = tl.cdiv(tl.cdiv(most, BLOCK_KEYS), PARTS) * BLOCK_KEYS
@@ -112,8 +112,8 @@ def exact_totals(
             total = total * tl.exp(top - new_top) + tl.sum(weights, 1)
             top = new_top
         at_part = ((n * num_queries + local) * HEADS + head).to(tl.int64) * PARTS + tl.program_id(2)
-        tl.store(tops + at_part, top, mask=is_there)
-        tl.store(totals + at_part, total, mask=is_there)
+        tl.store(tops + at_part, top, mask=exists)
+        tl.store(totals + at_part, total, mask=exists)
 
 
 @triton.jit
@@ -139,21 +139,21 @@ def score_tile(
     local, counts = queries_at(begin + row // BLOCK_HEADS, doubtful, number, n, num_queries, EXACT)
     query, is_query = queries_at(begin + tl.arange(0, BLOCK_TOKENS), doubtful, number, n, num_queries, EXACT)
     token = first + local
-    at, is_there = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
+    at, exists = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
     last = tl.max(tl.where(counts, token, 0), 0)
     seen = num_complete(token, compress_block, compress_stride)
     most = tl.minimum(num_complete(last, compress_block, compress_stride), num_compressed)
-    q_XD = vectors(q, at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    q_XD = vectors(q, at, exists, WIDTH, BLOCK_D, BLOCK_E)
     at_row = (n * num_queries + local) * HEADS + head
     if EXACT:
         at_parts = at_row.to(tl.int64)[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
-        part_tops = tl.load(tops + at_parts, mask=is_there[:, None], other=0.0)
+        part_tops = tl.load(tops + at_parts, mask=exists[:, None], other=0.0)
         shift = tl.max(part_tops, 1)
-        part_totals = tl.load(totals + at_parts, mask=is_there[:, None], other=0.0)
+        part_totals = tl.load(totals + at_parts, mask=exists[:, None], other=0.0)
         total = tl.sum(part_totals * tl.exp(part_tops - shift[:, None]), 1)
         total = tl.where(total == 0, 1.0, total)
     else:
-        shift = tl.load(lse + at_row, mask=is_there, other=float("inf"))
+        shift = tl.load(lse + at_row, mask=exists, other=float("inf"))
         squares = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
         for i in tl.static_range(len(q_XD)):
             squares += tl.sum(q_XD[i].to(tl.float32) * q_XD[i].to(tl.float32), 1)
@@ -165,12 +165,12 @@ def score_tile(
     first_begun = tl.program_id(2) * of_part
     for begin in range(first_begun, tl.minimum(first_begun + of_part, num_begun), step):
         selectable = begin + tl.arange(0, BLOCK_SELECTABLE)
-        start = first_met(begin, compress_block, compress_stride, select_block)
+        start = first_overlapping(begin, compress_block, compress_stride, select_block)
         of_rows = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_SELECTABLE], tl.float64 if EXACT else tl.float32)
         for of_step in tl.static_range(NUM_TILES):
             block = start + of_step * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
             shared = shared_tokens(block, selectable, num_compressed, compress_block, compress_stride, select_block)
-            is_seen = (block[None, :] < seen[:, None]) & is_there[:, None]
+            is_seen = (block[None, :] < seen[:, None]) & exists[:, None]
             keys = vectors(high, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
             if EXACT:
                 products = inner_in_float64(q_XD, keys) * natural_scale
@@ -183,9 +183,10 @@ def score_tile(
                     products = plus_inner(products, q_XD, low_KD)
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
                 # rounded to bfloat16 by integer operations: the instruction that rounds has an eighth of their speed
-                begun = ((weights.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
-                few = shared.to(tl.float32).to(tl.bfloat16)  # the interpreter does not convert integers to bfloat16
-                of_rows += product(begun.to(tl.bfloat16), few) + product((weights - begun).to(tl.bfloat16), few)
+                rounded = ((weights.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
+                # in two steps, since the interpreter does not convert integers to bfloat16
+                count = shared.to(tl.float32).to(tl.bfloat16)
+                of_rows += product(rounded.to(tl.bfloat16), count) + product((weights - rounded).to(tl.bfloat16), count)
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
         is_score = is_query[:, None] & ((selectable < begin + step) & (selectable < num_selectable))[None, :]
@@ -334,8 +335,8 @@ def settle_blocks(
         block = start + tl.arange(0, BLOCK_SELECTABLE)
         is_scored = (block > 0) & (block < own - 1)
         score = tl.load(scores + block, mask=is_scored, other=0.0)
-        is_one = is_scored & (score * (1 - off) <= last * (1 + off)) & (score * (1 + off) >= last * (1 - off))
-        left = tl.where(is_one, block, NO_BLOCK)
+        is_candidate = is_scored & (score * (1 - off) <= last * (1 + off)) & (score * (1 + off) >= last * (1 - off))
+        left = tl.where(is_candidate, block, NO_BLOCK)
         first_left = tl.min(left, 0)
         while (first_left < NO_BLOCK) & (num_near < BLOCK_NEAR):
             near = tl.where(number == num_near, first_left, near)
@@ -346,25 +347,25 @@ def settle_blocks(
         return
 
     head = tl.arange(0, BLOCK_HEADS)
-    at, is_there = rows_of(token, head, head < HEADS, group, num_tokens, groups, HEADS)
-    q_XD = vectors(of_item(q, item, num_tokens * groups * HEADS, WIDTH), at, is_there, WIDTH, BLOCK_D, BLOCK_E)
+    at, exists = rows_of(token, head, head < HEADS, group, num_tokens, groups, HEADS)
+    q_XD = vectors(of_item(q, item, num_tokens * groups * HEADS, WIDTH), at, exists, WIDTH, BLOCK_D, BLOCK_E)
     keys = of_item(keys, n, num_compressed, WIDTH)
-    shift = tl.load(lse + at_query * HEADS + head, mask=is_there, other=float("inf")).to(tl.float64) * LN_2
+    shift = tl.load(lse + at_query * HEADS + head, mask=exists, other=float("inf")).to(tl.float64) * LN_2
     seen = tl.minimum(num_complete(token, compress_block, compress_stride), num_compressed)
     of_first = tl.zeros([BLOCK_HEADS], tl.float64)
     ahead = tl.zeros([BLOCK_NEAR], tl.float64)
     off_by = tl.zeros([BLOCK_NEAR], tl.float64)
     for i in range(0, num_near):
         selectable = tl.sum(tl.where(number == i, near, 0), 0)
-        start = first_met(selectable, compress_block, compress_stride, select_block)
+        start = first_overlapping(selectable, compress_block, compress_stride, select_block)
         of_heads = tl.zeros([BLOCK_HEADS], tl.float64)
         for tile in range(0, NUM_TILES):
-            met = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-            keys_KD = vectors(keys, met, met < seen, WIDTH, BLOCK_D, BLOCK_E)
+            overlapping = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+            keys_KD = vectors(keys, overlapping, overlapping < seen, WIDTH, BLOCK_D, BLOCK_E)
             products = inner_in_float64(q_XD, keys_KD) * natural_scale
-            begin = tl.maximum(met * compress_stride, selectable * select_block)
-            end = tl.minimum(met * compress_stride + compress_block, (selectable + 1) * select_block)
-            shared = tl.where(met < seen, tl.maximum(end - begin, 0), 0).to(tl.float64)[None, :]
+            begin = tl.maximum(overlapping * compress_stride, selectable * select_block)
+            end = tl.minimum(overlapping * compress_stride + compress_block, (selectable + 1) * select_block)
+            shared = tl.where(overlapping < seen, tl.maximum(end - begin, 0), 0).to(tl.float64)[None, :]
             of_heads += tl.sum(tl.where(shared > 0, tl.exp(products - shift[:, None]) * shared, 0.0), 1)
         of_first = tl.where(i == 0, of_heads, of_first)
         ahead = tl.where(number == i, tl.sum(of_heads - of_first, 0), ahead)
@@ -379,8 +380,8 @@ def settle_blocks(
     is_settled = tl.sum((is_near & (num_above < num_open)).to(tl.int32), 0) == tl.sum(is_best.to(tl.int32), 0)
     from_slot = tl.cumsum(is_open.to(tl.int32), 0)
     from_best = tl.cumsum(is_best.to(tl.int32), 0)
-    is_put = (from_slot[:, None] == from_best[None, :]) & is_best[None, :]
-    tl.store(at_slot, tl.sum(tl.where(is_put, near[None, :], 0), 1), mask=is_open & is_settled)
+    is_match = (from_slot[:, None] == from_best[None, :]) & is_best[None, :]
+    tl.store(at_slot, tl.sum(tl.where(is_match, near[None, :], 0), 1), mask=is_open & is_settled)
     tl.store(is_doubtful + at_query, 0, mask=is_settled)
 
 
@@ -391,8 +392,8 @@ def list_doubtful(is_doubtful, doubtful, num_doubtful, num_queries, BLOCK: tl.co
     number = 0
     for start in range(0, num_queries, BLOCK):
         query = start + tl.arange(0, BLOCK)
-        is_one = tl.load(is_doubtful + n * num_queries + query, mask=query < num_queries, other=0)
-        place = number + tl.cumsum(is_one, 0) - is_one
-        tl.store(doubtful + n * num_queries + place, query, mask=is_one > 0)
-        number += tl.sum(is_one, 0)
+        is_listed = tl.load(is_doubtful + n * num_queries + query, mask=query < num_queries, other=0)
+        place = number + tl.cumsum(is_listed, 0) - is_listed
+        tl.store(doubtful + n * num_queries + place, query, mask=is_listed > 0)
+        number += tl.sum(is_listed, 0)
     tl.store(num_doubtful + n, number)

@@ -94,8 +94,7 @@ def triton_nsa(tensors: NsaTensors, options: NsaOptions) -> torch.Tensor:
     if not takes_kernels(q_BTGRD, options):
         return chunked_nsa(*tensors, **vars(options))
     require_kernels(q_BTGRD, instead="chunked")
-    with torch.cuda.device_of(q_BTGRD):  # kernels launch on the current device, which autograd sets in backward
-        return _Nsa.apply(*tensors, options, tensors.wants_gradient)
+    return _Nsa.apply(*tensors, options, tensors.wants_gradient)
 
 
 class _Nsa(torch.autograd.Function):
@@ -145,7 +144,7 @@ class _Call:
         """Return the weight of each token in its block's vector, ``[L, D]``."""
         return place_weights(self.position_embedding_LD, self.blocks.compress_block, self.k_BTGD, dtype).contiguous()
 
-    def cut(self, tiles: Tiles) -> dict[str, int]:
+    def constants(self, tiles: Tiles) -> dict[str, int]:
         """Return the constexprs of a kernel of rows and keys."""
         heads, width = self.q_BTGRD.shape[3:]
         block_heads = next_power_of_two(heads)
@@ -162,10 +161,10 @@ class _Call:
             "BLOCK_D": block_d, "BLOCK_E": block_e, "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip
 
-    def cut_selected(self, tiles: Tiles) -> dict[str, int]:
+    def constants_of_selected(self, tiles: Tiles) -> dict[str, int]:
         """Return the constexprs of a kernel that goes through selected blocks."""
         blocks = self.blocks
-        return self.cut(tiles) | {
+        return self.constants(tiles) | {
             "SELECT_BLOCK": blocks.select_block, "NUM_SELECTED": blocks.num_selected,
             "BLOCK_KEYS": min(tiles.keys, max(16, next_power_of_two(blocks.select_block))),
         }  # fmt: skip
@@ -225,33 +224,33 @@ class _Rows:
         """Launch the compressed branch, which overwrites ``to_BTGRD``; the other two add to it."""
         from .kernels import compressed_rows
 
-        call, cut = self.call, self.call.cut(tiles)
+        call, constants = self.call, self.call.constants(tiles)
         launch(
-            compressed_rows, self._grid(cut, first, stop),
+            compressed_rows, self._grid(constants, first, stop),
             call.q_BTGRD, call.gates_BTGR3, self.upstream_BTGRD, compressed.high_NMD, compressed.low_NMD,
             compressed.v_NMD, *self._written, lse_NCR,
             first, stop, *call.counts, call.num_compressed, call.num_rows, *call.compression, *call.scales,
-            PIECES=compressed.pieces, BACKWARD=self.is_backward, **cut,
+            PIECES=compressed.pieces, BACKWARD=self.is_backward, **constants,
         )  # fmt: skip
 
     def window(self, tiles: Tiles, first: int, stop: int) -> None:
         from .kernels import window_rows
 
-        call, cut = self.call, self.call.cut(tiles)
+        call, constants = self.call, self.call.constants(tiles)
         launch(
-            window_rows, self._grid(cut, first, stop), *call.inputs, self.upstream_BTGRD, *self._written,
+            window_rows, self._grid(constants, first, stop), *call.inputs, self.upstream_BTGRD, *self._written,
             first, stop, *call.counts, call.num_rows, call.blocks.window, *call.scales,
-            BACKWARD=self.is_backward, **cut,
+            BACKWARD=self.is_backward, **constants,
         )  # fmt: skip
 
     def selected(self, tiles: Tiles, selected_NTn: torch.Tensor, first: int, stop: int, offset: int) -> None:
         from .kernels import selected_rows
 
-        call, cut = self.call, self.call.cut_selected(tiles)
+        call, constants = self.call, self.call.constants_of_selected(tiles)
         launch(
-            selected_rows, self._grid(cut, first, stop), *call.inputs, self.upstream_BTGRD, selected_NTn,
+            selected_rows, self._grid(constants, first, stop), *call.inputs, self.upstream_BTGRD, selected_NTn,
             *self._written, first, stop, offset, selected_NTn.shape[1], *call.counts, call.num_rows, *call.scales,
-            BACKWARD=self.is_backward, BLOCK_SELECTED=next_power_of_two(call.blocks.num_selected), **cut,
+            BACKWARD=self.is_backward, BLOCK_SELECTED=next_power_of_two(call.blocks.num_selected), **constants,
         )  # fmt: skip
 
     @property
@@ -262,8 +261,8 @@ class _Rows:
     def _written(self) -> tuple[torch.Tensor | None, ...]:
         return self.to_BTGRD, self.grad_gates_BTGR3, self.stats
 
-    def _grid(self, cut: dict[str, int], first: int, stop: int) -> tuple[int, int]:
-        return num_tiles(stop - first, cut["BLOCK_TOKENS"]), self.call.num_items
+    def _grid(self, constants: dict[str, int], first: int, stop: int) -> tuple[int, int]:
+        return num_tiles(stop - first, constants["BLOCK_TOKENS"]), self.call.num_items
 
 
 class _Selection:
@@ -324,35 +323,36 @@ class _Selection:
     def _settle(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, offset: int) -> None:
         from .selection_kernels import settle_blocks
 
-        call, blocks, cut = self.call, self.call.blocks, self.call.cut(SETTLE)
-        del cut["BLOCK_TOKENS"]
-        met = blocks.compress_block + blocks.select_block
+        call, blocks, constants = self.call, self.call.blocks, self.call.constants(SETTLE)
+        del constants["BLOCK_TOKENS"]
+        overlapping = blocks.compress_block + blocks.select_block
         launch(
             settle_blocks, (stop - first, call.num_items),
             call.q_BTGRD, self.k_NMD, lse_NCR, self.doubt_NC, self.scores_NCS, self.doubtful_NC, self.num_doubtful_N,
             self.is_doubtful_NC, self.selected_NTn, first, stop - first, *call.counts, call.num_compressed,
             num_selectable, *call.compression, blocks.select_block, offset, self.selected_NTn.shape[1], call.scale,
-            NUM_SELECTED=blocks.num_selected, NUM_TILES=num_tiles(met, cut["BLOCK_KEYS"] * blocks.compress_stride),
+            NUM_SELECTED=blocks.num_selected,
+            NUM_TILES=num_tiles(overlapping, constants["BLOCK_KEYS"] * blocks.compress_stride),
             BLOCK_SELECTABLE=min(SETTLED_AT_ONCE, next_power_of_two(self.scores_NCS.shape[2])),
             BLOCK_SELECTED=next_power_of_two(blocks.num_selected),
-            BLOCK_NEAR=MOST_NEAR, **cut | {"BLOCK_HEADS": max(LEAST_ROWS, cut["BLOCK_HEADS"])},
+            BLOCK_NEAR=MOST_NEAR, **constants | {"BLOCK_HEADS": max(LEAST_ROWS, constants["BLOCK_HEADS"])},
         )  # fmt: skip
 
     def _score(self, lse_NCR: torch.Tensor, first: int, stop: int, num_selectable: int, *, exact: bool) -> None:
         from .selection_kernels import exact_totals, score_blocks
 
         call, blocks = self.call, self.call.blocks
-        cut = call.cut(EXACT if exact else SCORE)
+        constants = call.constants(EXACT if exact else SCORE)
         num_parts = self.totals_2NCRP.shape[-1] if exact else 1
-        num_programs = num_tiles(stop - first, cut["BLOCK_TOKENS"])
+        num_programs = num_tiles(stop - first, constants["BLOCK_TOKENS"])
         grid = (min(num_programs, EXACT_PROGRAMS // num_parts) if exact else num_programs, call.num_items, num_parts)
         doubtful = (self.doubtful_NC, self.num_doubtful_N)
         if exact:
             launch(
                 exact_totals, grid, call.q_BTGRD, self.k_NMD, *doubtful, *self.totals_2NCRP, first, stop, *call.counts,
-                call.num_compressed, *call.compression, call.scale, PARTS=num_parts, **cut,
+                call.num_compressed, *call.compression, call.scale, PARTS=num_parts, **constants,
             )  # fmt: skip
-        tokens = cut["BLOCK_KEYS"] * blocks.compress_stride
+        tokens = constants["BLOCK_KEYS"] * blocks.compress_stride
         num_steps = num_tiles(blocks.compress_block + blocks.select_block, tokens)
         step = (num_steps * tokens - blocks.compress_block) // blocks.select_block
         keys = (self.k_NMD, None) if exact else (self.compressed.high_NMD, self.compressed.low_NMD)
@@ -361,7 +361,7 @@ class _Selection:
             self.scores_NCS, self.doubt_NC, first, stop, *call.counts, call.num_compressed, num_selectable,
             *call.compression, blocks.select_block, step, *call.scales,
             PIECES=1 if exact else self.compressed.pieces, EXACT=exact, NUM_TILES=num_steps,
-            BLOCK_SELECTABLE=max(16, next_power_of_two(step)), PARTS=num_parts, **cut,
+            BLOCK_SELECTABLE=max(16, next_power_of_two(step)), PARTS=num_parts, **constants,
         )  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def _backward(
     rows.window(WINDOW_BACKWARD, 0, num_tokens)
     rows.selected(SELECTED_BACKWARD, selected_NTn, 0, num_tokens, 0)
     grad_k_NMD, grad_v_NMD = (torch.empty_like(compressed.v_NMD, dtype=torch.float32) for _ in range(2))
-    of_compressed, of_tokens = call.cut(COMPRESSED_KEYS), call.cut_selected(TOKEN_KEYS)
+    of_compressed, of_tokens = call.constants(COMPRESSED_KEYS), call.constants_of_selected(TOKEN_KEYS)
     if call.num_compressed:
         launch(
             kernels.gradients_of_compressed, (num_tiles(call.num_compressed, COMPRESSED_KEYS.keys), num_items),

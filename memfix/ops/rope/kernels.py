@@ -9,13 +9,13 @@ import triton.language as tl
 
 
 @triton.jit
-def turn(
+def rotate(
     x, x_stride_b, x_stride_t, x_stride_h, x_stride_d, out, out_stride_b, out_stride_t, out_stride_h, out_stride_d,
     table, positions, positions_stride_b, positions_stride_t, num_tokens, length, num_heads,
-    NUM_PAIRS: tl.constexpr, HAS_POSITIONS: tl.constexpr, TURNS_BACK: tl.constexpr,
+    NUM_PAIRS: tl.constexpr, HAS_POSITIONS: tl.constexpr, INVERSE: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write each pair as (first*cos - second*sin, second*cos + first*sin), or with ``TURNS_BACK`` rotate it back.
+    """Write each pair as (first*cos - second*sin, second*cos + first*sin), or with ``INVERSE`` rotate it back.
 
     A program takes ``TOKENS`` tokens and ``HEADS`` of their heads, which share the rows of the table. It computes in
     the table's dtype and rounds once. ``NUM_PAIRS`` is a constexpr, so that loads are vectorized for any width.
@@ -36,7 +36,7 @@ def turn(
     has_row = counts[:, None] & (pairs < NUM_PAIRS)[None, :]
     cos = tl.load(at_cos, mask=has_row, other=0.0)[:, None, :]
     sin = tl.load(at_cos + NUM_PAIRS, mask=has_row, other=0.0)[:, None, :]
-    if TURNS_BACK:
+    if INVERSE:
         sin = -sin
     inside = (counts[:, None, None] & (heads < num_heads)[None, :, None]) & (pairs < NUM_PAIRS)[None, None, :]
     at_head = (sequence * x_stride_b + place * x_stride_t)[:, None] + heads[None, :] * x_stride_h

@@ -37,8 +37,8 @@ def shared_table_rope_positions(
     positions_per_chunk: int | None = None,
 ) -> torch.Tensor:
     """Call ``shared_table_rope`` with ``positions``, and with ``max_positions`` if ``is_promised``."""
-    told = _told(positions, is_shared, is_promised, max_positions)
-    return shared_table_rope(x, base=base, positions_per_chunk=positions_per_chunk, **told)
+    keywords = _position_keywords(positions, is_shared, is_promised, max_positions)
+    return shared_table_rope(x, base=base, positions_per_chunk=positions_per_chunk, **keywords)
 
 
 def triton_rope_positions(
@@ -51,18 +51,20 @@ def triton_rope_positions(
     max_positions: int | None = None,
 ) -> torch.Tensor:
     """Call ``triton_rope`` with ``positions``, and with ``max_positions`` if ``is_promised``."""
-    return triton_rope(x, base=base, **_told(positions, is_shared, is_promised, max_positions))
+    return triton_rope(x, base=base, **_position_keywords(positions, is_shared, is_promised, max_positions))
 
 
-def _told(positions: torch.Tensor, is_shared: bool, is_promised: bool, max_positions: int | None) -> dict[str, Any]:
+def _position_keywords(
+    positions: torch.Tensor, is_shared: bool, is_promised: bool, max_positions: int | None
+) -> dict[str, Any]:
     """Return the keywords ``positions`` and, if ``is_promised``, ``max_positions``.
 
     Off the CPU ``max_positions`` is always given: without it rope reads the values, and a simulated GPU has none.
     """
-    is_told = is_promised or positions.device.type != "cpu"
+    is_given = is_promised or positions.device.type != "cpu"
     return {
         "positions": positions[0] if is_shared else positions,
-        "max_positions": max_positions if is_told else None,
+        "max_positions": max_positions if is_given else None,
     }
 
 

@@ -46,7 +46,7 @@ def shared_table_rope(
     else:
         require_positions(positions, x, offset)
         rows = tables.rows(x, base=base, num_positions=num_positions_of(positions, max_positions))[positions]
-    return apply(_Turn, x, rows.unsqueeze(-2), 1, positions_per_chunk or _positions_that_fit(x))
+    return apply(_Rotation, x, rows.unsqueeze(-2), 1, positions_per_chunk or _positions_that_fit(x))
 
 
 def _positions_that_fit(x: torch.Tensor) -> int:
@@ -54,12 +54,12 @@ def _positions_that_fit(x: torch.Tensor) -> int:
     return max(1, SCRATCH_BYTES // max(1, bytes_per_position))
 
 
-class _Turn(torch.autograd.Function):
+class _Rotation(torch.autograd.Function):
     """A rotation. It is linear in ``x``, so its gradient is the rotation back, which can be differentiated again."""
 
     @staticmethod
     def forward(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_per_chunk: int) -> torch.Tensor:
-        return _turned(x, rows_T1D, direction, positions_per_chunk)
+        return _rotated(x, rows_T1D, direction, positions_per_chunk)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -69,10 +69,10 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (rows_T1D,) = ctx.saved_tensors
-        return apply(_Turn, grad, rows_T1D, -ctx.direction, ctx.positions_per_chunk), None, None, None
+        return apply(_Rotation, grad, rows_T1D, -ctx.direction, ctx.positions_per_chunk), None, None, None
 
 
-def _turned(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_per_chunk: int) -> torch.Tensor:
+def _rotated(x: torch.Tensor, rows_T1D: torch.Tensor, direction: int, positions_per_chunk: int) -> torch.Tensor:
     """Return each pair as (first*cos - second*sin, second*cos + first*sin), with ``sin`` times ``direction``."""
     out = torch.empty_like(x)
     cos, sin = rows_T1D.chunk(2, dim=-1)

@@ -24,7 +24,7 @@ import torch
 # rows are computed in blocks of this many, and a table's length is a power of two times it: so every block is the same
 # computation, with the same bits, whatever lengths came before
 BLOCK = 2048
-_SHELF = "memfix_rope_tables"
+_CACHE_ATTRIBUTE = "memfix_rope_tables"
 
 _Key = tuple[torch.device, float, int, torch.dtype]
 
@@ -47,15 +47,15 @@ class RopeTables:
     def rows(self, x: torch.Tensor, *, base: float, num_positions: int) -> torch.Tensor:
         """Return a table ``[n, D]`` for ``x`` of width D, n >= ``num_positions``: a row is P cosines, then P sines."""
         key = (x.device, float(base), x.shape[-1], torch.promote_types(x.dtype, torch.float32))
-        shelf = self._shelf_for(x)
-        table = shelf.get(key)
+        cache = self._cache_for(x)
+        table = cache.get(key)
         if table is None or table.shape[0] < num_positions:
             with self._growing:
-                table = shelf.get(key)  # another thread may have grown it meanwhile
+                table = cache.get(key)  # another thread may have grown it meanwhile
                 if table is None or table.shape[0] < num_positions:
                     table = _grown(table, x, key, num_positions)
                     if _fake_mode_of(table) is _fake_mode_of(x):  # else a fake mode was active around a real x
-                        shelf[key] = table
+                        cache[key] = table
         return table
 
     def reserve(self, x: torch.Tensor, *, base: float, num_positions: int) -> None:
@@ -78,21 +78,21 @@ class RopeTables:
     def __reduce__(self) -> tuple[Callable[[], RopeTables], tuple[()]]:
         return (default_tables if self is default_tables() else RopeTables), ()
 
-    def _shelf_for(self, x: torch.Tensor) -> dict[_Key, torch.Tensor]:
+    def _cache_for(self, x: torch.Tensor) -> dict[_Key, torch.Tensor]:
         mode = _fake_mode_of(x)
         if mode is None:
             return self._tables
         # a fake tensor references its mode: stored here, it would keep the mode, and what the mode references, alive
-        shelves = vars(mode).setdefault(_SHELF, weakref.WeakKeyDictionary())
-        return shelves.setdefault(self, {})
+        caches = vars(mode).setdefault(_CACHE_ATTRIBUTE, weakref.WeakKeyDictionary())
+        return caches.setdefault(self, {})
 
 
-_OF_THE_PROCESS = RopeTables()  # not made by a cached function: torch.compile would call it again
+_DEFAULT_TABLES = RopeTables()  # not made by a cached function: torch.compile would call it again
 
 
 def default_tables() -> RopeTables:
     """Return the tables that are used where none are given, shared by the whole process."""
-    return _OF_THE_PROCESS
+    return _DEFAULT_TABLES
 
 
 def _fake_mode_of(tensor: torch.Tensor) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from ..derivatives import apply
 from ..dispatch import require_kernels
-from ..launches import launch, next_power_of_two
+from ..launches import launch, next_power_of_two, num_tiles
 from .arguments import num_positions_of, require_positions, require_rope
 from .tables import RopeTables, default_tables
 
@@ -55,32 +55,31 @@ def triton_rope(
     table = tables.rows(x, base=base, num_positions=max(needed, max_positions or 0))
     positions_BT = None if positions is None else positions.expand(x.shape[:-2]).reshape(-1, x.shape[-3])
     # slice the table: an offset among the kernel's arguments would miss the launch cache at every step of a decoder
-    return apply(_Turn, x, table[offset:], positions_BT, False)
+    return apply(_Rotation, x, table[offset:], positions_BT, False)
 
 
-class _Turn(torch.autograd.Function):
+class _Rotation(torch.autograd.Function):
     """A rotation. It is linear in ``x``, so its gradient is the rotation back, which can be differentiated again."""
 
     @staticmethod
     def forward(
-        x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool
+        x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, is_inverse: bool
     ) -> torch.Tensor:
-        with torch.cuda.device_of(x):  # kernels launch on the current device, which autograd sets in backward
-            return _turned(x, table, positions_BT, turns_back)
+        return _rotated(x, table, positions_BT, is_inverse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, table, positions_BT, ctx.turns_back = inputs
+        _, table, positions_BT, ctx.is_inverse = inputs
         ctx.save_for_backward(table, positions_BT)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         table, positions_BT = ctx.saved_tensors
-        return apply(_Turn, grad, table, positions_BT, not ctx.turns_back), None, None, None
+        return apply(_Rotation, grad, table, positions_BT, not ctx.is_inverse), None, None, None
 
 
-def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, turns_back: bool) -> torch.Tensor:
-    from .kernels import turn
+def _rotated(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | None, is_inverse: bool) -> torch.Tensor:
+    from .kernels import rotate
 
     if not x.numel():
         return torch.empty_like(x)
@@ -93,10 +92,10 @@ def _turned(x: torch.Tensor, table: torch.Tensor, positions_BT: torch.Tensor | N
     num_tokens = num_sequences * length
     strides = (0, 0) if positions_BT is None else positions_BT.stride()
     launch(
-        turn, (-(-num_tokens // tokens), -(-num_heads // heads)),
+        rotate, (num_tiles(num_tokens, tokens), num_tiles(num_heads, heads)),
         x_BTHD, *x_BTHD.stride(), out_BTHD, *out_BTHD.stride(), table, positions_BT, *strides,
         num_tokens, length, num_heads,
-        NUM_PAIRS=width // 2, HAS_POSITIONS=positions_BT is not None, TURNS_BACK=turns_back,
+        NUM_PAIRS=width // 2, HAS_POSITIONS=positions_BT is not None, INVERSE=is_inverse,
         TOKENS=tokens, HEADS=heads, PAIRS=pairs, num_warps=TILES.num_warps, num_stages=1,
     )  # fmt: skip
     return out_BTHD if x.dim() == 4 else out_BTHD.view(x.shape)

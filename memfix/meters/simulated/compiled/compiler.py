@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import re
 import sys
 import warnings
@@ -16,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ....errors import MeasurementError
+from ...timeline import METERS_FOLDER
 from ..patches import Patches, applied, suspended
 from ..source_lines import TORCH
 from ..tracking import StorageTracker
@@ -26,7 +26,6 @@ COMPARED: frozenset[tuple[str, str]] = frozenset({("H200", "2.11")})
 """The GPUs and versions of torch on which the bytes of compiled steps were measured and equal the simulated ones."""
 
 _AFTER_A_BREAK = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
-_METERS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 class CompiledCodeError(Exception):
@@ -88,7 +87,7 @@ class Compiler:
         from torch._dynamo import exc
 
         code = frame.f_code
-        if code.co_filename.startswith(_METERS):
+        if code.co_filename.startswith(METERS_FOLDER):
             return _skipped(for_good=True)
         if code not in self._failed:
             try:

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
+from ..fake_result_cache import Size
 from ..kernel_writes import written_by_source
 from ..tracking import StorageTracker
 
 _ALIGNMENT = 16  # bytes; Inductor copies inputs that are not aligned to it
-
-Size = Sequence[int]
 
 
 class Kernel:
@@ -34,9 +33,7 @@ def empty_strided(size: Size, stride: Size, dtype: torch.dtype) -> torch.Tensor:
 def empty_strided_cpu(tracker: StorageTracker) -> Callable[..., torch.Tensor]:
     def empty(size: Size, stride: Size, dtype: torch.dtype) -> torch.Tensor:
         """Make a fake tensor, because the C++ code that Inductor generates for the CPU does not run."""
-        with torch._C._DisableTorchDispatch():
-            memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        return tracker.cache.fake(memory, torch.device("cpu"))
+        return tracker.cache.new_memory(size, stride, dtype, torch.device("cpu"))
 
     return empty
 
@@ -48,10 +45,7 @@ def reinterpret_tensor(tracker: StorageTracker) -> Callable[..., torch.Tensor]:
         if tensor.device.type != "cuda":
             return tensor.as_strided(size, stride, offset)
         tracker.storages.add_argument(tensor)
-        with torch._C._DisableTorchDispatch():
-            view = torch.empty_strided((0,), (1,), dtype=tensor.dtype, device="meta")
-            view.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
-        return tracker.cache.fake(view, tensor.device)
+        return tracker.cache.same_memory(tensor, size, stride, offset, tensor.dtype, tensor.device)
 
     return reinterpret
 
