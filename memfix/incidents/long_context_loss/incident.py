@@ -223,17 +223,25 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     of_which = f"{format_bytes(feed_forward)} of {added[WHOLE_LAYER]} are" if feed_forward else "most of it is"
     both = format_bytes(measured.parameter_bytes + stages[ROPE_TABLES].added_bytes)
     return {
-        PARAMETERS: ReportedFigure("8.72 GB", f"it counts a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"),
-        ROPE_TABLES: ReportedFigure("8.72 GB", f"{both} without our tokens and table; its GB are GiB", "LOG-29"),
+        PARAMETERS: ReportedFigure(
+            "8.72 GB", f"it includes a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"
+        ),
+        ROPE_TABLES: ReportedFigure("8.72 GB", f"parameters and tables take {both}; the report's GB are GiB", "LOG-29"),
         EMBEDDING: ReportedFigure(
-            "9.35 GB", f"the same tables; hidden states are {added[EMBEDDING]} in both", "LOG-31"
+            "9.35 GB", f"it includes the same tables; hidden states take {added[EMBEDDING]} in both", "LOG-31"
         ),
         WHOLE_LAYER: ReportedFigure("25.87 GB", f"{of_which} the feed-forward's", "LOG-34"),
-        LOGITS: ReportedFigure("62.97 GB", f"25.87 and logits of {added[LOGITS]}, called layer activations", "LOG-33"),
-        STANDARD: ReportedFigure("OOM (111 GB)", "the loss alone, in a column of totals", "LOG-35"),
-        REPORTED: ReportedFigure("~66 GB", f"without gradients; with them {added[REPORTED]} stay", "LOG-36, LOG-37"),
+        LOGITS: ReportedFigure(
+            "62.97 GB", f"25.87 GB and the logits, {added[LOGITS]}, which the report calls layer activations", "LOG-33"
+        ),
+        STANDARD: ReportedFigure("OOM (111 GB)", "it is the loss alone, in a column of totals", "LOG-35"),
+        REPORTED: ReportedFigure(
+            "~66 GB", f"it leaves out gradients; with them {added[REPORTED]} stay allocated", "LOG-36, LOG-37"
+        ),
         BACKWARD: ReportedFigure(
-            "60-90 GB", f"reached only with a loss that is held; {peaks[BACKWARD]} without", "LOG-38"
+            "60-90 GB",
+            f"only a step that holds the loss's tensors needs as much; ours needs {peaks[BACKWARD]}",
+            "LOG-38",
         ),
         OPTIMIZER: ReportedFigure("-", "the report counts no gradients and no states of AdamW", "LOG-46"),
     }
