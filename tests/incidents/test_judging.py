@@ -288,8 +288,8 @@ def test_evidence_reads_lines_and_ratios_of_a_form() -> None:
 
 
 def test_formulas_know_the_dims_of_the_op_or_none() -> None:
-    assert KdaEvidence().bytes("B*T*e") == 16 * 256 * 4
-    assert KdaEvidence().bytes("B*T*e", T=1) == 64
+    assert KdaEvidence().evaluate("B*T*e") == 16 * 256 * 4
+    assert KdaEvidence().evaluate("B*T*e", T=1) == 64
     assert Evidence().dims == {}
 
 
@@ -375,7 +375,7 @@ def test_a_check_without_a_claim_names_both_files(toy: Path) -> None:
     with pytest.raises(ClaimsError) as error:
         load_checks("toy")
     place, claims = f"{toy / 'checks.py'}: taken", toy / "claims.toml"
-    assert str(error.value) == f"{place} checks X-9, but {claims} has no such claim; did you mean"
+    assert str(error.value) == f"{place} checks X-9, but {claims} has no such claim; did you mean 'X-1'?"
 
 
 def test_claims_without_checks_py_are_refused(toy: Path) -> None:

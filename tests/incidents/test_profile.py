@@ -230,12 +230,12 @@ def test_a_planted_allocation_is_named_by_its_line_and_its_stage(monkeypatch: py
     monkeypatch.setattr(FeedForward, "forward", forward)
     found = rows(tiny_profile())
     for name in (FIRST_LAYER, OTHER_LAYERS, BACKWARD, LATER_STEP):
-        largest = found[name].rest[0]
+        largest = found[name].activations[0]
         assert (largest.bytes, "test_profile.py" in largest.place) == (planted_bytes, True)
         assert largest.code.startswith("planted = torch.empty(planted_bytes")
         assert any("planted = torch.empty" in line for line in found[name].holders(1))
     for name in (EMBEDDING, LOSS, OPTIMIZER):
-        assert all("planted" not in allocation.code for allocation in found[name].rest)
+        assert all("planted" not in allocation.code for allocation in found[name].activations)
 
 
 class _TooMuchInBackward(torch.autograd.Function):
